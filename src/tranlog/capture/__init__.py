@@ -1,0 +1,1 @@
+"""From a source into a log, exactly once."""

@@ -1,0 +1,35 @@
+"""Time, as an argument: the one place that reads the machine's clocks.
+
+Owns the seam through which time reaches everything that acts; what decides gets plain numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall time for stamps, a monotonic time for waiting, and a way to wait."""
+
+    def now_ms(self) -> int:
+        """Return wall-clock milliseconds since 1970 UTC; it may jump, back too."""
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back; only differences mean anything."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds."""
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)

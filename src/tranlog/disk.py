@@ -1,0 +1,218 @@
+"""The disk, as an argument: the only way in which the log touches files.
+
+Owns the seam (`Disk`, `DiskFile`, `DiskLock`) and the real one behind it. The hard idea: a test's disk
+(`testing.disk`) forgets what was not synced and can stop at any call, so whatever the log promises about power
+loss is promised through these methods and no others. Errors are the operating system's (OSError); the log turns
+them into ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+from typing import Protocol
+
+
+class DiskFile(Protocol):
+    """An open file with explicit offsets; no cursor, no buffer."""
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Return up to `size` bytes from `offset`; fewer only at the end of the file."""
+
+    def pwrite(self, raw: bytes, offset: int) -> None:
+        """Write all of `raw` at `offset`. On OSError any prefix of it may have been written."""
+
+    def size(self) -> int:
+        """Return the file's length in bytes."""
+
+    def truncate(self, size: int) -> None:
+        """Set the file's length."""
+
+    def sync(self) -> None:
+        """Return when the file's bytes and length would survive a loss of power (fdatasync)."""
+
+    def linked(self) -> bool:
+        """Whether the path that was opened still leads to this very file."""
+
+    def close(self) -> None:
+        """Close; closing twice is harmless."""
+
+
+class DiskLock(Protocol):
+    """An exclusive lock on a file."""
+
+    def held(self) -> bool:
+        """Whether the lock file is still the one that was locked; False once it was replaced or removed."""
+
+    def release(self) -> None:
+        """Give the lock back; releasing twice is harmless."""
+
+
+class Disk(Protocol):
+    """Directories and files by path. A new or renamed entry is durable only after `sync_dir`."""
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> DiskFile:
+        """Open a file. Raises FileNotFoundError unless `create`."""
+
+    def list_dir(self, path: str) -> list[str]:
+        """Return the entries' names, sorted."""
+
+    def exists(self, path: str) -> bool:
+        """Whether the path leads to a file or directory."""
+
+    def modified_ms(self, path: str) -> int:
+        """Return the file's modification time, ms since 1970."""
+
+    def make_dir(self, path: str) -> None:
+        """Create a directory whose parent exists; one that is there already is harmless."""
+
+    def unlink(self, path: str) -> None:
+        """Remove a file."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file, replacing what was there."""
+
+    def sync_dir(self, path: str) -> None:
+        """Make the directory's entries durable."""
+
+    def lock(self, path: str) -> DiskLock:
+        """Lock a file exclusively, creating it if missing. Raises BlockingIOError when another holder has it."""
+
+    def boot_id(self) -> str:
+        """Return what changes with each start of the machine; shared memory and caches do not outlive it."""
+
+
+# struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
+_FLOCK = struct.Struct("hhqqi4x")
+_F_OFD_SETLK = 37
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self._path = path
+
+    def pread(self, size: int, offset: int) -> bytes:
+        raw = os.pread(self._fd, size, offset)
+        if len(raw) == size or not raw:
+            return raw
+        chunks = [raw]
+        got = len(raw)
+        while got < size:
+            raw = os.pread(self._fd, size - got, offset + got)
+            if not raw:
+                break
+            chunks.append(raw)
+            got += len(raw)
+        return b"".join(chunks)
+
+    def pwrite(self, raw: bytes, offset: int) -> None:
+        view = memoryview(raw)
+        while view:
+            written = os.pwrite(self._fd, view, offset)
+            view = view[written:]
+            offset += written
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def linked(self) -> bool:
+        return _same_file(self._fd, self._path)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class OsLock:
+    """An open-file-description lock: it excludes a second holder in this process, in another, and Java's own lock."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self._path = path
+
+    def held(self) -> bool:
+        return self._fd >= 0 and _same_file(self._fd, self._path)
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _same_file(fd: int, path: str) -> bool:
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    opened = os.fstat(fd)
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+class OsDisk:
+    """The operating system's files."""
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> OsFile:
+        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return OsFile(os.open(path, flags, 0o644), path)
+
+    def list_dir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def make_dir(self, path: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> OsLock:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.fcntl(fd, _F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except OSError as exc:
+            os.close(fd)
+            if exc.errno in (errno.EAGAIN, errno.EACCES):
+                raise BlockingIOError(exc.errno, "locked by another writer", path) from exc
+            raise
+        lock = OsLock(fd, path)
+        if not lock.held():  # replaced between open and lock: the holder of the new file decides
+            lock.release()
+            raise BlockingIOError(errno.EAGAIN, "the lock file was replaced while locking it", path)
+        return lock
+
+    def boot_id(self) -> str:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()

@@ -1,0 +1,393 @@
+"""The tree of our exceptions: what the world did, never what is ordinary and never our own bugs.
+
+Owns every exception that a caller of tranlog may catch. Fields are typed and set by keyword; the message is
+built from them and ends with what to do next; nobody parses a message. All of them survive pickling, since
+Spark carries them from a task to the driver. Which exit code an error gets is decided in `service.exits`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tranlog.ids import Gtid
+
+
+def _rebuild(kind: type[TranlogError], fields: dict[str, Any]) -> TranlogError:
+    error = kind.__new__(kind)
+    error.__dict__.update(fields)
+    return error
+
+
+class TranlogError(Exception):
+    """Whatever tranlog raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), dict(self.__dict__))
+
+
+# --- the log ---------------------------------------------------------------------------------------------
+
+
+class LogError(TranlogError):
+    """The log, its files or its disk."""
+
+
+@dataclass(eq=False, kw_only=True)
+class CorruptRecordError(LogError):
+    """Bytes that are proven to have been durable are not what was written.
+
+    `segment` is the file's name, `offset` the first byte of the bad record in it; `seqno` the seqno of the
+    record or, where it cannot be read, of the last good one before it (None: none before it).
+    """
+
+    segment: str
+    offset: int
+    seqno: int | None
+    why: str
+
+    def __str__(self) -> str:
+        near = "at the start of the log" if self.seqno is None else f"at or after seqno {self.seqno}"
+        return (
+            f"damaged log: {self.segment}, offset {self.offset}, {near}: {self.why}; nothing was changed. "
+            "Run `thl verify` for the extent; restore the file from a copy, or repair explicitly"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class LogMissingError(LogError):
+    """There is no log where one was named."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"no log at {self.path}: {self.why}. Check the directory, or start `tranlog capture` to create it"
+
+
+@dataclass(eq=False, kw_only=True)
+class LogUnreadableError(LogError):
+    """The operating system refused to read or list the log's files."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"cannot read the log at {self.path}: {self.why}. Check owner and permissions"
+
+
+@dataclass(eq=False, kw_only=True)
+class SegmentGoneError(LogError):
+    """A segment was deleted under an open log."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"segment {self.path} was removed while the log was open; close the log, restore the file, open again"
+
+
+@dataclass(eq=False, kw_only=True)
+class PurgedError(LogError):
+    """The wanted seqno lies before the first one that the log still holds."""
+
+    seqno: int
+    first: int
+
+    def __str__(self) -> str:
+        return f"seqno {self.seqno} is purged: the log starts at {self.first}. Start from there, or from a new snapshot"
+
+
+@dataclass(eq=False, kw_only=True)
+class LogLockedError(LogError):
+    """Another writer holds the log, or took it over."""
+
+    path: str
+    holder: str
+
+    def __str__(self) -> str:
+        return f"the log at {self.path} is held by another writer ({self.holder}). Stop it first; readers need no lock"
+
+
+class LogClosedError(LogError):
+    """The log was closed, or closed itself after a failed sync: nothing after the last sync is assumed durable."""
+
+
+@dataclass(eq=False, kw_only=True)
+class DiskFullError(LogError):
+    """The disk has no room. The transaction is refused whole; the log stays readable and, given room, writable."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"disk full at {self.path}: the transaction was refused, nothing of it is kept. Make room and try again"
+
+
+@dataclass(eq=False, kw_only=True)
+class DiskFailedError(LogError):
+    """A write or a sync failed: nothing since the last good sync is assumed durable, and writing ends."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"writing {self.path} failed: {self.why}. The log is closed for writing; check the disk, open it again"
+
+
+@dataclass(eq=False, kw_only=True)
+class RecordLimitError(LogError):
+    """A record that the format cannot hold: refused at append, nothing written."""
+
+    event_id: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"the transaction with event id {self.event_id!r} was refused: {self.why}"
+
+
+@dataclass(eq=False, kw_only=True)
+class PayloadError(LogError):
+    """A record's payload cannot be decoded, although its checksum held or was off."""
+
+    why: str
+    seqno: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.seqno is None else f" of seqno {self.seqno}"
+        return f"the payload{where} cannot be decoded: {self.why}. `thl list -headers` still shows the header"
+
+
+@dataclass(eq=False, kw_only=True)
+class NotInLogError(LogError):
+    """A position that was stored elsewhere names a transaction which this log does not hold."""
+
+    what: str
+    gtid: Gtid
+    found: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} stands at {self.gtid}, but this log {self.found}: it was cleared, re-created or belongs to "
+            "something else. Use the right log, or set the position by `tranlog position set`"
+        )
+
+
+# --- sources ---------------------------------------------------------------------------------------------
+
+
+class SourceError(TranlogError):
+    """The source database, or how it is set up."""
+
+
+@dataclass(eq=False, kw_only=True)
+class SourceSetupError(SourceError):
+    """The source cannot be captured as it is set up. `remedy` holds the statements or steps that change it."""
+
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"this source cannot be captured: {self.why}. {self.remedy}"
+
+
+@dataclass(eq=False, kw_only=True)
+class SourceUnavailableError(SourceError):
+    """The source does not answer."""
+
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"the source at {self.where} does not answer: {self.why}. Start it, then start capture again"
+
+
+@dataclass(eq=False, kw_only=True)
+class PositionLostError(SourceError):
+    """The source no longer has, or never had, the position at which the log ends."""
+
+    event_id: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"the source cannot go on after event id {self.event_id!r}: {self.why}. Nothing was captured; take a new "
+            "copy of the target and start a new log after it (`tranlog reset`)"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class UnsupportedEventError(SourceError):
+    """The source sent something that must not be skipped and cannot be carried."""
+
+    what: str
+    event_id: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"capture stopped at event id {self.event_id!r}: {self.what}. {self.remedy}"
+
+
+@dataclass(eq=False, kw_only=True)
+class UnsupportedTypeError(SourceError):
+    """A column's type cannot be carried."""
+
+    table: str
+    column: str
+    type_name: str
+
+    def __str__(self) -> str:
+        return f"column {self.column} of table {self.table} has type {self.type_name}, which is not supported"
+
+
+@dataclass(eq=False, kw_only=True)
+class ForeignWriterError(SourceError):
+    """Something other than our connection wrote to a captured SQLite database."""
+
+    table: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"a write to {self.table} bypassed capture: {self.why}. Write through tranlog.source.sqlite.connect"
+
+
+# --- targets ---------------------------------------------------------------------------------------------
+
+
+class TargetError(TranlogError):
+    """The target database, or what it holds."""
+
+
+@dataclass(eq=False, kw_only=True)
+class ConflictError(TargetError):
+    """A change does not fit what the target holds. The transaction that it belongs to was rolled back whole."""
+
+    seqno: int
+    table: str
+    key: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"conflict at seqno {self.seqno}, table {self.table}, key {self.key}: {self.why}. Nothing of this "
+            "transaction was applied. Mend the row at the target, then start `tranlog apply` again"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class TargetTableError(TargetError):
+    """A table, or a column of it, is missing at the target."""
+
+    table: str
+    why: str
+    seqno: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.seqno is None else f" (seqno {self.seqno})"
+        return f"target table {self.table}{where}: {self.why}. Create it, or run `tranlog tables create`"
+
+
+@dataclass(eq=False, kw_only=True)
+class TargetUnavailableError(TargetError):
+    """The target does not answer."""
+
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"the target at {self.where} does not answer: {self.why}. Start it, then start apply again"
+
+
+@dataclass(eq=False, kw_only=True)
+class TransientTargetError(TargetError):
+    """A deadlock, a serialization failure or a lost connection: roll back, read the position, go on."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"the target asked to try again: {self.why}"
+
+
+@dataclass(eq=False, kw_only=True)
+class DdlStopError(TargetError):
+    """A statement that the target must not run by itself."""
+
+    seqno: int
+    text: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"stopped at seqno {self.seqno}, statement {self.text!r}: {self.why}. Apply it at the target by hand and "
+            'move on by `tranlog position set`, or set ddl = "ignore"'
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class TargetAheadError(TargetError):
+    """The target's position is not in this log."""
+
+    pipeline: str
+    channel: int
+    gtid: Gtid
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"pipeline {self.pipeline!r}, channel {self.channel} stands at {self.gtid}, and {self.why}. The log was "
+            "cleared, re-created or is not the one this target follows. Use the right log, or `tranlog position set`"
+        )
+
+
+# --- the pipeline ----------------------------------------------------------------------------------------
+
+
+class PipelineError(TranlogError):
+    """The pipeline's own state or its engine."""
+
+
+@dataclass(eq=False, kw_only=True)
+class ReplacedError(PipelineError):
+    """A newer driver or task holds this pipeline: this one wrote nothing more and ends."""
+
+    pipeline: str
+    holder: str
+
+    def __str__(self) -> str:
+        return f"pipeline {self.pipeline!r} was taken over by {self.holder}; this process applied nothing more and ends"
+
+
+@dataclass(eq=False, kw_only=True)
+class PipelineHeldError(PipelineError):
+    """Another driver of the same pipeline is alive."""
+
+    pipeline: str
+    holder: str
+
+    def __str__(self) -> str:
+        return f"pipeline {self.pipeline!r} is being run by {self.holder}. Stop it first, or use --take-over"
+
+
+@dataclass(eq=False, kw_only=True)
+class EngineError(PipelineError):
+    """Spark cannot start or cannot run the pipeline: no Java, too few slots, a lost executor."""
+
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"Spark cannot run the pipeline: {self.why}. {self.remedy}"
+
+
+# --- configuration ---------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, kw_only=True)
+class ConfigError(TranlogError):
+    """An option that is unknown, missing or has an impossible value."""
+
+    option: str
+    value: object
+    why: str
+
+    def __str__(self) -> str:
+        given = "" if self.value is None else f" = {self.value!r}"
+        return f"configuration: {self.option}{given}: {self.why}"

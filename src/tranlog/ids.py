@@ -1,0 +1,82 @@
+"""Identities: seqno, epoch, GTID, LSN, with their order, bytes and text.
+
+Owns the one definition of each number that names a place in history. The hard idea: a GTID is a *pair*, and an
+epoch is never reused, so two logs that hold the same GTID hold the same history up to it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import NewType
+
+Seqno = NewType("Seqno", int)
+"""Dense number of a transaction in the log, from 0; never reset, never reused."""
+Epoch = NewType("Epoch", int)
+"""One writer's reign over the log, from 1; rises at each start of a writer."""
+Lsn = NewType("Lsn", int)
+"""A byte position in one node's log: segment number in the high 32 bits, byte offset in the low 32."""
+
+NO_SEQNO = Seqno(-1)
+"""Stands where a seqno would be and there is none: an empty log's last, a new channel's applied."""
+NO_EPOCH = Epoch(0)
+"""The epoch of a position that has applied nothing yet."""
+
+_GTID_BYTES = struct.Struct(">QQ")
+_GTID_TEXT = re.compile(r"GTID\(\s*(\d+)\s*,\s*(\d+)\s*\)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Gtid:
+    """A transaction's identity: (epoch, seqno), ordered as a pair.
+
+    Source: tokumx-replication (GTID), glossary.
+    """
+
+    epoch: Epoch
+    seqno: Seqno
+
+    def __str__(self) -> str:
+        return f"GTID({self.epoch}, {self.seqno})"
+
+    def to_bytes(self) -> bytes:
+        """Return 16 bytes, two big-endian u64, whose byte order is the GTIDs' order."""
+        return _GTID_BYTES.pack(self.epoch, self.seqno)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Gtid:
+        """Read what `to_bytes` wrote. Raises ValueError unless `raw` is 16 bytes long."""
+        if len(raw) != _GTID_BYTES.size:
+            raise ValueError(f"a GTID has 16 bytes, not {len(raw)}")
+        epoch, seqno = _GTID_BYTES.unpack(raw)
+        return cls(Epoch(epoch), Seqno(seqno))
+
+    @classmethod
+    def parse(cls, text: str) -> Gtid:
+        """Read the text form, `GTID(1, 15)`. Raises ValueError for anything else."""
+        match = _GTID_TEXT.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"not a GTID: {text!r}; a GTID reads GTID(1, 15)")
+        return cls(Epoch(int(match[1])), Seqno(int(match[2])))
+
+
+def lsn(segment: int, offset: int) -> Lsn:
+    """Pack a segment number and a byte offset in it into an LSN; both are unsigned 32-bit."""
+    assert 0 <= segment < 1 << 32 and 0 <= offset < 1 << 32
+    return Lsn(segment << 32 | offset)
+
+
+def lsn_segment(position: Lsn) -> int:
+    """Return the segment number of an LSN."""
+    return position >> 32
+
+
+def lsn_offset(position: Lsn) -> int:
+    """Return the byte offset of an LSN inside its segment."""
+    return position & 0xFFFFFFFF
+
+
+def lsn_text(position: Lsn) -> str:
+    """Return an LSN as operators read it: `segment:offset`, both decimal."""
+    return f"{position >> 32}:{position & 0xFFFFFFFF}"

@@ -1,0 +1,672 @@
+"""The bytes of a fragment's content: the ancestor's protobuf envelope with our packed row changes inside.
+
+Owns encoding and decoding. Metadata, options and statements use the field numbers of the ancestor's
+ReplDBMSEvent; row changes travel in one field of our own (100) in a packed form. No protobuf library: one object
+per value costs ten times as much. docs/format.md has the byte tables; a protobuf library is the tests' oracle.
+
+Source: design/data-model.md, "The payload, in bytes"; conformance/tungsten.md B2 for the field numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from functools import lru_cache
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from tranlog.change import NOOP, Change, Column, ForeignKey, Op, Options, RowChange, Statement, TableMap
+from tranlog.errors import PayloadError
+from tranlog.types import (
+    F32,
+    UNCHANGED,
+    Bit,
+    CharsetBytes,
+    Date,
+    Datetime,
+    EnumLabel,
+    InfiniteDate,
+    Instant,
+    Json,
+    LogicalType,
+    Other,
+    SetLabels,
+    Tag,
+    Time,
+    Unchanged,
+    Value,
+    ZeroDate,
+)
+
+PACKED_VERSION: Final = 1
+PACKED_FIELD: Final = 100
+OP_STATEMENT: Final = 4
+"""In a packed list of changes: here stands the statement with the given index of field 1."""
+FIRST_UNKNOWN_TAG: Final = 0x40
+"""From this tag on a value is a varint length and that many bytes, so that readers can pass what they do not know."""
+DDL_OPTION: Final = "schema_change"
+"""Per-statement option that marks DDL, the ancestor's name for it."""
+
+_TAG_PACKED: Final = b"\xa2\x06"  # field 100, length-delimited
+_F32: Final = struct.Struct(">f")
+_F64: Final = struct.Struct(">d")
+_TYPE_STATEMENT: Final = 2  # OneChange.type STATEMENT_DATA
+_COLUMN_UNSIGNED, _COLUMN_NULLABLE, _COLUMN_CHARSET = 1, 2, 4
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """A fragment's content: what `decode` returns."""
+
+    metadata: Options = ()
+    options: Options = ()
+    changes: tuple[Change, ...] = ()
+
+    def is_noop(self) -> bool:
+        """Whether this is a no-op: a transaction that only has a seqno."""
+        return not self.changes and any(name == NOOP for name, _ in self.metadata)
+
+
+# --- encoding --------------------------------------------------------------------------------------------
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_SHORT: Final = tuple(bytes([n]) for n in range(128))
+
+
+def _length(number: int) -> bytes:
+    return _SHORT[number] if number < 128 else _varint(number)
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return _length(len(raw)) + raw
+
+
+def _sized(tag: Tag, raw: bytes) -> bytes:
+    return bytes((tag,)) + _length(len(raw)) + raw
+
+
+def _zigzag(number: int) -> bytes:
+    return _length(number << 1 if number >= 0 else (-number << 1) - 1)
+
+
+def _encode_int(value: int) -> bytes:
+    if -(1 << 63) <= value < 1 << 63:
+        return b"\x04" + _zigzag(value)
+    if 0 <= value < 1 << 64:
+        return b"\x05" + _varint(value)
+    raise ValueError(f"integer {value} does not fit 64 bits")
+
+
+def _encode_text(value: str) -> bytes:
+    raw = value.encode()
+    return b"\x09" + _length(len(raw)) + raw
+
+
+def _encode_bytes(value: bytes) -> bytes:
+    return b"\x0a" + _length(len(value)) + value
+
+
+def _encode_bit(value: Bit) -> bytes:
+    raw = value.value.to_bytes((value.width + 7) // 8, "big")
+    return bytes((Tag.BIT,)) + _length(value.width) + raw
+
+
+def _encode_set(value: SetLabels) -> bytes:
+    return bytes((Tag.SET,)) + _length(len(value.labels)) + b"".join(map(_text, value.labels))
+
+
+_ENCODERS: Final[dict[type, Callable[..., bytes]]] = {
+    type(None): lambda value: b"\x00",
+    Unchanged: lambda value: b"\x01",
+    bool: lambda value: b"\x03" if value else b"\x02",
+    int: _encode_int,
+    str: _encode_text,
+    bytes: _encode_bytes,
+    float: lambda value: b"\x07" + _F64.pack(value),
+    F32: lambda value: b"\x06" + _F32.pack(value.value),
+    Decimal: lambda value: _sized(Tag.DECIMAL, str(value).encode()),
+    CharsetBytes: lambda value: (
+        bytes((Tag.CHARSET_BYTES,)) + _text(value.charset) + _length(len(value.raw)) + value.raw
+    ),
+    Date: lambda value: bytes((Tag.DATE,)) + _zigzag(value.days),
+    Time: lambda value: bytes((Tag.TIME,)) + _zigzag(value.micros),
+    Datetime: lambda value: bytes((Tag.DATETIME,)) + _zigzag(value.micros),
+    Instant: lambda value: bytes((Tag.INSTANT,)) + _zigzag(value.micros),
+    ZeroDate: lambda value: _sized(Tag.ZERO_DATE, value.text.encode()),
+    InfiniteDate: lambda value: bytes((Tag.INFINITE_DATE, value.negative)),
+    Bit: _encode_bit,
+    EnumLabel: lambda value: _sized(Tag.ENUM, value.label.encode()),
+    SetLabels: _encode_set,
+    Json: lambda value: _sized(Tag.JSON, value.text.encode()),
+    UUID: lambda value: bytes((Tag.UUID,)) + value.bytes,
+    Other: lambda value: bytes((Tag.OTHER,)) + _text(value.type_name) + _text(value.text),
+}
+
+
+def encode_row(row: Iterable[Value]) -> bytes:
+    """Return the bytes of a row's values, one behind the other, without a count.
+
+    Raises ValueError for an integer beyond 64 bits or text that has no UTF-8, KeyError for a foreign type.
+    """
+    encoders = _ENCODERS
+    return b"".join([encoders[type(value)](value) for value in row])
+
+
+@lru_cache(maxsize=4096)
+def encode_table_map(table: TableMap) -> bytes:
+    """Return a table map's bytes, without their length in front."""
+    out = [_text(table.schema), _text(table.table), _length(len(table.columns))]
+    for column in table.columns:
+        flags = (
+            (_COLUMN_UNSIGNED if column.unsigned else 0)
+            | (_COLUMN_NULLABLE if column.nullable else 0)
+            | (_COLUMN_CHARSET if column.charset is not None else 0)
+        )
+        out += [_text(column.name), _text(column.source_type), bytes((column.logical, flags))]
+        if column.charset is not None:
+            out.append(_text(column.charset))
+        out.append(_length(column.length))
+    out.append(_indexes(table.primary_key))
+    out.append(_length(len(table.unique_keys)))
+    out += map(_indexes, table.unique_keys)
+    out.append(_length(len(table.foreign_keys)))
+    for key in table.foreign_keys:
+        out += [
+            _indexes(key.columns),
+            _text(key.ref_schema),
+            _text(key.ref_table),
+            _length(len(key.ref_columns)),
+        ]
+        out += map(_text, key.ref_columns)
+    return b"".join(out)
+
+
+def _indexes(indexes: tuple[int, ...]) -> bytes:
+    return _length(len(indexes)) + b"".join(map(_length, indexes))
+
+
+@lru_cache(maxsize=4096)
+def fingerprint(table: TableMap) -> str:
+    """Return 16 hex digits that two table maps share if and only if they are equal (64-bit BLAKE2b)."""
+    return hashlib.blake2b(encode_table_map(table), digest_size=8).hexdigest()
+
+
+class PayloadBuilder:
+    """Collects changes and encodes them; `size` lets the caller cut a large transaction into fragments.
+
+    Shape: changes come out of `decode` in the order in which they went in. After `take` the builder is empty.
+    Threads: one at a time.
+    """
+
+    __slots__ = ("_changes", "_rows", "_size", "_statements", "_tables")
+
+    def __init__(self) -> None:
+        self._tables: dict[TableMap, int] = {}
+        self._changes: list[bytes] = []
+        self._statements: list[bytes] = []
+        self._rows = 0
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes collected so far, about what `take` will return."""
+        return self._size
+
+    def __len__(self) -> int:
+        """The number of changes collected."""
+        return len(self._changes)
+
+    def add(self, change: Change) -> None:
+        """Add a row change or a statement. Raises what `encode_row` raises, and then has taken nothing."""
+        if isinstance(change, Statement):
+            self.add_statement(change)
+            return
+        before = b"" if change.before is None else encode_row(change.before)
+        after = b"" if change.after is None else encode_row(change.after)
+        self.add_encoded(change.table, change.op, before + after)
+
+    def add_encoded(self, table: TableMap, op: Op, images: bytes) -> None:
+        """Add a row change whose images are already `encode_row` bytes: before, then after, as `op` has them."""
+        number = self._tables.get(table)
+        if number is None:
+            number = self._tables[table] = len(self._tables)
+            self._size += len(encode_table_map(table)) + 4
+        raw = _SHORT[op] + _length(number) + images
+        self._changes.append(raw)
+        self._rows += 1
+        self._size += len(raw)
+
+    def add_statement(self, statement: Statement) -> None:
+        """Add a statement at its place."""
+        raw = _encode_statement(statement)
+        self._changes.append(_SHORT[OP_STATEMENT] + _length(len(self._statements)))
+        self._statements.append(raw)
+        self._size += len(raw)
+
+    def tables(self) -> tuple[TableMap, ...]:
+        """The table maps of the row changes collected, in order of first use."""
+        return tuple(self._tables)
+
+    def take(self, *, metadata: Options = (), options: Options = ()) -> bytes:
+        """Return the payload of all that was collected, and start anew."""
+        out = list(self._statements)
+        out += [_delimited(2, _option(name, value)) for name, value in metadata]
+        out += [_delimited(3, _option(name, value)) for name, value in options]
+        if self._rows:
+            packed = [_SHORT[PACKED_VERSION], _length(len(self._tables))]
+            for table in self._tables:
+                raw = encode_table_map(table)
+                packed += [_length(len(raw)), raw]
+            packed.append(_length(len(self._changes)))
+            packed += self._changes
+            body = b"".join(packed)
+            out += [_TAG_PACKED, _length(len(body)), body]
+        self._tables, self._changes, self._statements, self._rows, self._size = {}, [], [], 0, 0
+        return b"".join(out)
+
+
+def encode(payload: Payload) -> bytes:
+    """Return a payload's bytes; `decode` gives the payload back."""
+    builder = PayloadBuilder()
+    for change in payload.changes:
+        builder.add(change)
+    return builder.take(metadata=payload.metadata, options=payload.options)
+
+
+def _delimited(field: int, body: bytes) -> bytes:
+    return _length(field << 3 | 2) + _length(len(body)) + body
+
+
+def _option(name: str, value: str) -> bytes:
+    return _delimited(1, name.encode()) + _delimited(2, value.encode())
+
+
+def _encode_statement(statement: Statement) -> bytes:
+    """Return one OneChange of type STATEMENT_DATA, as a field 1 of the envelope."""
+    body = [_delimited(1, statement.schema.encode())]
+    if statement.timestamp:
+        body.append(b"\x10" + _varint(statement.timestamp & 0xFFFF_FFFF_FFFF_FFFF))
+    if isinstance(statement.sql, str):
+        body.append(_delimited(3, statement.sql.encode()))
+    options = statement.options + (((DDL_OPTION, "true"),) if statement.ddl else ())
+    body += [_delimited(4, _option(name, value)) for name, value in options]
+    body.append(b"\x28" + _varint(statement.error_code & 0xFFFF_FFFF_FFFF_FFFF))
+    if isinstance(statement.sql, bytes):
+        body.append(_delimited(6, statement.sql))
+    return _delimited(1, b"\x08" + _SHORT[_TYPE_STATEMENT] + _delimited(3, b"".join(body)))
+
+
+# --- decoding --------------------------------------------------------------------------------------------
+
+
+class _Malformed(ValueError):
+    """Raised inside this module; callers see PayloadError."""
+
+
+def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
+    byte = raw[at]
+    at += 1
+    if byte < 0x80:
+        return byte, at
+    number = byte & 0x7F
+    shift = 7
+    while True:
+        byte = raw[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+        if shift > 63:
+            raise _Malformed("a varint of more than ten bytes")
+
+
+def _read_bytes(raw: bytes, at: int) -> tuple[bytes, int]:
+    size, at = _read_varint(raw, at)
+    end = at + size
+    if end > len(raw):
+        raise _Malformed(f"{size} bytes announced at offset {at}, {len(raw) - at} there")
+    return raw[at:end], end
+
+
+def _read_text(raw: bytes, at: int) -> tuple[str, int]:
+    chunk, at = _read_bytes(raw, at)
+    return chunk.decode(), at
+
+
+def _read_zigzag(raw: bytes, at: int) -> tuple[int, int]:
+    number, at = _read_varint(raw, at)
+    return number >> 1 ^ -(number & 1), at
+
+
+def _read_rare(tag: int, raw: bytes, at: int) -> tuple[Value, int]:
+    """Read a value whose tag is none of the frequent ones that `_read_row` handles in line."""
+    match tag:
+        case Tag.U64:
+            return _read_varint(raw, at)
+        case Tag.F32:
+            (number,) = _F32.unpack_from(raw, at)
+            return F32(number), at + 4
+        case Tag.DECIMAL:
+            text, at = _read_text(raw, at)
+            return Decimal(text), at
+        case Tag.CHARSET_BYTES:
+            charset, at = _read_text(raw, at)
+            chunk, at = _read_bytes(raw, at)
+            return CharsetBytes(charset, chunk), at
+        case Tag.DATE:
+            number, at = _read_zigzag(raw, at)
+            return Date(number), at
+        case Tag.TIME:
+            number, at = _read_zigzag(raw, at)
+            return Time(number), at
+        case Tag.DATETIME:
+            number, at = _read_zigzag(raw, at)
+            return Datetime(number), at
+        case Tag.INSTANT:
+            number, at = _read_zigzag(raw, at)
+            return Instant(number), at
+        case Tag.ZERO_DATE:
+            text, at = _read_text(raw, at)
+            return ZeroDate(text), at
+        case Tag.INFINITE_DATE:
+            return InfiniteDate(bool(raw[at])), at + 1
+        case Tag.BIT:
+            width, at = _read_varint(raw, at)
+            end = at + (width + 7) // 8
+            if end > len(raw):
+                raise _Malformed(f"a bit string of {width} bits passes the end")
+            return Bit(width, int.from_bytes(raw[at:end], "big")), end
+        case Tag.ENUM:
+            text, at = _read_text(raw, at)
+            return EnumLabel(text), at
+        case Tag.SET:
+            count, at = _read_varint(raw, at)
+            labels = []
+            for _ in range(count):
+                text, at = _read_text(raw, at)
+                labels.append(text)
+            return SetLabels(tuple(labels)), at
+        case Tag.JSON:
+            text, at = _read_text(raw, at)
+            return Json(text), at
+        case Tag.UUID:
+            return UUID(bytes=raw[at : at + 16]), at + 16
+        case Tag.OTHER:
+            name, at = _read_text(raw, at)
+            text, at = _read_text(raw, at)
+            return Other(name, text), at
+        case _ if tag >= FIRST_UNKNOWN_TAG:
+            chunk, at = _read_bytes(raw, at)
+            return Other(f"tag {tag}", chunk.hex()), at
+    raise _Malformed(f"value tag {tag} at offset {at - 1}")
+
+
+def _read_row(raw: bytes, at: int, columns: int) -> tuple[tuple[Value, ...], int]:
+    row: list[Value] = []
+    append = row.append
+    for _ in range(columns):
+        tag = raw[at]
+        at += 1
+        if tag == 4:  # I64
+            number = raw[at]
+            at += 1
+            if number >= 0x80:
+                number, at = _read_varint(raw, at - 1)
+            append(number >> 1 ^ -(number & 1))
+        elif tag == 9:  # TEXT
+            size = raw[at]
+            at += 1
+            if size >= 0x80:
+                size, at = _read_varint(raw, at - 1)
+            end = at + size
+            if end > len(raw):
+                raise _Malformed(f"text of {size} bytes passes the end")
+            append(raw[at:end].decode())
+            at = end
+        elif tag == 0:
+            append(None)
+        elif tag == 7:  # F64
+            append(_F64.unpack_from(raw, at)[0])
+            at += 8
+        elif tag == 10:  # BYTES
+            chunk, at = _read_bytes(raw, at)
+            append(chunk)
+        elif tag == 2 or tag == 3:
+            append(tag == 3)
+        elif tag == 1:
+            append(UNCHANGED)
+        else:
+            value, at = _read_rare(tag, raw, at)
+            append(value)
+    return tuple(row), at
+
+
+@lru_cache(maxsize=4096)
+def decode_table_map(raw: bytes) -> TableMap:
+    """Read what `encode_table_map` wrote; equal bytes give the same object. Raises ValueError, IndexError."""
+    schema, at = _read_text(raw, 0)
+    table, at = _read_text(raw, at)
+    count, at = _read_varint(raw, at)
+    columns = []
+    for _ in range(count):
+        name, at = _read_text(raw, at)
+        source_type, at = _read_text(raw, at)
+        logical, flags = raw[at], raw[at + 1]
+        at += 2
+        charset = None
+        if flags & _COLUMN_CHARSET:
+            charset, at = _read_text(raw, at)
+        length, at = _read_varint(raw, at)
+        columns.append(
+            Column(
+                name=name,
+                source_type=source_type,
+                logical=LogicalType(logical) if logical <= LogicalType.OTHER else LogicalType.OTHER,
+                unsigned=bool(flags & _COLUMN_UNSIGNED),
+                nullable=bool(flags & _COLUMN_NULLABLE),
+                charset=charset,
+                length=length,
+            )
+        )
+    primary_key, at = _read_indexes(raw, at, count)
+    number, at = _read_varint(raw, at)
+    unique_keys = []
+    for _ in range(number):
+        key, at = _read_indexes(raw, at, count)
+        unique_keys.append(key)
+    number, at = _read_varint(raw, at)
+    foreign_keys = []
+    for _ in range(number):
+        key, at = _read_indexes(raw, at, count)
+        ref_schema, at = _read_text(raw, at)
+        ref_table, at = _read_text(raw, at)
+        ref_count, at = _read_varint(raw, at)
+        ref_columns = []
+        for _ in range(ref_count):
+            name, at = _read_text(raw, at)
+            ref_columns.append(name)
+        foreign_keys.append(
+            ForeignKey(columns=key, ref_schema=ref_schema, ref_table=ref_table, ref_columns=tuple(ref_columns))
+        )
+    if at != len(raw):
+        raise _Malformed("bytes behind the end of a table map")
+    return TableMap(
+        schema=schema,
+        table=table,
+        columns=tuple(columns),
+        primary_key=primary_key,
+        unique_keys=tuple(unique_keys),
+        foreign_keys=tuple(foreign_keys),
+    )
+
+
+def _read_indexes(raw: bytes, at: int, columns: int) -> tuple[tuple[int, ...], int]:
+    count, at = _read_varint(raw, at)
+    indexes = []
+    for _ in range(count):
+        index, at = _read_varint(raw, at)
+        if index >= columns:
+            raise _Malformed(f"column index {index} in a table of {columns} columns")
+        indexes.append(index)
+    return tuple(indexes), at
+
+
+def _read_packed(raw: bytes, statements: list[Statement]) -> list[Change]:
+    if raw[0] != PACKED_VERSION:
+        raise _Malformed(f"packed form version {raw[0]}; this release reads version {PACKED_VERSION}")
+    count, at = _read_varint(raw, 1)
+    tables = []
+    for _ in range(count):
+        chunk, at = _read_bytes(raw, at)
+        tables.append(decode_table_map(chunk))
+    count, at = _read_varint(raw, at)
+    changes: list[Change] = []
+    placed = 0
+    for _ in range(count):
+        op = raw[at]
+        number, at = _read_varint(raw, at + 1)
+        if op == OP_STATEMENT:
+            if number != placed or number >= len(statements):
+                raise _Malformed(f"statement {number} is out of place")
+            changes.append(statements[number])
+            placed += 1
+            continue
+        if number >= len(tables):
+            raise _Malformed(f"table number {number} of {len(tables)}")
+        table = tables[number]
+        columns = len(table.columns)
+        if op == Op.INSERT:
+            after, at = _read_row(raw, at, columns)
+            changes.append(RowChange(table, Op.INSERT, None, after))
+        elif op == Op.UPDATE:
+            before, at = _read_row(raw, at, columns)
+            after, at = _read_row(raw, at, columns)
+            changes.append(RowChange(table, Op.UPDATE, before, after))
+        elif op == Op.DELETE:
+            before, at = _read_row(raw, at, columns)
+            changes.append(RowChange(table, Op.DELETE, before, None))
+        else:
+            raise _Malformed(f"operation {op}")
+    if at != len(raw) or placed != len(statements):
+        raise _Malformed("the packed changes and the envelope disagree on where they end")
+    return changes
+
+
+def _fields(raw: bytes) -> list[tuple[int, int | bytes]]:
+    """Return a message's fields in wire order as (number, varint or bytes); fixed-width ones are passed over."""
+    fields: list[tuple[int, int | bytes]] = []
+    at = 0
+    while at < len(raw):
+        key, at = _read_varint(raw, at)
+        wire = key & 7
+        if wire == 0:
+            number, at = _read_varint(raw, at)
+            fields.append((key >> 3, number))
+        elif wire == 2:
+            chunk, at = _read_bytes(raw, at)
+            fields.append((key >> 3, chunk))
+        elif wire in (1, 5):
+            at += 8 if wire == 1 else 4
+            if at > len(raw):
+                raise _Malformed("a fixed-width field passes the end")
+        else:
+            raise _Malformed(f"wire type {wire}")
+    return fields
+
+
+def _signed(number: int) -> int:
+    number &= 0xFFFF_FFFF_FFFF_FFFF
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _read_option(raw: bytes | int) -> tuple[str, str]:
+    name = value = b""
+    if isinstance(raw, int):
+        raise _Malformed("an option that is a number")
+    for field, chunk in _fields(raw):
+        if isinstance(chunk, bytes):
+            if field == 1:
+                name = chunk
+            elif field == 2:
+                value = chunk
+    return name.decode(), value.decode()
+
+
+def _read_one_change(raw: bytes | int) -> Statement:
+    if isinstance(raw, int):
+        raise _Malformed("a change that is a number")
+    kind = 0
+    body: bytes | None = None
+    for field, chunk in _fields(raw):
+        if field == 1 and isinstance(chunk, int):
+            kind = chunk
+        elif field == 3 and isinstance(chunk, bytes):
+            body = chunk
+    if kind != _TYPE_STATEMENT or body is None:
+        raise _Malformed(f"change type {kind} in the envelope; only statements stand there")
+    schema, timestamp, error_code = "", 0, 0
+    sql: str | bytes = ""
+    options: list[tuple[str, str]] = []
+    ddl = False
+    for field, item in _fields(body):
+        if isinstance(item, bytes):
+            if field == 1:
+                schema = item.decode()
+            elif field == 3:
+                sql = item.decode()
+            elif field == 4:
+                option = _read_option(item)
+                if option == (DDL_OPTION, "true"):
+                    ddl = True
+                else:
+                    options.append(option)
+            elif field == 6:
+                sql = item
+        elif field == 2:
+            timestamp = _signed(item)
+        elif field == 5:
+            error_code = _signed(item)
+    return Statement(
+        schema=schema, sql=sql, ddl=ddl, timestamp=timestamp, error_code=error_code, options=tuple(options)
+    )
+
+
+def decode(raw: bytes) -> Payload:
+    """Read a payload. Raises PayloadError for bytes that `encode` cannot have written.
+
+    Shape: time and memory are proportional to `raw`; unknown envelope fields are passed over, unknown value tags
+    become `Other`.
+    """
+    try:
+        metadata: list[tuple[str, str]] = []
+        options: list[tuple[str, str]] = []
+        statements: list[Statement] = []
+        packed: bytes | None = None
+        for field, body in _fields(raw):
+            if field == PACKED_FIELD and isinstance(body, bytes):
+                packed = body
+            elif field == 2:
+                metadata.append(_read_option(body))
+            elif field == 3:
+                options.append(_read_option(body))
+            elif field == 1:
+                statements.append(_read_one_change(body))
+        changes: list[Change] = list(statements) if packed is None else _read_packed(packed, statements)
+    except (ValueError, IndexError, struct.error, ArithmeticError) as exc:
+        reason = "it ends in the middle" if isinstance(exc, IndexError) else str(exc)
+        raise PayloadError(why=reason) from exc
+    return Payload(metadata=tuple(metadata), options=tuple(options), changes=tuple(changes))

@@ -1,0 +1,1 @@
+"""The pipeline on Spark: the only place that imports pyspark."""

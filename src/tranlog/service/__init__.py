@@ -1,0 +1,1 @@
+"""Configuration, processes and the command line."""

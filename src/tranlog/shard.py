@@ -1,0 +1,99 @@
+"""Which shard a transaction belongs to: decided at capture, stored in the record's header.
+
+Owns the rules `schema`, `table` and `map`, and the verdict `#UNKNOWN` for what spans shards or is DDL, which the
+pipeline applies alone. The hard idea: a wrong answer here reorders dependent transactions at the target, so
+everything that is not certainly inside one shard is serial.
+
+Source: design/data-model.md, "Shards"; conformance/tungsten.md A7, the stringent shard id rules.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tranlog.change import TableName
+
+UNKNOWN_SHARD = "#UNKNOWN"
+"""The shard of a transaction that touches several shards, none, or the schema itself: it is serial."""
+
+
+class ShardRuleKind(enum.StrEnum):
+    """How tables are grouped into shards."""
+
+    SCHEMA = "schema"
+    TABLE = "table"
+    MAP = "map"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRule:
+    """A rule with all that it needs to know.
+
+    `groups` (rule `table`): the shard of each table that foreign keys join to another, from `foreign_key_groups`.
+    `mapping` (rule `map`): from `schema.table` or `schema` to a shard; `*` is the default; what it does not name
+    is `#UNKNOWN`.
+    """
+
+    kind: ShardRuleKind
+    groups: Mapping[TableName, str] = field(default_factory=dict)
+    mapping: Mapping[str, str] = field(default_factory=dict)
+
+    def shard_of(self, schema: str, table: str) -> str:
+        """Return the shard of one table."""
+        match self.kind:
+            case ShardRuleKind.SCHEMA:
+                return schema or UNKNOWN_SHARD
+            case ShardRuleKind.TABLE:
+                return self.groups.get((schema, table)) or f"{schema}.{table}"
+            case ShardRuleKind.MAP:
+                mapping = self.mapping
+                return mapping.get(f"{schema}.{table}") or mapping.get(schema) or mapping.get("*") or UNKNOWN_SHARD
+
+
+def foreign_key_groups(edges: Iterable[tuple[TableName, TableName]]) -> dict[TableName, str]:
+    """Return the shard of each table that a foreign key touches; joined tables share the first one's name.
+
+    `edges` are (referring table, referred table) over the source's whole graph; "first" is by (schema, table).
+    """
+    group: dict[TableName, set[TableName]] = {}
+    for one, other in edges:
+        joined = group.get(one, {one}) | group.get(other, {other})
+        for table in joined:
+            group[table] = joined
+    return {table: ".".join(min(joined)) for table, joined in group.items()}
+
+
+class ShardTally:
+    """Collects what one transaction touches and gives its verdict. One per transaction; not for threads."""
+
+    __slots__ = ("_rule", "_serial", "_shards", "_tables")
+
+    def __init__(self, rule: ShardRule) -> None:
+        self._rule = rule
+        self._tables: dict[TableName, None] = {}
+        self._shards: set[str] = set()
+        self._serial = False
+
+    def touch(self, schema: str, table: str) -> None:
+        """Note a row change of a table."""
+        name = (schema, table)
+        if name not in self._tables:
+            self._tables[name] = None
+            self._shards.add(self._rule.shard_of(schema, table))
+
+    def make_serial(self) -> None:
+        """Note something that no shard owns: DDL, a statement."""
+        self._serial = True
+
+    @property
+    def tables(self) -> tuple[TableName, ...]:
+        """The tables touched, in order of first touch."""
+        return tuple(self._tables)
+
+    def verdict(self) -> str:
+        """Return the one shard touched, or `#UNKNOWN` for several, none, or anything serial."""
+        if self._serial or len(self._shards) != 1:
+            return UNKNOWN_SHARD
+        return next(iter(self._shards))

@@ -1,0 +1,1 @@
+"""Source databases: what was committed there, as fragments in commit order."""

@@ -1,0 +1,94 @@
+"""From the changes of one transaction to its fragments: the piece that every source shares.
+
+Owns cutting at about 1 MiB, the shard verdict in the last fragment, and the list of tables. Pure.
+
+Source: design/data-model.md, "Large transactions stream as fragments", "Shards", "Header extension".
+"""
+
+from __future__ import annotations
+
+from tranlog.change import Change, Fragment, Op, Options, Statement, TableMap
+from tranlog.payload import PayloadBuilder
+from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardTally
+
+FRAGMENT_BYTES = 1 << 20
+"""A fragment is closed when its payload has grown to this many bytes; one larger row makes one larger fragment."""
+TABLE_LIST_BYTES = 60_000
+"""Above this many bytes of names a record says "too many tables" and the transaction is serial."""
+
+
+class TransactionPacker:
+    """Packs one transaction at a time. Not for threads.
+
+    Shape: `add*` returns a fragment when one is full, else None; `finish` returns the last one.
+    """
+
+    def __init__(self, *, source_id: str, rule: ShardRule, fragment_bytes: int = FRAGMENT_BYTES) -> None:
+        self._source_id = source_id
+        self._limit = fragment_bytes
+        self._builder = PayloadBuilder()
+        self.begin(rule)
+
+    def begin(self, rule: ShardRule) -> None:
+        """Start a transaction, dropping what an unfinished one had collected. `rule` serves until the next one."""
+        self._builder.take()
+        self._tally = ShardTally(rule)
+        self._emitted = 0
+
+    def __len__(self) -> int:
+        """Changes that wait in the open fragment."""
+        return len(self._builder)
+
+    @property
+    def emitted(self) -> int:
+        """Fragments of this transaction already handed out."""
+        return self._emitted
+
+    def add(self, change: Change, *, event_id: str, tstamp: int) -> Fragment | None:
+        """Add a change; `event_id` and `tstamp` serve the fragment that may come out."""
+        if isinstance(change, Statement):
+            self._tally.make_serial()
+        else:
+            self._tally.touch(change.table.schema, change.table.table)
+        self._builder.add(change)
+        return self._cut(event_id, tstamp)
+
+    def add_encoded(self, table: TableMap, op: Op, images: bytes, *, event_id: str, tstamp: int) -> Fragment | None:
+        """Add a row change whose images are already `payload.encode_row` bytes."""
+        self._tally.touch(table.schema, table.table)
+        self._builder.add_encoded(table, op, images)
+        return self._cut(event_id, tstamp)
+
+    def _cut(self, event_id: str, tstamp: int) -> Fragment | None:
+        if self._builder.size < self._limit:
+            return None
+        tables = tuple({(t.schema, t.table): None for t in self._builder.tables()})
+        self._emitted += 1
+        return Fragment(
+            source_id=self._source_id,
+            event_id=event_id,
+            shard_id=UNKNOWN_SHARD,
+            tstamp=tstamp,
+            tables=tables if _list_bytes(tables) <= TABLE_LIST_BYTES else None,
+            payload=self._builder.take(),
+            last=False,
+        )
+
+    def finish(self, *, event_id: str, tstamp: int, metadata: Options = (), options: Options = ()) -> Fragment:
+        """Return the last fragment, which speaks for the whole transaction: its shard, its tables, its event id."""
+        tables = self._tally.tables
+        listed = _list_bytes(tables) <= TABLE_LIST_BYTES
+        fragment = Fragment(
+            source_id=self._source_id,
+            event_id=event_id,
+            shard_id=self._tally.verdict() if listed else UNKNOWN_SHARD,
+            tstamp=tstamp,
+            tables=tables if listed else None,
+            payload=self._builder.take(metadata=metadata, options=options),
+        )
+        self._emitted += 1
+        return fragment
+
+
+def _list_bytes(tables: tuple[tuple[str, str], ...]) -> int:
+    return sum(7 + len(schema.encode()) + len(table.encode()) for schema, table in tables)

@@ -1,0 +1,59 @@
+"""What every source database offers to capture: a position, a stream of fragments, and being freed.
+
+Owns the seam between `capture` and the databases. The hard idea: a source hands out each committed transaction
+exactly once per position, in commit order, and forgets nothing before `release` says that the log has it durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from tranlog.change import Fragment, TableMap
+from tranlog.types import Value
+
+
+class Source(Protocol):
+    """A database whose committed transactions can be followed.
+
+    Threads: all methods are called by one thread, except `stop`.
+    """
+
+    source_id: str
+    """Names this source in every record: host, service or file; stable over restarts."""
+
+    def start(self, event_id: str | None) -> None:
+        """Check the set-up and get ready to read what was committed after `event_id`.
+
+        None means a log without any event: start where the source's options say. Raises SourceSetupError,
+        SourceUnavailableError, PositionLostError; and then nothing was read.
+        """
+
+    def read(self, timeout_s: float) -> Iterator[Fragment]:
+        """Yield the fragments that are there, waiting up to `timeout_s` for the first; end when none is left for now.
+
+        Shape: whole transactions in commit order, no gaps, no repeats over successive calls; the iteration may
+        end only behind a fragment that is the `last` of its transaction. Raises SourceError.
+        """
+
+    def release(self, event_id: str) -> None:
+        """Forget or acknowledge everything up to and including `event_id`: the log has it durable."""
+
+    def stop(self) -> None:
+        """Make a waiting `read` end soon. Callable from another thread or a signal handler."""
+
+    def close(self) -> None:
+        """Free connections; closing twice is harmless."""
+
+
+class TableReader(Protocol):
+    """Reads a source's tables as they are now: for `tranlog verify` and `tranlog tables create`."""
+
+    def tables(self) -> list[TableMap]:
+        """Return the captured tables by (schema, table): without the database's own and without ours."""
+
+    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+        """Yield a table's rows as the capture would carry them, in no order, streaming."""
+
+    def close(self) -> None:
+        """Free the connection; closing twice is harmless."""

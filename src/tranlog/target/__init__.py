@@ -1,0 +1,1 @@
+"""Target databases: rows and position in one target transaction."""
