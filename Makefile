@@ -1,0 +1,76 @@
+# The front door. `make` alone lists the targets; CONTRIBUTING.md says which tier proves what.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed-for-pyproject
+PACKAGES := PYTHON=$(PYTHON) scripts/install-packages
+# For one run of some tests: make unit TESTS=tests/log ARGS='-k torn -x'
+TESTS ?= tests
+ARGS ?=
+# For `make soak` and `make kill`: examples per Hypothesis test, rounds of kill -9.
+EXAMPLES ?= 10000
+ROUNDS ?= 50
+
+# $(call verdict,COMMAND): run it, and end with one line that says how it went.
+verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: FAILED (exit code $$code)" >&2; exit 1; fi
+# $(call within,LIMIT,COMMAND): a tier that hangs is ended, and its servers with it.
+within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
+
+.DEFAULT_GOAL := help
+.PHONY: help install check unit test soak kill bench demo demo-mariadb clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
+	  printf '  make %-14s %s\n' "$$name" "$$text"; done
+
+install: $(STAMP) ## create .venv with the package and everything that Python needs
+	@echo "make install: $(VENV) is ready"
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "make install: $(PYTHON) is missing or older than 3.11; name another: make install PYTHON=python3.12" >&2; exit 4; }
+	@$(PACKAGES) venv
+	@echo "make install: installing tranlog and its libraries into $(VENV) (PySpark among them, 900 MB; minutes the first time)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --use-pep517 --editable '.[spark,mariadb,postgres,dev]' || { \
+	  echo "make install: FAILED: pip's reason is above; mend it and start again" >&2; exit 4; }
+	@touch $@
+
+check: install ## style, types, layers and tidiness: ruff, mypy, two test modules
+	$(call verdict,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy tests \
+	  && $(BIN)/pytest -q $(ARGS) tests/test_layers.py tests/test_tidy.py)
+
+unit: install ## tests that need neither Java nor a server: under a minute
+	$(call verdict,$(call within,3m,$(BIN)/pytest -q -m "not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
+
+test: install ## everything that CI runs: 15 minutes at most
+	@$(PACKAGES) java mariadb postgres sysbench
+	@$(MAKE) --no-print-directory check
+	$(call verdict,$(call within,15m,$(BIN)/pytest -q -m "not slow" $(ARGS) $(TESTS)))
+
+soak: install ## hours: the slow tests, then all others with many more examples and rounds
+	@$(PACKAGES) java mariadb postgres sysbench
+	$(call verdict,$(BIN)/pytest -q --soak --examples=$(EXAMPLES) --rounds=$(ROUNDS) --timeout=14400 $(ARGS) $(TESTS))
+
+kill: install ## the end-to-end tests alone, ROUNDS=50 rounds of kill -9
+	@$(PACKAGES) java mariadb postgres sysbench
+	$(call verdict,$(BIN)/pytest -q -m e2e --rounds=$(ROUNDS) --timeout=14400 $(ARGS) $(TESTS))
+
+bench: install ## each program in bench/, one question each
+	@set -e; found=no; for program in bench/*.py; do [ -e "$$program" ] || continue; found=yes; \
+	  echo "make bench: $$program"; $(BIN)/python "$$program" || { echo "make bench: FAILED in $$program" >&2; exit 1; }; done; \
+	if [ $$found = yes ]; then echo "make bench: passed"; else echo "make bench: bench/ holds no program yet: nothing was measured"; fi
+
+demo: install ## SQLite to log to Spark to SQLite, with a kill in the middle: 2 minutes
+	@$(PACKAGES) java
+	$(call verdict,$(BIN)/python examples/shop_demo.py)
+
+demo-mariadb: install ## MariaDB under sysbench to log to Spark to PostgreSQL, with kill -9 of both ends
+	@$(PACKAGES) java mariadb postgres sysbench
+	$(call verdict,$(BIN)/python examples/mariadb_demo.py)
+
+clean: ## remove what builds and tests left (not .venv)
+	@rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@find src tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@echo "make clean: done"

@@ -1,0 +1,321 @@
+"""The layers of ARCHITECTURE.md, held against what the modules import.
+
+Every import statement of every module in src is read, not run. What only types need (under `TYPE_CHECKING`) counts
+for the layers, since a layer that names another knows it, but not for cycles and purity, which are about run time.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src"
+
+EVERYTHING = "everything"
+
+# Layer: what it may import beside itself. ARCHITECTURE.md has the same table for people, and a test compares them.
+MAY_IMPORT: dict[str, set[str]] = {
+    "floor": set(),
+    "log": {"floor"},
+    "source": {"floor"},
+    "target": {"floor"},
+    "capture": {"floor", "log", "source"},
+    "replication": {"floor", "log"},
+    "queues": {"floor", "log"},
+    "pipeline": {"floor", "log", "source", "target", "replication"},
+    "service": {EVERYTHING},
+    "testing": {EVERYTHING},
+}
+
+# These decide and do not act: time, chance, disk and network reach them as arguments.
+PURE = {
+    "tranlog.change",
+    "tranlog.errors",
+    "tranlog.ids",
+    "tranlog.payload",
+    "tranlog.shard",
+    "tranlog.types",
+    "tranlog.log.format",
+    "tranlog.log.index",
+    "tranlog.log.recovery",
+    "tranlog.log.retention",
+    "tranlog.log.tungsten",
+    "tranlog.pipeline.channels",
+    "tranlog.pipeline.filters",
+    "tranlog.pipeline.progress",
+    "tranlog.queues.records",
+    "tranlog.queues.state",
+    "tranlog.replication.acks",
+    "tranlog.replication.concern",
+    "tranlog.replication.core",
+    "tranlog.replication.election",
+    "tranlog.replication.packets",
+    "tranlog.replication.syncup",
+}
+
+NOT_IN_PURE = {
+    *("os", "io", "pathlib", "shutil", "tempfile", "mmap", "fcntl", "glob"),
+    *("socket", "select", "selectors", "ssl", "http", "urllib"),
+    *("random", "secrets", "time", "logging", "signal"),
+    *("threading", "multiprocessing", "subprocess", "concurrent", "asyncio", "queue"),
+    *("apsw", "sqlite3", "pymysql", "psycopg", "pyspark", "py4j"),
+}
+READS_THE_CLOCK = {"now", "utcnow", "today"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One imported module, at one line."""
+
+    name: str
+    line: int
+    only_types: bool
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def read_modules() -> dict[str, str]:
+    return {module_name(path): path.read_text() for path in sorted(SRC.rglob("*.py"))}
+
+
+def layer_of(module: str) -> str:
+    """Return the layer of a module of ours: its folder, or the floor for those that stand in none."""
+    parts = module.split(".")
+    if module in ("tranlog.__main__", "pyspark_thl"):
+        return {"tranlog.__main__": "service", "pyspark_thl": "pipeline"}[module]
+    return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else "floor"
+
+
+def imports_of(source: str, modules: Mapping[str, str]) -> Iterator[Import]:
+    """Find what a module imports: `from package import module` is an import of that module."""
+
+    def visit(node: ast.AST, only_types: bool) -> Iterator[Import]:
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    yield Import(name=alias.name, line=node.lineno, only_types=only_types)
+            case ast.ImportFrom(module=base, names=names, level=level):
+                start = "." * level + (base or "")
+                for alias in names:
+                    full = f"{start}.{alias.name}"
+                    yield Import(name=full if full in modules else start, line=node.lineno, only_types=only_types)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+                for statement in node.body:
+                    yield from visit(statement, True)
+                for statement in node.orelse:
+                    yield from visit(statement, only_types)
+            case _:
+                for child in ast.iter_child_nodes(node):
+                    yield from visit(child, only_types)
+
+    yield from visit(ast.parse(source), False)
+
+
+def is_ours(name: str) -> bool:
+    return name.partition(".")[0] == "tranlog"
+
+
+def layer_problems(modules: Mapping[str, str]) -> list[str]:
+    """Find imports that point up or sideways, relative ones, and PySpark outside pipeline/."""
+    problems = []
+    for module, source in modules.items():
+        layer = layer_of(module)
+        for imported in imports_of(source, modules):
+            at = f"{module}:{imported.line}"
+            if imported.name.startswith("."):
+                problems.append(f"{at} has a relative import; name the module in full")
+            elif imported.name.partition(".")[0] in ("pyspark", "py4j") and layer != "pipeline":
+                problems.append(f"{at} imports {imported.name}; only pipeline/ knows Spark")
+            elif is_ours(imported.name):
+                below = layer_of(imported.name)
+                if below == layer:
+                    continue
+                if below == "testing":
+                    problems.append(f"{at} imports {imported.name}; nothing in src imports testing/")
+                elif not MAY_IMPORT[layer] & {below, EVERYTHING}:
+                    problems.append(f"{at} ({layer}) imports {imported.name} ({below})")
+    return problems
+
+
+def purity_problems(modules: Mapping[str, str]) -> list[str]:
+    """Find pure modules that touch the world, by an import, by `open`, by a clock, or by an impure module of ours."""
+    problems = []
+    for module in sorted(PURE & modules.keys()):
+        for imported in imports_of(modules[module], modules):
+            if imported.only_types:
+                continue
+            top = imported.name.partition(".")[0]
+            impure_of_ours = is_ours(imported.name) and imported.name not in PURE | {"tranlog"}
+            if top in NOT_IN_PURE or impure_of_ours:
+                problems.append(f"{module}:{imported.line} is pure and imports {imported.name}")
+        for node in ast.walk(ast.parse(modules[module])):
+            match node:
+                case ast.Call(func=ast.Name(id="open")):
+                    problems.append(f"{module}:{node.lineno} is pure and opens a file")
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="datetime" | "date"), attr=attr)):
+                    if attr in READS_THE_CLOCK:
+                        problems.append(f"{module}:{node.lineno} is pure and reads the clock")
+                case _:
+                    pass
+    return problems
+
+
+def find_cycle(modules: Mapping[str, str]) -> list[str]:
+    """Return one cycle of run-time imports, first module repeated at its end; empty when there is none."""
+    edges = {
+        module: sorted(
+            {i.name for i in imports_of(source, modules) if not i.only_types and i.name in modules} - {module}
+        )
+        for module, source in modules.items()
+    }
+    done: set[str] = set()
+    path: list[str] = []
+
+    def walk(module: str) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        path.append(module)
+        for below in edges[module]:
+            cycle = walk(below)
+            if cycle:
+                return cycle
+        path.pop()
+        done.add(module)
+        return []
+
+    for module in sorted(edges):
+        cycle = walk(module)
+        if cycle:
+            return cycle
+    return []
+
+
+def read_layer_table(text: str) -> dict[str, set[str]]:
+    """Read the table of layers out of ARCHITECTURE.md, a row of several layers as several rows.
+
+    What stands in parentheses is for people; "the floor" is the floor.
+    """
+    rows = re.search(r"^\| *layer *\| *may import *\|.*\n\|[-| :]+\n((?:\|.*\n?)+)", text, re.MULTILINE)
+    if rows is None:
+        return {}
+    table = {}
+    for row in rows[1].splitlines():
+        cells = [re.sub(r"\([^)]*\)", "", cell).strip(" `") for cell in row.strip().strip("|").split("|")]
+        names = [name.strip(" `/") for name in cells[0].split(",")]
+        below = {re.sub(r"^the ", "", name.strip(" `/")) for name in cells[1].split(",")}
+        for name in names:
+            table[name] = below - {name}
+    return table
+
+
+def test_imports_point_down_the_layers() -> None:
+    assert layer_problems(read_modules()) == []
+
+
+def test_pure_modules_touch_nothing() -> None:
+    assert purity_problems(read_modules()) == []
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    assert find_cycle(read_modules()) == []
+
+
+def test_architecture_has_the_same_table() -> None:
+    """ARCHITECTURE.md, "Layers": the table for people is the table that is enforced."""
+    path = ROOT / "ARCHITECTURE.md"
+    if not path.exists():
+        pytest.skip("there is no ARCHITECTURE.md yet")
+    assert read_layer_table(path.read_text()) == MAY_IMPORT
+
+
+# That the checks above can fail.
+
+CLEAN = {"tranlog": "", "tranlog.ids": "", "tranlog.log": "", "tranlog.log.log": "from tranlog.ids import Seqno\n"}
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "problem"),
+    [
+        ("tranlog.ids", "import tranlog.log.log", "tranlog.ids:1 (floor) imports tranlog.log.log (log)"),
+        ("tranlog.ids", "from tranlog import log", "tranlog.ids:1 (floor) imports tranlog.log (log)"),
+        ("tranlog.source.mariadb", "def f():\n    import tranlog.log", "tranlog.source.mariadb:2 (source) imports"),
+        ("tranlog.capture.capture", "import tranlog.target.target", "(capture) imports tranlog.target.target"),
+        ("tranlog.log.log", "import pyspark.sql", "only pipeline/ knows Spark"),
+        ("tranlog.log.log", "from .format import x", "has a relative import"),
+        ("tranlog.log.log", "from . import format", "has a relative import"),
+        ("tranlog.service.cli", "from tranlog.testing import servers", "nothing in src imports testing/"),
+        (
+            "tranlog.log.log",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tranlog.source.source",
+            "tranlog.log.log:3 (log) imports tranlog.source.source (source)",
+        ),
+    ],
+)
+def test_a_wrong_import_is_found(module: str, source: str, problem: str) -> None:
+    assert layer_problems(CLEAN) == []
+    problems = layer_problems({**CLEAN, "tranlog.testing.servers": "", module: source})
+    assert len(problems) == 1
+    assert problem in problems[0]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os.path",
+        "from time import monotonic",
+        "def f():\n    import random",
+        "open('x')",
+        "datetime.now()",
+        "date.today()",
+        "import tranlog.clock",
+        "from tranlog import disk",
+    ],
+)
+def test_an_impure_pure_module_is_found(source: str) -> None:
+    modules = {"tranlog.clock": "import time", "tranlog.disk": "import os", "tranlog.ids": source}
+    assert len(purity_problems(modules)) == 1
+    typed = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {source}"
+    if "import" in source and "def" not in source:
+        assert purity_problems({**modules, "tranlog.ids": typed}) == []
+
+
+def test_a_cycle_is_found() -> None:
+    modules = {
+        "tranlog.a": "from tranlog import b",
+        "tranlog.b": "def late():\n    import tranlog.c",
+        "tranlog.c": "from tranlog.a import x",
+        "tranlog": "",
+    }
+    assert find_cycle(modules) == ["tranlog.a", "tranlog.b", "tranlog.c", "tranlog.a"]
+    modules["tranlog.c"] = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tranlog.a import x"
+    assert find_cycle(modules) == []
+
+
+def test_a_wrong_table_is_found() -> None:
+    table = """
+| layer | may import | must not know |
+|---|---|---|
+| floor | the floor | anything above |
+| log | floor | who writes to it or reads it |
+| `source`, `target` | floor | logs, nodes, Spark |
+| capture | floor, log, source | targets, Spark |
+| replication, queues | floor, log | each other, sources, targets |
+| pipeline | floor, log, source, target, replication (as a subscriber) | queues |
+| service | everything | |
+| testing | everything | and nothing in src imports it |
+"""
+    assert read_layer_table(table) == MAY_IMPORT
+    assert read_layer_table(table.replace("| capture | floor, log,", "| capture | floor,")) != MAY_IMPORT
+    assert read_layer_table(table.replace("| testing | everything |", "| testing | floor |")) != MAY_IMPORT
+    assert read_layer_table("no table") == {}
