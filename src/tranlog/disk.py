@@ -8,7 +8,6 @@ them into ours.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -36,6 +35,9 @@ class DiskFile(Protocol):
 
     def linked(self) -> bool:
         """Whether the path that was opened still leads to this very file."""
+
+    def identity(self) -> int:
+        """Return a number that this file keeps while it exists and a copy of it does not share (the inode's)."""
 
     def close(self) -> None:
         """Close; closing twice is harmless."""
@@ -132,6 +134,9 @@ class OsFile:
     def linked(self) -> bool:
         return _same_file(self._fd, self._path)
 
+    def identity(self) -> int:
+        return os.fstat(self._fd).st_ino
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -139,19 +144,26 @@ class OsFile:
 
 
 class OsLock:
-    """An open-file-description lock: it excludes a second holder in this process, in another, and Java's own lock."""
+    """An open-file-description lock: it excludes a second holder in this process, in another, and Java's own lock.
 
-    __slots__ = ("_fd", "_path")
+    A child that was forked shares it. The process that took it gives it back at once, whatever children there are;
+    a child that releases its copy gives back nothing.
+    """
+
+    __slots__ = ("_fd", "_owner", "_path")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self._path = path
+        self._owner = os.getpid()
 
     def held(self) -> bool:
         return self._fd >= 0 and _same_file(self._fd, self._path)
 
     def release(self) -> None:
         if self._fd >= 0:
+            if self._owner == os.getpid():
+                fcntl.fcntl(self._fd, _F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
             os.close(self._fd)
             self._fd = -1
 
@@ -182,8 +194,11 @@ class OsDisk:
         return os.stat(path).st_mtime_ns // 1_000_000
 
     def make_dir(self, path: str) -> None:
-        with contextlib.suppress(FileExistsError):
+        try:
             os.mkdir(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
 
     def unlink(self, path: str) -> None:
         os.unlink(path)

@@ -13,8 +13,9 @@ from typing import Any
 from tranlog.ids import Gtid
 
 
-def _rebuild(kind: type[TranlogError], fields: dict[str, Any]) -> TranlogError:
+def _rebuild(kind: type[TranlogError], args: tuple[Any, ...], fields: dict[str, Any]) -> TranlogError:
     error = kind.__new__(kind)
+    error.args = args
     error.__dict__.update(fields)
     return error
 
@@ -23,7 +24,7 @@ class TranlogError(Exception):
     """Whatever tranlog raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), dict(self.__dict__))
+        return _rebuild, (type(self), self.args, dict(self.__dict__))
 
 
 # --- the log ---------------------------------------------------------------------------------------------
@@ -77,6 +78,30 @@ class LogUnreadableError(LogError):
 
 
 @dataclass(eq=False, kw_only=True)
+class LogCodecError(LogError):
+    """The directory holds a log in the Tungsten replicator's own codec."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return (
+            f"the log at {self.path} was written by the Tungsten replicator, in its own format; this release reads and "
+            "writes native logs only. Nothing was changed; name another directory"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class HoldError(LogError):
+    """A hold, which keeps retention from purging what somebody still needs, cannot be written or read."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"the hold at {self.path} failed: {self.why}. Retention does not wait for what it stands for; check it"
+
+
+@dataclass(eq=False, kw_only=True)
 class SegmentGoneError(LogError):
     """A segment was deleted under an open log."""
 
@@ -108,8 +133,14 @@ class LogLockedError(LogError):
         return f"the log at {self.path} is held by another writer ({self.holder}). Stop it first; readers need no lock"
 
 
+@dataclass(eq=False)
 class LogClosedError(LogError):
     """The log was closed, or closed itself after a failed sync: nothing after the last sync is assumed durable."""
+
+    why: str = "it was closed"
+
+    def __str__(self) -> str:
+        return f"the log is closed: {self.why}. Open it again: what was durable is there"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -141,7 +172,10 @@ class RecordLimitError(LogError):
     why: str
 
     def __str__(self) -> str:
-        return f"the transaction with event id {self.event_id!r} was refused: {self.why}"
+        return (
+            f"the transaction with event id {self.event_id!r} was refused: {self.why}. Nothing of it was written; "
+            "change it at the source, or start a new log behind it (`tranlog reset`)"
+        )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -153,7 +187,7 @@ class PayloadError(LogError):
 
     def __str__(self) -> str:
         where = "" if self.seqno is None else f" of seqno {self.seqno}"
-        return f"the payload{where} cannot be decoded: {self.why}. `thl list -headers` still shows the header"
+        return f"the payload{where} cannot be decoded: {self.why}. See its header by `thl list -headers`"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -235,7 +269,10 @@ class UnsupportedTypeError(SourceError):
     type_name: str
 
     def __str__(self) -> str:
-        return f"column {self.column} of table {self.table} has type {self.type_name}, which is not supported"
+        return (
+            f"column {self.column} of table {self.table} has type {self.type_name}, which is not supported. "
+            "Change the column's type, or leave the table out of capture"
+        )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -303,7 +340,7 @@ class TransientTargetError(TargetError):
     why: str
 
     def __str__(self) -> str:
-        return f"the target asked to try again: {self.why}"
+        return f"the target asked to try again: {self.why}. Start apply again if it does not go on by itself"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -352,7 +389,10 @@ class ReplacedError(PipelineError):
     holder: str
 
     def __str__(self) -> str:
-        return f"pipeline {self.pipeline!r} was taken over by {self.holder}; this process applied nothing more and ends"
+        return (
+            f"pipeline {self.pipeline!r} was taken over by {self.holder}; this process applied nothing more and ends. "
+            "Stop the other one if this one is to run"
+        )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -390,4 +430,4 @@ class ConfigError(TranlogError):
 
     def __str__(self) -> str:
         given = "" if self.value is None else f" = {self.value!r}"
-        return f"configuration: {self.option}{given}: {self.why}"
+        return f"configuration: {self.option}{given}: {self.why}. Correct it and start again"

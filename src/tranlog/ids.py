@@ -24,7 +24,8 @@ NO_EPOCH = Epoch(0)
 """The epoch of a position that has applied nothing yet."""
 
 _GTID_BYTES = struct.Struct(">QQ")
-_GTID_TEXT = re.compile(r"GTID\(\s*(\d+)\s*,\s*(\d+)\s*\)")
+_GTID_TEXT = re.compile(r"GTID\(\s*([0-9]{1,19})\s*,\s*([0-9]{1,19})\s*\)")
+_NUMBER_MAX = (1 << 63) - 1  # records and targets hold seqno and epoch as signed 64-bit integers
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,7 +59,10 @@ class Gtid:
         match = _GTID_TEXT.fullmatch(text.strip())
         if match is None:
             raise ValueError(f"not a GTID: {text!r}; a GTID reads GTID(1, 15)")
-        return cls(Epoch(int(match[1])), Seqno(int(match[2])))
+        epoch, seqno = int(match[1]), int(match[2])
+        if epoch > _NUMBER_MAX or seqno > _NUMBER_MAX:
+            raise ValueError(f"not a GTID: {text!r}; its numbers end at {_NUMBER_MAX}")
+        return cls(Epoch(epoch), Seqno(seqno))
 
 
 def lsn(segment: int, offset: int) -> Lsn:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable
-from decimal import Decimal
+from decimal import Context, Decimal, InvalidOperation
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -44,6 +44,9 @@ from tranlog.types import (
 
 PACKED_VERSION: Final = 1
 PACKED_FIELD: Final = 100
+_INSERT: Final = Op.INSERT  # names of this module: looking a member up in its class costs more than the comparison
+_DELETE: Final = Op.DELETE
+_UPDATE: Final = Op.UPDATE
 OP_STATEMENT: Final = 4
 """In a packed list of changes: here stands the statement with the given index of field 1."""
 FIRST_UNKNOWN_TAG: Final = 0x40
@@ -56,6 +59,8 @@ _F32: Final = struct.Struct(">f")
 _F64: Final = struct.Struct(">d")
 _TYPE_STATEMENT: Final = 2  # OneChange.type STATEMENT_DATA
 _COLUMN_UNSIGNED, _COLUMN_NULLABLE, _COLUMN_CHARSET = 1, 2, 4
+_U64_MAX: Final = (1 << 64) - 1
+_EXACT: Final = Context(traps=[InvalidOperation])  # a caller's own context may not trap, and then reads junk as NaN
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,89 +91,121 @@ _SHORT: Final = tuple(bytes([n]) for n in range(128))
 
 
 def _length(number: int) -> bytes:
-    return _SHORT[number] if number < 128 else _varint(number)
+    return _SHORT[number] if 0 <= number < 128 else _varint(number)
 
 
-def _text(text: str) -> bytes:
-    raw = text.encode()
+def _sized(raw: bytes) -> bytes:
     return _length(len(raw)) + raw
 
 
-def _sized(tag: Tag, raw: bytes) -> bytes:
-    return bytes((tag,)) + _length(len(raw)) + raw
+def _text(text: str) -> bytes:
+    return _sized(text.encode())
 
 
 def _zigzag(number: int) -> bytes:
-    return _length(number << 1 if number >= 0 else (-number << 1) - 1)
-
-
-def _encode_int(value: int) -> bytes:
-    if -(1 << 63) <= value < 1 << 63:
-        return b"\x04" + _zigzag(value)
-    if 0 <= value < 1 << 64:
-        return b"\x05" + _varint(value)
-    raise ValueError(f"integer {value} does not fit 64 bits")
-
-
-def _encode_text(value: str) -> bytes:
-    raw = value.encode()
-    return b"\x09" + _length(len(raw)) + raw
-
-
-def _encode_bytes(value: bytes) -> bytes:
-    return b"\x0a" + _length(len(value)) + value
+    folded = number << 1 if number >= 0 else ~(number << 1)
+    if folded > _U64_MAX:
+        raise ValueError(f"{number} does not fit 64 bits")
+    return _length(folded)
 
 
 def _encode_bit(value: Bit) -> bytes:
-    raw = value.value.to_bytes((value.width + 7) // 8, "big")
-    return bytes((Tag.BIT,)) + _length(value.width) + raw
-
-
-def _encode_set(value: SetLabels) -> bytes:
-    return bytes((Tag.SET,)) + _length(len(value.labels)) + b"".join(map(_text, value.labels))
+    width, bits = value.width, value.value
+    if not 0 <= width <= _U64_MAX or bits < 0 or bits.bit_length() > width:
+        raise ValueError(f"the bits {bits:#x} do not fit a width of {width}")
+    return b"\x12" + _length(width) + bits.to_bytes((width + 7) // 8, "big")
 
 
 _ENCODERS: Final[dict[type, Callable[..., bytes]]] = {
-    type(None): lambda value: b"\x00",
     Unchanged: lambda value: b"\x01",
-    bool: lambda value: b"\x03" if value else b"\x02",
-    int: _encode_int,
-    str: _encode_text,
-    bytes: _encode_bytes,
-    float: lambda value: b"\x07" + _F64.pack(value),
     F32: lambda value: b"\x06" + _F32.pack(value.value),
-    Decimal: lambda value: _sized(Tag.DECIMAL, str(value).encode()),
-    CharsetBytes: lambda value: (
-        bytes((Tag.CHARSET_BYTES,)) + _text(value.charset) + _length(len(value.raw)) + value.raw
-    ),
-    Date: lambda value: bytes((Tag.DATE,)) + _zigzag(value.days),
-    Time: lambda value: bytes((Tag.TIME,)) + _zigzag(value.micros),
-    Datetime: lambda value: bytes((Tag.DATETIME,)) + _zigzag(value.micros),
-    Instant: lambda value: bytes((Tag.INSTANT,)) + _zigzag(value.micros),
-    ZeroDate: lambda value: _sized(Tag.ZERO_DATE, value.text.encode()),
-    InfiniteDate: lambda value: bytes((Tag.INFINITE_DATE, value.negative)),
+    Decimal: lambda value: b"\x08" + _text(str(value)),
+    CharsetBytes: lambda value: b"\x0b" + _text(value.charset) + _sized(value.raw),
+    Date: lambda value: b"\x0c" + _zigzag(value.days),
+    Time: lambda value: b"\x0d" + _zigzag(value.micros),
+    Datetime: lambda value: b"\x0e" + _zigzag(value.micros),
+    Instant: lambda value: b"\x0f" + _zigzag(value.micros),
+    ZeroDate: lambda value: b"\x10" + _text(value.text),
+    InfiniteDate: lambda value: b"\x11\x01" if value.negative else b"\x11\x00",
     Bit: _encode_bit,
-    EnumLabel: lambda value: _sized(Tag.ENUM, value.label.encode()),
-    SetLabels: _encode_set,
-    Json: lambda value: _sized(Tag.JSON, value.text.encode()),
-    UUID: lambda value: bytes((Tag.UUID,)) + value.bytes,
-    Other: lambda value: bytes((Tag.OTHER,)) + _text(value.type_name) + _text(value.text),
+    EnumLabel: lambda value: b"\x13" + _text(value.label),
+    SetLabels: lambda value: b"\x14" + _length(len(value.labels)) + b"".join(map(_text, value.labels)),
+    Json: lambda value: b"\x15" + _text(value.text),
+    UUID: lambda value: b"\x16" + value.bytes,
+    Other: lambda value: b"\x17" + _text(value.type_name) + _text(value.text),
 }
+"""The values that `encode_row` does not write in line."""
 
 
 def encode_row(row: Iterable[Value]) -> bytes:
     """Return the bytes of a row's values, one behind the other, without a count.
 
-    Raises ValueError for an integer beyond 64 bits or text that has no UTF-8, KeyError for a foreign type.
+    Raises ValueError for a value that no tag can carry: an integer beyond 64 bits, a float beyond its four bytes,
+    bits beyond their width, text that has no UTF-8, a foreign type.
     """
+    out = bytearray()
+    try:
+        _put_row(out, row)
+    except OverflowError as exc:
+        raise ValueError(str(exc)) from exc
+    return bytes(out)
+
+
+def _put_row(out: bytearray, row: Iterable[Any]) -> None:
+    """Append a row's values. The tags stand as numbers, the frequent ones in line: this loop is the writer's cost."""
+    push = out.append
     encoders = _ENCODERS
-    return b"".join([encoders[type(value)](value) for value in row])
+    for value in row:
+        kind = type(value)
+        if kind is int:
+            number: int = value
+            folded = number << 1 if number >= 0 else ~(number << 1)
+            if folded <= _U64_MAX:
+                push(4)
+            elif 0 <= number <= _U64_MAX:
+                push(5)
+                folded = number
+            else:
+                raise ValueError(f"integer {number} does not fit 64 bits")
+            while folded > 0x7F:
+                push(folded & 0x7F | 0x80)
+                folded >>= 7
+            push(folded)
+        elif kind is str or kind is bytes:
+            if kind is str:
+                push(9)
+                raw: bytes = value.encode()
+            else:
+                push(10)
+                raw = value
+            size = len(raw)
+            if size < 0x80:
+                push(size)
+            else:
+                out += _varint(size)
+            out += raw
+        elif value is None:
+            push(0)
+        elif kind is float:
+            push(7)
+            out += _F64.pack(value)
+        elif kind is bool:
+            push(3 if value else 2)
+        elif kind in encoders:
+            out += encoders[kind](value)
+        else:
+            raise ValueError(f"no value tag carries the type {kind.__name__}")
 
 
 @lru_cache(maxsize=4096)
 def encode_table_map(table: TableMap) -> bytes:
-    """Return a table map's bytes, without their length in front."""
-    out = [_text(table.schema), _text(table.table), _length(len(table.columns))]
+    """Return a table map's bytes, without their length in front.
+
+    Raises ValueError for what could not be read back: a key's column that is not there, a length below zero, text
+    that has no UTF-8.
+    """
+    columns = len(table.columns)
+    out = [_text(table.schema), _text(table.table), _length(columns)]
     for column in table.columns:
         flags = (
             (_COLUMN_UNSIGNED if column.unsigned else 0)
@@ -178,19 +215,24 @@ def encode_table_map(table: TableMap) -> bytes:
         out += [_text(column.name), _text(column.source_type), bytes((column.logical, flags))]
         if column.charset is not None:
             out.append(_text(column.charset))
+        if not 0 <= column.length <= _U64_MAX:
+            raise ValueError(f"column {column.name} of table {table.name} has the length {column.length}")
         out.append(_length(column.length))
+    for key in (table.primary_key, *table.unique_keys, *[key.columns for key in table.foreign_keys]):
+        if not all(0 <= index < columns for index in key):
+            raise ValueError(f"a key of table {table.name} names the columns {key} of {columns}, counted from 0")
     out.append(_indexes(table.primary_key))
     out.append(_length(len(table.unique_keys)))
     out += map(_indexes, table.unique_keys)
     out.append(_length(len(table.foreign_keys)))
-    for key in table.foreign_keys:
+    for foreign in table.foreign_keys:
         out += [
-            _indexes(key.columns),
-            _text(key.ref_schema),
-            _text(key.ref_table),
-            _length(len(key.ref_columns)),
+            _indexes(foreign.columns),
+            _text(foreign.ref_schema),
+            _text(foreign.ref_table),
+            _length(len(foreign.ref_columns)),
         ]
-        out += map(_text, key.ref_columns)
+        out += map(_text, foreign.ref_columns)
     return b"".join(out)
 
 
@@ -211,48 +253,65 @@ class PayloadBuilder:
     Threads: one at a time.
     """
 
-    __slots__ = ("_changes", "_rows", "_size", "_statements", "_tables")
+    __slots__ = ("_changes", "_count", "_size", "_statements", "_tables")
 
     def __init__(self) -> None:
         self._tables: dict[TableMap, int] = {}
-        self._changes: list[bytes] = []
+        self._changes = bytearray()
+        self._count = 0
         self._statements: list[bytes] = []
-        self._rows = 0
         self._size = 0
 
     @property
     def size(self) -> int:
         """Bytes collected so far, about what `take` will return."""
-        return self._size
+        return self._size + len(self._changes)
 
     def __len__(self) -> int:
         """The number of changes collected."""
-        return len(self._changes)
+        return self._count
 
     def add(self, change: Change) -> None:
-        """Add a row change or a statement. Raises what `encode_row` raises, and then has taken nothing."""
+        """Add a row change or a statement.
+
+        Raises ValueError for what could not be read back: what `encode_row` or `encode_table_map` refuse, images
+        that do not fit the operation or the table; and then has taken nothing.
+        """
         if isinstance(change, Statement):
             self.add_statement(change)
             return
-        before = b"" if change.before is None else encode_row(change.before)
-        after = b"" if change.after is None else encode_row(change.after)
-        self.add_encoded(change.table, change.op, before + after)
+        table, op, before, after = change.table, change.op, change.before, change.after
+        columns = len(table.columns)
+        if (
+            (before is None) is not (op is _INSERT)
+            or (after is None) is not (op is _DELETE)
+            or (before is not None and len(before) != columns)
+            or (after is not None and len(after) != columns)
+        ):
+            raise ValueError(f"the images of an {op.name} do not fit table {table.name} of {columns} columns")
+        images = b"" if before is None else encode_row(before)
+        if after is not None:
+            images += encode_row(after)
+        self.add_encoded(table, op, images)
 
     def add_encoded(self, table: TableMap, op: Op, images: bytes) -> None:
         """Add a row change whose images are already `encode_row` bytes: before, then after, as `op` has them."""
         number = self._tables.get(table)
         if number is None:
-            number = self._tables[table] = len(self._tables)
             self._size += len(encode_table_map(table)) + 4
-        raw = _SHORT[op] + _length(number) + images
-        self._changes.append(raw)
-        self._rows += 1
-        self._size += len(raw)
+            number = self._tables[table] = len(self._tables)
+        changes = self._changes
+        changes.append(op)
+        changes += _length(number)
+        changes += images
+        self._count += 1
 
     def add_statement(self, statement: Statement) -> None:
-        """Add a statement at its place."""
+        """Add a statement at its place. Raises ValueError for one that could not be read back."""
         raw = _encode_statement(statement)
-        self._changes.append(_SHORT[OP_STATEMENT] + _length(len(self._statements)))
+        self._changes.append(OP_STATEMENT)
+        self._changes += _length(len(self._statements))
+        self._count += 1
         self._statements.append(raw)
         self._size += len(raw)
 
@@ -265,21 +324,22 @@ class PayloadBuilder:
         out = list(self._statements)
         out += [_delimited(2, _option(name, value)) for name, value in metadata]
         out += [_delimited(3, _option(name, value)) for name, value in options]
-        if self._rows:
+        if self._tables:
             packed = [_SHORT[PACKED_VERSION], _length(len(self._tables))]
-            for table in self._tables:
-                raw = encode_table_map(table)
-                packed += [_length(len(raw)), raw]
-            packed.append(_length(len(self._changes)))
-            packed += self._changes
+            packed += [_sized(encode_table_map(table)) for table in self._tables]
+            packed += [_length(self._count), bytes(self._changes)]
             body = b"".join(packed)
             out += [_TAG_PACKED, _length(len(body)), body]
-        self._tables, self._changes, self._statements, self._rows, self._size = {}, [], [], 0, 0
+        self.drop()
         return b"".join(out)
+
+    def drop(self) -> None:
+        """Forget all that was collected."""
+        self._tables, self._changes, self._count, self._statements, self._size = {}, bytearray(), 0, [], 0
 
 
 def encode(payload: Payload) -> bytes:
-    """Return a payload's bytes; `decode` gives the payload back."""
+    """Return a payload's bytes; `decode` gives the payload back. Raises what `PayloadBuilder.add` raises."""
     builder = PayloadBuilder()
     for change in payload.changes:
         builder.add(change)
@@ -296,14 +356,19 @@ def _option(name: str, value: str) -> bytes:
 
 def _encode_statement(statement: Statement) -> bytes:
     """Return one OneChange of type STATEMENT_DATA, as a field 1 of the envelope."""
+    timestamp, error_code = statement.timestamp, statement.error_code
+    if not -(1 << 63) <= timestamp < 1 << 63 or not -(1 << 31) <= error_code < 1 << 31:
+        raise ValueError(f"timestamp {timestamp} or error code {error_code} does not fit its 64 or 32 bits")
+    if (DDL_OPTION, "true") in statement.options:
+        raise ValueError(f"the option {DDL_OPTION} is what `ddl` writes: it must not stand among a statement's options")
     body = [_delimited(1, statement.schema.encode())]
-    if statement.timestamp:
-        body.append(b"\x10" + _varint(statement.timestamp & 0xFFFF_FFFF_FFFF_FFFF))
+    if timestamp:
+        body.append(b"\x10" + _varint(timestamp & _U64_MAX))
     if isinstance(statement.sql, str):
         body.append(_delimited(3, statement.sql.encode()))
     options = statement.options + (((DDL_OPTION, "true"),) if statement.ddl else ())
     body += [_delimited(4, _option(name, value)) for name, value in options]
-    body.append(b"\x28" + _varint(statement.error_code & 0xFFFF_FFFF_FFFF_FFFF))
+    body.append(b"\x28" + _varint(error_code & _U64_MAX))
     if isinstance(statement.sql, bytes):
         body.append(_delimited(6, statement.sql))
     return _delimited(1, b"\x08" + _SHORT[_TYPE_STATEMENT] + _delimited(3, b"".join(body)))
@@ -328,6 +393,8 @@ def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
         at += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
+            if number > _U64_MAX:
+                raise _Malformed("a varint of more than 64 bits")
             return number, at
         shift += 7
         if shift > 63:
@@ -352,72 +419,112 @@ def _read_zigzag(raw: bytes, at: int) -> tuple[int, int]:
     return number >> 1 ^ -(number & 1), at
 
 
-def _read_rare(tag: int, raw: bytes, at: int) -> tuple[Value, int]:
-    """Read a value whose tag is none of the frequent ones that `_read_row` handles in line."""
-    match tag:
-        case Tag.U64:
-            return _read_varint(raw, at)
-        case Tag.F32:
-            (number,) = _F32.unpack_from(raw, at)
-            return F32(number), at + 4
-        case Tag.DECIMAL:
-            text, at = _read_text(raw, at)
-            return Decimal(text), at
-        case Tag.CHARSET_BYTES:
-            charset, at = _read_text(raw, at)
-            chunk, at = _read_bytes(raw, at)
-            return CharsetBytes(charset, chunk), at
-        case Tag.DATE:
-            number, at = _read_zigzag(raw, at)
-            return Date(number), at
-        case Tag.TIME:
-            number, at = _read_zigzag(raw, at)
-            return Time(number), at
-        case Tag.DATETIME:
-            number, at = _read_zigzag(raw, at)
-            return Datetime(number), at
-        case Tag.INSTANT:
-            number, at = _read_zigzag(raw, at)
-            return Instant(number), at
-        case Tag.ZERO_DATE:
-            text, at = _read_text(raw, at)
-            return ZeroDate(text), at
-        case Tag.INFINITE_DATE:
-            return InfiniteDate(bool(raw[at])), at + 1
-        case Tag.BIT:
-            width, at = _read_varint(raw, at)
-            end = at + (width + 7) // 8
-            if end > len(raw):
-                raise _Malformed(f"a bit string of {width} bits passes the end")
-            return Bit(width, int.from_bytes(raw[at:end], "big")), end
-        case Tag.ENUM:
-            text, at = _read_text(raw, at)
-            return EnumLabel(text), at
-        case Tag.SET:
-            count, at = _read_varint(raw, at)
-            labels = []
-            for _ in range(count):
-                text, at = _read_text(raw, at)
-                labels.append(text)
-            return SetLabels(tuple(labels)), at
-        case Tag.JSON:
-            text, at = _read_text(raw, at)
-            return Json(text), at
-        case Tag.UUID:
-            return UUID(bytes=raw[at : at + 16]), at + 16
-        case Tag.OTHER:
-            name, at = _read_text(raw, at)
-            text, at = _read_text(raw, at)
-            return Other(name, text), at
-        case _ if tag >= FIRST_UNKNOWN_TAG:
-            chunk, at = _read_bytes(raw, at)
-            return Other(f"tag {tag}", chunk.hex()), at
-    raise _Malformed(f"value tag {tag} at offset {at - 1}")
+_Reader: TypeAlias = Callable[[bytes, int], tuple[Value, int]]
+
+
+def _reads_number(kind: Callable[[int], Value]) -> _Reader:
+    def read(raw: bytes, at: int) -> tuple[Value, int]:
+        number, at = _read_zigzag(raw, at)
+        return kind(number), at
+
+    return read
+
+
+def _reads_text(kind: Callable[[str], Value]) -> _Reader:
+    def read(raw: bytes, at: int) -> tuple[Value, int]:
+        text, at = _read_text(raw, at)
+        return kind(text), at
+
+    return read
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text, _EXACT)
+    except InvalidOperation as exc:
+        raise _Malformed(f"{text[:40]!r} is no decimal number") from exc
+
+
+def _read_f32(raw: bytes, at: int) -> tuple[F32, int]:
+    (number,) = _F32.unpack_from(raw, at)
+    return F32(number), at + 4
+
+
+def _read_charset_bytes(raw: bytes, at: int) -> tuple[CharsetBytes, int]:
+    charset, at = _read_text(raw, at)
+    chunk, at = _read_bytes(raw, at)
+    return CharsetBytes(charset, chunk), at
+
+
+def _read_infinite_date(raw: bytes, at: int) -> tuple[InfiniteDate, int]:
+    return InfiniteDate(raw[at] != 0), at + 1
+
+
+def _read_bit(raw: bytes, at: int) -> tuple[Bit, int]:
+    width, at = _read_varint(raw, at)
+    end = at + (width + 7) // 8
+    if end > len(raw):
+        raise _Malformed(f"a bit string of {width} bits passes the end")
+    bits = int.from_bytes(raw[at:end], "big")
+    if bits.bit_length() > width:
+        raise _Malformed(f"a bit string of {width} bits has {bits.bit_length()}")
+    return Bit(width, bits), end
+
+
+def _read_set(raw: bytes, at: int) -> tuple[SetLabels, int]:
+    count, at = _read_varint(raw, at)
+    labels = []
+    for _ in range(count):
+        label, at = _read_text(raw, at)
+        labels.append(label)
+    return SetLabels(tuple(labels)), at
+
+
+def _read_uuid(raw: bytes, at: int) -> tuple[UUID, int]:
+    end = at + 16
+    if end > len(raw):
+        raise _Malformed("a UUID passes the end")
+    return UUID(bytes=raw[at:end]), end
+
+
+def _read_other(raw: bytes, at: int) -> tuple[Other, int]:
+    name, at = _read_text(raw, at)
+    text, at = _read_text(raw, at)
+    return Other(name, text), at
+
+
+_READERS: Final[dict[int, _Reader]] = {
+    Tag.U64: _read_varint,
+    Tag.F32: _read_f32,
+    Tag.DECIMAL: _reads_text(_decimal),
+    Tag.CHARSET_BYTES: _read_charset_bytes,
+    Tag.DATE: _reads_number(Date),
+    Tag.TIME: _reads_number(Time),
+    Tag.DATETIME: _reads_number(Datetime),
+    Tag.INSTANT: _reads_number(Instant),
+    Tag.ZERO_DATE: _reads_text(ZeroDate),
+    Tag.INFINITE_DATE: _read_infinite_date,
+    Tag.BIT: _read_bit,
+    Tag.ENUM: _reads_text(EnumLabel),
+    Tag.SET: _read_set,
+    Tag.JSON: _reads_text(Json),
+    Tag.UUID: _read_uuid,
+    Tag.OTHER: _read_other,
+}
+"""The tags that `_read_row` does not read in line."""
+
+
+def _read_unknown(tag: int, raw: bytes, at: int) -> tuple[Other, int]:
+    if tag < FIRST_UNKNOWN_TAG:
+        raise _Malformed(f"value tag {tag} at offset {at - 1}; a newer release may have written it")
+    chunk, at = _read_bytes(raw, at)
+    return Other(f"tag {tag}", chunk.hex()), at
 
 
 def _read_row(raw: bytes, at: int, columns: int) -> tuple[tuple[Value, ...], int]:
     row: list[Value] = []
     append = row.append
+    readers = _READERS
     for _ in range(columns):
         tag = raw[at]
         at += 1
@@ -450,7 +557,8 @@ def _read_row(raw: bytes, at: int, columns: int) -> tuple[tuple[Value, ...], int
         elif tag == 1:
             append(UNCHANGED)
         else:
-            value, at = _read_rare(tag, raw, at)
+            reader = readers.get(tag)
+            value, at = _read_unknown(tag, raw, at) if reader is None else reader(raw, at)
             append(value)
     return tuple(row), at
 
@@ -549,16 +657,16 @@ def _read_packed(raw: bytes, statements: list[Statement]) -> list[Change]:
             raise _Malformed(f"table number {number} of {len(tables)}")
         table = tables[number]
         columns = len(table.columns)
-        if op == Op.INSERT:
+        if op == _INSERT:
             after, at = _read_row(raw, at, columns)
-            changes.append(RowChange(table, Op.INSERT, None, after))
-        elif op == Op.UPDATE:
+            changes.append(RowChange(table, _INSERT, None, after))
+        elif op == _UPDATE:
             before, at = _read_row(raw, at, columns)
             after, at = _read_row(raw, at, columns)
-            changes.append(RowChange(table, Op.UPDATE, before, after))
-        elif op == Op.DELETE:
+            changes.append(RowChange(table, _UPDATE, before, after))
+        elif op == _DELETE:
             before, at = _read_row(raw, at, columns)
-            changes.append(RowChange(table, Op.DELETE, before, None))
+            changes.append(RowChange(table, _DELETE, before, None))
         else:
             raise _Malformed(f"operation {op}")
     if at != len(raw) or placed != len(statements):
@@ -589,7 +697,6 @@ def _fields(raw: bytes) -> list[tuple[int, int | bytes]]:
 
 
 def _signed(number: int) -> int:
-    number &= 0xFFFF_FFFF_FFFF_FFFF
     return number - (1 << 64) if number >> 63 else number
 
 
@@ -640,6 +747,8 @@ def _read_one_change(raw: bytes | int) -> Statement:
             timestamp = _signed(item)
         elif field == 5:
             error_code = _signed(item)
+            if not -(1 << 31) <= error_code < 1 << 31:
+                raise _Malformed(f"an error code {error_code} of more than 32 bits")
     return Statement(
         schema=schema, sql=sql, ddl=ddl, timestamp=timestamp, error_code=error_code, options=tuple(options)
     )

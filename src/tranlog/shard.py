@@ -59,10 +59,19 @@ def foreign_key_groups(edges: Iterable[tuple[TableName, TableName]]) -> dict[Tab
     """
     group: dict[TableName, set[TableName]] = {}
     for one, other in edges:
-        joined = group.get(one, {one}) | group.get(other, {other})
-        for table in joined:
+        joined, added = group.setdefault(one, {one}), group.setdefault(other, {other})
+        if joined is added:
+            continue
+        if len(joined) < len(added):
+            joined, added = added, joined
+        joined |= added
+        for table in added:
             group[table] = joined
-    return {table: ".".join(min(joined)) for table, joined in group.items()}
+    names: dict[int, str] = {}
+    for joined in group.values():
+        if id(joined) not in names:
+            names[id(joined)] = ".".join(min(joined))
+    return {table: names[id(joined)] for table, joined in group.items()}
 
 
 class ShardTally:

@@ -58,7 +58,7 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 
 
 class F32(msgspec.Struct, frozen=True):
-    """A four-byte float, by its bits: NaN payloads, infinities and -0 survive."""
+    """A four-byte float, by its bits: quiet NaN payloads, infinities and -0 survive."""
 
     value: float
 
@@ -312,7 +312,7 @@ def value_text(value: Value) -> str:
         case InfiniteDate(negative=negative):
             return "-infinity" if negative else "infinity"
         case Bit(width=width, value=bits):
-            return f"b'{bits:0{width}b}'"
+            return f"b'{bits:0{width}b}'" if width else "b''"
         case EnumLabel(label=label):
             return label
         case SetLabels(labels=labels):

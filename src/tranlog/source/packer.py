@@ -31,7 +31,7 @@ class TransactionPacker:
 
     def begin(self, rule: ShardRule) -> None:
         """Start a transaction, dropping what an unfinished one had collected. `rule` serves until the next one."""
-        self._builder.take()
+        self._builder.drop()
         self._tally = ShardTally(rule)
         self._emitted = 0
 
@@ -45,18 +45,21 @@ class TransactionPacker:
         return self._emitted
 
     def add(self, change: Change, *, event_id: str, tstamp: int) -> Fragment | None:
-        """Add a change; `event_id` and `tstamp` serve the fragment that may come out."""
+        """Add a change; `event_id` and `tstamp` serve the fragment that may come out.
+
+        Raises what `PayloadBuilder.add` raises, and then has taken nothing.
+        """
+        self._builder.add(change)
         if isinstance(change, Statement):
             self._tally.make_serial()
         else:
             self._tally.touch(change.table.schema, change.table.table)
-        self._builder.add(change)
         return self._cut(event_id, tstamp)
 
     def add_encoded(self, table: TableMap, op: Op, images: bytes, *, event_id: str, tstamp: int) -> Fragment | None:
         """Add a row change whose images are already `payload.encode_row` bytes."""
-        self._tally.touch(table.schema, table.table)
         self._builder.add_encoded(table, op, images)
+        self._tally.touch(table.schema, table.table)
         return self._cut(event_id, tstamp)
 
     def _cut(self, event_id: str, tstamp: int) -> Fragment | None:

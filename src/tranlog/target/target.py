@@ -99,11 +99,15 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What one target transaction did: source transactions, row changes, statements sent to the target."""
+    """What one target transaction did: source transactions, row changes, statements sent to the target.
+
+    `ddl_ignored`: recorded statements that were passed over.
+    """
 
     transactions: int
     changes: int
     statements: int
+    ddl_ignored: int = 0
 
 
 class Target(Protocol):
@@ -147,13 +151,15 @@ class Target(Protocol):
         holder: str,
         channels: int,
         shard_rule: str,
-        rows: Sequence[ChannelRow],
+        rows: Sequence[ChannelRow] | None,
         keep_assignment: bool,
     ) -> int:
         """Become the pipeline's driver: raise its token and every channel's, in one target transaction; return it.
 
         `rows` are the positions that hold from now on, one per channel; rows of other channels are removed, and
-        the shards' rows too unless `keep_assignment`. Clears stop_at_seqno. Raises ReplacedError when the token is
+        the shards' rows too unless `keep_assignment`. None: the positions stay as they are at that moment. That is
+        the first step of every take-over, since positions that were read while tasks of the driver before could
+        still move them must never be written back. Clears stop_at_seqno. Raises ReplacedError when the token is
         not `expected_token` any more (0: no row yet). A channel row that a stopped session keeps locked is waited
         for as in `claim`.
         """

@@ -1,0 +1,595 @@
+"""docs/format.md says what the code writes: every table against its constant, and an example written anew.
+
+Proves design/conventions.md 6.7: "docs/format.md rows carry the constant's name, and a test compares offsets and
+sizes". The example is explained by a reader of its own, which knows only what the page says. When the example has
+to change, `.venv/bin/python tests/test_format_doc.py` writes it into the page.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import fields
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+from zlib import crc32
+
+import pytest
+
+from tranlog import payload
+from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
+from tranlog.ids import Seqno
+from tranlog.log import format as log_format
+from tranlog.log import positions, segment
+from tranlog.log.log import Log
+from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
+from tranlog.shard import ShardRule, ShardRuleKind
+from tranlog.source import packer
+from tranlog.source.packer import TransactionPacker
+from tranlog.types import (
+    F32,
+    UNCHANGED,
+    Bit,
+    CharsetBytes,
+    Date,
+    Datetime,
+    EnumLabel,
+    InfiniteDate,
+    Instant,
+    Json,
+    LogicalType,
+    Other,
+    SetLabels,
+    Tag,
+    Time,
+    Value,
+    ZeroDate,
+    value_text,
+)
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "format.md"
+GLOSSARY = ROOT / "docs" / "glossary.md"
+WRITTEN_AT = 1_700_000_000_000
+
+
+# --- reading the page ------------------------------------------------------------------------------------
+
+
+def rows_under(text: str, title: str) -> list[list[str]]:
+    """Return the rows of the first table whose heading, or its own first row, contains `title`."""
+    heading = ""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("#"):
+            heading = line
+        if line.startswith("|") and not lines[number - 1].startswith("|"):
+            if title in heading or title in line or title in lines[number - 2]:
+                table = []
+                for row in lines[number:]:
+                    if not row.startswith("|"):
+                        break
+                    table.append([cell.strip() for cell in row.strip("|").split("|")])
+                return table[2:]
+    raise AssertionError(f"docs/format.md has no table {title!r}")
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return PAGE.read_text()
+
+
+@pytest.mark.parametrize(
+    "name", ["HEADER_FIELDS", "EVENT_FIELDS", "ROTATE_FIELDS", "SYNC_FIELDS", "EXTENSION_ITEM_FIELDS"]
+    + ["TABLE_ITEM_FIELDS", "POSITIONS_FIELDS"],
+)  # fmt: skip
+def test_offsets_and_sizes_are_the_constants(page: str, name: str) -> None:
+    wanted: list[tuple[str, str, str]] = []
+    offset: int | None = 0
+    for field, size in getattr(log_format, name, None) or getattr(positions, name):
+        wanted.append(("…" if offset is None else str(offset), str(size) if size else "n", field))
+        offset = None if size == 0 or offset is None else offset + size
+    shown = [(row[0], row[1].removesuffix(" + 1"), row[2]) for row in rows_under(page, f"`{name}`")]
+    assert shown == wanted
+
+
+def test_the_structs_pack_what_the_fields_say() -> None:
+    def size(name: str, home: Any = log_format) -> int:
+        return sum(size for _, size in getattr(home, name))
+
+    assert log_format.HEADER.size == size("HEADER_FIELDS")
+    assert log_format.SYNC_BYTES == size("SYNC_FIELDS") == log_format.SYNC.size + log_format.CRC.size
+    assert size("EVENT_FIELDS") + 3 == log_format.EVENT_MIN  # three empty texts
+    assert size("ROTATE_FIELDS") + 1 == log_format.ROTATE_MIN
+    assert log_format.EXTENSION_ITEM.size == size("EXTENSION_ITEM_FIELDS")
+    assert 2 * log_format.NAME_LENGTH.size == size("TABLE_ITEM_FIELDS")
+    assert size("POSITIONS_FIELDS", positions) == positions.POSITIONS_BYTES
+
+
+def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
+    assert "record_length = 18 + header_length + data_length" in page
+    assert "header_length = 27 + the three texts with their 00" in page
+    head, trailer = log_format.encode_event(
+        seqno=0,
+        fragno=0,
+        last_frag=True,
+        epoch=1,
+        source_id="source",
+        event_id="e",
+        shard_id="",
+        tstamp=0,
+        tables=(("s", "t"),),
+        payload=b"payload",
+        checksum=True,
+    )
+    record_length, header_length = struct.unpack_from(">IxI", head)
+    assert header_length == 27 + 7 + 2 + 1 + (3 + 2 + 1 + 2 + 1)
+    assert record_length == 18 + header_length + 7 == len(head) + 7 + len(trailer)
+
+
+def test_the_directory_is_the_constants(page: str) -> None:
+    homes = (log_format, positions, segment)
+    for name, _, constant in rows_under(page, "## The directory"):
+        value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
+        assert name.strip("`").startswith(value)
+    assert log_format.segment_name(1) in page
+
+
+def test_the_limits_are_the_constants(page: str) -> None:
+    limits = {name.strip("`"): int(value.replace(",", "")) for name, value, _ in rows_under(page, "### Limits")}
+    for name, value in limits.items():
+        assert getattr(log_format, name, None) == value or getattr(positions, name, None) == value, name
+    bounds = {name for home in (log_format, positions) for name in vars(home) if re.fullmatch("[A-Z_]+_MAX", name)}
+    assert bounds <= set(limits)
+
+
+def test_a_transactions_packer_and_the_log_agree_on_how_many_tables_are_too_many() -> None:
+    assert packer.TABLE_LIST_BYTES == log_format.TABLE_ITEMS_MAX
+
+
+def test_the_magic_numbers_are_the_constants(page: str) -> None:
+    value = {row[2]: row[3] for row in rows_under(page, "`HEADER_FIELDS`")}
+    assert bytes.fromhex(value["magic_number"] + value["major_version"] + value["minor_version"]) == struct.pack(
+        ">IHH", log_format.MAGIC_NUMBER, log_format.MAJOR_VERSION, log_format.MINOR_VERSION
+    )
+    types = {"EVENT_FIELDS": log_format.EVENT_TYPE, "ROTATE_FIELDS": log_format.ROTATE_TYPE}
+    for name, number in {**types, "SYNC_FIELDS": log_format.SYNC_TYPE}.items():
+        assert {row[2]: row[3] for row in rows_under(page, f"`{name}`")}["record_type"] == f"{number:02x}"
+    assert f"00 none, {log_format.CRC_32:02x} CRC-32" in page
+    items = {row[2]: row[3] for row in rows_under(page, "`EXTENSION_ITEM_FIELDS`")}["type"]
+    shown = [int(item) for item in re.findall(r"\d\d(?=:)", items)]
+    assert shown == [log_format.TABLE_ITEM, log_format.WRITE_SET_ITEM, log_format.TABLES_OMITTED_ITEM]
+    magic = {row[2]: row[3] for row in rows_under(page, "`POSITIONS_FIELDS`")}["magic"]
+    assert magic.strip("`").encode() == positions.POSITIONS_MAGIC
+
+
+def test_positions_are_written_as_the_page_says(page: str) -> None:
+    """Each field at its offset, by the page's own offsets."""
+    given = {"epoch": 7, "first_seqno": 11, "visible_seqno": 44, "durable_seqno": -1, "committed_seqno": 33}
+    raw = positions.encode_positions(
+        positions.Positions(boot_id="b" * 36, identity=5, visible_lsn=(3 << 32) + 99, **given)  # type: ignore[arg-type]
+    )
+    at = {row[2]: (int(row[0]), int(row[1])) for row in rows_under(page, "`POSITIONS_FIELDS`")}
+    part = {name: raw[offset : offset + size] for name, (offset, size) in at.items()}
+    assert {name: int.from_bytes(part[name], "big", signed=True) for name in given} == given
+    assert part["magic"] == b"THLPOSN1"
+    assert part["boot_id"] == b"b" * 36
+    assert int.from_bytes(part["identity"], "big") == 5
+    assert struct.unpack(">II", part["visible_lsn"]) == (3, 99)
+    assert int.from_bytes(part["crc"], "big") == crc32(raw[:-4])
+
+
+class StoppedClock:
+    """A clock that stands at the example's time."""
+
+    def now_ms(self) -> int:
+        return WRITTEN_AT
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError("nothing here waits")
+
+
+def test_a_hold_is_written_as_the_page_says(page: str, tmp_path: Path) -> None:
+    positions.hold(str(tmp_path), "one", Seqno(4711), clock=StoppedClock())
+    raw = (tmp_path / "holds" / "one").read_bytes()
+    (shown,) = re.findall(r"^    (restart_seqno=.*)$", page, re.MULTILINE)
+    assert raw == shown.ljust(127).encode() + b"\n"
+    line, _, crc = shown.partition(" crc=")
+    assert crc == f"{crc32(line.encode()):08x}"
+
+
+def test_what_is_cut_off_is_kept_as_the_page_says(page: str, tmp_path: Path) -> None:
+    size = len(example(tmp_path))
+    with open(tmp_path / "log" / log_format.segment_name(1), "ab") as file:
+        file.write(b"a torn tail")
+    Log.open(tmp_path / "log", source_id="db1", clock=StoppedClock()).close()
+    (shown,) = re.findall(r"`(thl\.data\.[0-9]+-[0-9]+)` holds what stood from offset 1234 on", page)
+    kept = tmp_path / "log" / "cut" / shown.replace("0000000007", "0000000001").replace("0000001234", f"{size:010d}")
+    assert kept.read_bytes() == b"a torn tail"
+
+
+# --- the payload -----------------------------------------------------------------------------------------
+
+EXAMPLES: dict[Tag, Value] = {
+    Tag.NULL: None,
+    Tag.UNCHANGED: UNCHANGED,
+    Tag.FALSE: False,
+    Tag.TRUE: True,
+    Tag.I64: -3,
+    Tag.U64: 2**63,
+    Tag.F32: F32(1.5),
+    Tag.F64: 1.5,
+    Tag.DECIMAL: Decimal("1.50"),
+    Tag.TEXT: "é",
+    Tag.BYTES: b"\x00\xff",
+    Tag.CHARSET_BYTES: CharsetBytes("latin1", b"\xe9"),
+    Tag.DATE: Date(1),
+    Tag.TIME: Time(-1),
+    Tag.DATETIME: Datetime(64),
+    Tag.INSTANT: Instant(0),
+    Tag.ZERO_DATE: ZeroDate("0000-00-00"),
+    Tag.INFINITE_DATE: InfiniteDate(True),
+    Tag.BIT: Bit(3, 5),
+    Tag.ENUM: EnumLabel("red"),
+    Tag.SET: SetLabels(("a", "b")),
+    Tag.JSON: Json("{}"),
+    Tag.UUID: UUID("00112233-4455-6677-8899-aabbccddeeff"),
+    Tag.OTHER: Other("inet", "::1"),
+}
+
+
+def test_the_values_are_every_tag(page: str) -> None:
+    rows = rows_under(page, "### Values")
+    assert [(int(row[0]), row[1]) for row in rows] == [(tag.value, tag.name) for tag in Tag]
+    for row in rows:
+        value = EXAMPLES[Tag(int(row[0]))]
+        assert encode_row((value,)) == bytes.fromhex(row[4]), row[1]
+        special = {Tag.UNCHANGED: "", Tag.U64: "2^63", Tag.BYTES: "00 ff", Tag.CHARSET_BYTES: "latin1 e9"}
+        assert row[3] == special.get(Tag(int(row[0])), value_text(value))
+
+
+def test_the_rule_for_unknown_tags_is_the_codes(page: str) -> None:
+    assert f"From 0x{FIRST_UNKNOWN_TAG:x} on" in page
+    assert f"Tags {max(Tag) + 1} to 0x{FIRST_UNKNOWN_TAG - 1:x} are free" in page
+
+
+def test_operations_logical_types_and_flags_are_the_codes(page: str) -> None:
+    operations = [(int(row[0]), row[1]) for row in rows_under(page, "| operation | name |")]
+    assert operations == sorted([(op.value, op.name) for op in Op] + [(payload.OP_STATEMENT, "statement")])
+    logical = [(int(row[0]), row[1]) for row in rows_under(page, "| logical type | name |")]
+    assert logical == [(kind.value, kind.name) for kind in LogicalType]
+    table_map = rows_under(page, "### Table map")
+    (flags,) = [row[2] for row in table_map if row[0] == "each column: flags"]
+    assert [int(flag) for flag in re.findall(r"(?<!\w)\d(?= [ua-z])", flags)][:3] == [
+        payload._COLUMN_UNSIGNED,
+        payload._COLUMN_NULLABLE,
+        payload._COLUMN_CHARSET,
+    ]
+    version = {row[0]: row[2] for row in rows_under(page, "### The packed form")}["version"]
+    assert version.startswith(f"{PACKED_VERSION};")
+
+
+def envelope_of(page: str, message: str) -> dict[int, str]:
+    return {int(row[1]): row[3] for row in rows_under(page, "### The envelope") if row[0] == message}
+
+
+def test_the_envelope_has_the_pages_fields(page: str) -> None:
+    """A reader that knows the page's numbers, and protobuf's wire types, finds every part."""
+    text = Statement(schema="s", sql="drop table t", ddl=True, timestamp=-5, error_code=7, options=(("mode", "x"),))
+    raw_text = Statement(schema="s", sql=b"\xff", ddl=False)
+    table = TableMap(schema="s", table="t", columns=())
+    changes = (text, raw_text, RowChange(table, Op.INSERT, None, ()))
+    whole = Payload(metadata=(("a", "1"), ("a", "2")), options=(("b", "3"),), changes=changes)
+
+    def parts(message: str, raw: bytes) -> Iterator[tuple[str, Any]]:
+        names, walk = envelope_of(page, message), Walk(raw)
+        kinds = {int(row[1]): row[2] for row in rows_under(page, "### The envelope") if row[0] == message}
+        numbers = []
+        while walk.at < len(raw):
+            key = walk.varint()
+            numbers.append(key >> 3)
+            assert kinds[key >> 3] == {0: "varint", 2: "bytes"}[key & 7]
+            yield names[key >> 3], walk.varint() if key & 7 == 0 else walk.sized()
+        assert numbers == sorted(numbers)
+
+    def option(raw: bytes) -> tuple[str, str]:
+        part = dict(parts("EventOption", raw))
+        return part["name"].decode(), part["value"].decode()
+
+    event_parts = list(parts("ReplDBMSEvent", encode(whole)))
+    assert [option(raw) for name, raw in event_parts if name == "metadata"] == [("a", "1"), ("a", "2")]
+    assert [option(raw) for name, raw in event_parts if name == "options"] == [("b", "3")]
+    assert [raw[0] for name, raw in event_parts if name == "packed"] == [PACKED_VERSION]
+    statements = []
+    for name, raw in event_parts:
+        if name == "change":
+            one = dict(parts("OneChange", raw))
+            assert one["type"] == 2
+            statements.append(list(parts("StatementData", one["statement"])))
+    one, other = (dict(statement) for statement in statements)
+    assert (one["defaultSchema"], one["query"], one["errorCode"]) == (b"s", b"drop table t", 7)
+    assert one["timestamp"] == 2**64 - 5
+    settings = [option(raw) for name, raw in statements[0] if name == "options"]
+    assert settings == [("mode", "x"), (payload.DDL_OPTION, "true")]
+    assert set(other) == {"defaultSchema", "errorCode", "queryAsBytes"}
+    assert other["queryAsBytes"] == b"\xff"
+    assert f"metadata name `{NOOP}`" in page
+
+
+# --- the example -----------------------------------------------------------------------------------------
+
+ORDERS = TableMap(
+    schema="shop",
+    table="orders",
+    columns=(
+        Column(name="id", source_type="bigint", logical=LogicalType.INTEGER, nullable=False),
+        Column(name="item", source_type="varchar(20)", logical=LogicalType.TEXT, charset="utf8mb4", length=20),
+    ),
+    primary_key=(0,),
+)
+
+
+def example(directory: Path) -> bytes:
+    """Write what the page shows: a log of one transaction."""
+    into = TransactionPacker(source_id="db1", rule=ShardRule(kind=ShardRuleKind.SCHEMA))
+    for change in (
+        RowChange(ORDERS, Op.INSERT, None, (1, "tea")),
+        RowChange(ORDERS, Op.UPDATE, (1, "tea"), (1, None)),
+    ):
+        into.add(change, event_id="0-1-42", tstamp=WRITTEN_AT)
+    log = Log.open(directory / "log", source_id="db1", clock=StoppedClock())
+    log.append(into.finish(event_id="0-1-42", tstamp=WRITTEN_AT))
+    log.commit()
+    log.close()
+    return (directory / "log" / log_format.segment_name(1)).read_bytes()
+
+
+class Walk:
+    """Walks over bytes by the page's words, noting what each stretch is."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self.at = 0
+        self.lines: list[str] = []
+
+    def take(self, size: int, what: str, *, show: bool = True) -> bytes:
+        chunk = self.raw[self.at : self.at + size]
+        assert len(chunk) == size, f"{what} passes the end"
+        if show:
+            for start in range(0, size, 16):
+                place = self.at + start
+                said = what if start == 0 else ""
+                self.lines.append(f"{place:4d}  {chunk[start : start + 16].hex(' '):47s}  {said}".rstrip())
+        self.at += size
+        return chunk
+
+    def number(self, size: int, what: str) -> int:
+        value = int.from_bytes(self.raw[self.at : self.at + size], "big")
+        self.take(size, f"{what} {value}")
+        return value
+
+    def terminated(self, what: str) -> None:
+        end = self.raw.index(0, self.at)
+        text = self.raw[self.at : end].decode()
+        self.take(end + 1 - self.at, f"{what} {text!r}")
+
+    def text(self, what: str) -> None:
+        start = self.at
+        text = self.sized().decode()
+        size, self.at = self.at - start, start
+        self.take(size, f"{what} {text!r}")
+
+    def varint(self, what: str = "") -> int:
+        start, number, shift = self.at, 0, 0
+        while True:
+            byte = self.raw[self.at]
+            self.at += 1
+            number |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+        if what:
+            size, self.at = self.at - start, start
+            self.take(size, f"{what} {number}")
+        return number
+
+    def sized(self) -> bytes:
+        size = self.varint()
+        return self.take(size, "", show=False)
+
+    def title(self, text: str) -> None:
+        self.lines += ["", f"--- {text} ---"] if self.lines else [f"--- {text} ---"]
+
+    # The parts, as the page has them.
+
+    def crc_behind(self, start: int) -> None:
+        """Note crc_method and crc of the record that begins at `start`, and hold the crc against its bytes."""
+        self.take(1, "crc_method: CRC-32")
+        assert self.number(4, "crc") == crc32(self.raw[start : self.at - 4])
+        self.lines[-1] = self.lines[-1].rsplit(" ", 1)[0]
+
+    def header_record(self) -> None:
+        self.title("header record")
+        self.take(4, "magic_number")
+        self.number(2, "major_version")
+        self.number(2, "minor_version")
+        self.take(8, "prev_seqno -1")
+
+    def sync_record(self) -> None:
+        self.title("sync record")
+        start = self.at
+        assert self.number(4, "record_length") == 26
+        self.number(1, "record_type")
+        segment_number, offset = struct.unpack_from(">II", self.raw, self.at)
+        self.take(8, f"durable_lsn: segment {segment_number}, offset {offset}")
+        assert offset == start
+        self.number(8, "written_at")
+        self.crc_behind(start)
+
+    def event_record(self, what: str) -> None:
+        self.title(f"event record: {what}")
+        start = self.at
+        length = self.number(4, "record_length")
+        self.number(1, "record_type")
+        header_length = self.number(4, "header_length")
+        header_end = self.at + header_length
+        self.number(8, "seqno")
+        self.number(2, "fragno")
+        self.number(1, "last_frag")
+        self.number(8, "epoch_number")
+        self.terminated("source_id")
+        self.terminated("event_id")
+        self.terminated("shard_id")
+        self.number(8, "tstamp")
+        while self.at < header_end:
+            self.number(1, "header extension: type")
+            item_end = self.number(2, "length") + self.at
+            schema = self.number(2, "schema_length")
+            self.take(schema, "schema 'shop'")
+            table = self.number(2, "table_length")
+            self.take(table, "table 'orders'")
+            assert self.at == item_end
+        assert self.at == header_end
+        payload_end = self.number(4, "data_length") + self.at
+        while self.at < payload_end:
+            key = self.varint()
+            self.at -= 1 if key < 128 else 2
+            if key >> 3 == 2:
+                self.metadata()
+            else:
+                self.packed()
+        self.crc_behind(start)
+        assert self.at - start == length
+
+    def metadata(self) -> None:
+        self.varint("payload: key of field 2, metadata:")
+        self.varint("length")
+        self.varint("key of field 1, name:")
+        self.text("name")
+        self.varint("key of field 2, value:")
+        self.text("value")
+
+    def packed(self) -> None:
+        self.varint("payload: key of field 100, packed:")
+        end = self.varint("length") + self.at
+        self.number(1, "version")
+        assert self.varint("table maps:") == 1
+        map_end = self.varint("table map: length") + self.at
+        self.text("schema")
+        self.text("table")
+        columns = self.varint("columns:")
+        for _ in range(columns):
+            self.text("column")
+            self.text("source type")
+            self.number(1, "logical type")
+            flags = self.number(1, "flags")
+            if flags & 4:
+                self.text("charset")
+            self.varint("declared length")
+        for _ in range(self.varint("primary key, columns:")):
+            self.varint("column")
+        self.varint("unique keys:")
+        self.varint("foreign keys:")
+        assert self.at == map_end
+        for _ in range(self.varint("changes:")):
+            op = Op(self.raw[self.at])
+            self.take(1, f"{op.name}")
+            self.varint("table map number")
+            for image in {Op.INSERT: ["after"], Op.DELETE: ["before"], Op.UPDATE: ["before", "after"]}[op]:
+                for column in range(columns):
+                    self.value(f"{image}, column {column}:")
+        assert self.at == end
+
+    def value(self, what: str) -> None:
+        start = self.at
+        tag = Tag(self.raw[start])
+        self.at += 1
+        match tag:
+            case Tag.NULL:
+                said = "NULL"
+            case Tag.I64:
+                folded = self.varint()
+                said = f"I64 {folded // 2 if folded % 2 == 0 else -(folded // 2) - 1}"
+            case Tag.TEXT:
+                said = f"TEXT {self.sized().decode()!r}"
+            case _:
+                raise AssertionError(f"the example has no {tag.name}")
+        size, self.at = self.at - start, start
+        self.take(size, f"{what} {said}")
+
+
+def explained(raw: bytes) -> str:
+    walk = Walk(raw)
+    walk.header_record()
+    walk.sync_record()
+    walk.event_record("the no-op")
+    walk.sync_record()
+    walk.event_record("the transaction")
+    walk.sync_record()
+    assert walk.at == len(raw)
+    return "\n".join(walk.lines)
+
+
+EXAMPLE_BLOCK = re.compile(r"(?<=^```\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
+
+
+def test_the_example_is_what_is_written_today(page: str, tmp_path: Path) -> None:
+    (shown,) = EXAMPLE_BLOCK.findall(page)
+    assert shown == explained(example(tmp_path)) + "\n", (
+        "run `.venv/bin/python tests/test_format_doc.py` and read the change"
+    )
+
+
+def test_the_log_reads_the_pages_own_bytes(page: str) -> None:
+    """The page's hex, typed back in, is a segment that the parser takes record by record."""
+    (shown,) = EXAMPLE_BLOCK.findall(page)
+    raw = b"".join(bytes.fromhex(line[6:53]) for line in shown.splitlines() if re.match(r" *\d", line))
+    assert isinstance(log_format.parse_header(raw), log_format.SegmentHeader)
+    at = log_format.HEADER.size
+    outcomes: list[log_format.Outcome] = []
+    while True:
+        outcome = log_format.parse_record(raw, at, 1 << 32 | at)
+        outcomes.append(outcome)
+        if not isinstance(outcome, log_format.RecordHeader | log_format.SyncRecord):
+            break
+        at += outcome.record_length
+    assert [type(outcome).__name__ for outcome in outcomes] == [
+        "SyncRecord",
+        "RecordHeader",
+        "SyncRecord",
+        "RecordHeader",
+        "SyncRecord",
+        "End",
+    ]
+    header = outcomes[3]
+    assert isinstance(header, log_format.RecordHeader)
+    assert (header.seqno, header.event_id, header.tables) == (1, "0-1-42", (("shop", "orders"),))
+    end = (header.lsn & 0xFFFFFFFF) + header.record_length - log_format.TRAILER.size
+    content = raw[end - header.data_length : end]
+    assert payload.decode(content).changes == (
+        RowChange(ORDERS, Op.INSERT, None, (1, "tea")),
+        RowChange(ORDERS, Op.UPDATE, (1, "tea"), (1, None)),
+    )
+    assert encode_table_map(ORDERS) in content
+
+
+# --- the glossary ----------------------------------------------------------------------------------------
+
+
+def test_the_glossary_knows_every_published_position() -> None:
+    text = GLOSSARY.read_text()
+    names = {field.name for field in fields(positions.Positions) if field.name.endswith("_seqno")}
+    assert len(names) == 4
+    assert {name for name in names if f"| {name}" not in text and f", {name} |" not in text} == set()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        PAGE.write_text(EXAMPLE_BLOCK.sub(lambda _: explained(example(Path(scratch))) + "\n", PAGE.read_text()))
