@@ -1,0 +1,413 @@
+"""Reading the log forward: seek, then the next transaction, waiting for it where it is not written yet.
+
+Owns the position in the log and the rule that nothing is shown before it is whole and visible. Where a seqno lies
+is the index's, what is visible the writer's (`log`) or the positions file's (`reader`). The hard idea: a window of
+bytes is only trusted up to the seqno that was visible *before* it was read, so it is dropped whenever that limit
+moves; below the limit every byte is final, and whatever does not fit there is damage.
+
+Source: seeds/thl-internals, "Reading from the THL"; design/log-format.md, "Who may see what".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from tranlog.change import Change
+from tranlog.errors import CorruptRecordError, LogClosedError, LogUnreadableError, PayloadError, PurgedError
+from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment
+from tranlog.log.format import (
+    BAD_CHECKSUM,
+    HEADER,
+    BadChecksum,
+    End,
+    Impossible,
+    Partial,
+    Record,
+    RecordHeader,
+    RotateRecord,
+    SegmentHeader,
+    SyncRecord,
+    parse_event,
+    parse_header,
+    segment_name,
+    skip_events,
+)
+from tranlog.log.segment import SegmentReader, Segments, payload_at
+from tranlog.payload import Payload, decode
+
+
+class LogView(Protocol):
+    """What a cursor needs of the log it reads: the writer's own, or a reader's in another process."""
+
+    @property
+    def segments(self) -> Segments:
+        """The row of segments."""
+
+    @property
+    def checksum(self) -> bool:
+        """Whether payloads are held against their checksums."""
+
+    def limit(self, *, committed_only: bool) -> Seqno:
+        """Return the newest seqno that may be read now."""
+
+    def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
+        """Return the limit once it has reached `seqno`, or after `timeout_s` whatever it is then."""
+
+
+class StoredTransaction:
+    """One transaction as the log holds it: its verdict header at once, its content when asked.
+
+    `header` is the last fragment's: shard, tables and event id speak for the whole. Content is read, and its
+    checksum verified, anew at each call, fragment by fragment: memory is one fragment, whatever the transaction.
+    Threads: like the cursor that gave it.
+    """
+
+    __slots__ = ("_start", "_view", "_window", "_window_start", "fragments", "header")
+
+    def __init__(self, view: LogView, reader: SegmentReader, start: Lsn, fragments: int, header: RecordHeader) -> None:
+        self._view = view
+        self._window = reader.window
+        self._window_start = reader.start
+        self._start = start
+        self.fragments = fragments
+        self.header = header
+
+    def payloads(self) -> Iterator[bytes]:
+        """Yield each fragment's payload. Raises CorruptRecordError, PurgedError, SegmentGoneError."""
+        for record in self.records():
+            yield record.payload
+
+    def records(self) -> Iterator[Record]:
+        """Yield each fragment's header and payload. Raises CorruptRecordError, PurgedError, SegmentGoneError."""
+        if self.fragments == 1:
+            yield Record(self.header, self._only_payload())
+        else:
+            yield from self._read_records()
+
+    def _only_payload(self) -> bytes:
+        """Return the payload of the one fragment, from the window that its header was found in where it fits."""
+        header = self.header
+        at = lsn_offset(header.lsn) - self._window_start
+        if at >= 0 and at + header.record_length <= len(self._window):
+            payload = payload_at(self._window, at, header, checksum=self._view.checksum)
+            if payload is None:
+                name = segment_name(lsn_segment(header.lsn))
+                raise CorruptRecordError(
+                    segment=name, offset=lsn_offset(header.lsn), seqno=header.seqno, why=BAD_CHECKSUM
+                )
+            return payload
+        return next(self._read_records()).payload
+
+    def _read_records(self) -> Iterator[Record]:
+        number = lsn_segment(self._start)
+        seqno = self.header.seqno
+        reader = SegmentReader(self._view.segments.open(number, seqno), number, checksum=self._view.checksum)
+        try:
+            offset = lsn_offset(self._start)
+            for fragno in range(self.fragments):
+                outcome = reader.read(offset, verify=False)
+                while isinstance(outcome, SyncRecord):
+                    offset += outcome.record_length
+                    outcome = reader.read(offset, verify=False)
+                if not isinstance(outcome, RecordHeader):
+                    raise reader.corrupt(offset, seqno, _why(outcome))
+                if outcome.seqno != seqno or outcome.fragno != fragno:
+                    raise reader.corrupt(offset, seqno, f"fragment {fragno} of seqno {seqno} is not where it belongs")
+                yield Record(outcome, reader.payload(outcome))
+                offset += outcome.record_length
+        except OSError as exc:
+            raise LogUnreadableError(path=self._view.segments.path(number), why=exc.strerror or str(exc)) from exc
+        finally:
+            reader.close()
+
+    def changes(self) -> Iterator[Change]:
+        """Yield the changes of all fragments in order. Raises PayloadError as well."""
+        for payload in self.payloads():
+            yield from self._decode(payload).changes
+
+    def payload(self) -> Payload:
+        """Return the whole content at once; for small transactions. Metadata and options are the last fragment's."""
+        if self.fragments == 1:
+            return self._decode(self._only_payload())
+        parts = [self._decode(payload) for payload in self.payloads()]
+        changes = tuple(change for part in parts for change in part.changes)
+        return Payload(metadata=parts[-1].metadata, options=parts[-1].options, changes=changes)
+
+    def is_noop(self) -> bool:
+        """Whether this is a no-op: a seqno without content, as each start of a writer leaves one."""
+        if self.fragments != 1 or self.header.tables != ():
+            return False
+        return self._decode(self._only_payload()).is_noop()
+
+    def _decode(self, raw: bytes) -> Payload:
+        try:
+            return decode(raw)
+        except PayloadError as exc:
+            raise PayloadError(why=exc.why, seqno=self.header.seqno) from exc
+
+
+def _why(outcome: object) -> str:
+    match outcome:
+        case BadChecksum() | Impossible():
+            return outcome.why
+        case Partial():
+            return "the file ends inside the record"
+        case End():
+            return "the records end here, before the last one that was visible"
+        case RotateRecord():
+            return "a rotate record inside a transaction"
+        case _:
+            return "something else stands where a record belongs"
+
+
+class Cursor:
+    """A place in the log that moves forward, one transaction at a time.
+
+    A new cursor stands at the log's first transaction. Threads: one at a time; any number of cursors beside it.
+    """
+
+    def __init__(self, view: LogView, *, committed_only: bool = False) -> None:
+        self._view = view
+        self._committed_only = committed_only
+        self._reader: SegmentReader | None = None
+        self._offset = 0
+        self._expect = NO_SEQNO  # seqno of the transaction at _offset
+        self._next: Seqno = view.segments.first_seqno()
+        self._limit = NO_SEQNO
+        self._last: tuple[SegmentReader, Lsn, int, RecordHeader] | None = None
+        self._closed = False
+
+    @property
+    def next_seqno(self) -> Seqno:
+        """The transaction that `next` returns next."""
+        return self._next
+
+    def seek(self, seqno: Seqno) -> None:
+        """Stand before `seqno`, also when it is not written yet. Raises PurgedError before the first one held."""
+        self._check_open()
+        segments = self._view.segments
+        first = segments.first_seqno()
+        if seqno < first:
+            raise PurgedError(seqno=seqno, first=first)
+        if not (self._reader is not None and self._expect <= seqno and seqno - self._expect < 64):
+            self._leave()
+        self._last = None
+        self._next = seqno
+
+    def next(self, timeout_s: float = 0.0) -> StoredTransaction | None:
+        """Return the next transaction, or None if none is there within `timeout_s`.
+
+        Raises CorruptRecordError, PurgedError (retention overtook this cursor), SegmentGoneError.
+        """
+        return None if self.next_header(timeout_s) is None else self.current()
+
+    def next_header(self, timeout_s: float = 0.0) -> RecordHeader | None:
+        """Return the next transaction's verdict header, the last fragment's, passing over payloads unread.
+
+        Moves on like `next`. Checksums cover the whole record and are therefore not verified here, but when the
+        payload is read; the header's structure and the unbroken row of seqnos are.
+        """
+        wanted = self._next
+        if wanted > self._limit and not self._wait(wanted, timeout_s):
+            return None
+        try:
+            return self._advance(wanted)
+        except OSError as exc:
+            number = 0 if self._reader is None else self._reader.number
+            self._leave()
+            raise LogUnreadableError(path=self._view.segments.path(number), why=exc.strerror or str(exc)) from exc
+        except BaseException:
+            self._leave()  # the next call starts from the index again, not in the middle of something
+            raise
+
+    def _advance(self, wanted: Seqno) -> RecordHeader:
+        if self._reader is None:
+            self._enter(wanted)
+        if self._expect != wanted:
+            self._skip_to(wanted)
+        reader = self._reader
+        assert reader is not None
+        window, start, base = reader.window, reader.start, reader.number << 32
+        offset = first = self._offset
+        fragno = 0
+        while True:
+            at = offset - start
+            header = parse_event(window, at, base | offset) if 0 <= at < len(window) else None
+            if header is None:
+                self._offset = offset
+                header = self._read_slowly(first, fragno, wanted)
+                reader = self._reader
+                assert reader is not None
+                window, start, base = reader.window, reader.start, reader.number << 32
+                offset = self._offset
+                if header is None:
+                    continue
+            if header.seqno != wanted or header.fragno != fragno:
+                why = f"seqno {header.seqno} fragment {header.fragno} where seqno {wanted} fragment {fragno} belongs"
+                raise self._blame(first if fragno else self._before(offset), offset, wanted, why)
+            if fragno == 0:
+                first = offset
+            offset += header.record_length
+            if header.last_frag:
+                break
+            fragno += 1
+        self._offset = offset
+        self._expect = self._next = Seqno(wanted + 1)
+        self._last = (reader, Lsn(base | first), fragno + 1, header)
+        return header
+
+    def _skip_to(self, wanted: Seqno) -> None:
+        """Move from the place that the index gave to the first record of `wanted`, payloads unread."""
+        reader = self._reader
+        assert reader is not None
+        while True:
+            at = self._offset - reader.start
+            if 0 <= at < len(reader.window):
+                self._offset = reader.start + skip_events(reader.window, at, wanted)
+            outcome = reader.read(self._offset, verify=False)
+            match outcome:
+                case RecordHeader():
+                    if outcome.fragno == 0 and outcome.seqno <= wanted:
+                        self._view.segments.note(outcome.seqno, outcome.lsn)
+                    if outcome.seqno == wanted and outcome.fragno == 0:
+                        self._expect = wanted
+                        return
+                    if outcome.seqno >= wanted:
+                        why = f"seqno {outcome.seqno} fragment {outcome.fragno} where seqno {wanted} belongs"
+                        raise reader.corrupt(self._offset, outcome.seqno, why)
+                    self._offset += outcome.record_length
+                case SyncRecord():
+                    self._offset += outcome.record_length
+                case RotateRecord():
+                    reader = self._rotate(reader, outcome, wanted)
+                    if self._expect == wanted:
+                        return
+                case _:
+                    raise reader.corrupt(self._offset, wanted, _why(outcome))
+
+    def current(self) -> StoredTransaction:
+        """Return the transaction whose header `next_header` returned last."""
+        assert self._last is not None, "next_header() has not returned a header since the last seek"
+        reader, start, fragments, header = self._last
+        return StoredTransaction(self._view, reader, start, fragments, header)
+
+    def records(self) -> Iterator[Record]:
+        """Yield fragment by fragment what is there, up to the limit of now; moves on by whole transactions."""
+        while (transaction := self.next()) is not None:
+            yield from transaction.records()
+
+    def close(self) -> None:
+        """Let go of the files; closing twice is harmless."""
+        self._leave()
+        self._closed = True
+
+    def __enter__(self) -> Cursor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosedError("this cursor was closed")
+
+    def _leave(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        self._last = None
+
+    def _wait(self, wanted: Seqno, timeout_s: float) -> bool:
+        self._check_open()
+        view = self._view
+        limit = view.limit(committed_only=self._committed_only)
+        if limit < wanted and timeout_s > 0:
+            limit = view.wait(wanted, committed_only=self._committed_only, timeout_s=timeout_s)
+        if limit > self._limit:
+            self._limit = limit
+            if self._reader is not None:
+                # What was read behind the old limit may have been cut and written again since.
+                self._reader.forget()
+        return wanted <= limit
+
+    def _enter(self, wanted: Seqno) -> None:
+        """Open the segment to read from on the way to `wanted`."""
+        segments = self._view.segments
+        place = segments.locate(wanted)
+        if place is None:
+            raise PurgedError(seqno=wanted, first=segments.first_seqno())
+        self._offset = lsn_offset(place.lsn)
+        self._expect = place.seqno
+        self._open(lsn_segment(place.lsn), wanted)
+
+    def _open(self, number: int, wanted: Seqno) -> SegmentReader:
+        file = self._view.segments.open(number, wanted)
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = SegmentReader(file, number, checksum=self._view.checksum)
+        return self._reader
+
+    def _before(self, offset: int) -> int:
+        """Return where the transaction returned last begins, if it lies in this segment; else `offset`."""
+        if self._last is None or self._reader is None:
+            return offset
+        start = self._last[1]
+        return lsn_offset(start) if lsn_segment(start) == self._reader.number else offset
+
+    def _blame(self, first: int, offset: int, seqno: Seqno, why: str) -> CorruptRecordError:
+        """Return the error for what was found at `offset`, or for the record from `first` on that misled us there."""
+        reader = self._reader
+        assert reader is not None
+        at = first
+        while self._view.checksum and at <= offset:
+            outcome = reader.read(at, verify=True)
+            if isinstance(outcome, BadChecksum):
+                return reader.corrupt(at, seqno, outcome.why)
+            if not isinstance(outcome, RecordHeader | SyncRecord):
+                break
+            at += outcome.record_length
+        return reader.corrupt(offset, seqno, why)
+
+    def _read_slowly(self, first: int, fragno: int, wanted: Seqno) -> RecordHeader | None:
+        """Take a step that the fast path could not: None after moving on, or a header that passes the window."""
+        reader = self._reader
+        assert reader is not None
+        outcome = reader.read(self._offset, verify=False)
+        match outcome:
+            case RecordHeader():
+                if fragno == 0:
+                    self._view.segments.note(outcome.seqno, outcome.lsn)
+                return outcome
+            case SyncRecord():
+                self._offset += outcome.record_length
+            case RotateRecord():
+                if fragno:
+                    raise self._blame(first, self._offset, wanted, _why(outcome))
+                following = self._rotate(reader, outcome, wanted)
+                if self._expect != wanted:
+                    why = f"bad header: prev_seqno {self._expect - 1}, but the previous segment ends at {wanted - 1}"
+                    raise following.corrupt(0, wanted, why)
+            case _:
+                start = first if fragno else self._before(self._offset)
+                raise self._blame(start, self._offset, wanted, _why(outcome))
+        return None
+
+    def _rotate(self, reader: SegmentReader, rotate: RotateRecord, wanted: Seqno) -> SegmentReader:
+        number = reader.number + 1
+        if rotate.next_file_name != segment_name(number):
+            raise reader.corrupt(self._offset, wanted, f"a rotate record that leads to {rotate.next_file_name}")
+        segments = self._view.segments
+        if not segments.knows(number):
+            segments.refresh()
+        following = self._open(number, wanted)
+        header = parse_header(following.file.pread(HEADER.size, 0))
+        if not isinstance(header, SegmentHeader):
+            why = header.why if isinstance(header, Impossible) else "bad header: cut short or zeros"
+            raise following.corrupt(0, wanted, why)
+        self._offset = HEADER.size
+        self._expect = Seqno(header.prev_seqno + 1)
+        if self._expect > wanted:
+            why = f"bad header: prev_seqno {header.prev_seqno}, but the previous segment ends before seqno {wanted}"
+            raise following.corrupt(0, wanted, why)
+        return following

@@ -1,0 +1,530 @@
+"""The bytes of a segment: header, event, rotate and sync records, and what a stretch of bytes can turn out to be.
+
+Owns encoding and parsing of the native codec, and its limits. What a transaction's payload means is `payload`'s;
+which outcome is an error, and which the ordinary end of a log, is `recovery`'s and the cursor's. The hard idea: a
+parser of a log meets the end, half a record and damage as a matter of course, so each is a value with a name and
+nothing here raises for what it reads. docs/format.md shows the same tables to people.
+
+Source: design/log-format.md, "Native records"; design/data-model.md, "Header extension".
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from functools import lru_cache
+from typing import Final, TypeAlias
+from zlib import crc32
+
+import msgspec
+
+from tranlog.change import TableName
+from tranlog.errors import RecordLimitError
+from tranlog.ids import Epoch, Gtid, Lsn, Seqno
+
+MAGIC_NUMBER: Final = 0xC001CAFE
+MAJOR_VERSION: Final = 1
+MINOR_VERSION: Final = 1
+
+EVENT_TYPE: Final = 1
+ROTATE_TYPE: Final = 2
+SYNC_TYPE: Final = 3
+
+CRC_NONE: Final = 0
+CRC_32: Final = 1
+
+TABLE_ITEM: Final = 1
+"""Header extension: one table touched."""
+WRITE_SET_ITEM: Final = 2
+"""Header extension: reserved for write-set hashes; readers skip it."""
+TABLES_OMITTED_ITEM: Final = 3
+"""Header extension: too many tables to list."""
+
+# The fields of each record in order, with their sizes; 0 stands for a variable size.
+HEADER_FIELDS: Final = (("magic_number", 4), ("major_version", 2), ("minor_version", 2), ("prev_seqno", 8))
+EVENT_FIELDS: Final = (
+    ("record_length", 4),
+    ("record_type", 1),
+    ("header_length", 4),
+    ("seqno", 8),
+    ("fragno", 2),
+    ("last_frag", 1),
+    ("epoch_number", 8),
+    ("source_id", 0),
+    ("event_id", 0),
+    ("shard_id", 0),
+    ("tstamp", 8),
+    ("header_extension", 0),
+    ("data_length", 4),
+    ("event", 0),
+    ("crc_method", 1),
+    ("crc", 4),
+)
+ROTATE_FIELDS: Final = (
+    ("record_length", 4),
+    ("record_type", 1),
+    ("next_file_name", 0),
+    ("crc_method", 1),
+    ("crc", 4),
+)
+SYNC_FIELDS: Final = (
+    ("record_length", 4),
+    ("record_type", 1),
+    ("durable_lsn", 8),
+    ("written_at", 8),
+    ("crc_method", 1),
+    ("crc", 4),
+)
+EXTENSION_ITEM_FIELDS: Final = (("type", 1), ("length", 2), ("bytes", 0))
+TABLE_ITEM_FIELDS: Final = (("schema_length", 2), ("schema", 0), ("table_length", 2), ("table", 0))
+
+HEADER: Final = struct.Struct(">IHHq")
+"""The whole header record of a segment."""
+EVENT_START: Final = struct.Struct(">IBIQHBQ")
+"""An event record from record_length up to and including epoch_number."""
+EVENT_TSTAMP: Final = struct.Struct(">Q")
+EVENT_TSTAMP_AND_LENGTH: Final = struct.Struct(">QI")
+"""tstamp and data_length, which stand side by side where there is no header extension."""
+EVENT_DATA_LENGTH: Final = struct.Struct(">I")
+RECORD_START: Final = struct.Struct(">IB")
+"""record_length and record_type, as every record but the header begins."""
+SYNC: Final = struct.Struct(">IBQQB")
+"""A sync record without its crc."""
+TRAILER: Final = struct.Struct(">BI")
+"""crc_method and crc, as every record but the header ends."""
+EXTENSION_ITEM: Final = struct.Struct(">BH")
+NAME_LENGTH: Final = struct.Struct(">H")
+CRC: Final = struct.Struct(">I")
+
+_EVENT_SKIP: Final = struct.Struct(">IBIQ")
+
+BEFORE_HEADER: Final = 9
+"""Bytes of an event record before those that header_length counts."""
+HEADER_LENGTH_MIN: Final = 30
+"""header_length of three empty strings and no extension."""
+EVENT_OVERHEAD: Final = BEFORE_HEADER + EVENT_DATA_LENGTH.size + TRAILER.size
+"""record_length of an event is this, its header_length and its data_length."""
+EVENT_MIN: Final = EVENT_OVERHEAD + HEADER_LENGTH_MIN
+ROTATE_MIN: Final = RECORD_START.size + 1 + TRAILER.size
+ROTATE_MAX: Final = 512
+SYNC_BYTES: Final = SYNC.size + CRC.size
+
+FRAGNO_MAX: Final = 65_535
+SEQNO_MAX: Final = (1 << 63) - 1
+HEADER_LENGTH_MAX: Final = 1 << 20
+"""Our own bound for the strings and tables of one record, so that a reader knows how much it may have to hold."""
+TABLE_ITEMS_MAX: Final = 60_000
+"""Bytes of table items in one header; beyond, the writer says TABLES_OMITTED_ITEM."""
+RECORD_BYTES_MAX: Final = (1 << 32) - 1
+SEGMENT_BYTES_MAX: Final = 1 << 32
+
+SEGMENT_PREFIX: Final = "thl.data."
+SEGMENT_NUMBER_MAX: Final = (1 << 32) - 1
+_SEGMENT_NAME: Final = re.compile(r"thl\.data\.([0-9]{10})")
+
+_CRC_32_METHOD: Final = b"\x01"
+_ZERO_CRC: Final = TRAILER.pack(CRC_NONE, 0)
+
+
+class RecordHeader(msgspec.Struct, frozen=True):
+    """The header of one fragment, readable without its payload.
+
+    `tables` is None where they were too many to list, () where none is touched. `lsn` is the record's first byte,
+    `record_length` the bytes of the whole record, `data_length` those of its payload.
+    """
+
+    seqno: Seqno
+    fragno: int
+    last_frag: bool
+    epoch: Epoch
+    source_id: str
+    event_id: str
+    shard_id: str
+    tstamp: int
+    tables: tuple[TableName, ...] | None
+    lsn: Lsn
+    record_length: int
+    data_length: int
+    crc_method: int
+    crc: int
+
+    @property
+    def gtid(self) -> Gtid:
+        """The transaction's identity."""
+        return Gtid(self.epoch, self.seqno)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One fragment: its header and its payload's bytes."""
+
+    header: RecordHeader
+    payload: bytes
+
+
+class RotateRecord(msgspec.Struct, frozen=True):
+    """The last record of every segment but the newest."""
+
+    next_file_name: str
+    record_length: int
+
+
+class SyncRecord(msgspec.Struct, frozen=True):
+    """Everything before `durable_lsn` was durable when this was written; `written_at` is ms since 1970."""
+
+    durable_lsn: Lsn
+    written_at: int
+    record_length: int = SYNC_BYTES
+
+
+BAD_CHECKSUM: Final = "its checksum does not match its bytes"
+
+
+class End(msgspec.Struct, frozen=True):
+    """No record here: no byte is left, or zeros stand where a record's length would."""
+
+
+class Partial(msgspec.Struct, frozen=True):
+    """The buffer ends before the record does; the record needs `needed` bytes from its start, or more."""
+
+    needed: int
+
+
+class BadChecksum(msgspec.Struct, frozen=True):
+    """A record whose bytes do not match its checksum; `header` is what they say, where they say anything."""
+
+    record_length: int
+    header: RecordHeader | None = None
+
+    @property
+    def why(self) -> str:
+        """What to tell people."""
+        return BAD_CHECKSUM
+
+
+class Impossible(msgspec.Struct, frozen=True):
+    """Bytes that no writer of this format produces; `record_length` is what they claim, 0 where that is absurd."""
+
+    why: str
+    record_length: int = 0
+
+
+Outcome: TypeAlias = RecordHeader | RotateRecord | SyncRecord | End | Partial | BadChecksum | Impossible
+"""What a parser finds at a place in a segment."""
+
+END: Final = End()
+
+
+def segment_name(number: int) -> str:
+    """Return the file name of a segment: ten decimal digits."""
+    return f"{SEGMENT_PREFIX}{number:010d}"
+
+
+def segment_number(name: str) -> int | None:
+    """Return the number in a segment's file name; None for any other file."""
+    match = _SEGMENT_NAME.fullmatch(name)
+    if match is None:
+        return None
+    number = int(match[1])
+    return number if 0 < number <= SEGMENT_NUMBER_MAX else None
+
+
+# --- segment header --------------------------------------------------------------------------------------
+
+
+def encode_header(prev_seqno: int) -> bytes:
+    """Return the 16 bytes at the start of a segment; -1 for a new log that starts at seqno 0."""
+    return HEADER.pack(MAGIC_NUMBER, MAJOR_VERSION, MINOR_VERSION, prev_seqno)
+
+
+class SegmentHeader(msgspec.Struct, frozen=True):
+    """The header record of a segment."""
+
+    prev_seqno: Seqno
+
+
+def parse_header(raw: bytes) -> SegmentHeader | Partial | Impossible:
+    """Read a segment's header: Partial for less than 16 bytes or 16 zeros, Impossible for another file."""
+    if len(raw) < HEADER.size or raw[: HEADER.size] == bytes(HEADER.size):
+        return Partial(HEADER.size)
+    magic, major, minor, prev_seqno = HEADER.unpack_from(raw)
+    if magic != MAGIC_NUMBER:
+        return Impossible(f"bad header: magic number {magic:08x} instead of {MAGIC_NUMBER:08x}")
+    if (major, minor) != (MAJOR_VERSION, MINOR_VERSION):
+        return Impossible(f"bad header: format version {major}.{minor}; this release knows 1.1")
+    if prev_seqno < -1:
+        return Impossible(f"bad header: prev_seqno {prev_seqno}")
+    return SegmentHeader(Seqno(prev_seqno))
+
+
+def is_tungsten(raw: bytes) -> bool:
+    """Whether a segment that begins with `raw`, header and first record's start, is in the Tungsten codec.
+
+    Magic and version are the same in both codecs; the first record tells. A segment with nothing but its header
+    counts as native.
+    """
+    first = raw[HEADER.size :]
+    if len(first) < BEFORE_HEADER:
+        return False
+    length, kind, header_length = struct.unpack_from(">IBI", first)
+    if kind == EVENT_TYPE:
+        return bool(length > 0 and header_length == 0)
+    return bool(kind == ROTATE_TYPE) and first[RECORD_START.size] == 0
+
+
+# --- event records ---------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def encode_tables(tables: tuple[TableName, ...] | None) -> bytes:
+    """Return the header extension that lists tables; None says that they were too many. Raises ValueError."""
+    if tables is None:
+        return EXTENSION_ITEM.pack(TABLES_OMITTED_ITEM, 0)
+    items = []
+    for schema, table in tables:
+        one, other = schema.encode(), table.encode()
+        length = 2 * NAME_LENGTH.size + len(one) + len(other)
+        if length > 65_535:
+            raise ValueError(f"the name of table {table[:40]}... has {len(other)} bytes")
+        items += [EXTENSION_ITEM.pack(TABLE_ITEM, length), NAME_LENGTH.pack(len(one)), one]
+        items += [NAME_LENGTH.pack(len(other)), other]
+    listed = b"".join(items)
+    if len(listed) > TABLE_ITEMS_MAX:
+        raise ValueError(f"its list of tables has {len(listed)} bytes; past {TABLE_ITEMS_MAX} it has to be left out")
+    return listed
+
+
+def _terminated(text: str, field: str) -> bytes:
+    raw = text.encode()
+    if b"\0" in raw:
+        raise ValueError(f"its {field} holds a NUL character")
+    return raw + b"\0"
+
+
+def encode_event(
+    *,
+    seqno: int,
+    fragno: int,
+    last_frag: bool,
+    epoch: int,
+    source_id: str,
+    event_id: str,
+    shard_id: str,
+    tstamp: int,
+    tables: tuple[TableName, ...] | None,
+    payload: bytes,
+    checksum: bool,
+) -> tuple[bytes, bytes]:
+    """Return what stands before and what stands behind the payload in an event record.
+
+    Raises RecordLimitError for whatever the format cannot hold.
+    """
+    try:
+        names = (
+            _terminated(source_id, "source_id") + _terminated(event_id, "event_id") + _terminated(shard_id, "shard_id")
+        )
+        extension = encode_tables(tables) if tables != () else b""
+    except ValueError as exc:  # UnicodeEncodeError is one
+        raise RecordLimitError(event_id=event_id, why=str(exc)) from exc
+    header_length = 27 + len(names) + len(extension)
+    record_length = EVENT_OVERHEAD + header_length + len(payload)
+    if fragno > FRAGNO_MAX:
+        raise RecordLimitError(event_id=event_id, why=f"it has more than {FRAGNO_MAX + 1} fragments")
+    if header_length > HEADER_LENGTH_MAX:
+        raise RecordLimitError(event_id=event_id, why=f"its ids and tables take {header_length} bytes")
+    if record_length > RECORD_BYTES_MAX:
+        raise RecordLimitError(event_id=event_id, why=f"a fragment of {len(payload)} bytes")
+    if not 0 <= tstamp <= SEQNO_MAX:
+        raise RecordLimitError(event_id=event_id, why=f"its commit time {tstamp} ms is before 1970 or absurd")
+    head = b"".join(
+        (
+            EVENT_START.pack(record_length, EVENT_TYPE, header_length, seqno, fragno, last_frag, epoch),
+            names,
+            EVENT_TSTAMP.pack(tstamp),
+            extension,
+            EVENT_DATA_LENGTH.pack(len(payload)),
+        )
+    )
+    if not checksum:
+        return head, _ZERO_CRC
+    return head, TRAILER.pack(CRC_32, crc32(_CRC_32_METHOD, crc32(payload, crc32(head))))
+
+
+@lru_cache(maxsize=4096)
+def _parse_extension(raw: bytes) -> tuple[TableName, ...] | None:
+    """Read a header extension; ValueError, struct.error for one that runs over its end."""
+    tables: list[TableName] = []
+    omitted = False
+    at = 0
+    while at < len(raw):
+        kind, length = EXTENSION_ITEM.unpack_from(raw, at)
+        at += EXTENSION_ITEM.size
+        end = at + length
+        if end > len(raw):
+            raise ValueError("a header extension item runs over the header's end")
+        if kind == TABLE_ITEM:
+            (size,) = NAME_LENGTH.unpack_from(raw, at)
+            at += NAME_LENGTH.size
+            schema = raw[at : at + size].decode()
+            at += size
+            (other,) = NAME_LENGTH.unpack_from(raw, at)
+            at += NAME_LENGTH.size
+            if at + other != end:
+                raise ValueError("a table in the header extension has a wrong length")
+            tables.append((schema, raw[at:end].decode()))
+        elif kind == TABLES_OMITTED_ITEM:
+            omitted = True
+        at = end
+    return None if omitted else tuple(tables)
+
+
+def parse_event(raw: bytes, at: int, lsn: int, trailer: bytes | None = None) -> RecordHeader | None:
+    """Read the header of the event record at `raw[at]`, or None for whatever is not one that lies wholly in `raw`.
+
+    The fast path of every scan: no checksum, no payload touched. With `trailer`, the record's last 5 bytes, only
+    the header has to lie in `raw`. What None means is for `parse_record` to say.
+    """
+    try:
+        length, kind, header_length, seqno, fragno, last_frag, epoch = EVENT_START.unpack_from(raw, at)
+        if kind != EVENT_TYPE or last_frag > 1:
+            return None
+        first = at + 28
+        second = raw.index(0, first) + 1
+        third = raw.index(0, second) + 1
+        fourth = raw.index(0, third) + 1
+        if fourth + 8 == at + 9 + header_length:
+            tstamp, data_length = EVENT_TSTAMP_AND_LENGTH.unpack_from(raw, fourth)
+            tables: tuple[TableName, ...] | None = ()
+        else:
+            end = at + 9 + header_length
+            if end <= fourth + 8:
+                return None
+            (tstamp,) = EVENT_TSTAMP.unpack_from(raw, fourth)
+            (data_length,) = EVENT_DATA_LENGTH.unpack_from(raw, end)
+            tables = _parse_extension(raw[fourth + 8 : end])
+        if length != 18 + header_length + data_length:
+            return None
+        if trailer is None:
+            method, crc = TRAILER.unpack_from(raw, at + length - 5)
+        else:
+            method, crc = TRAILER.unpack(trailer)
+        return RecordHeader(
+            seqno,
+            fragno,
+            last_frag == 1,
+            epoch,
+            raw[first : second - 1].decode(),
+            raw[second : third - 1].decode(),
+            raw[third : fourth - 1].decode(),
+            tstamp,
+            tables,
+            lsn,  # type: ignore[arg-type]
+            length,
+            data_length,
+            method,
+            crc,
+        )
+    except (ValueError, struct.error):
+        return None
+
+
+def skip_events(raw: bytes, at: int, seqno: int) -> int:
+    """Return the place of the first record in `raw`, from `at` on, that is not an event below `seqno`.
+
+    The place can lie behind the end of `raw`. Trusts each record's length: the caller checks what it lands on.
+    """
+    unpack = _EVENT_SKIP.unpack_from
+    end = len(raw) - EVENT_MIN
+    while at <= end:
+        length, kind, _, number = unpack(raw, at)
+        if kind != EVENT_TYPE or number >= seqno or length < EVENT_MIN:
+            break
+        at += length
+    return at
+
+
+def event_checksum_holds(header: RecordHeader, crc: int) -> bool:
+    """Whether a record's own checksum field agrees with `crc`, the CRC-32 of all its bytes before that field."""
+    if header.crc_method == CRC_32:
+        return header.crc == crc
+    # Method 00 with a crc is method 01 with a flipped bit.
+    return header.crc_method == CRC_NONE and header.crc == 0
+
+
+# --- rotate and sync records -----------------------------------------------------------------------------
+
+
+def encode_rotate(next_file_name: str) -> bytes:
+    """Return the record that ends a segment."""
+    name = next_file_name.encode() + b"\0"
+    body = RECORD_START.pack(ROTATE_MIN - 1 + len(name), ROTATE_TYPE) + name + _CRC_32_METHOD
+    return body + CRC.pack(crc32(body))
+
+
+def encode_sync(durable_lsn: int, written_at: int) -> bytes:
+    """Return a sync record; `written_at` is ms since 1970."""
+    body = SYNC.pack(SYNC_BYTES, SYNC_TYPE, durable_lsn, max(written_at, 0), CRC_32)
+    return body + CRC.pack(crc32(body))
+
+
+SYNC_START: Final = RECORD_START.pack(SYNC_BYTES, SYNC_TYPE)
+"""What a sync record begins with: how one is found behind bytes that cannot be walked."""
+
+
+def _crc_of(raw: bytes, at: int, end: int) -> int:
+    return crc32(memoryview(raw)[at:end])
+
+
+def parse_record(raw: bytes, at: int, lsn: int, checksum: bool = True) -> Outcome:
+    """Say what stands at `raw[at]`; `lsn` is that place's. With `checksum`, an event's bytes are checked too.
+
+    Shape: an event's outcome is its header; its payload is `raw[at + record_length - 5 - data_length:...]`.
+    Rotate and sync records are always checked.
+    """
+    left = len(raw) - at
+    if left < 4:
+        return END if left <= 0 or not any(raw[at:]) else Partial(RECORD_START.size)
+    (length,) = EVENT_DATA_LENGTH.unpack_from(raw, at)
+    if length == 0:
+        return END
+    if left < 5:
+        return Partial(RECORD_START.size)
+    kind = raw[at + 4]
+    if kind == EVENT_TYPE:
+        if length < EVENT_MIN:
+            return Impossible(f"an event record of {length} bytes")
+        if left < length:
+            return Partial(length)
+        header = parse_event(raw, at, lsn)
+        if header is None:
+            if not _trailing_crc_holds(raw, at, length):
+                return BadChecksum(length)
+            return Impossible("an event record whose lengths or strings contradict each other", length)
+        if checksum and not event_checksum_holds(header, _crc_of(raw, at, at + length - 4)):
+            return BadChecksum(length, header)
+        return header
+    if kind == ROTATE_TYPE:
+        if not ROTATE_MIN <= length <= ROTATE_MAX:
+            return Impossible(f"a rotate record of {length} bytes")
+        if left < length:
+            return Partial(length)
+        if not _trailing_crc_holds(raw, at, length):
+            return BadChecksum(length)
+        name = raw[at + 5 : at + length - 5]
+        if name[-1:] != b"\0" or b"\0" in name[:-1]:
+            return Impossible("a rotate record without a file name", length)
+        return RotateRecord(name[:-1].decode(errors="replace"), length)
+    if kind == SYNC_TYPE:
+        if length != SYNC_BYTES:
+            return Impossible(f"a sync record of {length} bytes")
+        if left < length:
+            return Partial(length)
+        if not _trailing_crc_holds(raw, at, length):
+            return BadChecksum(length)
+        _, _, durable_lsn, written_at, _ = SYNC.unpack_from(raw, at)
+        return SyncRecord(Lsn(durable_lsn), written_at)
+    return Impossible(f"record type {kind}, which this release does not know", length)
+
+
+def _trailing_crc_holds(raw: bytes, at: int, length: int) -> bool:
+    method, crc = TRAILER.unpack_from(raw, at + length - TRAILER.size)
+    return bool(method == CRC_32 and crc == _crc_of(raw, at, at + length - 4))

@@ -1,0 +1,821 @@
+"""The one writer of a log: append, commit, rotate, recover, purge.
+
+Owns what is on disk and what is said about it: the lock, the newest segment, the positions file. What a crash
+leaves is judged by `recovery`, which segments may go by `retention`; reading is `cursor`'s. The hard idea: there
+are three ends, and each moves by its own rule. *Appended* may be in memory; *visible* is written and whole, and
+never taken back; *durable* is what a sync covered. A sync runs outside the lock, one thread at a time, and serves
+everybody who came before it began.
+
+Source: seeds/thl-internals; design/log-format.md; design/performance.md, "One lock, leader/follower group commit".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from itertools import pairwise
+from threading import get_ident
+
+from tranlog.change import NOOP, Fragment
+from tranlog.clock import Clock, SystemClock
+from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
+from tranlog.errors import (
+    ConfigError,
+    DiskFailedError,
+    DiskFullError,
+    LogClosedError,
+    LogError,
+    LogLockedError,
+    RecordLimitError,
+)
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn
+from tranlog.log.cursor import Cursor
+from tranlog.log.format import (
+    HEADER,
+    HEADER_LENGTH_MAX,
+    SEGMENT_BYTES_MAX,
+    RecordHeader,
+    encode_event,
+    encode_rotate,
+    encode_sync,
+    segment_name,
+)
+from tranlog.log.index import STRIDE_BYTES
+from tranlog.log.opening import (
+    DISK_FULL,
+    RecoveryReport,
+    create_segment,
+    make_directory,
+    open_newest,
+    storage_error,
+    take_lock,
+)
+from tranlog.log.positions import (
+    HOLDS_DIR,
+    NO_LSN,
+    Positions,
+    PositionsFile,
+    drop_hold,
+    hold,
+    read_holds,
+)
+from tranlog.log.reader import LogRange, LogReader
+from tranlog.log.retention import SegmentAge, purge_below, purge_by_age
+from tranlog.log.segment import (
+    LOCK_NAME,
+    Segments,
+    SegmentStat,
+    join,
+)
+from tranlog.payload import Payload, encode
+from tranlog.shard import UNKNOWN_SHARD
+
+logger = logging.getLogger(__name__)
+
+_ROOM_FOR_OTHERS = 2 * HEADER_LENGTH_MAX
+"""What a segment keeps free behind its largest transaction: its rotate and sync records, and a margin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """How a log is written. Readers need none of it."""
+
+    segment_bytes: int = 100_000_000
+    """Bytes after which a segment is closed; the last transaction may pass them. Short ones open fast."""
+    checksum: bool = True
+    """CRC-32 over every record, held against it at each open and read."""
+    retention_s: float | None = None
+    """Seconds that a closed segment is kept; None keeps all. Holds keep more."""
+    buffer_bytes: int = 256 * 1024
+    """Bytes that may be appended before they are written; a commit writes them earlier."""
+    spill_above: int = 1 << 30
+    """Bytes of one transaction's records above which it is refused."""
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that cannot work."""
+        if self.segment_bytes < 1_000:
+            raise ConfigError(option="segment_bytes", value=self.segment_bytes, why="a segment has at least 1000 bytes")
+        if self.spill_above < 1_000:
+            raise ConfigError(option="spill_above", value=self.spill_above, why="no transaction would fit")
+        if self.segment_bytes + self.spill_above + _ROOM_FOR_OTHERS > SEGMENT_BYTES_MAX:
+            raise ConfigError(
+                option="segment_bytes",
+                value=self.segment_bytes,
+                why=f"a segment ends at 4 GiB, and a transaction of spill_above = {self.spill_above} bytes must fit "
+                "behind segment_bytes",
+            )
+        if self.buffer_bytes < 1:
+            raise ConfigError(option="buffer_bytes", value=self.buffer_bytes, why="the buffer holds at least one byte")
+        if self.retention_s is not None and self.retention_s < 0:
+            raise ConfigError(
+                option="retention_s", value=self.retention_s, why="it is negative; leave it out to keep all"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStatus:
+    """Where a log stands, for `status`."""
+
+    path: str
+    epoch: Epoch
+    first_seqno: Seqno
+    last_seqno: Seqno
+    visible_seqno: Seqno
+    durable_seqno: Seqno
+    committed_seqno: Seqno
+    segments: int
+    syncs: int
+    """Syncs since it was opened."""
+    closed_because: str | None
+    """Why nothing can be appended any more; None while it can."""
+
+
+class Log:
+    """A log opened for writing. There is one at a time per directory; `LogReader` is for everybody else.
+
+    Threads: any number may append, commit and take cursors. A transaction of several fragments belongs to the
+    thread that began it: others wait until its last fragment, or `abandon_open`. `_lock` guards everything; it is
+    let go while a sync runs.
+    """
+
+    def __init__(
+        self, path: str, *, source_id: str, options: LogOptions, disk: Disk, clock: Clock, lock_file: DiskLock
+    ) -> None:
+        """For `open` only."""
+        self._path = path
+        self._source_id = source_id
+        self._options = options
+        self._disk = disk
+        self._clock = clock
+        self._lock_file = lock_file
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # a sync ended, a transaction ended, the log closed
+        self._grown = threading.Condition(self._lock)  # there is more to see
+        self._segments = Segments(path, disk)
+        self._positions: PositionsFile | None = None
+        self._written_at: dict[int, int | None] = {}
+        self._epoch = NO_EPOCH
+        self._syncs = 0
+        self._stopped: LogError | None = None
+        self._closed = False
+        # the newest segment
+        self._file: DiskFile | None = None
+        self._number = 0
+        self._flushed_end = 0
+        self._pending = bytearray()  # what belongs at _flushed_end
+        self._noted = 0  # offset of the last place given to the index
+        # the transaction that is being appended
+        self._next_seqno = Seqno(0)
+        self._fragno = 0  # > 0: it is open
+        self._owner = 0
+        self._open_start = 0
+        self._transaction_bytes = 0
+        # appended and complete
+        self._complete = NO_SEQNO
+        self._complete_start = NO_LSN
+        self._complete_end = 0
+        self._complete_ids = (source_id, "")
+        self._appenders: set[int] = set()  # threads with something appended that is not visible yet
+        self._refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
+        # visible
+        self._visible = NO_SEQNO
+        self._visible_start = NO_LSN
+        self._visible_end = 0
+        self._visible_ids = (source_id, "")
+        # durable
+        self._durable = NO_SEQNO
+        self._durable_end = 0
+        self._sync_due = True  # a sync record goes before the next record
+        self._syncing = False
+        self._sync_end = 0  # what the running sync covers; a cut lowers it
+        self.recovered = RecoveryReport(created=True, clean=True)
+
+    # --- opening -------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        source_id: str,
+        options: LogOptions | None = None,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        start_after: Gtid | None = None,
+    ) -> Log:
+        """Take the lock, mend what a crash left, open a new epoch and write its no-op, synced.
+
+        The directory is created if missing; its parent must exist. `start_after` only matters for a log without
+        records: it begins behind that position, in a higher epoch. Raises LogLockedError, CorruptRecordError,
+        LogMissingError, LogUnreadableError, LogCodecError, DiskFullError, DiskFailedError, ConfigError.
+        """
+        options = LogOptions() if options is None else options
+        options.check()
+        disk = OsDisk() if disk is None else disk
+        clock = SystemClock() if clock is None else clock
+        directory = os.fspath(path).rstrip("/") or "/"
+        try:
+            make_directory(directory, disk)
+            lock_file = take_lock(directory, disk)
+            log = cls(directory, source_id=source_id, options=options, disk=disk, clock=clock, lock_file=lock_file)
+            try:
+                log._recover(start_after)
+            except BaseException:
+                log._let_go()
+                raise
+        except OSError as exc:
+            raise storage_error(exc, directory) from exc
+        return log
+
+    def _recover(self, start_after: Gtid | None) -> None:
+        opened = open_newest(self._path, self._disk, self._segments, start_after=start_after)
+        self.recovered = opened.report
+        self._file = opened.file
+        self._number = opened.number
+        self._flushed_end = self._noted = opened.end
+        self._next_seqno = Seqno(opened.last_seqno + 1)
+        self._complete = self._visible = self._durable = opened.last_seqno
+        self._complete_end = self._visible_end = self._durable_end = opened.end
+        if opened.last_header is not None and opened.last_first_lsn is not None:
+            self._visible_ids = self._complete_ids = (opened.last_header.source_id, opened.last_header.event_id)
+            self._visible_start = self._complete_start = opened.last_first_lsn
+        self._epoch = opened.epoch
+        self._positions = PositionsFile(self._path, self._disk)
+        source_id, event_id = self._visible_ids
+        noop = Fragment(
+            source_id=source_id,
+            event_id=event_id,
+            shard_id=UNKNOWN_SHARD,
+            tstamp=max(self._clock.now_ms(), 0),
+            tables=(),
+            payload=encode(Payload(metadata=((NOOP, "true"),))),
+        )
+        with self._lock:
+            # Only after the sync is there anything to see of the new epoch.
+            self._append(noop, get_ident())
+            self._flush()
+            self._sync_now()
+            self._publish()
+
+    # --- what it holds -------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """The log's directory."""
+        return self._path
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch of this opening of the log."""
+        return self._epoch
+
+    @property
+    def first_seqno(self) -> Seqno:
+        """The first transaction held; NO_SEQNO while there is none."""
+        return self._segments.first_seqno() if self._visible_start != NO_LSN else NO_SEQNO
+
+    @property
+    def last_seqno(self) -> Seqno:
+        """The last transaction appended and complete, visible or not; NO_SEQNO while there is none."""
+        return self._complete
+
+    @property
+    def visible_seqno(self) -> Seqno:
+        """The last transaction that readers may see."""
+        return self._visible
+
+    @property
+    def durable_seqno(self) -> Seqno:
+        """The last transaction that a sync covered."""
+        return self._durable
+
+    def last(self) -> RecordHeader | None:
+        """Return the header of the last visible transaction's last fragment; None in a log without any."""
+        if self._visible_start == NO_LSN:
+            return None
+        with self.cursor() as cursor:
+            cursor.seek(self._visible)
+            return cursor.next_header()
+
+    def last_event_id(self) -> str | None:
+        """Return the event id that a source resumes behind; None in a log that never captured anything.
+
+        Shape: that of the last visible transaction; what a full disk took is no part of it.
+        """
+        return self._visible_ids[1] or None
+
+    def segments(self) -> list[SegmentStat]:
+        """Describe each segment, first to newest."""
+        return self._segments.stats(self._visible)
+
+    def status(self) -> LogStatus:
+        """Return where the log stands."""
+        with self._lock:
+            return LogStatus(
+                path=self._path,
+                epoch=self._epoch,
+                first_seqno=self.first_seqno,
+                last_seqno=self._complete,
+                visible_seqno=self._visible,
+                durable_seqno=self._durable,
+                committed_seqno=self._durable,
+                segments=len(self._segments.row()),
+                syncs=self._syncs,
+                closed_because=None if self._stopped is None else str(self._stopped),
+            )
+
+    # --- writing -------------------------------------------------------------------------------------
+
+    def append(self, fragment: Fragment) -> Gtid:
+        """Put a fragment behind the last one; return its transaction's identity. Nothing is visible before `commit`.
+
+        The seqno is given out with a transaction's first fragment. Before a first fragment the segment may be
+        rotated; whatever is complete then is durable and visible, as if committed. Raises RecordLimitError (the
+        whole transaction is refused), DiskFullError (everything since the last commit is refused, by whomever it
+        was appended; `last_event_id` says what is kept), DiskFailedError, LogClosedError, LogLockedError.
+        """
+        me = get_ident()
+        with self._lock:
+            while True:
+                if self._stopped is not None or self._refused:
+                    self._check(me)
+                if self._fragno:
+                    if self._owner == me:
+                        break
+                    self._changed.wait()
+                elif self._flushed_end + len(self._pending) < self._options.segment_bytes:
+                    break
+                elif self._syncing:
+                    self._changed.wait()
+                else:
+                    self._rotate()
+                    break
+            return self._append(fragment, me)
+
+    def _append(self, fragment: Fragment, me: int) -> Gtid:
+        seqno = self._next_seqno
+        fragno = self._fragno
+        payload = fragment.payload
+        try:
+            head, trailer = encode_event(
+                seqno=seqno,
+                fragno=fragno,
+                last_frag=fragment.last,
+                epoch=self._epoch,
+                source_id=fragment.source_id,
+                event_id=fragment.event_id,
+                shard_id=fragment.shard_id,
+                tstamp=fragment.tstamp,
+                tables=fragment.tables,
+                payload=payload,
+                checksum=self._options.checksum,
+            )
+            size = len(head) + len(payload) + len(trailer)
+            if fragno:
+                size += self._transaction_bytes
+            if size > self._options.spill_above:
+                raise RecordLimitError(
+                    event_id=fragment.event_id,
+                    why=f"its records take {size} bytes or more, and spill_above is {self._options.spill_above}",
+                )
+        except RecordLimitError:
+            if fragno:
+                self._drop_open()
+            raise
+        pending = self._pending
+        if self._sync_due:
+            pending += encode_sync(lsn(self._number, self._durable_end), self._clock.now_ms())
+            self._sync_due = False
+        if fragno == 0:
+            self._open_start = self._flushed_end + len(pending)
+        pending += head
+        pending += payload
+        pending += trailer
+        self._appenders.add(me)
+        if fragment.last:
+            start = self._open_start
+            self._complete = seqno
+            self._complete_start = Lsn(self._number << 32 | start)
+            self._complete_end = self._flushed_end + len(pending)
+            self._complete_ids = (fragment.source_id, fragment.event_id)
+            self._next_seqno = Seqno(seqno + 1)
+            if start - self._noted >= STRIDE_BYTES:
+                self._segments.note(seqno, self._complete_start)
+                self._noted = start
+            if fragno:
+                self._fragno = self._owner = 0
+                self._changed.notify_all()
+        else:
+            self._fragno = fragno + 1
+            self._owner = me
+            self._transaction_bytes = size
+        if len(pending) >= self._options.buffer_bytes:
+            self._flush()
+        return Gtid(self._epoch, seqno)
+
+    def abandon_open(self) -> None:
+        """Forget the fragments of a transaction whose last one will not come; without one this is harmless."""
+        with self._lock:
+            if self._fragno and self._stopped is None:
+                self._drop_open()
+
+    def commit(self, *, sync: bool = True) -> Seqno:
+        """Make everything appended and complete visible; with `sync`, return once it is durable.
+
+        Return the last seqno that this call covered. Group commit: while one thread's sync runs, others queue, and
+        one sync then serves them all. Raises DiskFullError (everything since the last commit is refused),
+        DiskFailedError and LogClosedError (nothing after the last good sync is durable for certain: open the log
+        again and see), LogLockedError.
+        """
+        me = get_ident()
+        with self._lock:
+            if self._stopped is not None or self._refused:
+                self._check(me)
+            target = self._complete
+            if not sync:
+                if self._visible < target:
+                    self._check_lock_file()
+                    self._flush()
+                    self._publish()
+                return target
+            while self._durable < target:
+                if self._syncing:
+                    self._changed.wait()
+                    if self._stopped is not None or self._refused:
+                        self._check(me)
+                else:
+                    self._lead_sync()
+            return target
+
+    def _lead_sync(self) -> None:
+        """Write, publish and sync for everybody who has appended so far; the lock is free while the disk works."""
+        self._check_lock_file()
+        self._flush()
+        self._publish()
+        self._syncing = True
+        self._sync_end = self._flushed_end
+        covered = self._visible
+        file = self._file
+        assert file is not None
+        failure: OSError | None = None
+        self._lock.release()
+        try:
+            file.sync()
+        except OSError as exc:
+            failure = exc
+        finally:
+            self._lock.acquire()
+            self._syncing = False
+            self._changed.notify_all()
+        if failure is not None:
+            raise self._stop_for(failure, "sync") from failure
+        self._syncs += 1
+        self._durable = max(self._durable, covered)
+        self._durable_end = self._sync_end
+        self._sync_due = True
+        self._write_positions(look=True)
+
+    def _sync_now(self) -> None:
+        """Sync under the lock, nothing else running: everything flushed is durable then."""
+        assert self._file is not None
+        try:
+            self._file.sync()
+        except OSError as exc:
+            raise self._stop_for(exc, "sync") from exc
+        self._syncs += 1
+        self._durable = self._complete
+        self._durable_end = self._flushed_end
+        self._sync_due = True
+
+    def _flush(self) -> None:
+        """Write what is pending."""
+        pending = self._pending
+        if not pending:
+            return
+        assert self._file is not None
+        try:
+            self._file.pwrite(bytes(pending), self._flushed_end)
+        except OSError as exc:
+            raise self._write_failed(exc) from exc
+        self._flushed_end += len(pending)
+        pending.clear()
+
+    def _publish(self) -> None:
+        """Let readers see everything that is complete; it has been flushed."""
+        if self._visible == self._complete:
+            return
+        self._visible = self._complete
+        self._visible_start = self._complete_start
+        self._visible_end = self._complete_end
+        self._visible_ids = self._complete_ids
+        self._appenders.clear()
+        if self._fragno:
+            self._appenders.add(self._owner)
+        self._write_positions()
+        self._grown.notify_all()
+
+    def _write_positions(self, *, look: bool = False) -> None:
+        """Publish; with `look`, see first whether the file is still where readers look for it."""
+        assert self._positions is not None
+        try:
+            if look:
+                self._positions.restore()
+            self._positions.write(
+                Positions(
+                    boot_id=self._positions.boot_id,
+                    identity=self._positions.identity,
+                    epoch=self._epoch,
+                    first_seqno=self._segments.first_seqno(),
+                    visible_seqno=self._visible,
+                    durable_seqno=self._durable,
+                    committed_seqno=self._durable,
+                    visible_lsn=self._visible_start,
+                )
+            )
+        except OSError as exc:
+            raise self._stop_for(exc, "write") from exc
+
+    # --- refusing and stopping -----------------------------------------------------------------------
+
+    def _check(self, me: int) -> None:
+        if me in self._refused:
+            raise DiskFullError(path=self._refused.pop(me))
+        if self._stopped is not None:
+            if isinstance(self._stopped, LogClosedError):
+                raise LogClosedError()
+            raise LogClosedError(f"it closed itself ({self._stopped})") from self._stopped
+
+    def _check_lock_file(self) -> None:
+        if self._lock_file.held():
+            return
+        self._stop(LogLockedError(path=self._path, holder=f"{LOCK_NAME} was replaced or removed under this one"))
+        assert self._stopped is not None
+        raise self._stopped
+
+    def _stop(self, error: LogError) -> None:
+        self._stopped = error
+        self._changed.notify_all()
+        self._grown.notify_all()
+        logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
+
+    def _stop_for(self, exc: OSError, what: str) -> DiskFailedError:
+        """Close the log for writing and return the error that says so."""
+        error = DiskFailedError(
+            path=join(self._path, segment_name(self._number)), why=f"{what} failed: {exc.strerror or exc}"
+        )
+        self._stop(error)
+        return error
+
+    def _write_failed(self, exc: OSError) -> LogError:
+        """Take back what is not visible if the disk is full, else close; return the error to raise."""
+        if exc.errno not in DISK_FULL:
+            return self._stop_for(exc, "write")
+        path = join(self._path, segment_name(self._number))
+        refused = self._appenders - {get_ident()}
+        self._refused.update(dict.fromkeys(refused, path))
+        self._appenders.clear()
+        try:
+            self._cut_to(self._visible_end)
+        except OSError as again:
+            return self._stop_for(again, "cutting back")
+        self._next_seqno = Seqno(self._visible + 1)
+        self._complete = self._visible
+        self._complete_start = self._visible_start
+        self._complete_end = self._visible_end
+        self._complete_ids = self._visible_ids
+        self._fragno = self._owner = 0
+        self._changed.notify_all()
+        logger.warning("The disk is full; what was not committed is refused. path=%s", path)
+        return DiskFullError(path=path)
+
+    def _drop_open(self) -> None:
+        """Take back the open transaction's fragments."""
+        start = self._open_start
+        self._fragno = self._owner = 0
+        self._changed.notify_all()
+        if start >= self._flushed_end:
+            del self._pending[start - self._flushed_end :]
+            self._sync_due = True
+            return
+        try:
+            self._cut_to(start)
+        except OSError as exc:
+            raise self._stop_for(exc, "cutting back") from exc
+
+    def _cut_to(self, end: int) -> None:
+        """Shorten the newest segment; synced, so that what is cut cannot come back behind new records."""
+        assert self._file is not None
+        self._pending.clear()
+        self._file.truncate(end)
+        self._file.sync()
+        self._flushed_end = end
+        self._durable_end = min(self._durable_end, end)
+        self._sync_end = min(self._sync_end, end)
+        self._sync_due = True
+        self._noted = min(self._noted, end)
+        self._segments.drop_end(lsn(self._number, end))
+
+    # --- rotating and purging ------------------------------------------------------------------------
+
+    def _rotate(self) -> None:
+        """Close the newest segment, durable, and start the next one."""
+        self._check_lock_file()
+        self._flush()
+        self._publish()
+        assert self._file is not None
+        end = self._flushed_end
+        number = self._number + 1
+        try:
+            self._file.pwrite(encode_rotate(segment_name(number)), end)
+        except OSError as exc:
+            raise self._write_failed(exc) from exc
+        self._flushed_end = end + len(encode_rotate(segment_name(number)))
+        self._sync_now()
+        old = self._number
+        try:
+            file = create_segment(self._path, self._disk, number, self._visible)
+        except OSError as exc:
+            if exc.errno not in DISK_FULL:
+                raise self._stop_for(exc, "starting the next segment") from exc
+            try:
+                # The old segment may only lose its rotate record once there is certainly no next one.
+                path = join(self._path, segment_name(number))
+                if self._disk.exists(path):
+                    self._disk.unlink(path)
+                    self._disk.sync_dir(self._path)
+            except OSError as again:
+                raise self._stop_for(again, "starting the next segment") from again
+            self._visible_end = end
+            raise self._write_failed(exc) from exc
+        self._file.close()
+        self._file = file
+        self._number = number
+        self._flushed_end = self._noted = self._durable_end = self._visible_end = self._complete_end = HEADER.size
+        self._segments.adopt(number, self._visible)
+        self._write_positions()
+        logger.debug("Rotated. from=%s to=%s", segment_name(old), segment_name(number))
+        if self._options.retention_s is not None:
+            try:
+                self._purge(None)
+            except (OSError, LogError) as exc:
+                logger.warning("Retention could not remove segments. path=%s why=%s", self._path, exc)
+
+    def purge(self, *, below: Seqno | None = None) -> list[str]:
+        """Remove whole segments from the front; return their names.
+
+        With `below`: those that hold nothing but transactions below it; without: those that retention gives up.
+        The newest two stay, and whatever a hold needs. Raises HoldError, LogClosedError, DiskFailedError.
+        """
+        with self._lock:
+            if self._stopped is not None:
+                self._check(get_ident())
+            try:
+                return self._purge(below)
+            except OSError as exc:
+                raise DiskFailedError(path=self._path, why=f"removing a segment failed: {exc.strerror}") from exc
+
+    def _purge(self, below: Seqno | None) -> list[str]:
+        holds = []
+        for one in read_holds(self._path, disk=self._disk):
+            if one.restart_seqno is None:
+                path = join(join(self._path, HOLDS_DIR), one.name)
+                logger.warning("A damaged hold keeps every segment: remove or renew it. path=%s", path)
+            holds.append(one.restart_seqno)
+        row = self._segments.row()
+        ages = [
+            SegmentAge(number=number, last_seqno=following[1], ended_at=self._begun_at(following[0]))
+            for (number, _), following in pairwise(row)
+        ]
+        newest = SegmentAge(number=self._number, last_seqno=self._visible, ended_at=None)
+        if below is not None:
+            gone = purge_below([*ages, newest], seqno=below, holds=holds)
+        elif self._options.retention_s is not None:
+            gone = purge_by_age(
+                [*ages, newest],
+                now_ms=self._clock.now_ms(),
+                retention_ms=self._options.retention_s * 1000,
+                holds=holds,
+            )
+        else:
+            gone = []
+        if not gone:
+            return []
+        # Range first, so that no reader starts in what will go; and one by one, so that no crash leaves a hole.
+        self._segments.drop_front(gone[-1] + 1)
+        self._write_positions()
+        for number in gone:
+            self._disk.unlink(join(self._path, segment_name(number)))
+            self._disk.sync_dir(self._path)
+            self._written_at.pop(number, None)
+        names = [segment_name(number) for number in gone]
+        logger.info("Purged. first=%s last=%s first_seqno=%d", names[0], names[-1], self._segments.first_seqno())
+        return names
+
+    def _begun_at(self, number: int) -> int | None:
+        """Return the stamp of a segment's first sync record."""
+        known = self._written_at.get(number)
+        if known is None:
+            known = self._segments.begun_at(number)
+            self._written_at[number] = known
+        return known
+
+    # --- reading, and the end ------------------------------------------------------------------------
+
+    def cursor(self, *, committed_only: bool = False) -> Cursor:
+        """Return a cursor that wakes as soon as there is more, standing at the first transaction."""
+        return Cursor(_OwnView(self), committed_only=committed_only)
+
+    def close(self) -> None:
+        """Commit what is complete, say in the log that it ends cleanly, and let go. Closing twice is harmless.
+
+        An open transaction is forgotten. Raises DiskFullError, DiskFailedError, LogLockedError; let go is then, too.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            while self._syncing:
+                self._changed.wait()
+            self._closed = True
+            try:
+                if self._stopped is None:
+                    self._close_cleanly()
+            finally:
+                if self._stopped is None:
+                    self._stopped = LogClosedError()
+                self._let_go()
+                self._changed.notify_all()
+                self._grown.notify_all()
+
+    def _close_cleanly(self) -> None:
+        self._check_lock_file()
+        if self._fragno:
+            self._drop_open()
+        self._flush()
+        self._publish()
+        self._sync_now()
+        self._write_positions()
+        assert self._file is not None
+        end = self._flushed_end
+        try:
+            self._file.pwrite(encode_sync(lsn(self._number, end), self._clock.now_ms()), end)
+            self._file.sync()
+        except OSError as exc:
+            # Everything is durable; only the next open has more to look at.
+            logger.warning("The mark of a clean close could not be written. path=%s why=%s", self._path, exc)
+
+    def _let_go(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._positions is not None:
+            self._positions.close()
+        self._lock_file.release()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _wait_grown(self, seqno: Seqno, committed_only: bool, timeout_s: float) -> Seqno:
+        deadline = self._clock.monotonic() + timeout_s
+        with self._lock:
+            while True:
+                limit = self._durable if committed_only else self._visible
+                left = deadline - self._clock.monotonic()
+                if limit >= seqno or left <= 0:
+                    return limit
+                if self._closed:
+                    raise LogClosedError()
+                self._grown.wait(left)
+
+
+class _OwnView:
+    """The log as the cursors of its own process see it."""
+
+    __slots__ = ("_log", "checksum", "segments")
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.segments = log._segments
+        self.checksum = log._options.checksum
+
+    def limit(self, *, committed_only: bool) -> Seqno:
+        return self._log._durable if committed_only else self._log._visible
+
+    def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
+        return self._log._wait_grown(seqno, committed_only, timeout_s)
+
+
+__all__ = [
+    "Log",
+    "LogOptions",
+    "LogRange",
+    "LogReader",
+    "LogStatus",
+    "RecoveryReport",
+    "drop_hold",
+    "hold",
+    "read_holds",
+]

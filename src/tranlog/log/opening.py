@@ -1,0 +1,304 @@
+"""Opening a log for writing: the directory, the lock, and carrying out what recovery decided.
+
+Owns the steps and their order on the disk. What is wrong and what to do is `recovery`'s decision, everything from
+the new epoch on is `log`'s. The hard idea: opening can itself be cut off at any call, so each step leaves a
+directory that the next opening understands: what is cut is copied and synced before it is cut, and a cut is synced
+before anything stands behind it.
+
+Source: design/log-format.md, "Ends of a log", "on open for writing".
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import posixpath
+from dataclasses import dataclass
+
+from tranlog.disk import Disk, DiskFile, DiskLock
+from tranlog.errors import (
+    CorruptRecordError,
+    DiskFailedError,
+    DiskFullError,
+    LogError,
+    LogLockedError,
+    LogMissingError,
+    LogUnreadableError,
+)
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
+from tranlog.log.format import HEADER, RecordHeader, encode_header, segment_name
+from tranlog.log.positions import Positions, read_positions
+from tranlog.log.recovery import Continue, NewLog, Refuse, plan
+from tranlog.log.scan import survey
+from tranlog.log.segment import CUT_DIR, LOCK_NAME, WINDOW_BYTES, Segments, join
+
+logger = logging.getLogger(__name__)
+
+DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""What the operating system says when there is no room."""
+_DENIED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
+_HOLDER_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryReport:
+    """What opening the log for writing found and did."""
+
+    created: bool
+    """There was no log before."""
+    clean: bool
+    """The last writer closed it, or there was none."""
+    cut: Lsn | None = None
+    """Everything from here on was cut off."""
+    cut_bytes: int = 0
+    kept_in: str | None = None
+    """The file that holds what was cut off."""
+    why: str | None = None
+    purged_by_hand: bool = False
+    """Segments are missing at the front that the last writer still had."""
+    missing_seqno: Seqno | None = None
+    """The last writer had synced up to here, but the log ends before it: the disk, or a hand, lost the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSegment:
+    """The newest segment, open for writing and durable up to `end`, and the epoch to begin there.
+
+    `last_header` and `last_first_lsn` are the last complete transaction's, None in a log that holds none.
+    """
+
+    file: DiskFile
+    number: int
+    end: int
+    last_seqno: Seqno
+    last_header: RecordHeader | None
+    last_first_lsn: Lsn | None
+    epoch: Epoch
+    report: RecoveryReport
+
+
+def make_directory(path: str, disk: Disk) -> None:
+    """Create the log's directory if it is missing. Raises LogMissingError without a parent, and OSError."""
+    if disk.exists(path):
+        return
+    parent = posixpath.dirname(path) or "."
+    if not disk.exists(parent):
+        raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
+    disk.make_dir(path)
+    disk.sync_dir(parent)
+
+
+def take_lock(path: str, disk: Disk) -> DiskLock:
+    """Lock the log for its one writer. Raises LogLockedError naming the holder, and OSError."""
+    try:
+        return disk.lock(join(path, LOCK_NAME))
+    except NotADirectoryError as exc:
+        raise LogMissingError(path=path, why="it is not a directory") from exc
+    except BlockingIOError as exc:
+        raise LogLockedError(path=path, holder=_read_holder(path, disk)) from exc
+
+
+def _sign_lock(path: str, disk: Disk) -> None:
+    """Leave word in the lock file of who holds it, for messages."""
+    file = disk.open(join(path, LOCK_NAME), write=True)
+    try:
+        file.pwrite(f"pid {os.getpid()}".ljust(_HOLDER_BYTES - 1).encode() + b"\n", 0)
+    finally:
+        file.close()
+
+
+def _read_holder(path: str, disk: Disk) -> str:
+    try:
+        file = disk.open(join(path, LOCK_NAME))
+    except OSError:
+        return "unknown"
+    try:
+        return file.pread(_HOLDER_BYTES, 0).decode(errors="replace").strip() or "unknown"
+    except OSError:
+        return "unknown"
+    finally:
+        file.close()
+
+
+def storage_error(exc: OSError, path: str) -> LogError:
+    """Return our error for what the operating system refused while the log was opened."""
+    why = exc.strerror or str(exc)
+    if exc.errno in DISK_FULL:
+        return DiskFullError(path=path)
+    if exc.errno in _DENIED:
+        return LogUnreadableError(path=path, why=why)
+    return DiskFailedError(path=path, why=why)
+
+
+def open_newest(path: str, disk: Disk, segments: Segments, *, start_after: Gtid | None) -> OpenedSegment:
+    """Survey the directory, mend what a crash left, and open the newest segment; `segments` learns the row.
+
+    The lock is held. Raises CorruptRecordError, LogUnreadableError, LogCodecError, and OSError.
+    """
+    _sign_lock(path, disk)
+    published = read_positions(path, disk)
+    found = survey(path, disk)
+    decided = plan(found)
+    epoch = NO_EPOCH if published is None else published.epoch
+    match decided:
+        case Refuse():
+            raise CorruptRecordError(
+                segment=decided.segment, offset=decided.offset, seqno=decided.seqno, why=decided.why
+            )
+        case NewLog():
+            last = NO_SEQNO
+            if start_after is not None:
+                last = start_after.seqno
+                epoch = max(epoch, start_after.epoch)
+            file = create_segment(path, disk, decided.number, last)
+            segments.adopt(decided.number, last)
+            return OpenedSegment(
+                file=file,
+                number=decided.number,
+                end=HEADER.size,
+                last_seqno=last,
+                last_header=None,
+                last_first_lsn=None,
+                epoch=Epoch(epoch + 1),
+                report=RecoveryReport(created=True, clean=True),
+            )
+        case Continue():
+            segments.adopt_survey(found)
+            if decided.last_header is not None:
+                epoch = max(epoch, decided.last_header.epoch)
+            elif start_after is not None:
+                epoch = max(epoch, start_after.epoch)
+            return _continue(path, disk, segments, decided, published, Epoch(epoch + 1))
+
+
+def create_segment(path: str, disk: Disk, number: int, prev_seqno: Seqno) -> DiskFile:
+    """Create a segment, or write the torn header of one again, durable; return it open. Raises OSError."""
+    file = disk.open(join(path, segment_name(number)), write=True, create=True)
+    try:
+        file.truncate(0)
+        file.pwrite(encode_header(prev_seqno), 0)
+        file.sync()
+        disk.sync_dir(path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _continue(
+    path: str, disk: Disk, segments: Segments, decided: Continue, published: Positions | None, epoch: Epoch
+) -> OpenedSegment:
+    number, end = decided.segment, decided.end
+    file = disk.open(join(path, segment_name(number)), write=True)
+    try:
+        kept_in = _cut(path, disk, file, decided)
+        _write_again(file, max(decided.proven, HEADER.size), end)
+        file.sync()
+        segments.drop_end(lsn(number, end))
+        if decided.next_segment is not None:
+            following = create_segment(path, disk, decided.next_segment, decided.last_seqno)
+            file.close()
+            file, number, end = following, decided.next_segment, HEADER.size
+            if not segments.knows(number):
+                segments.adopt(number, decided.last_seqno)
+        return OpenedSegment(
+            file=file,
+            number=number,
+            end=end,
+            last_seqno=decided.last_seqno,
+            last_header=decided.last_header,
+            last_first_lsn=decided.last_first_lsn,
+            epoch=epoch,
+            report=_report(path, disk, segments, decided, published, kept_in),
+        )
+    except BaseException:
+        file.close()
+        raise
+
+
+def _report(
+    path: str,
+    disk: Disk,
+    segments: Segments,
+    decided: Continue,
+    published: Positions | None,
+    kept_in: str | None,
+) -> RecoveryReport:
+    torn = decided.torn is not None
+    first = segments.first_seqno()
+    # After a start of the machine the positions file may be any old one, which knew earlier segments.
+    by_hand = published is not None and published.boot_id == disk.boot_id() and published.first_seqno < first
+    if by_hand:
+        logger.warning("Segments were removed by hand. first_seqno=%d path=%s", first, path)
+    missing = None
+    if published is not None and published.durable_seqno > decided.last_seqno:
+        missing = published.durable_seqno
+        logger.warning(
+            "The log ends before what its last writer had synced. last_seqno=%d durable_seqno=%d path=%s",
+            decided.last_seqno,
+            missing,
+            path,
+        )
+    return RecoveryReport(
+        created=False,
+        clean=decided.clean,
+        cut=lsn(decided.segment, decided.end) if torn else None,
+        cut_bytes=decided.size - decided.end if torn else 0,
+        kept_in=kept_in,
+        why=decided.torn,
+        purged_by_hand=by_hand,
+        missing_seqno=missing,
+    )
+
+
+def _cut(path: str, disk: Disk, file: DiskFile, decided: Continue) -> str | None:
+    """Shorten the newest segment to its good end; return where what was cut is kept, if that is worth keeping."""
+    if decided.size <= decided.end:
+        return None
+    kept_in = None
+    if decided.torn is not None:
+        kept_in = _keep(path, disk, file, decided)
+        logger.warning(
+            "Cut the log back to its last complete transaction. at=%s bytes=%d kept_in=%s why=%s",
+            lsn_text(lsn(decided.segment, decided.end)),
+            decided.size - decided.end,
+            kept_in,
+            decided.torn,
+        )
+    file.truncate(decided.end)
+    return kept_in
+
+
+def _keep(path: str, disk: Disk, file: DiskFile, decided: Continue) -> str:
+    """Copy what will be cut off into cut/, durable; return the copy's path."""
+    directory = join(path, CUT_DIR)
+    disk.make_dir(directory)
+    disk.sync_dir(path)
+    stem = f"{segment_name(decided.segment)}-{decided.end:010d}"
+    name, count = stem, 1
+    while disk.exists(join(directory, name)):
+        count += 1
+        name = f"{stem}.{count}"
+    kept = join(directory, name)
+    copy = disk.open(kept, write=True, create=True)
+    try:
+        for at in range(decided.end, decided.size, WINDOW_BYTES):
+            copy.pwrite(file.pread(min(WINDOW_BYTES, decided.size - at), at), at - decided.end)
+        copy.sync()
+    except OSError:
+        disk.unlink(kept)
+        raise
+    finally:
+        copy.close()
+    disk.sync_dir(directory)
+    return kept
+
+
+def _write_again(file: DiskFile, start: int, end: int) -> None:
+    """Write what is there once more, so that the next sync carries it.
+
+    After a failed sync the system may hold these bytes in memory, take them for written, and lose them.
+    """
+    for at in range(start, end, WINDOW_BYTES):
+        file.pwrite(file.pread(min(WINDOW_BYTES, end - at), at), at)

@@ -1,0 +1,291 @@
+"""What the writer tells readers in other processes, and what those tell purge: `positions` and `holds/`.
+
+Owns the two small file forms. The hard idea: the positions file is only worth something while the memory of the
+machine is the one it was written in and the file is the one that the writer has open, so it carries the boot id
+and its own file's identity; a copy, or a start of the machine, makes a reader scan instead.
+
+Source: design/log-format.md, "Directory", "Who may see what".
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+from tranlog.clock import Clock, SystemClock
+from tranlog.disk import Disk, DiskFile, OsDisk
+from tranlog.errors import ConfigError, HoldError
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno
+
+NO_LSN: Final = Lsn(0)
+POSITIONS_NAME: Final = "positions"
+HOLDS_DIR: Final = "holds"
+POSITIONS_MAGIC: Final = b"THLPOSN1"
+
+POSITIONS: Final = struct.Struct(">8s36sQQqqqqQ")
+"""The positions block without its crc; docs/format.md lists the fields."""
+POSITIONS_FIELDS: Final = (
+    ("magic", 8),
+    ("boot_id", 36),
+    ("identity", 8),
+    ("epoch", 8),
+    ("first_seqno", 8),
+    ("visible_seqno", 8),
+    ("durable_seqno", 8),
+    ("committed_seqno", 8),
+    ("visible_lsn", 8),
+    ("crc", 4),
+)
+_CRC: Final = struct.Struct(">I")
+POSITIONS_BYTES: Final = POSITIONS.size + _CRC.size
+
+HOLD_BYTES: Final = 128
+HOLD_NAME_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """What a writer published last.
+
+    `first_seqno` is the first that the log holds or will hold. `visible_lsn` is where the transaction
+    `visible_seqno` begins, 0 while there is none. `identity` is the positions file's own.
+    """
+
+    boot_id: str
+    identity: int
+    epoch: Epoch = NO_EPOCH
+    first_seqno: Seqno
+    visible_seqno: Seqno = NO_SEQNO
+    durable_seqno: Seqno = NO_SEQNO
+    committed_seqno: Seqno = NO_SEQNO
+    visible_lsn: Lsn = NO_LSN
+
+
+def encode_positions(positions: Positions) -> bytes:
+    """Return the block that the positions file consists of."""
+    body = POSITIONS.pack(
+        POSITIONS_MAGIC,
+        positions.boot_id.encode()[:36],
+        positions.identity & 0xFFFF_FFFF_FFFF_FFFF,
+        positions.epoch,
+        positions.first_seqno,
+        positions.visible_seqno,
+        positions.durable_seqno,
+        positions.committed_seqno,
+        positions.visible_lsn,
+    )
+    return body + _CRC.pack(crc32(body))
+
+
+def decode_positions(raw: bytes) -> Positions | None:
+    """Read a block; None if it is damaged, cut short or of another version."""
+    if len(raw) < POSITIONS_BYTES:
+        return None
+    body = raw[: POSITIONS.size]
+    if _CRC.unpack_from(raw, POSITIONS.size)[0] != crc32(body):
+        return None
+    magic, boot_id, identity, epoch, first, visible, durable, committed, visible_lsn = POSITIONS.unpack(body)
+    if magic != POSITIONS_MAGIC:
+        return None
+    return Positions(
+        boot_id=boot_id.rstrip(b"\0").decode(errors="replace"),
+        identity=identity,
+        epoch=epoch,
+        first_seqno=first,
+        visible_seqno=visible,
+        durable_seqno=durable,
+        committed_seqno=committed,
+        visible_lsn=visible_lsn,
+    )
+
+
+def read_positions(path: str, disk: Disk) -> Positions | None:
+    """Read the positions file of the log at `path`; None if it is missing, unreadable or damaged."""
+    try:
+        file = disk.open(f"{path.rstrip('/')}/{POSITIONS_NAME}")
+    except OSError:
+        return None
+    try:
+        raw = file.pread(POSITIONS_BYTES, 0)
+    except OSError:
+        return None
+    finally:
+        file.close()
+    return decode_positions(raw)
+
+
+class PositionsReader:
+    """Reads the positions file again and again. Not for threads.
+
+    Shape: `read` returns None whenever the file cannot be trusted: missing, damaged, a copy, or of another boot.
+    """
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        self._path = f"{path.rstrip('/')}/{POSITIONS_NAME}"
+        self._disk = disk
+        self._boot_id = disk.boot_id()
+        self._file: DiskFile | None = None
+        self._identity = 0
+
+    def read(self) -> Positions | None:
+        """Return what the writer published last, if this file is the one that it publishes in."""
+        try:
+            if self._file is None:
+                self._file = self._disk.open(self._path)
+                self._identity = self._file.identity()
+            raw = self._file.pread(POSITIONS_BYTES, 0)
+        except OSError:
+            return None
+        positions = decode_positions(raw)
+        if positions is None or positions.boot_id != self._boot_id or positions.identity != self._identity:
+            return None
+        return positions
+
+    def look_again(self) -> None:
+        """Open the file anew at the next read if it was removed or replaced."""
+        if self._file is not None and not self._file.linked():
+            self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class PositionsFile:
+    """The writer's end of the positions file. The log's lock guards it."""
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        """Open or create it. Raises OSError."""
+        self._path = f"{path.rstrip('/')}/{POSITIONS_NAME}"
+        self._disk = disk
+        self.boot_id = disk.boot_id()
+        self._file = disk.open(self._path, write=True, create=True)
+        self.identity = self._file.identity()
+
+    def write(self, positions: Positions) -> None:
+        """Publish: one pwrite of the whole block. Raises OSError."""
+        self._file.pwrite(encode_positions(positions), 0)
+
+    def restore(self) -> bool:
+        """Create the file anew if somebody removed it; whether that was so. Raises OSError."""
+        if self._file.linked():
+            return False
+        self._file.close()
+        self._file = self._disk.open(self._path, write=True, create=True)
+        self.identity = self._file.identity()
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+# --- holds -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """What one pipeline or follower still needs: everything from `restart_seqno` on, that record included.
+
+    `restart_seqno` is None where the file is damaged: it then holds everything. `written_at` is ms since 1970.
+    """
+
+    name: str
+    restart_seqno: Seqno | None
+    written_at: int
+
+
+def _hold_path(path: str, name: str) -> str:
+    if not name or name.startswith(".") or "/" in name or "\0" in name or len(name.encode()) > HOLD_NAME_MAX:
+        raise ConfigError(
+            option="name", value=name, why="a hold's name is a plain file name without a slash or a leading dot"
+        )
+    return f"{path.rstrip('/')}/{HOLDS_DIR}/{name}"
+
+
+def _encode_hold(restart_seqno: Seqno, written_at: int) -> bytes:
+    line = f"restart_seqno={restart_seqno} written_at={written_at}"
+    return f"{line} crc={crc32(line.encode()):08x}".ljust(HOLD_BYTES - 1).encode() + b"\n"
+
+
+def _decode_hold(name: str, raw: bytes) -> Hold:
+    damaged = Hold(name=name, restart_seqno=None, written_at=0)
+    line, found, crc = raw.decode("ascii", errors="replace").strip().rpartition(" crc=")
+    fields = dict(part.partition("=")[::2] for part in line.split(" "))
+    try:
+        if not found or int(crc, 16) != crc32(line.encode()):
+            return damaged
+        return Hold(name=name, restart_seqno=Seqno(int(fields["restart_seqno"])), written_at=int(fields["written_at"]))
+    except (ValueError, KeyError):
+        return damaged
+
+
+def hold(path: str, name: str, restart_seqno: Seqno, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
+    """Say that `name` restarts at `restart_seqno`: nothing from there on may be purged from the log at `path`.
+
+    Units: a line of text of fixed size, overwritten in place; it is synced only when it is created, since an older
+    hold is a safer one. Raises HoldError where it cannot be written, ConfigError for an impossible name.
+    """
+    disk = OsDisk() if disk is None else disk
+    clock = SystemClock() if clock is None else clock
+    file_path = _hold_path(path, name)
+    raw = _encode_hold(restart_seqno, clock.now_ms())
+    try:
+        fresh = not disk.exists(file_path)
+        if fresh:
+            directory = f"{path.rstrip('/')}/{HOLDS_DIR}"
+            disk.make_dir(directory)
+            disk.sync_dir(path)
+        file = disk.open(file_path, write=True, create=True)
+        try:
+            file.pwrite(raw, 0)
+            if fresh:
+                file.sync()
+                disk.sync_dir(directory)
+        finally:
+            file.close()
+    except OSError as exc:
+        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
+
+
+def read_holds(path: str, *, disk: Disk | None = None) -> list[Hold]:
+    """Return the holds on the log at `path`, by name. Raises HoldError where they cannot be read."""
+    disk = OsDisk() if disk is None else disk
+    directory = f"{path.rstrip('/')}/{HOLDS_DIR}"
+    try:
+        names = disk.list_dir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise HoldError(path=directory, why=exc.strerror or str(exc)) from exc
+    holds = []
+    for name in names:
+        if name.startswith("."):
+            continue
+        try:
+            file = disk.open(f"{directory}/{name}")
+        except FileNotFoundError:
+            continue
+        except OSError as exc:
+            raise HoldError(path=f"{directory}/{name}", why=exc.strerror or str(exc)) from exc
+        try:
+            holds.append(_decode_hold(name, file.pread(HOLD_BYTES, 0)))
+        finally:
+            file.close()
+    return holds
+
+
+def drop_hold(path: str, name: str, *, disk: Disk | None = None) -> None:
+    """Give up a hold; one that is not there is harmless. Raises HoldError."""
+    disk = OsDisk() if disk is None else disk
+    file_path = _hold_path(path, name)
+    try:
+        disk.unlink(file_path)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc

@@ -1,0 +1,284 @@
+"""A log as any process may read it: no lock, no byte changed.
+
+Owns how a reader learns what it may see: from the positions file where that can be trusted, else by scanning. The
+hard idea: the two answer differently on purpose. The positions file says what the living writer has made visible
+and durable; a scan can only say what is complete, and durable is then no more than what a sync record proves.
+
+Source: design/log-format.md, "Who may see what".
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+from tranlog.clock import Clock, SystemClock
+from tranlog.disk import Disk, OsDisk
+from tranlog.errors import CorruptRecordError, LogClosedError, LogMissingError, LogUnreadableError
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
+from tranlog.log.cursor import Cursor
+from tranlog.log.format import RecordHeader
+from tranlog.log.positions import Positions, PositionsReader
+from tranlog.log.recovery import Refuse, SegmentScan, plan
+from tranlog.log.scan import SegmentScanner, survey
+from tranlog.log.segment import SegmentReader, Segments, SegmentStat
+
+POLL_FIRST_S = 0.0005
+POLL_LONGEST_S = 0.020
+"""A reader in another process looks again after the first, then twice as long each time, up to the longest."""
+
+IndexEntry = SegmentStat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRange:
+    """What a log holds and how far it may be read; NO_SEQNO where there is nothing.
+
+    `scanned`: the positions file could not be trusted, so last_seqno is the last complete transaction, and durable
+    and committed are what a sync record proves.
+    """
+
+    first_seqno: Seqno
+    last_seqno: Seqno
+    durable_seqno: Seqno
+    committed_seqno: Seqno
+    epoch: Epoch
+    scanned: bool
+
+
+class LogReader:
+    """A log opened for reading. Threads: any; each cursor belongs to one at a time. `_lock` guards the limits."""
+
+    def __init__(self, path: str, *, disk: Disk, clock: Clock, checksum: bool) -> None:
+        """For `open` only."""
+        self._path = path
+        self._disk = disk
+        self._clock = clock
+        self._checksum = checksum
+        self._lock = threading.Lock()
+        self._segments = Segments(path, disk)
+        self._positions = PositionsReader(path, disk)
+        self._surveyed: SegmentScan | None = None  # the newest segment, as the last survey found it
+        self._tail: SegmentScanner | None = None  # walks on from there
+        self._tail_reader: SegmentReader | None = None
+        self._range = LogRange(
+            first_seqno=NO_SEQNO,
+            last_seqno=NO_SEQNO,
+            durable_seqno=NO_SEQNO,
+            committed_seqno=NO_SEQNO,
+            epoch=NO_EPOCH,
+            scanned=False,
+        )
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        checksum: bool = True,
+    ) -> LogReader:
+        """Open the log in a directory. Without `checksum`, records are shown whatever their checksum says.
+
+        Raises LogMissingError, LogUnreadableError, LogCodecError, CorruptRecordError.
+        """
+        reader = cls(
+            os.fspath(path).rstrip("/") or "/",
+            disk=OsDisk() if disk is None else disk,
+            clock=SystemClock() if clock is None else clock,
+            checksum=checksum,
+        )
+        try:
+            reader._segments.refresh()
+            if not reader._segments.row():
+                raise LogMissingError(path=reader._path, why="its first segment has no header yet")
+            reader.range()
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
+    @property
+    def path(self) -> str:
+        """The log's directory."""
+        return self._path
+
+    def range(self) -> LogRange:
+        """Return what the log holds now. Raises CorruptRecordError, LogUnreadableError, LogMissingError."""
+        with self._lock:
+            if self._closed:
+                raise LogClosedError()
+            try:
+                self._look()
+            except OSError as exc:
+                raise LogUnreadableError(path=self._path, why=exc.strerror or str(exc)) from exc
+            return self._range
+
+    def _look(self) -> None:
+        positions = self._positions.read()
+        if positions is None:
+            self._scan()
+            return
+        self._drop_tail()
+        self._surveyed = None
+        self._take(positions)
+
+    def _take(self, positions: Positions) -> None:
+        empty = positions.visible_seqno < positions.first_seqno
+        first = self._segments.first_seqno()
+        if not empty:
+            if first < positions.first_seqno:
+                self._segments.refresh()
+                first = self._segments.first_seqno()
+            self._segments.note(positions.visible_seqno, positions.visible_lsn)
+        self._range = LogRange(
+            first_seqno=NO_SEQNO if empty else first,
+            last_seqno=NO_SEQNO if empty else positions.visible_seqno,
+            durable_seqno=NO_SEQNO if empty else positions.durable_seqno,
+            committed_seqno=NO_SEQNO if empty else positions.committed_seqno,
+            epoch=positions.epoch,
+            scanned=False,
+        )
+
+    def _scan(self) -> None:
+        """Find the end by reading: at first the newest segments, later what has come behind."""
+        if self._surveyed is None:
+            self._begin_scan()
+            return
+        if self._tail is None:
+            number = self._surveyed.number
+            following = self._segments.path(number + 1)
+            if self._size_of(number) == self._surveyed.size and not self._disk.exists(following):
+                return
+            self._open_tail(number, self._surveyed.prev_seqno)
+        else:
+            self._tail.advance()
+        while self._tail is not None and self._tail_reader is not None:
+            found = self._tail.result()
+            if found.bad is not None and found.bad.offset < max(found.proven, found.proven_behind):
+                raise self._tail_reader.corrupt(found.bad.offset, found.last_seqno, found.bad.why)
+            self._take_scan(found.last_seqno, found.proven_seqno, found.last_header)
+            if found.next_name is None or not self._disk.exists(self._segments.path(found.number + 1)):
+                return
+            self._segments.refresh()
+            if not self._segments.knows(found.number + 1):
+                return
+            self._open_tail(found.number + 1, found.last_seqno)
+
+    def _begin_scan(self) -> None:
+        self._segments.refresh()
+        found = survey(self._path, self._disk, checksum=self._checksum)
+        decided = plan(found)
+        if isinstance(decided, Refuse):
+            raise CorruptRecordError(
+                segment=decided.segment, offset=decided.offset, seqno=decided.seqno, why=decided.why
+            )
+        if not found.scans:
+            return
+        header = next((scan.last_header for scan in reversed(found.scans) if scan.last_header is not None), None)
+        last = found.scans[-1]
+        for scan in found.scans:
+            for place in scan.places:
+                self._segments.note(place.seqno, place.lsn)
+        self._surveyed = last
+        self._take_scan(last.last_seqno, last.proven_seqno, header)
+
+    def _open_tail(self, number: int, prev_seqno: Seqno) -> None:
+        self._drop_tail()
+        self._tail_reader = SegmentReader(self._segments.open(number, prev_seqno), number, checksum=self._checksum)
+        self._tail = SegmentScanner(self._tail_reader, prev_seqno)
+        self._tail.advance()
+
+    def _size_of(self, number: int) -> int:
+        file = self._segments.open(number, self._range.last_seqno)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _drop_tail(self) -> None:
+        if self._tail_reader is not None:
+            self._tail_reader.close()
+        self._tail = self._tail_reader = None
+
+    def _take_scan(self, last: Seqno, proven: Seqno, header: RecordHeader | None) -> None:
+        first = self._segments.first_seqno()
+        empty = last < first
+        self._range = LogRange(
+            first_seqno=NO_SEQNO if empty else first,
+            last_seqno=NO_SEQNO if empty else last,
+            durable_seqno=NO_SEQNO if proven < first else proven,
+            committed_seqno=NO_SEQNO if proven < first else proven,
+            epoch=self._range.epoch if header is None else header.epoch,
+            scanned=True,
+        )
+
+    def cursor(self, *, committed_only: bool = False) -> Cursor:
+        """Return a cursor at the first transaction; with `committed_only` it never passes the committed seqno."""
+        self.range()  # which segments there are now
+        return Cursor(_ReaderView(self), committed_only=committed_only)
+
+    def header(self, seqno: Seqno) -> RecordHeader | None:
+        """Return the header of a transaction's last fragment; None for one that the log does not show."""
+        found = self.range()
+        if not found.first_seqno <= seqno <= found.last_seqno or seqno < 0:
+            return None
+        with self.cursor() as cursor:
+            cursor.seek(seqno)
+            return cursor.next_header()
+
+    def index(self) -> list[IndexEntry]:
+        """Return one entry per segment: its seqnos, its size, when it was begun."""
+        found = self.range()
+        self._segments.refresh()
+        row = self._segments.row()
+        return self._segments.stats(max(found.last_seqno, row[-1][1]))
+
+    def close(self) -> None:
+        """Let go of the files; closing twice is harmless."""
+        with self._lock:
+            self._closed = True
+            self._drop_tail()
+            self._positions.close()
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _wait(self, seqno: Seqno, committed_only: bool, timeout_s: float) -> Seqno:
+        deadline = self._clock.monotonic() + timeout_s
+        pause = POLL_FIRST_S
+        while True:
+            found = self.range()
+            limit = found.committed_seqno if committed_only else found.last_seqno
+            left = deadline - self._clock.monotonic()
+            if limit >= seqno or left <= 0:
+                return limit
+            self._clock.sleep(min(pause, left))
+            if pause >= POLL_LONGEST_S:
+                with self._lock:
+                    self._positions.look_again()
+            pause = min(pause * 2, POLL_LONGEST_S)
+
+
+class _ReaderView:
+    """The log as cursors over a reader see it."""
+
+    __slots__ = ("_reader", "checksum", "segments")
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self.segments = reader._segments
+        self.checksum = reader._checksum
+
+    def limit(self, *, committed_only: bool) -> Seqno:
+        found = self._reader.range()
+        return found.committed_seqno if committed_only else found.last_seqno
+
+    def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
+        return self._reader._wait(seqno, committed_only, timeout_s)

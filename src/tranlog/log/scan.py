@@ -1,0 +1,344 @@
+"""Walking segments from end to end: what they hold, where it stops, and what is proven about it.
+
+Owns the walk; what is found is a value of `recovery`, which also says what it means. The hard idea: the walk stops
+at the first bad record and then looks behind it for sync records, since only one of those can tell damage from the
+torn tail of a crash.
+
+Source: design/log-format.md, "Ends of a log".
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from zlib import crc32
+
+from tranlog.disk import Disk, DiskFile
+from tranlog.errors import CorruptRecordError, LogUnreadableError, PayloadError, SegmentGoneError
+from tranlog.ids import NO_EPOCH, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.log.format import (
+    CRC_32,
+    CRC_NONE,
+    HEADER,
+    SYNC_BYTES,
+    SYNC_START,
+    BadChecksum,
+    End,
+    Impossible,
+    Outcome,
+    Partial,
+    RecordHeader,
+    RotateRecord,
+    SyncRecord,
+    parse_event,
+    parse_record,
+    segment_name,
+)
+from tranlog.log.index import STRIDE_BYTES, Place
+from tranlog.log.recovery import BadRecord, SegmentGlance, SegmentScan, Survey
+from tranlog.log.segment import (
+    WINDOW_BYTES,
+    SegmentReader,
+    glance_at,
+    join,
+    list_segments,
+    only_zeros,
+    refuse_tungsten,
+)
+from tranlog.payload import decode
+
+
+class SegmentScanner:
+    """Walks a segment record by record, remembering what it saw; can go on later when the file has grown.
+
+    `before`: the header of the last event in front of this segment, where it is known. `offset` and `fragno`: begin
+    at that record, which is fragment `fragno` of seqno `prev_seqno` + 1, if it is an event. Not for threads.
+    """
+
+    def __init__(
+        self,
+        reader: SegmentReader,
+        prev_seqno: Seqno,
+        *,
+        before: RecordHeader | None = None,
+        offset: int = HEADER.size,
+        fragno: int = 0,
+    ) -> None:
+        self._reader = reader
+        self._prev_seqno = prev_seqno
+        self._offset = offset
+        self._good_end = offset
+        self._records = 0
+        self._fragments = 0
+        self._unchecked = 0
+        # the last event, and the last transaction
+        self._epoch = NO_EPOCH if before is None else before.epoch
+        self._method = None if before is None else before.crc_method
+        self._first_method: int | None = None
+        self._last_seqno = prev_seqno
+        self._last_header: RecordHeader | None = None
+        self._last_first_lsn: Lsn | None = None
+        # the open transaction
+        self._fragno = fragno
+        self._start = offset
+        # what sync records prove
+        self._proven = 0
+        self._proven_seqno = prev_seqno
+        self._ends = array("Q")  # where the transactions behind _proven_seqno end
+        self._closed_cleanly = False
+        self._next_name: str | None = None
+        self._bad: BadRecord | None = None
+        self._places: list[Place] = []
+        self._noted = HEADER.size
+
+    def advance(self) -> None:
+        """Walk on until the end, or the first bad record. Raises OSError."""
+        self._bad = None
+        reader = self._reader
+        reader.forget()
+        while self._next_name is None:
+            self._take_plain_events()
+            why = self._take(reader.read(self._offset, verify=reader.checksum))
+            if why is not None:
+                self._bad = BadRecord(offset=self._offset, why=why) if why else None
+                return
+            self._records += 1
+
+    def _take_plain_events(self) -> None:
+        """Take the run of ordinary events in the window: checked, one fragment each, of the epoch before."""
+        reader = self._reader
+        window, start = reader.window, reader.start
+        at = self._offset - start
+        if self._fragno or self._method != CRC_32 or not 0 <= at < len(window):
+            return
+        view = memoryview(window)
+        base = (reader.number << 32) + start
+        verify = reader.checksum
+        epoch = self._epoch
+        expected: int = self._last_seqno + 1
+        append_end = self._ends.append
+        noted = self._noted
+        last: RecordHeader | None = None
+        while (header := parse_event(window, at, base + at)) is not None:
+            end = at + header.record_length
+            if (
+                header.seqno != expected
+                or header.fragno
+                or not header.last_frag
+                or header.epoch != epoch
+                or header.crc_method != CRC_32
+                or (verify and header.crc != crc32(view[at : end - 4]))
+            ):
+                break
+            if start + at - noted >= STRIDE_BYTES:
+                self._places.append(Place(header.seqno, header.lsn))
+                noted = start + at
+            at = end
+            expected += 1
+            last = header
+            append_end(start + at)
+        if last is not None:
+            self._records += expected - self._last_seqno - 1
+            self._fragments += expected - self._last_seqno - 1
+            self._offset = self._good_end = start + at
+            self._last_seqno = last.seqno
+            self._last_header = last
+            self._last_first_lsn = last.lsn
+            self._noted = noted
+            self._closed_cleanly = False
+
+    def _take(self, outcome: Outcome) -> str | None:
+        """Take one record; return why it is bad, "" for the end, None to go on."""
+        match outcome:
+            case RecordHeader():
+                why = self._take_event(outcome)
+                if why is not None:
+                    return why
+                self._offset += outcome.record_length
+                self._fragments += 1
+                self._closed_cleanly = False
+                if outcome.last_frag:
+                    self._good_end = self._offset
+                    self._ends.append(self._offset)
+            case SyncRecord():
+                durable = outcome.durable_lsn
+                if durable > lsn(self._reader.number, self._offset):
+                    return "a sync record that proves what follows it"
+                if lsn_segment(durable) == self._reader.number:
+                    self._prove(lsn_offset(durable))
+                self._closed_cleanly = lsn_offset(durable) == self._offset
+                self._offset += outcome.record_length
+                if self._fragno == 0:
+                    self._good_end = self._offset
+            case RotateRecord():
+                if self._fragno:
+                    return "a rotate record inside a transaction"
+                self._next_name = outcome.next_file_name
+                self._offset += outcome.record_length
+                self._good_end = self._offset
+            case End():
+                return ""
+            case Partial():
+                return "the file ends inside the record"
+            case BadChecksum() | Impossible():
+                return outcome.why
+        return None
+
+    def _take_event(self, header: RecordHeader) -> str | None:
+        expected = self._last_seqno + 1
+        if header.seqno != expected or header.fragno != self._fragno:
+            return (
+                f"seqno {header.seqno} fragment {header.fragno} where seqno {expected} fragment {self._fragno} belongs"
+            )
+        if self._fragno and header.epoch != self._epoch:
+            return f"epoch {header.epoch} inside a transaction of epoch {self._epoch}"
+        if header.epoch < self._epoch:
+            return f"epoch {header.epoch} behind epoch {self._epoch}"
+        if header.crc_method == CRC_NONE:
+            if self._method == CRC_32 and not (header.epoch > self._epoch and self._is_noop(header)):
+                # One writer writes all its records with checksums or none. A record whose end was lost with the
+                # power has zeros there, which read "no checksum".
+                return "a record without a checksum behind records with one"
+            self._unchecked += 1
+        if self._fragno == 0:
+            self._start = self._offset
+            if self._offset - self._noted >= STRIDE_BYTES:
+                self._places.append(Place(header.seqno, header.lsn))
+                self._noted = self._offset
+        if self._first_method is None:
+            self._first_method = header.crc_method
+        self._epoch = header.epoch
+        self._method = header.crc_method
+        if header.last_frag:
+            self._last_seqno = header.seqno
+            self._last_first_lsn = lsn(self._reader.number, self._start)
+            self._last_header = header
+            self._fragno = 0
+        else:
+            self._fragno += 1
+        return None
+
+    def _is_noop(self, header: RecordHeader) -> bool:
+        try:
+            return decode(self._reader.payload(header)).is_noop()
+        except (PayloadError, CorruptRecordError):
+            return False
+
+    def _prove(self, offset: int) -> None:
+        if offset <= self._proven:
+            return
+        self._proven = offset
+        ends = self._ends
+        count = bisect_right(ends, offset)
+        self._proven_seqno = Seqno(self._proven_seqno + count)
+        self._ends = ends[count:]
+
+    def result(self) -> SegmentScan:
+        """Return what was found so far; where a bad record stopped the walk, look behind it for sync records."""
+        file = self._reader.file
+        size = file.size()
+        bad = self._bad
+        if bad is None and self._offset < size and not only_zeros(file, self._offset, size):
+            why = "bytes behind the rotate record" if self._next_name else "zeros where a record should be"
+            bad = BadRecord(offset=self._offset, why=why)
+        return SegmentScan(
+            number=self._reader.number,
+            prev_seqno=self._prev_seqno,
+            size=size,
+            records=self._records,
+            fragments=self._fragments,
+            good_end=self._good_end,
+            end=self._offset,
+            last_seqno=self._last_seqno,
+            last_first_lsn=self._last_first_lsn,
+            last_header=self._last_header,
+            open_fragments=self._fragno,
+            proven=self._proven,
+            proven_behind=0 if bad is None else proof_behind(file, self._reader.number, bad.offset),
+            proven_seqno=self._proven_seqno,
+            closed_cleanly=self._closed_cleanly,
+            bad=bad,
+            next_name=self._next_name,
+            first_method=self._first_method,
+            unchecked=self._unchecked,
+            places=tuple(self._places),
+        )
+
+
+def proof_behind(file: DiskFile, number: int, offset: int) -> int:
+    """Return the highest offset of segment `number` that a sync record behind `offset` proves; 0 without one.
+
+    The records cannot be walked any more, so their bytes are searched. Nothing but our own sync records has the
+    right start, the right checksum and an LSN of this segment before its own place.
+    """
+    best = 0
+    at = offset
+    carried = b""
+    while True:
+        chunk = file.pread(WINDOW_BYTES, at)
+        raw = carried + chunk
+        base = at - len(carried)
+        found = raw.find(SYNC_START)
+        while found >= 0:
+            outcome = parse_record(raw, found, 0)
+            if isinstance(outcome, SyncRecord) and lsn_segment(outcome.durable_lsn) == number:
+                durable = lsn_offset(outcome.durable_lsn)
+                if best < durable <= base + found:
+                    best = durable
+            found = raw.find(SYNC_START, found + 1)
+        if len(chunk) < WINDOW_BYTES:
+            return best
+        carried = raw[-(SYNC_BYTES - 1) :]
+        at += len(chunk)
+
+
+def scan_segment(
+    directory: str, disk: Disk, glance: SegmentGlance, *, checksum: bool, before: RecordHeader | None = None
+) -> SegmentScan:
+    """Walk one segment with a whole header from start to end. Raises OSError."""
+    assert glance.prev_seqno is not None
+    file = disk.open(join(directory, segment_name(glance.number)))
+    try:
+        reader = SegmentReader(file, glance.number, checksum=checksum)
+        scanner = SegmentScanner(reader, glance.prev_seqno, before=before)
+        scanner.advance()
+        return scanner.result()
+    finally:
+        file.close()
+
+
+def survey(directory: str, disk: Disk, *, checksum: bool = True) -> Survey:
+    """Glance at every segment and walk the newest ones, back to the last complete transaction.
+
+    Changes nothing. Raises LogMissingError, LogUnreadableError, LogCodecError, SegmentGoneError.
+    """
+    glances: list[SegmentGlance] = []
+    scans: deque[SegmentScan] = deque()
+    try:
+        for number in list_segments(directory, disk):
+            file = disk.open(join(directory, segment_name(number)))
+            try:
+                refuse_tungsten(file, directory)
+                glances.append(glance_at(file, number))
+            finally:
+                file.close()
+        for row in range(len(glances) - 1, -1, -1):
+            if glances[row].prev_seqno is None:
+                if glances[row].torn_header and row == len(glances) - 1:
+                    continue
+                break
+            scans.appendleft(scan_segment(directory, disk, glances[row], checksum=checksum))
+            found = scans[0]
+            # A segment that begins without checksums is judged by how the one before it ends.
+            unsure = found.first_method == CRC_NONE and len(scans) == 1
+            if (found.last_header is not None and not unsure) or (found.bad is not None and row < len(glances) - 1):
+                break
+        if len(scans) > 1 and scans[-1].first_method == CRC_NONE:
+            newest = next(glance for glance in glances if glance.number == scans[-1].number)
+            scans[-1] = scan_segment(directory, disk, newest, checksum=checksum, before=scans[-2].last_header)
+    except FileNotFoundError as exc:
+        raise SegmentGoneError(path=str(exc.filename)) from exc
+    except OSError as exc:
+        raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
+    return Survey(glances=tuple(glances), scans=tuple(scans))

@@ -1,0 +1,474 @@
+"""One segment's file, and the row of segments in a directory: reading at an offset, finding and opening.
+
+Owns how bytes are fetched: in windows, so that a header scan reads little and a large payload is held once. What
+whole segments hold is `scan`'s, where a seqno lies the index's. The hard idea: a directory changes under its
+readers, so a file that is missing is looked for again before anybody is told whether it was purged or is gone.
+
+Source: design/log-format.md, "Directory".
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from itertools import pairwise
+from zlib import crc32
+
+from tranlog.disk import Disk, DiskFile
+from tranlog.errors import (
+    CorruptRecordError,
+    LogCodecError,
+    LogMissingError,
+    LogUnreadableError,
+    PurgedError,
+    SegmentGoneError,
+)
+from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn, lsn_offset
+from tranlog.log.format import (
+    BAD_CHECKSUM,
+    BEFORE_HEADER,
+    EVENT_DATA_LENGTH,
+    EVENT_TYPE,
+    HEADER,
+    HEADER_LENGTH_MAX,
+    ROTATE_MIN,
+    TRAILER,
+    BadChecksum,
+    Impossible,
+    Outcome,
+    Partial,
+    RecordHeader,
+    RotateRecord,
+    SegmentHeader,
+    SyncRecord,
+    event_checksum_holds,
+    is_tungsten,
+    parse_event,
+    parse_header,
+    parse_record,
+    segment_name,
+    segment_number,
+)
+from tranlog.log.index import Place, SeqnoIndex
+from tranlog.log.recovery import BadRecord, SegmentGlance, Survey
+
+LOCK_NAME = "disklog.lck"
+CUT_DIR = "cut"
+
+WINDOW_BYTES = 256 * 1024
+"""How much is read at once. A larger record is read in parts."""
+
+_READ_TRIES = 5
+
+
+def join(directory: str, name: str) -> str:
+    """Return the path of a file in a log's directory."""
+    return f"{directory.rstrip('/')}/{name}"
+
+
+class SegmentReader:
+    """Reads records of one open segment by offset. Not for threads.
+
+    `window` are the bytes from `start` on that were read last. They are only worth something below the seqno that
+    was visible before they were read: `forget` drops them.
+    """
+
+    __slots__ = ("_base", "checksum", "file", "name", "number", "start", "window")
+
+    def __init__(self, file: DiskFile, number: int, *, checksum: bool = True) -> None:
+        self.file = file
+        self.number = number
+        self.name = segment_name(number)
+        self.checksum = checksum
+        self.window = b""
+        self.start = 0
+        self._base = number << 32
+
+    def load(self, offset: int) -> None:
+        """Read a window that begins at `offset`."""
+        self.window = self.file.pread(WINDOW_BYTES, offset)
+        self.start = offset
+
+    def forget(self) -> None:
+        """Drop what was read: the file may have grown, or been cut and written again."""
+        self.window = b""
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+    def read(self, offset: int, *, verify: bool) -> Outcome:
+        """Say what stands at `offset`; with `verify` an event's checksum is held against all its bytes.
+
+        Shape: Partial only where the file ends before the record does. Memory: one window, whatever the record.
+        """
+        position = self._base | offset
+        at = offset - self.start
+        if 0 <= at < len(self.window):
+            outcome = parse_record(self.window, at, position, verify)
+            if not isinstance(outcome, Partial) or (at == 0 and len(self.window) == WINDOW_BYTES):
+                return outcome if not isinstance(outcome, Partial) else self._read_large(offset, outcome, verify)
+        self.load(offset)
+        outcome = parse_record(self.window, 0, position, verify)
+        return self._read_large(offset, outcome, verify) if isinstance(outcome, Partial) else outcome
+
+    def _read_large(self, offset: int, partial: Partial, verify: bool) -> Outcome:
+        """Read the header of an event that passes the window; its payload goes by in parts, if at all."""
+        length = partial.needed
+        if len(self.window) < WINDOW_BYTES or self.file.size() < offset + length:
+            return partial
+        if self.window[4] != EVENT_TYPE:
+            return Impossible(f"a record of type {self.window[4]} with {length} bytes")
+        (header_length,) = EVENT_DATA_LENGTH.unpack_from(self.window, 5)
+        if header_length > HEADER_LENGTH_MAX:
+            return Impossible(f"an event header of {header_length} bytes", length)
+        head = self.window
+        if len(head) < BEFORE_HEADER + header_length + 4:
+            head = self.file.pread(BEFORE_HEADER + header_length + 4, offset)
+        trailer = self.file.pread(TRAILER.size, offset + length - TRAILER.size)
+        if len(trailer) < TRAILER.size:
+            return partial
+        header = parse_event(head, 0, self._base | offset, trailer)
+        if header is None:
+            return Impossible("an event record whose lengths or strings contradict each other", length)
+        if verify and not event_checksum_holds(header, self._crc(offset, length - 4)):
+            return BadChecksum(length, header)
+        return header
+
+    def _crc(self, offset: int, length: int) -> int:
+        crc = 0
+        end = offset + length
+        while offset < end:
+            chunk = self.file.pread(min(WINDOW_BYTES, end - offset), offset)
+            if not chunk:
+                return -1
+            crc = crc32(chunk, crc)
+            offset += len(chunk)
+        return crc
+
+    def payload(self, header: RecordHeader) -> bytes:
+        """Return a record's payload, its checksum verified. Raises CorruptRecordError."""
+        offset = lsn_offset(header.lsn)
+        at = offset - self.start
+        if at >= 0 and at + header.record_length <= len(self.window):
+            payload = payload_at(self.window, at, header, checksum=self.checksum)
+            if payload is not None:
+                return payload
+        else:
+            end = offset + header.record_length - TRAILER.size
+            head = self.file.pread(end - header.data_length - offset, offset)
+            payload = self.file.pread(header.data_length, end - header.data_length)
+            method = self.file.pread(1, end)
+            if len(payload) == header.data_length:
+                if not self.checksum or event_checksum_holds(header, crc32(method, crc32(payload, crc32(head)))):
+                    return payload
+        raise self.corrupt(offset, header.seqno, BAD_CHECKSUM)
+
+    def corrupt(self, offset: int, seqno: int | None, why: str) -> CorruptRecordError:
+        """Return the error for a bad record of this segment; `seqno` -1 counts as none."""
+        return CorruptRecordError(segment=self.name, offset=offset, seqno=None if seqno == NO_SEQNO else seqno, why=why)
+
+
+def payload_at(window: bytes, at: int, header: RecordHeader, *, checksum: bool) -> bytes | None:
+    """Return the payload of the record at `window[at]`, which is `header`'s; None if its checksum does not hold."""
+    end = at + header.record_length - TRAILER.size
+    if checksum and not event_checksum_holds(header, crc32(memoryview(window)[at : end + 1])):
+        return None
+    return window[end - header.data_length : end]
+
+
+# --- a segment from outside -------------------------------------------------------------------------------
+
+
+def only_zeros(file: DiskFile, offset: int, size: int) -> bool:
+    """Whether nothing but zeros stands from `offset` up to `size`."""
+    while offset < size:
+        chunk = file.pread(WINDOW_BYTES, offset)
+        if not chunk:
+            return True
+        if chunk.count(0) != len(chunk):
+            return False
+        offset += len(chunk)
+    return True
+
+
+def glance_at(file: DiskFile, number: int) -> SegmentGlance:
+    """Read a segment's first and last bytes. Raises OSError; LogCodecError has no place here, see `survey`."""
+    size = file.size()
+    head = file.pread(4096, 0)
+    header = parse_header(head)
+    match header:
+        case Partial():
+            if only_zeros(file, 0, size) or size < HEADER.size:
+                return SegmentGlance(number=number, size=size, prev_seqno=None, torn_header=True)
+            return SegmentGlance(
+                number=number, size=size, prev_seqno=None, problem="bad header: zeros, and records behind them"
+            )
+        case Impossible(why=why):
+            return SegmentGlance(number=number, size=size, prev_seqno=None, problem=why)
+        case SegmentHeader():
+            pass
+    at = HEADER.size
+    reader = SegmentReader(file, number)
+    outcome = reader.read(at, verify=False)
+    written_at = outcome.written_at if isinstance(outcome, SyncRecord) else None
+    while isinstance(outcome, SyncRecord):
+        at += outcome.record_length
+        outcome = reader.read(at, verify=False)
+    first_seqno: Seqno | None = None
+    bad: BadRecord | None = None
+    if isinstance(outcome, RecordHeader):
+        first_seqno = outcome.seqno
+        if first_seqno != header.prev_seqno + 1:  # which of the two is wrong?
+            outcome = reader.read(at, verify=True)
+    if isinstance(outcome, BadChecksum | Impossible):
+        first_seqno = None
+        bad = BadRecord(offset=at, why=outcome.why)
+    next_name: str | None = None
+    name_end = ROTATE_MIN - 1 + len(segment_name(number)) + 1
+    if size >= HEADER.size + name_end:
+        tail = file.pread(name_end, size - name_end)
+        last = parse_record(tail, 0, lsn(number, size - name_end))
+        if isinstance(last, RotateRecord) and last.record_length == len(tail):
+            next_name = last.next_file_name
+    return SegmentGlance(
+        number=number,
+        size=size,
+        prev_seqno=header.prev_seqno,
+        first_seqno=first_seqno,
+        bad=bad,
+        next_name=next_name,
+        written_at=written_at,
+    )
+
+
+def refuse_tungsten(file: DiskFile, directory: str) -> None:
+    """Raise LogCodecError if a segment is in the Tungsten replicator's codec."""
+    if is_tungsten(file.pread(HEADER.size + 64, 0)):
+        raise LogCodecError(path=directory)
+
+
+def list_segments(directory: str, disk: Disk) -> list[int]:
+    """Return the numbers of the segments in a directory, rising. Raises LogMissingError, LogUnreadableError."""
+    try:
+        names = disk.list_dir(directory)
+    except FileNotFoundError as exc:
+        raise LogMissingError(path=directory, why="the directory does not exist") from exc
+    except NotADirectoryError as exc:
+        raise LogMissingError(path=directory, why="it is not a directory") from exc
+    except OSError as exc:
+        raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
+    numbers = [segment_number(name) for name in names]
+    return sorted(number for number in numbers if number is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentStat:
+    """One segment as people see it; `last_seqno` is first_seqno - 1 while it holds no transaction."""
+
+    number: int
+    name: str
+    first_seqno: Seqno
+    last_seqno: Seqno
+    bytes: int
+    written_at: int | None
+    """When it was begun, ms since 1970: its first sync record's stamp."""
+
+
+# --- the row of segments, for readers --------------------------------------------------------------------
+
+
+class Segments:
+    """The segments of a log as its readers use them: which there are, where a seqno lies, opening one.
+
+    Threads: any. The lock guards the index; files are opened outside it.
+    """
+
+    def __init__(self, directory: str, disk: Disk) -> None:
+        self.directory = directory
+        self.disk = disk
+        self._lock = threading.Lock()
+        self._index = SeqnoIndex(first_offset=HEADER.size)
+
+    def path(self, number: int) -> str:
+        """Return the path of a segment."""
+        return join(self.directory, segment_name(number))
+
+    def refresh(self) -> None:
+        """Look at the directory again: learn new segments, forget those that were purged.
+
+        Raises LogMissingError, LogUnreadableError, LogCodecError, and CorruptRecordError for a hole in the row or
+        a bad header.
+        """
+        for attempt in range(_READ_TRIES):
+            try:
+                self._refresh()
+                return
+            except FileNotFoundError as exc:  # purged between listing and opening
+                if attempt == _READ_TRIES - 1:
+                    raise SegmentGoneError(path=str(exc.filename)) from exc
+            except OSError as exc:
+                raise LogUnreadableError(path=self.directory, why=exc.strerror or str(exc)) from exc
+
+    def _refresh(self) -> None:
+        numbers = list_segments(self.directory, self.disk)
+        if not numbers:
+            raise LogMissingError(path=self.directory, why="it holds no segment (thl.data.*)")
+        for number, following in pairwise(numbers):
+            if following != number + 1:
+                raise CorruptRecordError(
+                    segment=segment_name(number + 1), offset=0, seqno=None, why="the segment is missing"
+                )
+        with self._lock:
+            newest = self._index.newest_number()
+            first = self._index.first_number()
+        fresh: list[tuple[int, Seqno]] = []
+        for number in numbers:
+            if newest is not None and number <= newest and numbers[0] <= newest:
+                continue
+            header = self._read_header(number, newest=number == numbers[-1])
+            if header is None:
+                break
+            fresh.append((number, header.prev_seqno))
+        with self._lock:
+            if first is not None and first < numbers[0]:
+                self._index.drop_front(numbers[0])
+            for number, prev_seqno in fresh:
+                known = self._index.newest_number()
+                if known is None or number == known + 1:
+                    self._index.add_segment(number, prev_seqno)
+
+    def _read_header(self, number: int, *, newest: bool) -> SegmentHeader | None:
+        file = self._open(number)
+        try:
+            header = parse_header(file.pread(HEADER.size, 0))
+            if isinstance(header, SegmentHeader):
+                refuse_tungsten(file, self.directory)
+                return header
+            if isinstance(header, Partial):
+                if newest and (file.size() <= HEADER.size or only_zeros(file, 0, file.size())):
+                    return None  # a rotation under way, or cut short
+                why = "bad header: cut short or zeros"
+            else:
+                why = header.why
+            raise CorruptRecordError(segment=segment_name(number), offset=0, seqno=None, why=why)
+        finally:
+            file.close()
+
+    def _open(self, number: int) -> DiskFile:
+        try:
+            return self.disk.open(self.path(number))
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            raise LogUnreadableError(path=self.path(number), why=exc.strerror or str(exc)) from exc
+
+    def open(self, number: int, seqno: Seqno) -> DiskFile:
+        """Open a segment for reading because `seqno` is wanted.
+
+        Raises PurgedError if it was purged meanwhile, SegmentGoneError if it is missing otherwise.
+        """
+        try:
+            return self._open(number)
+        except FileNotFoundError as exc:
+            try:
+                self.refresh()
+            except (LogMissingError, CorruptRecordError):
+                raise SegmentGoneError(path=self.path(number)) from exc
+            with self._lock:
+                first_number = self._index.first_number()
+                first = self._index.first_seqno()
+            if first_number is not None and first is not None and number < first_number:
+                raise PurgedError(seqno=seqno, first=first) from exc
+            raise SegmentGoneError(path=self.path(number)) from exc
+
+    def adopt(self, number: int, prev_seqno: Seqno) -> None:
+        """Add a segment that its own writer created or scanned."""
+        with self._lock:
+            self._index.add_segment(number, prev_seqno)
+
+    def knows(self, number: int) -> bool:
+        """Whether the segment is in the row as it is known."""
+        with self._lock:
+            return number in self._index
+
+    def prev_seqno(self, number: int) -> Seqno | None:
+        """Return the last seqno before a segment."""
+        with self._lock:
+            return self._index.prev_seqno(number)
+
+    def first_seqno(self) -> Seqno:
+        """Return the first seqno that the log holds or will hold."""
+        with self._lock:
+            first = self._index.first_seqno()
+        return NO_SEQNO if first is None else first
+
+    def row(self) -> list[tuple[int, Seqno]]:
+        """Return (number, prev_seqno) of each segment."""
+        with self._lock:
+            return list(self._index.segments())
+
+    def locate(self, seqno: Seqno) -> Place | None:
+        """Return a place at or before `seqno` to read from; None for one that is purged."""
+        with self._lock:
+            return self._index.locate(seqno)
+
+    def note(self, seqno: Seqno, position: Lsn) -> None:
+        """Learn where a transaction begins."""
+        with self._lock:
+            self._index.note(seqno, position)
+
+    def drop_front(self, number: int) -> None:
+        """Forget the segments below `number`, before their files go."""
+        with self._lock:
+            self._index.drop_front(number)
+
+    def drop_end(self, position: Lsn) -> None:
+        """Forget what was cut off."""
+        with self._lock:
+            self._index.drop_end(position)
+
+    def adopt_survey(self, found: Survey) -> None:
+        """Take over what a survey found: every segment with a whole header, and the places in those scanned."""
+        with self._lock:
+            for glance in found.glances:
+                if glance.prev_seqno is not None:
+                    self._index.add_segment(glance.number, glance.prev_seqno)
+            for scan in found.scans:
+                for place in scan.places:
+                    self._index.note(place.seqno, place.lsn)
+
+    def stats(self, last_seqno: Seqno) -> list[SegmentStat]:
+        """Describe each segment; `last_seqno` is where the newest one ends. Raises LogUnreadableError."""
+        row = self.row()
+        stats = []
+        for at, (number, prev_seqno) in enumerate(row):
+            try:
+                file = self._open(number)
+            except FileNotFoundError:
+                continue  # purged meanwhile
+            try:
+                glance = glance_at(file, number)
+            except OSError as exc:
+                raise LogUnreadableError(path=self.path(number), why=exc.strerror or str(exc)) from exc
+            finally:
+                file.close()
+            stats.append(
+                SegmentStat(
+                    number=number,
+                    name=segment_name(number),
+                    first_seqno=Seqno(prev_seqno + 1),
+                    last_seqno=row[at + 1][1] if at + 1 < len(row) else last_seqno,
+                    bytes=glance.size,
+                    written_at=glance.written_at,
+                )
+            )
+        return stats
+
+    def begun_at(self, number: int) -> int | None:
+        """Return the stamp of a segment's first sync record, ms since 1970; None if it has none. Raises OSError."""
+        file = self._open(number)
+        try:
+            return glance_at(file, number).written_at
+        finally:
+            file.close()

@@ -1,0 +1,191 @@
+"""log/positions.py: the block that readers in other processes go by, and the holds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fix_log import PATH
+from tranlog.errors import ConfigError, HoldError
+from tranlog.ids import Epoch, Lsn, Seqno
+from tranlog.log.positions import (
+    HOLD_BYTES,
+    POSITIONS,
+    POSITIONS_BYTES,
+    POSITIONS_FIELDS,
+    Hold,
+    Positions,
+    PositionsFile,
+    PositionsReader,
+    decode_positions,
+    drop_hold,
+    encode_positions,
+    hold,
+    read_holds,
+    read_positions,
+)
+from tranlog.testing.clock import ManualClock
+from tranlog.testing.disk import SimDisk
+
+SOME = Positions(
+    boot_id="5c4b1f6e-0000-4000-8000-123456789abc",
+    identity=77,
+    epoch=Epoch(3),
+    first_seqno=Seqno(5),
+    visible_seqno=Seqno(9),
+    durable_seqno=Seqno(8),
+    committed_seqno=Seqno(8),
+    visible_lsn=Lsn(1 << 32 | 600),
+)
+
+
+def log_disk() -> SimDisk:
+    disk = SimDisk()
+    disk.make_dir(PATH)
+    return disk
+
+
+def test_a_block_reads_back() -> None:
+    raw = encode_positions(SOME)
+    assert len(raw) == POSITIONS_BYTES == sum(size for _, size in POSITIONS_FIELDS)
+    assert decode_positions(raw) == SOME
+    assert decode_positions(raw + b"more") == SOME
+
+
+def test_every_flipped_bit_and_every_cut_is_found() -> None:
+    raw = encode_positions(SOME)
+    for bit in range(len(raw) * 8):
+        changed = bytearray(raw)
+        changed[bit // 8] ^= 1 << bit % 8
+        assert decode_positions(bytes(changed)) is None
+    for length in range(len(raw)):
+        assert decode_positions(raw[:length]) is None
+
+
+@given(st.binary(max_size=2 * POSITIONS_BYTES))
+def test_any_bytes_are_no_positions(raw: bytes) -> None:
+    assert decode_positions(raw) is None
+
+
+def test_the_block_is_one_write_in_place() -> None:
+    """log-format.md: one pwrite of a fixed-size block."""
+    disk = log_disk()
+    file = PositionsFile(PATH, disk)
+    before = disk.counts["pwrite"]
+    file.write(SOME)
+    file.write(SOME)
+    assert disk.counts["pwrite"] == before + 2
+    assert len(disk.content(f"{PATH}/positions")) == POSITIONS_BYTES
+    assert read_positions(PATH, disk) == SOME
+
+
+def test_no_file_is_no_positions() -> None:
+    disk = log_disk()
+    assert read_positions(PATH, disk) is None
+    assert PositionsReader(PATH, disk).read() is None
+
+
+def published(disk: SimDisk) -> Positions:
+    file = PositionsFile(PATH, disk)
+    positions = Positions(boot_id=file.boot_id, identity=file.identity, first_seqno=Seqno(0), visible_seqno=Seqno(4))
+    file.write(positions)
+    return positions
+
+
+def test_a_reader_trusts_this_boots_own_file_only() -> None:
+    """log-format.md, "Who may see what": missing, damaged, of another boot, or a copy."""
+    disk = log_disk()
+    positions = published(disk)
+    reader = PositionsReader(PATH, disk)
+    assert reader.read() == positions
+    disk.copy_files(PATH, "/copy")
+    assert PositionsReader("/copy", disk).read() is None, "a copy is another file"
+    file = PositionsFile(PATH, disk)
+    file.write(Positions(boot_id="of another boot", identity=file.identity, first_seqno=Seqno(0)))
+    assert reader.read() is None
+    disk.set_content(f"{PATH}/positions", b"damage")
+    assert reader.read() is None
+
+
+def test_a_reader_finds_a_file_that_was_replaced() -> None:
+    disk = log_disk()
+    published(disk)
+    reader = PositionsReader(PATH, disk)
+    assert reader.read() is not None
+    disk.unlink(f"{PATH}/positions")
+    positions = published(disk)
+    reader.look_again()
+    assert reader.read() == positions
+    reader.close()
+
+
+def test_the_writer_restores_a_file_that_was_removed() -> None:
+    disk = log_disk()
+    file = PositionsFile(PATH, disk)
+    assert not file.restore()
+    disk.unlink(f"{PATH}/positions")
+    assert file.restore()
+    file.write(SOME)
+    assert read_positions(PATH, disk) == SOME
+
+
+def test_the_packing_has_a_place_for_a_boot_id() -> None:
+    assert len(SOME.boot_id) == 36
+    assert POSITIONS.size == POSITIONS_BYTES - 4
+
+
+# --- holds -----------------------------------------------------------------------------------------------
+
+
+def test_holds_are_written_read_and_dropped() -> None:
+    disk, clock = log_disk(), ManualClock(5_000)
+    assert read_holds(PATH, disk=disk) == []
+    hold(PATH, "b", Seqno(7), disk=disk, clock=clock)
+    hold(PATH, "a", Seqno(-1), disk=disk, clock=clock)
+    clock.advance(1)
+    hold(PATH, "b", Seqno(8), disk=disk, clock=clock)
+    assert read_holds(PATH, disk=disk) == [
+        Hold(name="a", restart_seqno=Seqno(-1), written_at=5_000),
+        Hold(name="b", restart_seqno=Seqno(8), written_at=6_000),
+    ]
+    assert len(disk.content(f"{PATH}/holds/b")) == HOLD_BYTES
+    drop_hold(PATH, "b", disk=disk)
+    drop_hold(PATH, "b", disk=disk)
+    assert [one.name for one in read_holds(PATH, disk=disk)] == ["a"]
+
+
+def test_a_damaged_hold_holds_everything() -> None:
+    disk = log_disk()
+    hold(PATH, "a", Seqno(7), disk=disk, clock=ManualClock())
+    for damaged in (b"", b"restart_seqno=9 written_at=1 crc=00000000", b"\xff" * 128, b"nonsense"):
+        disk.set_content(f"{PATH}/holds/a", damaged)
+        assert [one.restart_seqno for one in read_holds(PATH, disk=disk)] == [None]
+
+
+def test_only_a_new_hold_is_synced() -> None:
+    disk = log_disk()
+    hold(PATH, "a", Seqno(7), disk=disk, clock=ManualClock())
+    synced = disk.counts["sync"]
+    assert synced == 1
+    hold(PATH, "a", Seqno(8), disk=disk, clock=ManualClock())
+    assert disk.counts["sync"] == synced
+
+
+@pytest.mark.parametrize("name", ["", ".", "../x", "a/b", ".hidden", "x" * 201, "a\0"])
+def test_a_hold_has_a_plain_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="plain file name"):
+        hold(PATH, name, Seqno(1), disk=log_disk(), clock=ManualClock())
+
+
+def test_a_hold_that_cannot_be_written_says_so() -> None:
+    """log-format.md: a pipeline that cannot write its hold says that retention will not wait for it."""
+    disk = log_disk()
+    disk.read_only = True
+    with pytest.raises(HoldError, match="Retention does not wait"):
+        hold(PATH, "a", Seqno(1), disk=disk, clock=ManualClock())
+    disk.read_only = False
+    hold(PATH, "a", Seqno(1), disk=disk, clock=ManualClock())
+    disk.denied.add(f"{PATH}/holds/a")
+    with pytest.raises(HoldError, match="Permission denied"):
+        read_holds(PATH, disk=disk)

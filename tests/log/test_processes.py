@@ -1,0 +1,147 @@
+"""The log among processes, on the machine's own disk: readers follow a writer, a killed writer loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fix_log import append_large, contents, make_fragment, make_payload, read_all
+from tranlog.errors import LogLockedError
+from tranlog.ids import Seqno
+from tranlog.log.log import Log, LogOptions, LogReader
+
+READER = """
+import json, sys, zlib
+from tranlog.log.reader import LogReader
+path, until, committed_only = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "committed"
+with LogReader.open(path) as reader, reader.cursor(committed_only=committed_only) as cursor:
+    print("ready", flush=True)
+    seqnos, crc = [], 0
+    while not seqnos or seqnos[-1] < until:
+        transaction = cursor.next(30.0)
+        assert transaction is not None, f"nothing came after {seqnos[-1:]}"
+        found = reader.range()
+        assert transaction.header.seqno <= (found.committed_seqno if committed_only else found.last_seqno)
+        seqnos.append(transaction.header.seqno)
+        if not transaction.is_noop():
+            for payload in transaction.payloads():
+                crc = zlib.crc32(payload, crc)
+print(json.dumps([seqnos[0], seqnos == list(range(seqnos[0], until + 1)), crc]))
+"""
+
+WRITER = """
+import sys
+from tranlog.change import Fragment
+from tranlog.log.log import Log, LogOptions
+path, segment_bytes = sys.argv[1], int(sys.argv[2])
+log = Log.open(path, source_id="db1", options=LogOptions(segment_bytes=segment_bytes, buffer_bytes=2_000))
+print("opened", log.epoch, log.last_event_id() or -1, flush=True)
+number = int(log.last_event_id() or -1) + 1
+while True:
+    parts = 1 + number % 3
+    for part in range(parts):
+        log.append(Fragment(source_id="db1", event_id=str(number), shard_id="s", tstamp=1, tables=(("s", "t"),),
+                            payload=f"{number}/{part}".encode() * 20, last=part == parts - 1))
+    if number % 4 == 3:
+        log.commit()
+        print(number, flush=True)
+    number += 1
+"""
+
+
+def start(script: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 0
+    return output
+
+
+def test_readers_in_other_processes_follow_a_writer(tmp_path: Path) -> None:
+    """The issue, item 3: many readers, also in other processes. D: DiskLogExtendedTest.testConcurrentAccess."""
+    import zlib
+
+    path, count = str(tmp_path / "log"), 400
+    with Log.open(path, source_id="db1", options=LogOptions(segment_bytes=20_000)) as log:
+        kinds = ("visible", "committed", "visible")
+        readers = [start(READER, path, str(count), kind) for kind in kinds]
+        try:
+            for reader in readers:
+                assert reader.stdout is not None
+                assert reader.stdout.readline() == "ready\n"
+            crc = 0
+            for number in range(count):
+                parts = [make_payload(number, 150), make_payload(number + 1, 60)][: 1 + number % 2]
+                append_large(log, f"e{number}", parts)
+                for part in parts:
+                    crc = zlib.crc32(part, crc)
+                if number % 5 == 0:
+                    log.commit(sync=number % 2 == 0)
+            log.commit()
+            for reader in readers:
+                assert json.loads(finish(reader)) == [0, True, crc]
+        finally:
+            for reader in readers:
+                reader.kill()
+                reader.wait()
+    assert len(os.listdir(path)) > 4
+
+
+@pytest.mark.parametrize("rounds", [4])
+def test_a_killed_writer_loses_nothing_that_it_had_acknowledged(tmp_path: Path, rounds: int) -> None:
+    """kill -9 at any moment; the next writer goes on behind what is there, in a higher epoch."""
+    path = str(tmp_path / "log")
+    acknowledged = -1
+    for kill in range(rounds):
+        writer = start(WRITER, path, "3000")
+        assert writer.stdout is not None
+        try:
+            _, epoch, resumed_after = writer.stdout.readline().split()
+            assert int(epoch) == kill + 1
+            assert int(resumed_after) >= acknowledged
+            until = acknowledged + 40 * (kill + 1)
+            while acknowledged < until:
+                acknowledged = int(writer.stdout.readline())
+            with pytest.raises(LogLockedError, match=f"pid {writer.pid}"):
+                Log.open(path, source_id="db1")
+        finally:
+            writer.send_signal(signal.SIGKILL)
+            writer.wait()
+        for line in writer.stdout.read().splitlines():
+            acknowledged = int(line) if line.isdigit() else acknowledged
+        writer.stdout.close()
+        with LogReader.open(path) as reader:
+            assert not reader.range().scanned, "the machine did not stop, so the positions file still holds"
+            assert reader.range().committed_seqno <= reader.range().last_seqno
+            last = reader.header(reader.range().committed_seqno)
+            assert last is not None and int(last.event_id) >= acknowledged
+    with Log.open(path, source_id="db1") as log:
+        found = contents(log)
+        assert [one[1] for one in found] == [str(number) for number in range(len(found))], "lost or repeated"
+        assert len(found) > acknowledged
+        for _, event_id, content in found:
+            number = int(event_id)
+            assert content == b"".join(f"{number}/{part}".encode() * 20 for part in range(1 + number % 3))
+        seqnos = [one.header.seqno for one in read_all(log.cursor())]
+        assert seqnos == list(range(len(seqnos)))
+
+
+def test_a_reader_in_another_process_is_told_soon(tmp_path: Path) -> None:
+    """The ancestor polls every 50 ms (p50 26 ms); here a reader looks again after 0.5 ms at first, 20 ms at most."""
+    path = str(tmp_path / "log")
+    with Log.open(path, source_id="db1") as log, LogReader.open(path) as reader, reader.cursor() as cursor:
+        cursor.seek(Seqno(1))
+        log.append(make_fragment())
+        began = time.monotonic()
+        log.commit(sync=False)
+        assert cursor.next(10.0) is not None
+        assert time.monotonic() - began < 5

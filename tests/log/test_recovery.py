@@ -1,0 +1,178 @@
+"""log/recovery.py: the table "Ends of a log" of log-format.md, case by case, on values alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tranlog.ids import Epoch, Seqno, lsn
+from tranlog.log.format import RecordHeader
+from tranlog.log.recovery import BadRecord, Continue, NewLog, Refuse, SegmentGlance, SegmentScan, Survey, plan
+
+
+def header(seqno: int) -> RecordHeader:
+    return RecordHeader(Seqno(seqno), 0, True, Epoch(2), "db", "e", "s", 1, (), lsn(2, 100), 60, 0, 1, 0)
+
+
+def glance(number: int, prev_seqno: int | None, **changed: Any) -> SegmentGlance:
+    fields: dict[str, Any] = {
+        "number": number,
+        "size": 1_000,
+        "prev_seqno": prev_seqno,
+        "first_seqno": None if prev_seqno is None else prev_seqno + 1,
+        "next_name": f"thl.data.{number + 1:010d}",
+        "written_at": 1,
+    }
+    return SegmentGlance(**(fields | changed))
+
+
+def scan(number: int = 2, **changed: Any) -> SegmentScan:
+    """A newest segment, closed cleanly, that holds seqnos 10 to 19."""
+    fields: dict[str, Any] = {
+        "number": number,
+        "prev_seqno": 9,
+        "size": 1_000,
+        "records": 12,
+        "fragments": 10,
+        "good_end": 1_000,
+        "end": 1_000,
+        "last_seqno": 19,
+        "last_first_lsn": lsn(number, 900),
+        "last_header": header(19),
+        "open_fragments": 0,
+        "proven": 974,
+        "proven_behind": 0,
+        "proven_seqno": 19,
+        "closed_cleanly": True,
+        "bad": None,
+        "next_name": None,
+        "first_method": 1,
+        "unchecked": 0,
+        "places": (),
+    }
+    return SegmentScan(**(fields | changed))
+
+
+ROW = (glance(1, -1), glance(2, 9, next_name=None))
+
+
+def decide(last: SegmentScan, row: tuple[SegmentGlance, ...] = ROW) -> Continue | Refuse | NewLog:
+    return plan(Survey(glances=row, scans=(last,)))
+
+
+def test_an_empty_directory_is_a_new_log() -> None:
+    assert plan(Survey(glances=(), scans=())) == NewLog(number=1)
+
+
+def test_a_first_segment_without_a_header_is_a_new_log() -> None:
+    row = (glance(1, None, torn_header=True, first_seqno=None, next_name=None, size=5),)
+    assert plan(Survey(glances=row, scans=())) == NewLog(number=1)
+
+
+def test_clean_end() -> None:
+    """Nothing is done."""
+    found = decide(scan())
+    assert isinstance(found, Continue)
+    assert (found.segment, found.end, found.torn, found.next_segment, found.clean) == (2, 1_000, None, None, True)
+    assert (found.last_seqno, found.last_header) == (19, header(19))
+
+
+def test_zeros_behind_a_clean_end_are_no_tail() -> None:
+    found = decide(scan(size=5_000))
+    assert isinstance(found, Continue)
+    assert found.torn is None
+
+
+def test_torn_tail_above_what_is_proven_is_cut() -> None:
+    bad = BadRecord(offset=950, why="its checksum does not match its bytes")
+    found = decide(scan(bad=bad, good_end=900, end=950, proven=800, closed_cleanly=False))
+    assert isinstance(found, Continue)
+    assert (found.end, found.proven, found.clean) == (900, 800, False)
+    assert found.torn == "torn tail: its checksum does not match its bytes"
+
+
+def test_valid_records_behind_the_bad_one_do_not_matter() -> None:
+    """Unsynced pages reach the disk in any order: only a sync record that proves the bad place counts."""
+    bad = BadRecord(offset=950, why="x")
+    assert isinstance(decide(scan(bad=bad, good_end=900, end=950, proven=800, proven_behind=950)), Continue)
+
+
+def test_a_bad_record_that_a_later_sync_record_proves_is_corruption() -> None:
+    bad = BadRecord(offset=950, why="its checksum does not match its bytes")
+    found = decide(scan(bad=bad, good_end=900, end=950, last_seqno=18, proven=800, proven_behind=951))
+    assert isinstance(found, Refuse)
+    assert (found.segment, found.offset, found.seqno) == ("thl.data.0000000002", 950, 18)
+    assert "below a place that was proven durable" in found.why
+
+
+def test_open_transaction_is_cut() -> None:
+    found = decide(scan(open_fragments=3, good_end=600, end=900, closed_cleanly=False, proven=880))
+    assert isinstance(found, Continue)
+    assert (found.end, found.proven) == (600, 600)
+    assert found.torn == "open transaction: 3 fragments of seqno 20 without a last one"
+
+
+def test_a_bad_record_in_a_closed_segment_is_corruption() -> None:
+    closed = scan(1, bad=BadRecord(offset=700, why="x"), prev_seqno=-1, last_seqno=5, next_name=None)
+    found = plan(Survey(glances=ROW, scans=(closed, scan(last_header=None))))
+    assert found == Refuse(segment="thl.data.0000000001", offset=700, seqno=Seqno(5), why="x")
+
+
+@pytest.mark.parametrize(
+    ("row", "segment", "why"),
+    [
+        ((glance(1, -1), glance(3, 19)), 2, "the segment is missing"),
+        ((glance(1, None, problem="bad header: magic"), glance(2, 9)), 1, "bad header: magic"),
+        ((glance(1, -1), glance(2, None, problem="bad header: zeros, and more")), 2, "bad header: zeros"),
+        ((glance(1, None, torn_header=True), glance(2, 9)), 1, "cut short or zeros"),
+        ((glance(1, -1, next_name=None), glance(2, 9)), 1, "does not end in a rotate record"),
+        ((glance(1, -1, next_name="thl.data.0000000001"), glance(2, 9)), 1, "leads to thl.data.0000000001"),
+        ((glance(1, -1), glance(2, 9, first_seqno=11)), 2, "prev_seqno 9, but the segment begins with 11"),
+        ((glance(1, 9), glance(2, 5)), 2, "prev_seqno 5 behind"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_corruption(row: tuple[SegmentGlance, ...], segment: int, why: str) -> None:
+    """Bad header, hole in the row, prev_seqno that does not fit; conformance B7-4, B7-5, B7-12."""
+    found = decide(scan(), row)
+    assert isinstance(found, Refuse)
+    assert found.segment == f"thl.data.{segment:010d}"
+    assert why in found.why
+
+
+def test_prev_seqno_that_the_scan_contradicts_is_corruption() -> None:
+    closed = scan(1, prev_seqno=-1, last_seqno=8, next_name="thl.data.0000000002")
+    newest = scan(last_header=None, last_seqno=9)
+    found = plan(Survey(glances=(glance(1, -1), glance(2, 9, first_seqno=None)), scans=(closed, newest)))
+    assert isinstance(found, Refuse)
+    assert found.why == "bad header: prev_seqno 9, but the previous segment ends at 8"
+
+
+def test_a_rotation_that_was_cut_short_goes_on() -> None:
+    """Zero-length or torn newest header: the last complete transaction is the previous segment's."""
+    closed = scan(1, prev_seqno=-1, last_seqno=9, next_name="thl.data.0000000002", closed_cleanly=False)
+    row = (glance(1, -1), glance(2, None, torn_header=True, first_seqno=None, size=0))
+    found = plan(Survey(glances=row, scans=(closed,)))
+    assert isinstance(found, Continue)
+    assert (found.segment, found.next_segment, found.last_seqno) == (1, 2, 9)
+
+
+def test_a_rotate_record_at_the_very_end_starts_the_next_segment() -> None:
+    found = decide(scan(next_name="thl.data.0000000003", closed_cleanly=False))
+    assert isinstance(found, Continue)
+    assert found.next_segment == 3
+
+
+def test_purged_by_hand_is_no_error() -> None:
+    row = (glance(7, 69), glance(8, 79, next_name=None))
+    found = decide(scan(8, prev_seqno=79, last_seqno=89), row)
+    assert isinstance(found, Continue)
+    assert found.last_seqno == 89
+
+
+def test_the_last_transaction_may_lie_in_an_earlier_segment() -> None:
+    closed = scan(1, prev_seqno=-1, last_seqno=9, last_header=header(9), next_name="thl.data.0000000002")
+    newest = scan(2, last_header=None, last_first_lsn=None, last_seqno=9, good_end=42, end=42)
+    found = plan(Survey(glances=(glance(1, -1), glance(2, 9, first_seqno=None)), scans=(closed, newest)))
+    assert isinstance(found, Continue)
+    assert (found.segment, found.last_header, found.last_first_lsn) == (2, header(9), lsn(1, 900))
