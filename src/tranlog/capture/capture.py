@@ -1,0 +1,200 @@
+"""The capture loop: from a source into the log, and the source freed once the log is durable.
+
+Owns the order of the three steps on which "loses and repeats nothing" rests: the source has committed, the log is
+synced, the source forgets. Leaves reading to the source and bytes to the log. The hard idea: nothing is remembered
+here. Where to go on is the event id of the log's last transaction, so a kill between any two steps costs only work.
+
+Source: design/architecture.md; design/sources.md; seeds/thl-internals.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+
+from tranlog.change import Fragment
+from tranlog.clock import Clock, SystemClock
+from tranlog.errors import ConfigError, SourceError
+from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.log.log import Log
+from tranlog.source.source import Source
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions:
+    """How transactions are grouped into syncs. One that finds the source idle behind it is synced at once."""
+
+    batch_bytes: int = 4 << 20
+    """Payload bytes after which a sync is due, at the next transaction's end."""
+    batch_s: float = 0.05
+    """Seconds after which a sync is due while the source has ever more: a bound on how late a transaction shows."""
+    poll_s: float = 0.5
+    """Seconds that one wait for the source lasts; also how late an event given to `run` may be seen."""
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that cannot work."""
+        if self.batch_bytes < 1:
+            raise ConfigError(option="batch_bytes", value=self.batch_bytes, why="at least one byte")
+        if self.batch_s < 0:
+            raise ConfigError(option="batch_s", value=self.batch_s, why="seconds, not below 0")
+        if not 0 < self.poll_s <= 60:
+            raise ConfigError(option="poll_s", value=self.poll_s, why="seconds above 0, up to 60")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureStatus:
+    """What a capture has done since it was made, counting only what is durable."""
+
+    source_id: str
+    transactions: int
+    fragments: int
+    payload_bytes: int
+    syncs: int
+    last_seqno: Seqno
+    """The last transaction captured; NO_SEQNO while there is none."""
+    last_event_id: str | None
+    lag_ms: int | None
+    """From the last transaction's commit at the source until it was durable here; None while there is none."""
+
+
+class Capture:
+    """Carries a source's transactions into a log, until told to stop.
+
+    Threads: `run` and `catch_up` by one; `stop` and `status` by any, also from a signal handler.
+    """
+
+    def __init__(
+        self, source: Source, log: Log, *, options: CaptureOptions | None = None, clock: Clock | None = None
+    ) -> None:
+        self._options = options if options is not None else CaptureOptions()
+        self._options.check()
+        self._source = source
+        self._log = log
+        self._clock = clock if clock is not None else SystemClock()
+        self._stop = threading.Event()
+        # appended, complete and not yet durable
+        self._batch_last: Fragment | None = None
+        self._batch_transactions = 0
+        self._batch_fragments = 0
+        self._batch_bytes = 0
+        self._status = CaptureStatus(
+            source_id=source.source_id,
+            transactions=0,
+            fragments=0,
+            payload_bytes=0,
+            syncs=0,
+            last_seqno=NO_SEQNO,
+            last_event_id=None,
+            lag_ms=None,
+        )
+
+    def run(self, stop: threading.Event | None = None) -> CaptureStatus:
+        """Capture until `stop` is set or called, then return; the log and the source stay open.
+
+        Ends: after the transaction at hand; a large one is left and comes again. Whatever was captured is durable
+        then. Raises: PositionLostError and the source's other errors, the log's errors; what is complete is
+        durable then unless the log is at fault, and running again goes on where the log ends. DiskFullError is
+        among them: nothing is lost, since the source still has what was refused.
+        """
+        stop = self._stop if stop is None else stop
+        self._begin()
+        while not (stop.is_set() or self._stop.is_set()):
+            self._take(self._source.read(self._options.poll_s), stop)
+        return self._status
+
+    def catch_up(self, *, wait_s: float = 0.0) -> CaptureStatus:
+        """Capture what the source has by now, and return. Raises as `run`.
+
+        `wait_s`: how long a source may take to show what it has, 0 for one that has it at hand; it has no more when
+        nothing new came for so long.
+        """
+        self._begin()
+        before = -1
+        while before != self._status.transactions and not self._stop.is_set():
+            before = self._status.transactions
+            self._take(self._source.read(wait_s), self._stop)
+        return self._status
+
+    def stop(self) -> None:
+        """Make `run` end soon, now and from now on."""
+        self._stop.set()
+        self._source.stop()
+
+    def status(self) -> CaptureStatus:
+        """Return what was done so far."""
+        return self._status
+
+    def _begin(self) -> None:
+        """Start the source where the log ends, and free it of what was synced but not freed the last time."""
+        self._log.commit()
+        event_id = self._log.last_event_id()
+        self._source.start(event_id)
+        if event_id is not None:
+            self._source.release(event_id)
+
+    def _take(self, fragments: Iterator[Fragment], stop: threading.Event) -> None:
+        """Carry over what one read of the source gives, and make it durable."""
+        log, options, clock = self._log, self._options, self._clock
+        parts = size = 0  # of the transaction that is being appended
+        began = clock.monotonic()
+        try:
+            for fragment in fragments:
+                log.append(fragment)
+                parts += 1
+                size += len(fragment.payload)
+                if fragment.last:
+                    self._batch_last = fragment
+                    self._batch_transactions += 1
+                    self._batch_fragments += parts
+                    self._batch_bytes += size
+                    parts = size = 0
+                    if self._batch_bytes >= options.batch_bytes or clock.monotonic() - began >= options.batch_s:
+                        self._commit()
+                        began = clock.monotonic()
+                if stop.is_set() or self._stop.is_set():
+                    break
+        except SourceError:
+            log.abandon_open()
+            log.commit()  # what came whole stays; the source is freed of it next time
+            self._forget_batch()
+            raise
+        except BaseException:
+            log.abandon_open()
+            self._forget_batch()
+            raise
+        finally:
+            if isinstance(fragments, Generator):
+                fragments.close()
+        if parts:
+            log.abandon_open()
+        if self._batch_last is not None:
+            self._commit()
+
+    def _commit(self) -> None:
+        """Make the batch durable in the log, and only then let the source forget it."""
+        seqno = self._log.commit()
+        last = self._batch_last
+        assert last is not None
+        before = self._status
+        self._status = CaptureStatus(
+            source_id=before.source_id,
+            transactions=before.transactions + self._batch_transactions,
+            fragments=before.fragments + self._batch_fragments,
+            payload_bytes=before.payload_bytes + self._batch_bytes,
+            syncs=before.syncs + 1,
+            last_seqno=seqno,
+            last_event_id=last.event_id,
+            lag_ms=max(self._clock.now_ms() - last.tstamp, 0),
+        )
+        self._forget_batch()
+        self._source.release(last.event_id)
+
+    def _forget_batch(self) -> None:
+        self._batch_last = None
+        self._batch_transactions = 0
+        self._batch_fragments = 0
+        self._batch_bytes = 0

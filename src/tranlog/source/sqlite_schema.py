@@ -1,0 +1,374 @@
+"""A SQLite database as capture sees it: its tables, our two tables in it, and the guards against foreign writers.
+
+Owns reading the schema into table maps, installing `_tranlog_source` and `_tranlog_outbox`, and the guard triggers.
+The hard idea of the guards: each user table has triggers that name an SQL function which only our connections
+register. SQLite resolves the name when a statement is prepared, so a foreign write fails at once and loudly, and
+never evaluates it, so ours cost nearly nothing.
+
+What is not captured, by decision: generated columns, virtual and stored (they follow from the others wherever the
+table is made as it is here, and cannot be written); virtual tables and their shadow tables (the source names them
+in a warning); temporary and attached tables.
+
+Source: design/sources.md, "SQLite, the embedded default".
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import apsw
+
+from tranlog.change import Column, ForeignKey, TableMap, TableName
+from tranlog.errors import SourceSetupError
+from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
+from tranlog.source.sqlite_statement import fold
+from tranlog.types import CharsetBytes, LogicalType, Value
+
+SCHEMA = "main"
+SOURCE_TABLE = "_tranlog_source"
+OUTBOX_TABLE = "_tranlog_outbox"
+OWN_PREFIX = "_tranlog_"
+OUTBOX_VERSION = 1
+GUARD_FUNCTION = "tranlog_write_through_source_sqlite_connect"
+"""A foreign writer reads this name in its error: no such function."""
+GUARD_PREFIX = "_tranlog_guard_"
+GUARDED_OPERATIONS = ("insert", "update", "delete")
+
+_CREATE_SOURCE = f"""
+CREATE TABLE {SOURCE_TABLE}(
+    uuid TEXT NOT NULL,        -- names this database in every event id
+    version INTEGER NOT NULL,  -- of these two tables
+    captured INTEGER NOT NULL  -- outbox id up to which the log has everything, and which it ended with
+)"""
+_CREATE_OUTBOX = f"""
+CREATE TABLE {OUTBOX_TABLE}(
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    last INTEGER NOT NULL,     -- 1: the last fragment of its transaction
+    tstamp INTEGER NOT NULL,   -- ms since 1970
+    serial INTEGER NOT NULL,   -- 1: holds a statement, so that no shard owns it
+    shard TEXT NOT NULL,       -- the verdict of the rule "table" under the foreign keys of that moment
+    tables TEXT,               -- JSON: [[schema, table], ...]; NULL: too many to list
+    payload BLOB NOT NULL
+)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlan:
+    """How one table's rows are read, from the preupdate hook or by SELECT.
+
+    `kept` (None: all): indexes of the columns that are carried, in what the hook reports. `reals` are carried
+    columns of REAL affinity: SQLite may report their integers as such. `by_select`: the table has virtual
+    generated columns, past which the hook cannot be read. `place_key` (None: by rowid): the key of a table WITHOUT
+    ROWID, as indexes of carried columns. `null_key` is the map for a row with NULL in a declared key, which SQLite
+    permits any number of times: such a row has no key.
+    """
+
+    map: TableMap
+    null_key: TableMap | None
+    kept: tuple[int, ...] | None
+    reals: tuple[int, ...]
+    by_select: bool
+    place_key: tuple[int, ...] | None
+    select_all: str
+    where: str
+    plain: bool
+    """The hook gives the row whole, placed by rowid: the fast way serves."""
+
+    @property
+    def select_typed(self) -> str:
+        """The SELECT that gets text as bytes, each column behind its storage class."""
+        columns = []
+        for column in self.map.columns:
+            name = quote(column.name)
+            columns.append(f"typeof({name}), CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END")
+        return f"SELECT {', '.join(columns)} FROM {quote(SCHEMA)}.{quote(self.map.table)} NOT INDEXED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqliteSchema:
+    """The user's tables at one schema version, by name."""
+
+    version: int
+    plans: dict[str, TablePlan]
+    rule: ShardRule
+    """The rule `table` with the whole database's foreign keys."""
+    unguarded: frozenset[str]
+    """Tables without their three guards: made by a foreign program."""
+    virtual: tuple[str, ...]
+
+    def maps(self) -> list[TableMap]:
+        """Return the captured tables' maps by (schema, table)."""
+        return sorted((plan.map for plan in self.plans.values()), key=lambda table: (table.schema, table.table))
+
+
+def quote(name: str) -> str:
+    """Return a name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def has_table(db: apsw.Connection, schema: str, name: str) -> bool:
+    """Whether a table is there now; apsw's own question is answered from a schema that may be old."""
+    found = db.execute(f"SELECT 1 FROM {quote(schema)}.sqlite_schema WHERE type = 'table' AND name = ?", (name,))
+    return found.fetchone() is not None
+
+
+def schema_version(db: apsw.Connection) -> int:
+    """Return the number that every change of the schema raises, as the open transaction sees it."""
+    for (version,) in db.execute("PRAGMA main.schema_version"):
+        assert isinstance(version, int)
+        return version
+    raise AssertionError("PRAGMA schema_version returned nothing")
+
+
+def read_schema(db: apsw.Connection) -> SqliteSchema:
+    """Read the schema; call it inside a transaction, so that its parts agree."""
+    version = schema_version(db)
+    plans: dict[str, TablePlan] = {}
+    virtual: list[str] = []
+    columns = "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' ORDER BY name"
+    for name, kind, without_rowid in db.execute(columns).fetchall():
+        assert isinstance(name, str)
+        if name.startswith("sqlite_") or name.startswith(OWN_PREFIX):
+            continue
+        if kind == "virtual":
+            virtual.append(name)
+        elif kind == "table":
+            plans[name] = _read_table(db, name, bool(without_rowid))
+    canonical = {fold(name): name for name in plans}
+    edges: list[tuple[TableName, TableName]] = []
+    for child, parent in db.execute(
+        "SELECT t.name, f.\"table\" FROM pragma_table_list t, pragma_foreign_key_list(t.name, 'main') f "
+        "WHERE t.schema = 'main' AND t.type = 'table'"
+    ):
+        assert isinstance(child, str) and isinstance(parent, str)
+        edges.append(((SCHEMA, child), (SCHEMA, canonical.get(fold(parent), parent))))
+    groups = foreign_key_groups(edges)
+    return SqliteSchema(
+        version=version,
+        plans=plans,
+        rule=ShardRule(kind=ShardRuleKind.TABLE, groups=groups),
+        unguarded=frozenset(_unguarded(db, plans)),
+        virtual=tuple(virtual),
+    )
+
+
+def _read_table(db: apsw.Connection, name: str, without_rowid: bool) -> TablePlan:
+    columns: list[Column] = []
+    kept: list[int] = []
+    reals: list[int] = []
+    keys: list[tuple[int, int]] = []
+    number: dict[str, int] = {}
+    every: set[str] = set()
+    virtual = False
+    rows = db.execute(
+        'SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?, ?)', (name, SCHEMA)
+    ).fetchall()
+    declared_keys = sum(1 for row in rows if row[3])
+    for at, (column, declared, notnull, pk, hidden) in enumerate(rows):
+        assert isinstance(column, str) and isinstance(declared, str) and isinstance(pk, int)
+        every.add(fold(column))
+        if hidden:
+            virtual = virtual or hidden == 2
+            continue
+        if _affinity_is_real(declared):
+            reals.append(len(columns))
+        if pk:
+            keys.append((pk, len(columns)))
+        rowid_alias = bool(pk) and declared_keys == 1 and not without_rowid and fold(declared) == "integer"
+        number[fold(column)] = len(columns)
+        kept.append(at)
+        columns.append(
+            Column(
+                name=column,
+                source_type=declared,
+                logical=LogicalType.ANY,
+                nullable=not (notnull or rowid_alias or (pk and without_rowid)),
+            )
+        )
+    primary_key = tuple(index for _, index in sorted(keys))
+    table = TableMap(
+        schema=SCHEMA,
+        table=name,
+        columns=tuple(columns),
+        primary_key=primary_key,
+        unique_keys=tuple(_unique_keys(db, name, number)),
+        foreign_keys=tuple(_foreign_keys(db, name, number)),
+    )
+    null_key = None
+    if any(columns[index].nullable for index in primary_key):
+        null_key = TableMap(
+            schema=SCHEMA,
+            table=name,
+            columns=table.columns,
+            unique_keys=table.unique_keys,
+            foreign_keys=table.foreign_keys,
+        )
+    names = ", ".join(quote(column.name) for column in columns)
+    if without_rowid:
+        key = [quote(columns[index].name) for index in primary_key]
+        where = " AND ".join(f"{part} = ?{n} AND {part} COLLATE BINARY = ?{n}" for n, part in enumerate(key, start=1))
+    else:
+        alias = next((word for word in ("rowid", "_rowid_", "oid") if word not in every), "")
+        if not alias and any(not columns[index].nullable and len(primary_key) == 1 for index in primary_key):
+            alias = quote(columns[primary_key[0]].name)
+        where = f"{alias} = ?1" if alias else ""
+    every_kept = len(kept) == len(rows)
+    return TablePlan(
+        map=table,
+        null_key=null_key,
+        kept=None if every_kept else tuple(kept),
+        reals=tuple(reals),
+        by_select=virtual,
+        place_key=primary_key if without_rowid else None,
+        select_all=f"SELECT {names} FROM {quote(SCHEMA)}.{quote(name)} NOT INDEXED",
+        where=where,
+        plain=every_kept and not without_rowid,
+    )
+
+
+def _affinity_is_real(declared: str) -> bool:
+    """Whether a declared type gives REAL affinity, by SQLite's rules in their order (datatype3, section 3.1)."""
+    name = fold(declared)
+    if not name or any(part in name for part in ("int", "char", "clob", "text", "blob")):
+        return False
+    return any(part in name for part in ("real", "floa", "doub"))
+
+
+def _unique_keys(db: apsw.Connection, name: str, number: dict[str, int]) -> Iterator[tuple[int, ...]]:
+    """Yield the unique keys over whole carried columns, without the primary key, partial and expression indexes."""
+    listed = (
+        "SELECT name FROM pragma_index_list(?, ?) WHERE \"unique\" AND NOT partial AND origin <> 'pk' ORDER BY name"
+    )
+    for (index,) in db.execute(listed, (name, SCHEMA)).fetchall():
+        parts = db.execute("SELECT name FROM pragma_index_info(?, ?) ORDER BY seqno", (index, SCHEMA)).fetchall()
+        key = [number.get(fold(part)) if isinstance(part, str) else None for (part,) in parts]
+        found = tuple(at for at in key if at is not None)
+        if found and len(found) == len(key):
+            yield found
+
+
+def _foreign_keys(db: apsw.Connection, name: str, number: dict[str, int]) -> Iterator[ForeignKey]:
+    """Yield the references from carried columns, in the order of declaration."""
+    listed = 'SELECT id, "table", "from", "to" FROM pragma_foreign_key_list(?, ?) ORDER BY id DESC, seq'
+    keys: dict[int, tuple[str, list[int | None], list[str]]] = {}
+    for number_of_key, parent, column, target in db.execute(listed, (name, SCHEMA)).fetchall():
+        assert isinstance(number_of_key, int) and isinstance(parent, str) and isinstance(column, str)
+        _, columns, targets = keys.setdefault(number_of_key, (parent, [], []))
+        columns.append(number.get(fold(column)))
+        if isinstance(target, str):
+            targets.append(target)
+    for parent, columns, targets in keys.values():
+        found = tuple(at for at in columns if at is not None)
+        if len(found) != len(columns):
+            continue
+        if len(targets) != len(found):  # REFERENCES parent, without columns: its primary key
+            primary = db.execute("SELECT name FROM pragma_table_info(?, ?) WHERE pk ORDER BY pk", (parent, SCHEMA))
+            targets = [str(column) for (column,) in primary]
+        yield ForeignKey(columns=found, ref_schema=SCHEMA, ref_table=parent, ref_columns=tuple(targets))
+
+
+# --- rows ------------------------------------------------------------------------------------------------
+
+
+def typed_row(row: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Return a row of `TablePlan.select_typed` as values; text that is not UTF-8 keeps its bytes."""
+    from_text = _text_value
+    return tuple([from_text(row[i + 1]) if row[i] == "text" else row[i + 1] for i in range(0, len(row), 2)])
+
+
+def _text_value(raw: Value) -> Value:
+    assert isinstance(raw, bytes)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return CharsetBytes("utf8", raw)
+
+
+# --- our tables and the guards ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """The one row of `_tranlog_source`."""
+
+    uuid: str
+    captured: int
+
+
+def read_installed(db: apsw.Connection, path: str) -> Installed | None:
+    """Return the database's identity, None where nothing is installed. Raises SourceSetupError for a newer layout."""
+    if not has_table(db, SCHEMA, SOURCE_TABLE):
+        return None
+    for row in db.execute(f"SELECT uuid, version, captured FROM main.{SOURCE_TABLE}"):
+        name, version, captured = row
+        if version != OUTBOX_VERSION:
+            raise SourceSetupError(
+                why=f"{path} was set up by another release (layout {version}, this one knows {OUTBOX_VERSION})",
+                remedy="Use that release, or a newer one",
+            )
+        assert isinstance(name, str) and isinstance(captured, int)
+        return Installed(uuid=name, captured=captured)
+    raise SourceSetupError(
+        why=f"{path} has a table {SOURCE_TABLE} without its row",
+        remedy="Restore the database from a copy",
+    )
+
+
+def install_in(db: apsw.Connection) -> None:
+    """Make our tables and guard every user table, inside the caller's transaction; done already is harmless."""
+    if not has_table(db, SCHEMA, SOURCE_TABLE):
+        db.execute(_CREATE_SOURCE)
+        db.execute(_CREATE_OUTBOX)
+        db.execute(f"INSERT INTO main.{SOURCE_TABLE} VALUES(?, ?, 0)", (str(uuid.uuid4()), OUTBOX_VERSION))
+    guard_tables(db, sorted(read_schema(db).unguarded))
+
+
+def _unguarded(db: apsw.Connection, plans: dict[str, TablePlan]) -> Iterator[str]:
+    guards: dict[str, set[str]] = {}
+    rows = db.execute(
+        "SELECT tbl_name, sql FROM main.sqlite_schema WHERE type = 'trigger' AND name GLOB ?", (GUARD_PREFIX + "*",)
+    )
+    for table, sql in rows:
+        assert isinstance(table, str) and isinstance(sql, str)
+        operation = next((word for word in GUARDED_OPERATIONS if f"BEFORE {word.upper()} ON" in sql), "")
+        if GUARD_FUNCTION in sql:
+            guards.setdefault(fold(table), set()).add(operation)
+    for name in plans:
+        if not guards.get(fold(name), set()) >= set(GUARDED_OPERATIONS):
+            yield name
+
+
+def guard_tables(db: apsw.Connection, names: list[str]) -> None:
+    """Give each of the tables its three guards, in the caller's transaction."""
+    if not names:
+        return
+    wanted = {fold(name) for name in names}
+    used = 0
+    for trigger, table in db.execute(
+        "SELECT name, tbl_name FROM main.sqlite_schema WHERE type = 'trigger' AND name GLOB ?", (GUARD_PREFIX + "*",)
+    ).fetchall():
+        assert isinstance(trigger, str) and isinstance(table, str)
+        part = trigger[len(GUARD_PREFIX) :].partition("_")[0]
+        used = max(used, int(part)) if part.isdecimal() else used
+        if fold(table) in wanted:  # an incomplete set is replaced
+            db.execute(f"DROP TRIGGER main.{quote(trigger)}")
+    for number, name in enumerate(names, start=used + 1):
+        for operation in GUARDED_OPERATIONS:
+            # CASE, since SQLite would fold "0 AND f()" before it looks f up
+            db.execute(
+                f"CREATE TRIGGER main.{quote(f'{GUARD_PREFIX}{number}_{operation}')} "
+                f"BEFORE {operation.upper()} ON {quote(name)} "
+                f"WHEN CASE 1 WHEN 0 THEN {GUARD_FUNCTION}() END BEGIN SELECT 1; END"
+            )
+
+
+def register_guard(db: apsw.Connection) -> None:
+    """Let this connection write guarded tables."""
+    flags = apsw.SQLITE_INNOCUOUS | apsw.SQLITE_DETERMINISTIC
+    db.create_scalar_function(GUARD_FUNCTION, _guard, 0, flags=flags)
+
+
+def _guard(*_: object) -> int:
+    return 0

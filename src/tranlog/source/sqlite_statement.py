@@ -1,0 +1,144 @@
+"""What an SQL text is, as far as capture must know: transaction control, DDL, or anything else. Pure.
+
+Owns the reading of the first words of a statement. Whether a statement writes is SQLite's to say
+(`sqlite3_stmt_readonly`); what it writes is the preupdate hook's. Nothing else of SQL is parsed.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from functools import lru_cache
+
+import msgspec
+
+
+class StatementKind(enum.Enum):
+    """The statements that a capturing connection treats each in its own way."""
+
+    BEGIN = "begin"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    SAVEPOINT = "savepoint"
+    RELEASE = "release"
+    ROLLBACK_TO = "rollback to"
+    CREATE = "create"
+    DDL = "ddl"
+    """ALTER or DROP; CREATE stands apart, since it may bring rows (CREATE TABLE ... AS SELECT)."""
+    PRAGMA = "pragma"
+    ATTACH = "attach"
+    VACUUM = "vacuum"
+    OTHER = "other"
+    EMPTY = "empty"
+
+
+class StatementClass(msgspec.Struct, frozen=True):
+    """The verdict on a text: its kind, and the savepoint that it names, folded as SQLite compares names."""
+
+    kind: StatementKind
+    savepoint: str = ""
+
+
+_SPACE = re.compile(r"(?:[ \t\n\f\r;\ufeff]|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*", re.DOTALL)
+_WORD = re.compile(
+    r"""
+    (?P<bare>[A-Za-z_\x80-\U0010ffff][\w$\x80-\U0010ffff]*)
+    | "(?P<double>(?:[^"]|"")*)" | '(?P<single>(?:[^']|'')*)' | `(?P<tick>(?:[^`]|``)*)` | \[(?P<bracket>[^]]*)\]
+    """,
+    re.VERBOSE,
+)
+_UPPER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
+
+_BY_FIRST_WORD = {
+    "begin": StatementKind.BEGIN,
+    "commit": StatementKind.COMMIT,
+    "end": StatementKind.COMMIT,
+    "rollback": StatementKind.ROLLBACK,
+    "savepoint": StatementKind.SAVEPOINT,
+    "release": StatementKind.RELEASE,
+    "create": StatementKind.CREATE,
+    "alter": StatementKind.DDL,
+    "drop": StatementKind.DDL,
+    "pragma": StatementKind.PRAGMA,
+    "attach": StatementKind.ATTACH,
+    "vacuum": StatementKind.VACUUM,
+}
+
+
+def fold(name: str) -> str:
+    """Return a name in the form under which SQLite holds two names equal: ASCII letters in lower case."""
+    return name.translate(_UPPER)
+
+
+def is_blank(sql: str) -> bool:
+    """Whether a text holds nothing but white space, comments and semicolons."""
+    return _skip(sql, 0) == len(sql)
+
+
+def _skip(sql: str, at: int) -> int:
+    match = _SPACE.match(sql, at)
+    assert match is not None
+    return match.end()
+
+
+def _words(sql: str, most: int) -> list[tuple[str, bool]]:
+    """Return up to `most` leading words or quoted names of a text, each with whether it was quoted."""
+    words: list[tuple[str, bool]] = []
+    at = 0
+    while len(words) < most:
+        match = _WORD.match(sql, _skip(sql, at))
+        if match is None:
+            break
+        at = match.end()
+        kind = match.lastgroup
+        assert kind is not None
+        text = match[kind]
+        match kind:
+            case "double":
+                text = text.replace('""', '"')
+            case "single":
+                text = text.replace("''", "'")
+            case "tick":
+                text = text.replace("``", "`")
+            case _:
+                pass
+        words.append((text, kind != "bare"))
+    return words
+
+
+def classify(sql: str) -> StatementClass:
+    """Return what one statement is. The text is one that SQLite has parsed already, so only its first words count."""
+    return _classify_kept(sql) if len(sql) <= _KEPT_LENGTH else _classify(sql)
+
+
+def _classify(sql: str) -> StatementClass:
+    words = _words(sql, 6)
+    if not words or words[0][1]:
+        return StatementClass(StatementKind.EMPTY if is_blank(sql) else StatementKind.OTHER)
+    kind = _BY_FIRST_WORD.get(fold(words[0][0]), StatementKind.OTHER)
+    rest = words[1:]
+    if kind is StatementKind.SAVEPOINT or kind is StatementKind.RELEASE:
+        return StatementClass(kind, _savepoint_name(rest))
+    if kind is StatementKind.ROLLBACK:
+        if _begins(rest, "transaction"):
+            rest = rest[1:]
+            if not _begins(rest, "to"):  # a transaction may have a name, which means nothing
+                rest = rest[1:]
+        if _begins(rest, "to"):
+            return StatementClass(StatementKind.ROLLBACK_TO, _savepoint_name(rest[1:]))
+    return StatementClass(kind)
+
+
+_KEPT_LENGTH = 1000
+_classify_kept = lru_cache(maxsize=2048)(_classify)
+
+
+def _begins(words: list[tuple[str, bool]], keyword: str) -> bool:
+    return bool(words) and not words[0][1] and fold(words[0][0]) == keyword
+
+
+def _savepoint_name(words: list[tuple[str, bool]]) -> str:
+    """Return the name behind an optional SAVEPOINT; a savepoint may itself be called so."""
+    if len(words) > 1 and _begins(words, "savepoint"):
+        words = words[1:]
+    return fold(words[0][0]) if words else ""

@@ -1,0 +1,709 @@
+"""The connection through which a captured SQLite database is written.
+
+Owns `connect`, and with it the promise that whatever commits through it stands in `_tranlog_outbox`, written in the
+same SQLite transaction. Leaves reading the outbox to `sqlite`. The hard idea: SQL may not run in SQLite's commit
+hook, so COMMIT is seen coming: every statement passes a tracer before its first step, and a statement outside a
+transaction is put into one of its own. What a failing statement leaves behind is never guessed from its text.
+
+Source: design/sources.md, "SQLite, the embedded default".
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import apsw
+
+from tranlog.change import Op, Statement
+from tranlog.clock import Clock, SystemClock
+from tranlog.errors import SourceSetupError
+from tranlog.payload import encode_row
+from tranlog.source.packer import FRAGMENT_BYTES
+from tranlog.source.sqlite_buffer import BufferedRow
+from tranlog.source.sqlite_outbox import OutboxWriter
+from tranlog.source.sqlite_recorder import RowRecorder
+from tranlog.source.sqlite_schema import (
+    OUTBOX_TABLE,
+    SCHEMA,
+    SOURCE_TABLE,
+    SqliteSchema,
+    guard_tables,
+    has_table,
+    install_in,
+    quote,
+    read_installed,
+    read_schema,
+    register_guard,
+    schema_version,
+    typed_row,
+)
+from tranlog.source.sqlite_statement import StatementKind, classify, is_blank
+
+Bindings: TypeAlias = Sequence[Any] | Mapping[str, Any]
+
+FLUSH_FRAGMENTS = 4
+"""From so many fragments' bytes on, outside any savepoint, a transaction's changes go to the outbox before COMMIT."""
+
+_OTHER = StatementKind.OTHER
+_NO_ROWS: Iterator[tuple[Any, ...]] = iter(())
+_TAKE_WRITE_LOCK = f"DELETE FROM main.{OUTBOX_TABLE} WHERE 0"
+
+
+def connect(
+    path: str | os.PathLike[str],
+    *,
+    busy_timeout_s: float = 10.0,
+    fragment_bytes: int = FRAGMENT_BYTES,
+    clock: Clock | None = None,
+) -> Connection:
+    """Open a SQLite database for writing under capture, creating and preparing it where that was not done yet.
+
+    Preparing means: WAL mode, our two tables, a guard on every table. Rows that are there by then belong to the
+    state from which a target starts; they are not captured.
+
+    Units: `busy_timeout_s` is how long a statement waits for another writer. `fragment_bytes` bounds one record.
+    Raises: SourceSetupError; and apsw's errors, as its own connection would.
+    Threads: one at a time.
+    """
+    return Connection(os.fspath(path), busy_timeout_s=busy_timeout_s, fragment_bytes=fragment_bytes, clock=clock)
+
+
+def install(path: str | os.PathLike[str]) -> str:
+    """Prepare a database for capture and return its uuid; adopt tables that a foreign program has made.
+
+    Rows that such a table holds by now are taken for known to the target: copy them there first.
+    """
+    db = open_database(os.fspath(path), busy_timeout_s=10.0)
+    try:
+        with db:
+            install_in(db)
+        installed = read_installed(db, os.fspath(path))
+        assert installed is not None
+        return installed.uuid
+    finally:
+        db.close()
+
+
+def open_database(path: str, *, busy_timeout_s: float, create: bool = True) -> apsw.Connection:
+    """Open a plain connection in WAL mode with synchronous FULL, allowed to write guarded tables."""
+    if path in ("", ":memory:") or path.startswith("file:"):
+        raise SourceSetupError(why=f"{path!r} is no file of its own", remedy="Name a database file by its path")
+    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
+    try:
+        db = apsw.Connection(path, flags=flags)
+    except apsw.CantOpenError as exc:
+        raise SourceSetupError(why=f"{path} cannot be opened: {exc}", remedy="Check path and permissions") from exc
+    try:
+        db.set_busy_timeout(round(busy_timeout_s * 1000))
+        mode = _enter_wal(db, busy_timeout_s)
+        if mode != "wal":
+            raise SourceSetupError(
+                why=f"{path} is in journal mode {mode} and cannot be put into WAL",
+                remedy="Keep the database on a local disk and run `PRAGMA journal_mode=WAL` on it",
+            )
+        db.execute("PRAGMA main.synchronous=FULL")
+        register_guard(db)
+    except apsw.NotADBError as exc:
+        db.close()
+        raise SourceSetupError(why=f"{path} is no SQLite database", remedy="Check the path") from exc
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _enter_wal(db: apsw.Connection, timeout_s: float) -> object:
+    """Return the journal mode after asking for WAL. The change to it does not wait for locks by itself."""
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            return db.pragma("journal_mode", "wal", schema=SCHEMA)
+        except apsw.BusyError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+
+
+class Connection:
+    """A connection to a captured database, with the surface of the usual ones.
+
+    Outside a transaction each statement commits by itself; BEGIN, COMMIT, ROLLBACK, SAVEPOINT and their kin work as
+    in SQLite. `with connection:` is a transaction (BEGIN IMMEDIATE), or a savepoint inside one: it commits, or rolls
+    back when the block raises. One statement per `execute`; `executescript` takes many. A statement that writes has
+    run to its end when `execute` returns, its RETURNING rows wait in the cursor.
+
+    The changes of an open transaction are held in memory as encoded rows, up to about 4 MiB when no savepoint is
+    open, as a whole inside savepoints and for one statement.
+
+    Shape: every committed transaction that changed rows of the main database's tables, or its schema, is one
+    transaction of the log. PRAGMAs, temporary, virtual and attached tables are not captured.
+    Raises: apsw's errors as SQLite gives them; SourceSetupError for what capture cannot allow; UnsupportedTypeError
+    for a row that cannot be carried, and then the transaction is rolled back.
+    Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        busy_timeout_s: float = 10.0,
+        fragment_bytes: int = FRAGMENT_BYTES,
+        clock: Clock | None = None,
+    ) -> None:
+        self.path = path
+        self._clock = clock if clock is not None else SystemClock()
+        self._db = open_database(path, busy_timeout_s=busy_timeout_s)
+        try:
+            installed = read_installed(self._db, path)
+            if installed is None:
+                self._db.execute("BEGIN IMMEDIATE")
+                install_in(self._db)
+                self._db.execute("COMMIT")
+                installed = read_installed(self._db, path)
+                assert installed is not None
+            self.uuid = installed.uuid
+            with self._db:
+                self._schema = read_schema(self._db)
+        except BaseException:
+            self._db.close()
+            raise
+        self._recorder = RowRecorder(self._db, self._schema.plans)
+        self._buffer = self._recorder.buffer
+        self._outbox = OutboxWriter(self._db, fragment_bytes=fragment_bytes, rule=self._schema.rule, clock=self._clock)
+        self._flush_bytes = FLUSH_FRAGMENTS * fragment_bytes
+        self._running = 0  # writing statements in progress; more than one when an SQL function runs SQL
+        self._checked = False  # the write lock is held and the schema known
+        self._ddl_seen = False
+        self._schema_stale = False
+        self._by_savepoint = False  # the transaction was opened by SAVEPOINT: the last RELEASE commits it
+        self._changes_of_setup = self._db.total_changes()
+        self._changes_before: int | None = None  # what changes() would say without our own statements
+        self._withs: list[str | None] = []
+        self._db.preupdate_hook(self._recorder.on_row)
+        self._db.set_rollback_hook(self._reset_transaction)
+        self._db.create_scalar_function("changes", lambda *_: self.changes(), 0, flags=apsw.SQLITE_INNOCUOUS)
+
+    # --- the surface that people know ---
+
+    def cursor(self) -> Cursor:
+        """Return a new cursor."""
+        return Cursor(self)
+
+    def execute(self, sql: str, bindings: Bindings | None = None) -> Cursor:
+        """Run one statement in a new cursor and return it."""
+        return Cursor(self).execute(sql, bindings)
+
+    def executemany(self, sql: str, bindings: Iterable[Bindings]) -> Cursor:
+        """Run one statement once for each of the bindings."""
+        return Cursor(self).executemany(sql, bindings)
+
+    def executescript(self, script: str) -> Cursor:
+        """Run statements one after the other, dropping their rows; the first that fails ends it."""
+        cursor = Cursor(self)
+        for statement in split_script(script):
+            cursor.execute(statement).fetchall()
+        return cursor
+
+    def commit(self) -> None:
+        """Commit the open transaction; without one nothing happens."""
+        if self._db.in_transaction:
+            self.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Roll back the open transaction; without one nothing happens."""
+        if self._db.in_transaction:
+            self.execute("ROLLBACK")
+
+    def __enter__(self) -> Connection:
+        name = f"_tranlog_with_{len(self._withs)}" if self._db.in_transaction else None
+        self.execute("BEGIN IMMEDIATE" if name is None else f"SAVEPOINT {name}")
+        self._withs.append(name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        name = self._withs.pop()
+        if not self._db.in_transaction or (name is not None and not self._buffer.holds(name)):
+            return  # the block, or SQLite, ended it already
+        if kind is None:
+            try:
+                self.execute("COMMIT" if name is None else f"RELEASE {name}")
+                return
+            except BaseException:
+                self._undo_with(name)
+                raise
+        self._undo_with(name)
+
+    def _undo_with(self, name: str | None) -> None:
+        if not self._db.in_transaction:
+            return
+        if name is None:
+            self.execute("ROLLBACK")
+        elif self._buffer.holds(name):
+            self.execute(f"ROLLBACK TO {name}")
+            self.execute(f"RELEASE {name}")
+
+    def close(self) -> None:
+        """Close; an open transaction is rolled back. Closing twice is harmless."""
+        self._db.close(True)
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+        return self._db.in_transaction
+
+    def changes(self) -> int:
+        """Return how many rows the last INSERT, UPDATE or DELETE changed, as SQLite counts."""
+        return self._db.changes() if self._changes_before is None else self._changes_before
+
+    def total_changes(self) -> int:
+        """Return how many rows were changed since the connection was opened, without our own."""
+        return self._db.total_changes() - self._changes_of_setup - self._outbox.rows_written
+
+    def last_insert_rowid(self) -> int:
+        """Return the rowid of the last row inserted."""
+        return self._db.last_insert_rowid()
+
+    def interrupt(self) -> None:
+        """Make a running statement fail. Callable from another thread."""
+        self._db.interrupt()
+
+    def set_busy_timeout(self, milliseconds: int) -> None:
+        """Set how long a statement waits for another writer."""
+        self._db.set_busy_timeout(milliseconds)
+
+    def create_scalar_function(
+        self, name: str, callback: Callable[..., Any] | None, numargs: int = -1, *, deterministic: bool = False
+    ) -> None:
+        """Register an SQL function, or remove it with None."""
+        self._db.create_scalar_function(name, callback, numargs, deterministic=deterministic)
+
+    def create_aggregate_function(self, name: str, factory: Callable[[], Any] | None, numargs: int = -1) -> None:
+        """Register an aggregate function, or remove it with None; see apsw for what the factory returns."""
+        self._db.create_aggregate_function(name, factory, numargs)
+
+    def create_collation(self, name: str, callback: Callable[[str, str], int] | None) -> None:
+        """Register a collation, or remove it with None."""
+        self._db.create_collation(name, callback)
+
+    # --- a statement's life; called by Cursor ---
+
+    def _before_statement(self, run: _Run, inner: apsw.Cursor) -> None:
+        """Get ready for a statement that SQLite is about to step; what it raises keeps the statement from running."""
+        kind = run.kind
+        if kind is _OTHER or kind is StatementKind.CREATE or kind is StatementKind.DDL:
+            if inner.is_readonly or inner.is_explain:
+                run.lazy = True
+            elif run.writes:
+                self._before_repeat(run)
+            else:
+                self._before_write(run)
+            return
+        match kind:
+            case StatementKind.COMMIT:
+                if self._db.in_transaction:
+                    self._before_commit()
+            case StatementKind.RELEASE:
+                if self._by_savepoint and self._buffer.outermost(run.savepoint):
+                    self._before_commit()
+            case StatementKind.SAVEPOINT:
+                run.opens = not self._db.in_transaction
+            case _:
+                pass
+
+    def _before_write(self, run: _Run) -> None:
+        db = self._db
+        if not db.in_transaction:
+            db.execute("BEGIN IMMEDIATE")
+            run.own_transaction = True
+        if not self._checked:
+            # The write lock first: from then on nobody else changes the schema under this transaction.
+            if db.txn_state(SCHEMA) != apsw.SQLITE_TXN_WRITE:
+                db.execute(_TAKE_WRITE_LOCK)
+            if self._schema_stale or schema_version(db) != self._schema.version:
+                self._use_schema(read_schema(db))
+                self._schema_stale = False
+            self._checked = True
+        if self._recorder.bytes > self._flush_bytes and not self._running and not self._buffer.savepoints:
+            self._flush()
+        run.mark = len(self._buffer)
+        run.writes = True
+        self._running += 1
+        self._changes_before = None
+
+    def _before_repeat(self, run: _Run) -> None:
+        """Get ready for the next bindings of `executemany` in a transaction: those before are done."""
+        if not self._db.in_transaction:
+            raise apsw.SQLError("the transaction ended while executemany ran in it")
+        recorder = self._recorder
+        recorder.read_unread()
+        if recorder.poison is not None:
+            raise recorder.poison
+        if recorder.bytes > self._flush_bytes and self._running == 1 and not self._buffer.savepoints:
+            self._flush()
+        run.rows_changed += self.changes()
+        run.mark = len(self._buffer)
+        self._changes_before = None
+
+    def _use_schema(self, schema: SqliteSchema) -> None:
+        self._schema = schema
+        self._recorder.plans = schema.plans
+
+    def _after_statement(self, run: _Run) -> None:
+        """Note that a statement ran to its end."""
+        if run.writes:
+            self._running -= 1
+            recorder = self._recorder
+            recorder.read_unread()
+            if recorder.poison is not None:
+                self._abandon(None)
+            run.rows_changed += self._db.changes()
+        if run.kind is not _OTHER:
+            self._after_special(run)
+        if run.own_transaction:
+            self._commit_own()
+
+    def _after_special(self, run: _Run) -> None:
+        match run.kind:
+            case StatementKind.CREATE | StatementKind.DDL:
+                if run.writes:
+                    self._after_ddl(run)
+            case StatementKind.SAVEPOINT:
+                self._by_savepoint = self._by_savepoint or run.opens
+                self._buffer.savepoint(run.savepoint)
+            case StatementKind.RELEASE:
+                if self._db.in_transaction:
+                    self._buffer.release(run.savepoint)
+                else:
+                    self._reset_transaction()
+            case StatementKind.ROLLBACK_TO:
+                self._buffer.rollback_to(run.savepoint)
+                self._schema_may_be_back()
+            case StatementKind.COMMIT | StatementKind.ROLLBACK:
+                self._reset_transaction()
+            case StatementKind.PRAGMA:
+                self._after_pragma()
+            case StatementKind.ATTACH:
+                self._after_attach()
+            case _:
+                pass
+
+    def _statement_failed(self, run: _Run, error: BaseException) -> None:
+        """Bring the buffer to what a statement that raised has left in the database."""
+        if run.writes:
+            self._running -= 1
+        if not self._db.in_transaction:
+            self._reset_transaction()
+            return
+        if self._recorder.poison is None and run.writes:
+            self._recorder.read_unread(failed=True)
+        if self._recorder.poison is not None:
+            self._abandon(error)
+        if self._outbox.take_back():
+            pass  # a COMMIT that did not: a deferred constraint, a statement in progress
+        elif run.writes:
+            if len(self._buffer) > run.mark:
+                kept = self._recorder.kept(run.mark)
+                if kept is None:
+                    self._abandon(error)
+                elif not kept:
+                    self._buffer.cut(run.mark)
+            self._schema_may_be_back()
+            if run.own_transaction:
+                if len(self._buffer):
+                    self._commit_own()
+                else:
+                    self._db.execute("ROLLBACK")
+        elif run.own_transaction:
+            self._db.execute("ROLLBACK")
+        elif run.kind in (StatementKind.SAVEPOINT, StatementKind.RELEASE, StatementKind.ROLLBACK_TO):
+            # Refused statements change nothing; after anything else the stack of savepoints is unknown.
+            if not isinstance(error, apsw.SQLError | apsw.BusyError | apsw.ConstraintError):
+                self._recorder.poison = error
+                self._abandon(error)
+
+    def _schema_may_be_back(self) -> None:
+        """Look at the schema again: a change of it may have been undone.
+
+        Its number does not tell: a rollback puts it back, and the next change, of whomever, takes the same again.
+        """
+        if self._ddl_seen:
+            self._checked = False
+            self._schema_stale = True
+
+    def _abandon(self, error: BaseException | None) -> None:
+        """Roll back what can no longer be captured rightly, and raise why."""
+        poison = self._recorder.poison
+        assert poison is not None
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        self._reset_transaction()
+        poison.add_note("tranlog: the transaction was rolled back")
+        if poison is error:
+            return  # the caller raises it
+        raise poison from error
+
+    def _reset_transaction(self) -> None:
+        """Forget the open transaction, which has ended. Also SQLite's rollback hook: no SQL here."""
+        self._schema_may_be_back()
+        self._recorder.reset()
+        self._outbox.reset()
+        self._checked = False
+        self._ddl_seen = False
+        self._by_savepoint = False
+
+    # --- schema, settings ---
+
+    def _after_ddl(self, run: _Run) -> None:
+        """Record a statement that changed the schema, and guard what it made."""
+        db = self._db
+        known = self._schema
+        if schema_version(db) == known.version:
+            return  # IF NOT EXISTS, or a temporary table
+        try:
+            schema = read_schema(db)
+            for name in (SOURCE_TABLE, OUTBOX_TABLE):
+                if not has_table(db, SCHEMA, name):
+                    raise SourceSetupError(
+                        why=f"a statement would remove {name}", remedy="Leave the tables of capture alone"
+                    )
+            made = schema.plans.keys() - known.plans.keys() if run.kind is StatementKind.CREATE else set()
+            adopted = sorted(t for t in schema.unguarded if t in made or t in known.plans.keys() - known.unguarded)
+            if adopted:
+                guard_tables(db, adopted)
+                schema = read_schema(db)
+            self._use_schema(schema)
+            self._ddl_seen = True
+            text = run.sql.strip().rstrip(";").rstrip()
+            for name in made:  # the stored text: without IF NOT EXISTS, and for AS SELECT the columns that came out
+                for (stored,) in db.execute("SELECT sql FROM main.sqlite_schema WHERE name = ?", (name,)):
+                    text = str(stored)
+            entries = self._buffer.entries
+            entries.append(Statement(schema=SCHEMA, sql=text, ddl=True, timestamp=self._clock.now_ms()))
+            for name in made:  # rows of CREATE TABLE ... AS SELECT, which the hook does not report
+                plan = schema.plans[name]
+                for row in db.execute(plan.select_typed):
+                    after = encode_row(typed_row(row))
+                    entries.append(BufferedRow(plan.map, Op.INSERT, None, after, 0, 0))
+                    self._recorder.bytes += len(after)
+        except BaseException as exc:
+            self._recorder.poison = exc
+            self._abandon(None)
+
+    def _after_pragma(self) -> None:
+        """Hold what durability and capture rest on, whatever a PRAGMA has changed."""
+        db = self._db
+        wanted = (("main.journal_mode", "wal"), ("main.synchronous", 2), ("locking_mode", "normal"))
+        for name, value in wanted:
+            ((now,),) = db.execute(f"PRAGMA {name}").fetchall()
+            if now == value or (name == "main.synchronous" and now == 3):
+                continue
+            db.execute(f"PRAGMA {name} = {value}").fetchall()
+            db.execute("SELECT 1 FROM main.sqlite_schema LIMIT 1").fetchall()  # with the next use a lock is let go
+            raise SourceSetupError(
+                why=f"PRAGMA {name} = {now} would let the log get ahead of the database, or keep capture out",
+                remedy=f"It was put back to {value}",
+            )
+
+    def _after_attach(self) -> None:
+        """Refuse to attach a captured database: what is written there through this connection would be missed."""
+        for name in self._db.db_names():
+            if name not in (SCHEMA, "temp") and has_table(self._db, name, SOURCE_TABLE):
+                self._db.execute(f"DETACH {quote(name)}")
+                raise SourceSetupError(
+                    why=f"the attached database {name!r} is captured itself, and writes to it would be missed",
+                    remedy="Open it by a connection of its own",
+                )
+
+    # --- the outbox ---
+
+    def _flush(self) -> None:
+        """Move the changes of a growing transaction to the outbox, where ROLLBACK undoes them like the rest."""
+        try:
+            self._outbox.flush(self._buffer.entries, self._schema.rule)
+        except BaseException as exc:
+            self._recorder.poison = exc
+            raise
+        self._buffer.forget_changes()
+        self._recorder.bytes = 0
+
+    def _before_commit(self) -> None:
+        """Write what the transaction changed into the outbox, in the transaction itself."""
+        if self._outbox.open or len(self._buffer):
+            if self._changes_before is None:
+                self._changes_before = self._db.changes()
+            self._outbox.finish(self._buffer.entries, self._schema.rule)
+
+    def _commit_own(self) -> None:
+        """Commit the transaction that one statement outside any has got."""
+        try:
+            self._before_commit()
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self._reset_transaction()
+            raise
+        self._reset_transaction()
+
+
+def split_script(script: str) -> Iterator[str]:
+    """Yield the statements of a script; a trigger's body is one with its head."""
+    start = at = 0
+    while True:
+        at = script.find(";", at)
+        if at < 0:
+            break
+        at += 1
+        if apsw.complete(script[start:at]):
+            if not is_blank(script[start:at]):
+                yield script[start:at]
+            start = at
+    if not is_blank(script[start:]):
+        yield script[start:]
+
+
+class _Run:
+    """A cursor's statement in progress; as apsw's tracer, it sees the statement before its first step.
+
+    Apart from the cursor, which would else be in a cycle with SQLite's statement: one whose rows nobody fetched must
+    end with its last reference, not hold its snapshot until the garbage is collected.
+    """
+
+    __slots__ = (
+        *("connection", "description", "kind", "lazy", "mark", "opens", "own_transaction", "rows_changed"),
+        *("savepoint", "sql", "writes"),
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.begin("")
+
+    def begin(self, sql: str) -> None:
+        """Start anew."""
+        verdict = classify(sql)
+        self.sql = sql
+        self.kind = verdict.kind
+        self.savepoint = verdict.savepoint
+        self.description: tuple[tuple[Any, ...], ...] | None = None
+        self.lazy = False  # reads only: its rows are fetched as they are asked for
+        self.writes = False
+        self.own_transaction = False
+        self.opens = False  # a SAVEPOINT that opens a transaction
+        self.rows_changed = 0
+        self.mark = 0
+
+    def __call__(self, inner: apsw.Cursor, sql: str, bindings: object) -> bool:
+        if len(sql) < len(self.sql) and not is_blank(self.sql[len(sql) :]):
+            raise apsw.SQLError("one statement at a time: use executescript for more")
+        self.description = inner.get_description() or None
+        self.connection._before_statement(self, inner)
+        return True
+
+
+class Cursor:
+    """Runs statements and holds their rows. Threads: as its connection."""
+
+    __slots__ = ("_inner", "_rows", "_run", "connection", "rowcount")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.rowcount = -1
+        self._run = _Run(connection)
+        self._inner = connection._db.cursor()
+        self._inner.exec_trace = self._run
+        self._rows: Iterator[tuple[Any, ...]] | None = None
+
+    def execute(self, sql: str, bindings: Bindings | None = None) -> Cursor:
+        """Run one statement."""
+        run = self._run
+        run.begin(sql)
+        try:
+            self._inner.execute(sql, bindings)
+            if run.lazy:
+                self._rows = None
+                self.rowcount = -1
+                return self
+            self._rows = _NO_ROWS if run.description is None else iter(self._inner.fetchall())
+        except BaseException as exc:
+            self._failed(exc)
+            raise
+        self.connection._after_statement(run)
+        self.rowcount = run.rows_changed if run.kind is _OTHER else -1
+        return self
+
+    def executemany(self, sql: str, bindings: Iterable[Bindings]) -> Cursor:
+        """Run one statement once for each of the bindings; outside a transaction each commits by itself."""
+        rows: list[tuple[Any, ...]] = []
+        count = 0
+        if not self.connection.in_transaction:
+            for values in bindings:
+                rows += self.execute(sql, values).fetchall()
+                count += max(self.rowcount, 0)
+        else:
+            run = self._run
+            run.begin(sql)
+            try:
+                self._inner.executemany(sql, bindings)
+                rows = self._inner.fetchall()
+            except BaseException as exc:
+                self._failed(exc)
+                raise
+            if not run.lazy:
+                self.connection._after_statement(run)
+            count = run.rows_changed
+        self._rows = iter(rows)
+        self.rowcount = count
+        return self
+
+    def _failed(self, error: BaseException) -> None:
+        self._inner.close(True)  # the statement is over, also when it was a row that could not be read
+        self._rows = _NO_ROWS
+        self.rowcount = -1
+        self._inner = self.connection._db.cursor()
+        self._inner.exec_trace = self._run
+        if not self._run.lazy:
+            self.connection._statement_failed(self._run, error)
+
+    @property
+    def description(self) -> tuple[tuple[Any, ...], ...] | None:
+        """Name and declared type of each column that the last statement returns; None where it returns none."""
+        return self._run.description
+
+    @property
+    def lastrowid(self) -> int:
+        """The rowid of the last row inserted."""
+        return self.connection.last_insert_rowid()
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return self._inner if self._rows is None else self._rows
+
+    def __next__(self) -> tuple[Any, ...]:
+        return next(self._inner if self._rows is None else self._rows)
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        """Return the next row, None when there is none."""
+        return next(self._inner if self._rows is None else self._rows, None)
+
+    def fetchmany(self, size: int = 1) -> list[tuple[Any, ...]]:
+        """Return up to `size` rows."""
+        rows = []
+        for row in self:
+            rows.append(row)
+            if len(rows) == size:
+                break
+        return rows
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """Return the rows that are left."""
+        return list(self)
+
+    def close(self) -> None:
+        """Drop the rows that are left."""
+        self._inner.close(True)
+        self._rows = _NO_ROWS

@@ -1,0 +1,74 @@
+"""The buffer of an open transaction. Proves design/sources.md, "keeps a stack of savepoints"."""
+
+from __future__ import annotations
+
+from tranlog.change import Column, Op, TableMap
+from tranlog.source.sqlite_buffer import BufferedRow, Entry, NetChange, TransactionBuffer, net_change
+from tranlog.types import LogicalType
+
+TABLE = TableMap(schema="main", table="t", columns=(Column(name="a", source_type="", logical=LogicalType.ANY),))
+
+
+def insert(place: int, image: bytes = b"i") -> BufferedRow:
+    return BufferedRow(TABLE, Op.INSERT, None, image, place, place)
+
+
+def delete(place: int, image: bytes = b"i") -> BufferedRow:
+    return BufferedRow(TABLE, Op.DELETE, image, None, place, place)
+
+
+def update(old: int, new: int, before: bytes, after: bytes) -> BufferedRow:
+    return BufferedRow(TABLE, Op.UPDATE, before, after, old, new)
+
+
+def filled(*names: str) -> TransactionBuffer:
+    """One entry, then for each name a savepoint and one entry."""
+    buffer = TransactionBuffer()
+    buffer.entries.append(insert(0))
+    for number, name in enumerate(names, start=1):
+        buffer.savepoint(name)
+        buffer.entries.append(insert(number))
+    return buffer
+
+
+def test_rollback_to_keeps_the_savepoint_and_ends_those_inside() -> None:
+    buffer = filled("a", "b", "c")
+    buffer.rollback_to("b")
+    assert (len(buffer), buffer.savepoints) == (2, 2)
+    buffer.entries.append(insert(9))
+    buffer.rollback_to("b")
+    assert len(buffer) == 2
+    assert not buffer.holds("c")
+
+
+def test_of_equal_names_the_innermost_counts() -> None:
+    buffer = filled("a", "b", "a")
+    assert not buffer.outermost("a")
+    buffer.rollback_to("a")
+    assert len(buffer) == 3
+    buffer.release("a")
+    assert buffer.outermost("a")
+    buffer.rollback_to("a")
+    assert (len(buffer), buffer.savepoints) == (1, 1)
+
+
+def test_release_keeps_the_changes_and_ends_those_inside() -> None:
+    buffer = filled("a", "b", "c")
+    buffer.release("b")
+    assert (len(buffer), buffer.savepoints) == (4, 1)
+    buffer.clear()
+    assert (len(buffer), buffer.savepoints) == (0, 0)
+
+
+def test_net_change_finds_a_row_that_differs() -> None:
+    assert net_change([insert(1, b"x")]) == NetChange("t", 1, None, b"x")
+    assert net_change([delete(1, b"x"), insert(2, b"y")]) == NetChange("t", 1, b"x", None)
+    assert net_change([update(1, 1, b"x", b"y"), update(1, 1, b"y", b"z")]) == NetChange("t", 1, b"x", b"z")
+    assert net_change([update(1, 2, b"x", b"y"), update(2, 1, b"y", b"x")]) is None
+    assert net_change([update(1, 2, b"x", b"y")]) == NetChange("t", 1, b"x", None)
+
+
+def test_net_change_is_none_where_all_cancels_out() -> None:
+    entries: list[Entry] = [insert(1), delete(1), delete(2, b"q"), insert(2, b"q"), update(3, 3, b"s", b"s")]
+    assert net_change(entries) is None
+    assert net_change([]) is None

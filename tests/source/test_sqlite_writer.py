@@ -1,0 +1,912 @@
+"""The writers' connection: whatever commits through it stands in the outbox, and nothing else does.
+
+Proves: design/sources.md, "SQLite, the embedded default"; issue 3, item 4.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from fix_sqlite import Replica, content
+from tranlog.change import Change, Op, RowChange, Statement
+from tranlog.errors import SourceSetupError, UnsupportedTypeError
+from tranlog.payload import Payload, decode
+from tranlog.shard import UNKNOWN_SHARD
+from tranlog.source.sqlite import Connection, connect, install
+from tranlog.source.sqlite_outbox import ID_STEP
+from tranlog.types import CharsetBytes
+
+
+class Captured:
+    """A captured database: its writer, and what the outbox has got since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.db = connect(self.path)
+        self.raw = apsw.Connection(self.path)
+        self.seen = 0
+
+    def transactions(self) -> list[list[tuple[Any, ...]]]:
+        """Return what committed since the last call, change by change, in few words."""
+        found: list[list[tuple[Any, ...]]] = []
+        current: list[tuple[Any, ...]] = []
+        for payload, last in self.payloads():
+            current += [in_few_words(change) for change in payload.changes]
+            if last:
+                found.append(current)
+                current = []
+        assert not current
+        return found
+
+    def payloads(self) -> Iterator[tuple[Payload, bool]]:
+        for number, last, payload in self.raw.execute(
+            "SELECT id, last, payload FROM _tranlog_outbox WHERE id > ? ORDER BY id", (self.seen,)
+        ).fetchall():
+            self.seen = number
+            yield decode(payload), bool(last)
+
+    def rows(self, sql: str) -> list[Any]:
+        return self.raw.execute(sql).fetchall()
+
+    def close(self) -> None:
+        self.db.close()
+        self.raw.close()
+
+
+def in_few_words(change: Change) -> tuple[Any, ...]:
+    if isinstance(change, Statement):
+        return ("ddl" if change.ddl else "statement", change.sql)
+    name = change.table.table
+    match change.op:
+        case Op.INSERT:
+            return ("+", name, change.after)
+        case Op.DELETE:
+            return ("-", name, change.before)
+        case Op.UPDATE:
+            return ("~", name, change.before, change.after)
+
+
+@pytest.fixture
+def captured(tmp_path: Path) -> Iterator[Captured]:
+    captured = Captured(tmp_path / "source.db")
+    captured.db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a, b UNIQUE)")
+    captured.db.execute("CREATE TABLE u(x, y)")
+    captured.transactions()
+    yield captured
+    captured.close()
+
+
+# --- transactions and savepoints -------------------------------------------------------------------------
+
+
+def test_each_statement_outside_a_transaction_is_one(captured: Captured) -> None:
+    db = captured.db
+    db.execute("INSERT INTO t VALUES(1, 'x', NULL), (2, 'y', NULL)")
+    db.execute("UPDATE t SET a = 'z' WHERE id = 2")
+    db.execute("DELETE FROM t WHERE id = 1")
+    db.execute("DELETE FROM t WHERE id = 77")
+    assert captured.transactions() == [
+        [("+", "t", (1, "x", None)), ("+", "t", (2, "y", None))],
+        [("~", "t", (2, "y", None), (2, "z", None))],
+        [("-", "t", (1, "x", None))],
+    ]
+
+
+def test_a_transaction_is_one_and_a_rollback_none(captured: Captured) -> None:
+    db = captured.db
+    db.execute("BEGIN")
+    db.execute("INSERT INTO u VALUES(1, 2)")
+    db.execute("INSERT INTO t VALUES(1, 2, 3)")
+    assert captured.transactions() == []
+    db.commit()
+    assert captured.transactions() == [[("+", "u", (1, 2)), ("+", "t", (1, 2, 3))]]
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("DELETE FROM t")
+    db.rollback()
+    db.execute("BEGIN")
+    db.execute("SELECT 1").fetchall()
+    db.execute("COMMIT")
+    db.commit()
+    db.rollback()
+    assert captured.transactions() == []
+
+
+def test_savepoints_nest_with_equal_names(captured: Captured) -> None:
+    db = captured.db
+    db.execute("BEGIN")
+    for number, sql in enumerate(["SAVEPOINT a", "SAVEPOINT A", 'savepoint "b"', "SAVEPOINT a"]):
+        db.execute(sql)
+        db.execute("INSERT INTO u VALUES(?, 0)", (number,))
+    db.execute("ROLLBACK TO a")  # the fourth
+    db.execute("RELEASE a")
+    db.execute("INSERT INTO u VALUES('in b', 0)")
+    db.execute("ROLLBACK TRANSACTION TO SAVEPOINT [B]")
+    db.execute("INSERT INTO u VALUES('again in b', 0)")
+    db.execute("RELEASE a")  # the second, and b in it
+    db.execute("SAVEPOINT c")
+    db.execute("INSERT INTO u VALUES('c', 0)")
+    db.execute("ROLLBACK TO c")
+    db.execute("COMMIT")
+    kept = [("+", "u", (0, 0)), ("+", "u", (1, 0)), ("+", "u", ("again in b", 0))]
+    assert captured.transactions() == [kept]
+    assert captured.rows("SELECT x FROM u") == [(0,), (1,), ("again in b",)]
+
+
+def test_a_savepoint_outside_a_transaction_opens_one(captured: Captured) -> None:
+    db = captured.db
+    db.execute("SAVEPOINT s")
+    db.execute("INSERT INTO u VALUES(1, 1)")
+    db.execute("SAVEPOINT s")
+    db.execute("INSERT INTO u VALUES(2, 2)")
+    db.execute("RELEASE s")
+    assert captured.transactions() == []
+    db.execute("RELEASE s")
+    assert not db.in_transaction
+    assert captured.transactions() == [[("+", "u", (1, 1)), ("+", "u", (2, 2))]]
+    db.execute("SAVEPOINT s")
+    db.execute("INSERT INTO u VALUES(3, 3)")
+    db.execute("ROLLBACK TO s")
+    db.execute("RELEASE s")
+    assert captured.transactions() == []
+
+
+def test_rollback_to_after_a_failed_statement(captured: Captured) -> None:
+    db = captured.db
+    db.execute("INSERT INTO t VALUES(1, 1, 1)")
+    db.execute("BEGIN")
+    db.execute("INSERT INTO t VALUES(2, 2, 2)")
+    db.execute("SAVEPOINT s")
+    db.execute("INSERT INTO t VALUES(3, 3, 3)")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("INSERT OR FAIL INTO t VALUES(4, 4, 4), (5, 5, 1)")
+    with pytest.raises(apsw.SQLError, match="no such savepoint"):
+        db.execute("ROLLBACK TO nowhere")
+    db.execute("ROLLBACK TO s")
+    db.execute("INSERT INTO t VALUES(6, 6, 6)")
+    db.execute("COMMIT")
+    assert captured.transactions()[1:] == [[("+", "t", (2, 2, 2)), ("+", "t", (6, 6, 6))]]
+
+
+def test_with_is_a_transaction_or_a_savepoint(captured: Captured) -> None:
+    db = captured.db
+
+    def fails(value: int) -> None:
+        with db:
+            db.execute("INSERT INTO u VALUES(?, 0)", (value,))
+            raise ZeroDivisionError
+
+    with db:
+        db.execute("INSERT INTO u VALUES(1, 1)")
+        with pytest.raises(ZeroDivisionError):
+            fails(2)
+        with db:
+            db.execute("INSERT INTO u VALUES(3, 3)")
+    with pytest.raises(ZeroDivisionError):
+        fails(4)
+    with db:
+        db.execute("INSERT INTO u VALUES(5, 5)")
+        db.rollback()
+    assert captured.transactions() == [[("+", "u", (1, 1)), ("+", "u", (3, 3))]]
+
+
+def test_a_refused_commit_leaves_the_transaction_as_it_was(captured: Captured) -> None:
+    """A deferred foreign key: COMMIT fails, the program mends and commits again."""
+    db = captured.db
+    db.execute("CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES t DEFERRABLE INITIALLY DEFERRED)")
+    db.execute("PRAGMA foreign_keys = ON")
+    captured.transactions()
+    db.execute("BEGIN")
+    db.execute("INSERT INTO c VALUES(1, 9)")
+    for _ in range(2):
+        with pytest.raises(apsw.ConstraintError, match="FOREIGN KEY"):
+            db.execute("COMMIT")
+        assert db.changes() == 1 and db.last_insert_rowid() == 1
+        assert captured.db.execute("SELECT count(*) FROM _tranlog_outbox").fetchall() == [(3,)]
+    db.execute("INSERT INTO t VALUES(9, 9, 9)")
+    db.execute("COMMIT")
+    assert captured.transactions() == [[("+", "c", (1, 9)), ("+", "t", (9, 9, 9))]]
+    with pytest.raises(apsw.ConstraintError, match="FOREIGN KEY"):
+        db.execute("INSERT INTO c VALUES(2, 10)")  # by itself: rolled back whole
+    assert not db.in_transaction and captured.transactions() == []
+
+
+def test_a_refused_commit_of_a_flushed_transaction(tmp_path: Path) -> None:
+    """The same, when the first fragments are in the outbox already."""
+    with_small = connect(tmp_path / "s.db", fragment_bytes=300)
+    with_small.executescript(
+        "CREATE TABLE p(id INTEGER PRIMARY KEY);"
+        "CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES p DEFERRABLE INITIALLY DEFERRED, x)"
+    )
+    with_small.execute("PRAGMA foreign_keys = ON")
+    with_small.execute("BEGIN")
+    for number in range(200):
+        with_small.execute("INSERT INTO c VALUES(?, 1, 'some text to fill a fragment')", (number,))
+    with pytest.raises(apsw.ConstraintError):
+        with_small.execute("COMMIT")
+    with_small.execute("INSERT INTO p VALUES(1)")
+    with_small.execute("COMMIT")
+    replica = Replica()
+    raw = apsw.Connection(str(tmp_path / "s.db"))
+    assert replica.follow(raw) == 3
+    assert content(replica.db) == content(raw)
+    assert raw.execute("SELECT count(*) > 20, sum(last) FROM _tranlog_outbox").fetchall() == [(1, 3)]
+    with_small.close()
+    raw.close()
+
+
+# --- failing statements ----------------------------------------------------------------------------------
+
+
+def test_a_constraint_in_the_middle_of_a_statement(captured: Captured) -> None:
+    db = captured.db
+    db.execute("INSERT INTO t VALUES(1, 1, 1)")
+    captured.transactions()
+    db.execute("BEGIN")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("INSERT INTO t VALUES(2, 2, 2), (3, 3, 1)")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("INSERT OR ABORT INTO t VALUES(4, 4, 4), (5, 5, 1)")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("INSERT OR FAIL INTO t VALUES(6, 6, 6), (7, 7, 1), (8, 8, 8)")
+    db.execute("INSERT OR IGNORE INTO t VALUES(9, 9, 9), (10, 10, 1), (11, 11, 11)")
+    db.execute("COMMIT")
+    assert captured.transactions() == [[("+", "t", (6, 6, 6)), ("+", "t", (9, 9, 9)), ("+", "t", (11, 11, 11))]]
+    with pytest.raises(apsw.ConstraintError):  # by itself, FAIL commits what it did
+        db.execute("INSERT OR FAIL INTO t VALUES(20, 20, 20), (21, 21, 1)")
+    assert captured.transactions() == [[("+", "t", (20, 20, 20))]]
+    db.execute("BEGIN")
+    db.execute("INSERT INTO u VALUES(1, 1)")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("INSERT OR ROLLBACK INTO t VALUES(30, 30, 30), (31, 31, 1)")
+    assert not db.in_transaction
+    db.execute("INSERT INTO u VALUES(2, 2)")
+    assert captured.transactions() == [[("+", "u", (2, 2))]]
+
+
+def test_replace_with_triggers(captured: Captured) -> None:
+    db = captured.db
+    db.execute("CREATE TRIGGER out AFTER DELETE ON t BEGIN INSERT INTO u VALUES('gone', old.id); END")
+    db.execute("INSERT INTO t VALUES(1, 1, 1), (2, 2, 2)")
+    captured.transactions()
+    db.execute("INSERT OR REPLACE INTO t VALUES(1, 'new', 2)")
+    rows = {("-", "t", (1, 1, 1)), ("-", "t", (2, 2, 2)), ("+", "t", (1, "new", 2))}
+    ((*changes,),) = captured.transactions()
+    assert set(changes) == rows and len(changes) == 3
+    db.execute("PRAGMA recursive_triggers = ON")  # only then do REPLACE's deletions fire triggers
+    db.execute("INSERT OR REPLACE INTO t VALUES(1, 'newer', 3)")
+    assert captured.transactions() == [
+        [("-", "t", (1, "new", 2)), ("+", "u", ("gone", 1)), ("+", "t", (1, "newer", 3))]
+    ]
+
+
+def test_fail_in_a_trigger_keeps_what_it_did(captured: Captured) -> None:
+    """No row of the statement itself was changed, so that SQLite's own count says nothing."""
+    db = captured.db
+    db.execute(
+        "CREATE TRIGGER no BEFORE INSERT ON t BEGIN INSERT INTO u VALUES('tried', new.id);"
+        "SELECT CASE new.a WHEN 'fail' THEN RAISE(FAIL, 'f') WHEN 'abort' THEN RAISE(ABORT, 'a')"
+        " WHEN 'ignore' THEN RAISE(IGNORE) WHEN 'rollback' THEN RAISE(ROLLBACK, 'r') END; END"
+    )
+    captured.transactions()
+    db.execute("BEGIN")
+    for number, what in enumerate(["fail", "abort"]):
+        with pytest.raises(apsw.ConstraintError):
+            db.execute("INSERT INTO t VALUES(?, ?, NULL)", (number, what))
+    db.execute("INSERT INTO t VALUES(2, 'ignore', NULL)")
+    db.execute("COMMIT")
+    assert captured.transactions() == [[("+", "u", ("tried", 0)), ("+", "u", ("tried", 2))]]
+    assert captured.rows("SELECT y FROM u") == [(0,), (2,)]
+    db.execute("BEGIN")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("INSERT INTO t VALUES(5, 'rollback', NULL)")
+    assert not db.in_transaction and captured.transactions() == []
+
+
+def test_a_function_that_raises_in_the_middle(captured: Captured) -> None:
+    db = captured.db
+
+    def picky(value: object) -> object:
+        if value == 3:
+            raise LookupError("three")
+        return value
+
+    db.create_scalar_function("picky", picky, 1)
+    db.execute("INSERT INTO t(id) VALUES(1), (2), (3), (4)")
+    captured.transactions()
+    with db:
+        with pytest.raises(LookupError):
+            db.execute("UPDATE t SET a = picky(id)")
+        with pytest.raises(LookupError):
+            db.executemany("UPDATE t SET a = picky(?) WHERE id = 1", [(1,), (2,), (3,), (4,)])
+    assert captured.transactions() == [
+        [("~", "t", (1, None, None), (1, 1, None)), ("~", "t", (1, 1, None), (1, 2, None))]
+    ]
+
+
+def test_sql_inside_an_sql_function(captured: Captured) -> None:
+    """A statement within a statement: each is cut back to its own start."""
+    db = captured.db
+
+    def nested(value: object) -> object:
+        with pytest.raises(apsw.ConstraintError):
+            db.execute("INSERT INTO t VALUES(100, 1, 1), (101, 1, 1)")
+        db.execute("INSERT INTO u VALUES('nested', ?)", (value,))
+        return value
+
+    db.create_scalar_function("nested", nested, 1)
+    db.execute("SELECT nested(1)").fetchall()
+    db.execute("INSERT INTO t VALUES(1, nested(2), 7)")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("INSERT INTO t VALUES(2, nested(3), 7)")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("INSERT INTO t VALUES(3, nested(4), 8), (4, nested(5), 7)")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("INSERT OR FAIL INTO t VALUES(5, nested(6), 9), (6, nested(7), 7)")
+    replica = Replica()
+    assert replica.follow(captured.raw) >= 5
+    assert content(replica.db) == content(captured.raw)
+    assert captured.transactions()[:2] == [
+        [("+", "u", ("nested", 1))],
+        [("+", "u", ("nested", 2)), ("+", "t", (1, 2, 7))],
+    ]
+
+
+def test_an_interrupt_rolls_back(captured: Captured) -> None:
+    db = captured.db
+    seen = []
+
+    def stop(value: object) -> object:
+        seen.append(value)
+        if len(seen) == 3:
+            db.interrupt()
+        return value
+
+    db.create_scalar_function("stop", stop, 1)
+    db.execute("INSERT INTO t(id) VALUES(1), (2), (3), (4), (5)")
+    captured.transactions()
+    db.execute("BEGIN")
+    db.execute("INSERT INTO u VALUES(1, 1)")
+    with pytest.raises(apsw.InterruptError):
+        db.execute("UPDATE t SET a = stop(id)")
+    assert not db.in_transaction
+    db.execute("INSERT INTO u VALUES(2, 2)")
+    assert captured.transactions() == [[("+", "u", (2, 2))]]
+
+
+def test_a_full_disk_refuses_the_transaction(captured: Captured) -> None:
+    db = captured.db
+    (pages,) = db.execute("PRAGMA page_count").fetchall()[0]
+    db.execute(f"PRAGMA max_page_count = {pages + 3}")
+    db.execute("INSERT INTO u VALUES(0, 0)")
+    with pytest.raises(apsw.FullError):
+        db.execute("INSERT INTO u VALUES(1, zeroblob(100000))")
+    with pytest.raises(apsw.FullError):
+        # room for the row, none for the outbox
+        db.execute("INSERT INTO u VALUES(1, zeroblob(11000))")
+    db.rollback()
+    db.execute("PRAGMA max_page_count = 100000")
+    db.execute("INSERT INTO u VALUES(2, 2)")
+    assert captured.transactions() == [[("+", "u", (0, 0))], [("+", "u", (2, 2))]]
+    assert captured.rows("SELECT x FROM u") == [(0,), (2,)]
+
+
+# --- rows of every kind ----------------------------------------------------------------------------------
+
+
+def test_triggers_and_cascades_in_their_order(captured: Captured) -> None:
+    db = captured.db
+    db.executescript("""
+        CREATE TABLE p(id INTEGER PRIMARY KEY);
+        CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES p ON DELETE CASCADE ON UPDATE CASCADE);
+        CREATE TABLE n(id INTEGER PRIMARY KEY, p REFERENCES p ON DELETE SET NULL);
+        CREATE TRIGGER gone AFTER DELETE ON c BEGIN INSERT INTO u VALUES('c', old.id); END;
+        PRAGMA foreign_keys = ON;
+        INSERT INTO p VALUES(1), (2);
+        INSERT INTO c VALUES(10, 1);
+        INSERT INTO n VALUES(20, 1);
+    """)
+    captured.transactions()
+    db.execute("UPDATE p SET id = 3 WHERE id = 2")
+    db.execute("DELETE FROM p WHERE id = 1")
+    first, second = captured.transactions()
+    assert first == [("~", "p", (2,), (3,))]
+    assert second[0] == ("-", "p", (1,))
+    assert set(second[1:]) == {("-", "c", (10, 1)), ("+", "u", ("c", 10)), ("~", "n", (20, 1), (20, None))}
+    shards = captured.rows("SELECT shard FROM _tranlog_outbox ORDER BY id DESC LIMIT 2")
+    assert shards == [(UNKNOWN_SHARD,), ("main.c",)]  # u is outside the group that foreign keys make of p, c and n
+
+
+def test_keyless_tables_and_equal_rows(captured: Captured) -> None:
+    db = captured.db
+    db.execute("INSERT INTO u VALUES(1, 1), (1, 1), (NULL, NULL)")
+    db.execute("DELETE FROM u WHERE rowid = 2")
+    db.execute("UPDATE u SET rowid = 50 WHERE rowid = 1")
+    db.execute("UPDATE u SET y = 5 WHERE x IS NULL")
+    replica = Replica()
+    replica.db.execute("CREATE TABLE u(x, y)")
+    for payload, _ in captured.payloads():
+        assert all(isinstance(c, RowChange) and c.table.primary_key == () for c in payload.changes)
+        replica.apply(payload.changes)
+    assert content(replica.db)["u"] == content(captured.raw)["u"]
+
+
+def test_without_rowid_and_composite_keys(captured: Captured) -> None:
+    db = captured.db
+    db.execute("CREATE TABLE w(a TEXT, b INT, c REAL, PRIMARY KEY(b, a)) WITHOUT ROWID")
+    db.execute("INSERT INTO w VALUES('x', 1, 1), ('y', 1, 2)")
+    db.execute("BEGIN")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("UPDATE w SET a = 'y', c = 9 WHERE c > 0")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("UPDATE OR FAIL w SET b = 5, a = 'z'")
+    db.execute("COMMIT")
+    (payload, _), *_ = [p for p in captured.payloads() if isinstance(p[0].changes[0], RowChange)]
+    change = payload.changes[0]
+    assert isinstance(change, RowChange)
+    assert change.table.primary_key == (1, 0)
+    assert [c.nullable for c in change.table.columns] == [False, False, True]
+    replica = Replica()
+    replica.follow(captured.raw)
+    assert content(replica.db) == content(captured.raw)
+
+
+def test_values_keep_what_is_stored(captured: Captured) -> None:
+    db = captured.db
+    values = [
+        *(None, 0, -1, 2**63 - 1, -(2**63), 1.5, -0.0, math.inf, -math.inf, 5e-324),
+        *("", "\0in\0side\0", "ü雪😀", b"", b"\x00\xff", "1", 1.0),
+    ]
+    for value in [*values, math.nan]:
+        db.execute("INSERT INTO u VALUES(?, 1)", (value,))
+    stored = [change[0][2][0] for change in captured.transactions()]
+    assert [repr(v) for v in stored] == [repr(v) for v in [*values, None]]  # SQLite stores NaN as NULL
+
+
+def test_text_that_is_not_utf8_travels_as_bytes(captured: Captured) -> None:
+    db = captured.db
+    bad = CharsetBytes("utf8", b"\xff\x00A")
+    db.execute("INSERT INTO t VALUES(1, CAST(x'ff0041' AS TEXT), 1), (2, 'ok', 2)")
+    db.execute("UPDATE t SET b = 3 WHERE id = 1")
+    db.execute("UPDATE t SET id = id + 10 WHERE id = 1")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("INSERT INTO t VALUES(3, CAST(x'fe' AS TEXT), 4), (4, CAST(x'fe' AS TEXT), 3)")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("INSERT OR FAIL INTO t VALUES(3, CAST(x'ff0041' AS TEXT), 4), (4, CAST(x'fe' AS TEXT), 3)")
+    db.execute("DELETE FROM t WHERE id = 11")
+    assert captured.transactions() == [
+        [("+", "t", (1, bad, 1)), ("+", "t", (2, "ok", 2))],
+        [("~", "t", (1, bad, 1), (1, bad, 3))],
+        [("~", "t", (1, bad, 3), (11, bad, 3))],
+        [("+", "t", (3, bad, 4))],
+        [("-", "t", (11, bad, 3))],
+    ]
+
+
+def test_text_that_is_not_utf8_is_refused_without_a_rowid(captured: Captured) -> None:
+    db = captured.db
+    db.execute("CREATE TABLE w(a PRIMARY KEY, b) WITHOUT ROWID")
+    captured.transactions()
+    db.execute("BEGIN")
+    db.execute("INSERT INTO u VALUES(1, 1)")
+    with pytest.raises(UnsupportedTypeError, match=r"main\.w"):
+        db.execute("INSERT INTO w VALUES(1, CAST(x'ff' AS TEXT))")
+    assert not db.in_transaction
+    db.execute("INSERT INTO w VALUES(2, 2)")
+    assert captured.transactions() == [[("+", "w", (2, 2))]]
+    assert captured.rows("SELECT count(*) FROM u") == [(0,)]
+
+
+def test_generated_columns_are_left_out(captured: Captured) -> None:
+    db = captured.db
+    db.execute(
+        "CREATE TABLE g(v AS (a + 1) VIRTUAL, a INTEGER, s AS (a * 2) STORED UNIQUE, id INTEGER PRIMARY KEY, "
+        "UNIQUE(a, id))"
+    )
+    db.execute("CREATE TABLE s(a, s AS (a * 2) STORED, b)")
+    captured.transactions()
+    db.execute("INSERT INTO g(a, id) VALUES(1, 10), (2, 20)")
+    db.execute("UPDATE g SET a = 5 WHERE id = 10")
+    db.execute("DELETE FROM g WHERE v = 6")
+    db.execute("INSERT INTO s(a, b) VALUES(1, 2)")
+    db.execute("UPDATE s SET b = 3")
+    (last,) = [p for p, _ in captured.payloads()][-5:-4]
+    change = last.changes[0]
+    assert isinstance(change, RowChange)
+    assert [c.name for c in change.table.columns] == ["a", "id"]
+    assert (change.table.primary_key, change.table.unique_keys) == ((1,), ((0, 1),))
+    captured.seen = 0
+    assert captured.transactions()[-5:] == [
+        [("+", "g", (1, 10)), ("+", "g", (2, 20))],
+        [("~", "g", (1, 10), (5, 10))],
+        [("-", "g", (5, 10))],
+        [("+", "s", (1, 2))],
+        [("~", "s", (1, 2), (1, 3))],
+    ]
+
+
+def test_a_null_in_a_key_makes_that_row_keyless(captured: Captured) -> None:
+    """SQLite lets a declared key be NULL, any number of times: then the key names no row."""
+    db = captured.db
+    db.execute("CREATE TABLE k(id TEXT PRIMARY KEY, v)")
+    db.execute("INSERT INTO k VALUES(NULL, 1), (NULL, 1), ('a', 1)")
+    db.execute("UPDATE k SET v = 2 WHERE rowid = 1")
+    db.execute("UPDATE k SET id = NULL WHERE id = 'a'")
+    keys = [c.table.primary_key for p, _ in captured.payloads() for c in p.changes if isinstance(c, RowChange)]
+    assert keys == [(), (), (0,), (), ()]
+    replica = Replica()
+    replica.follow(captured.raw)
+    assert content(replica.db) == content(captured.raw)
+
+
+def test_defaults_of_a_column_added_later(captured: Captured) -> None:
+    """SQLite reports the REAL default of a row that is older than its column as an integer."""
+    db = captured.db
+    db.execute("INSERT INTO u VALUES(1, 1), (2, 2)")
+    db.execute("ALTER TABLE u ADD COLUMN r REAL DEFAULT 3")
+    db.execute("ALTER TABLE u ADD COLUMN t TEXT DEFAULT 5")
+    captured.transactions()
+    db.execute("DELETE FROM u WHERE x = 1")
+    db.execute("UPDATE u SET y = 7")
+    assert [repr(change) for (change,) in captured.transactions()] == [
+        "('-', 'u', (1, 1, 3.0, '5'))",
+        "('~', 'u', (2, 2, 3.0, '5'), (2, 7, 3.0, '5'))",
+    ]
+
+
+# --- DDL -------------------------------------------------------------------------------------------------
+
+
+def test_ddl_is_recorded_at_its_place(captured: Captured) -> None:
+    db = captured.db
+    with db:
+        db.execute("INSERT INTO u VALUES(1, 1)")
+        db.execute("ALTER TABLE u RENAME COLUMN y TO z")
+        db.execute("INSERT INTO u(z) VALUES(2)")
+        db.execute("CREATE TABLE IF NOT EXISTS fresh (id INTEGER PRIMARY KEY) ;")
+        db.execute("CREATE TABLE IF NOT EXISTS fresh(id)")
+        db.execute("INSERT INTO fresh VALUES(1)")
+        db.execute("CREATE TEMP TABLE temporary(a)")
+        db.execute("INSERT INTO temporary VALUES(1)")
+        db.execute("DROP TABLE IF EXISTS nowhere")
+    assert captured.transactions() == [
+        [
+            ("+", "u", (1, 1)),
+            ("ddl", "ALTER TABLE u RENAME COLUMN y TO z"),
+            ("+", "u", (None, 2)),
+            ("ddl", "CREATE TABLE fresh (id INTEGER PRIMARY KEY)"),
+            ("+", "fresh", (1,)),
+        ]
+    ]
+    assert captured.rows("SELECT shard, serial, tables FROM _tranlog_outbox ORDER BY id DESC LIMIT 1") == [
+        (UNKNOWN_SHARD, 1, '[["main", "u"], ["main", "fresh"]]')
+    ]
+
+
+def test_ddl_taken_back_is_not_recorded(captured: Captured) -> None:
+    db = captured.db
+    db.execute("BEGIN")
+    db.execute("SAVEPOINT s")
+    db.execute("ALTER TABLE u ADD COLUMN more")
+    db.execute("INSERT INTO u VALUES(1, 2, 3)")
+    db.execute("ROLLBACK TO s")
+    db.execute("INSERT INTO u VALUES(1, 2)")
+    db.execute("COMMIT")
+    assert captured.transactions() == [[("+", "u", (1, 2))]]
+
+
+def test_a_rolled_back_schema_does_not_pass_for_the_next(captured: Captured) -> None:
+    """SQLite gives the number of a schema that was rolled back to the next one, of whichever connection."""
+    db, other = captured.db, connect(captured.path)
+    db.execute("BEGIN")
+    db.execute("CREATE TABLE mine(a)")
+    db.execute("ROLLBACK")
+    other.execute("CREATE TABLE theirs(a)")
+    db.execute("INSERT INTO theirs VALUES(1)")
+    assert captured.transactions() == [[("ddl", "CREATE TABLE theirs(a)")], [("+", "theirs", (1,))]]
+    other.close()
+
+
+def test_create_table_as_select_brings_its_rows(captured: Captured) -> None:
+    db = captured.db
+    db.execute("INSERT INTO u VALUES(1, 'a'), (2, CAST(x'ff' AS TEXT))")
+    captured.transactions()
+    db.execute("CREATE TABLE copy AS SELECT x, y, random() AS r FROM u WHERE x < ?", (9,))
+    ((ddl, one, two),) = captured.transactions()
+    assert ddl[0] == "ddl" and ddl[1].startswith("CREATE TABLE copy(") and "SELECT" not in ddl[1]
+    assert one[2][:2] == (1, "a") and two[2][:2] == (2, CharsetBytes("utf8", b"\xff"))
+    assert [row[2] for row in captured.rows("SELECT * FROM copy WHERE x = 1")] == [one[2][2]]
+
+
+def test_drop_table_with_foreign_keys_records_what_it_deletes(captured: Captured) -> None:
+    db = captured.db
+    db.executescript("""
+        PRAGMA foreign_keys = ON;
+        CREATE TABLE p(id INTEGER PRIMARY KEY);
+        CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES p ON DELETE SET NULL);
+        INSERT INTO p VALUES(1);
+        INSERT INTO c VALUES(1, 1);
+    """)
+    captured.transactions()
+    db.execute("DROP TABLE p")
+    assert captured.transactions() == [[("-", "p", (1,)), ("~", "c", (1, 1), (1, None)), ("ddl", "DROP TABLE p")]]
+
+
+def test_another_connections_ddl_is_known_at_once(captured: Captured) -> None:
+    other = connect(captured.path)
+    other.execute("INSERT INTO u VALUES(0, 0)")
+    captured.db.execute("ALTER TABLE u ADD COLUMN z DEFAULT 'd'")
+    other.execute("BEGIN")
+    other.execute("INSERT INTO u(x, y, z) VALUES(1, 2, 3)")
+    other.execute("COMMIT")
+    other.close()
+    assert captured.transactions()[-1] == [("+", "u", (1, 2, 3))]
+
+
+def test_our_tables_cannot_be_dropped(captured: Captured) -> None:
+    db = captured.db
+    for sql in ("DROP TABLE _tranlog_outbox", "ALTER TABLE _tranlog_source RENAME TO mine"):
+        with pytest.raises(SourceSetupError, match="tables of capture"):
+            db.execute(sql)
+    db.execute("INSERT INTO u VALUES(1, 1)")
+    assert captured.transactions() == [[("+", "u", (1, 1))]]
+
+
+def test_virtual_tables_are_not_captured(captured: Captured) -> None:
+    db = captured.db
+    db.execute("CREATE VIRTUAL TABLE words USING fts5(w)")
+    captured.transactions()
+    db.execute("INSERT INTO words VALUES('hello world')")
+    assert captured.transactions() == []
+    assert db.execute("SELECT * FROM words WHERE words MATCH 'hello'").fetchall() == [("hello world",)]
+
+
+# --- guards ----------------------------------------------------------------------------------------------
+
+GUARDED = "no such function: tranlog_write_through_source_sqlite_connect"
+
+
+@pytest.mark.parametrize("sql", ["INSERT INTO t VALUES(9, 9, 9)", "UPDATE t SET a = 2", "DELETE FROM t"])
+def test_a_foreign_writer_is_refused(captured: Captured, sql: str) -> None:
+    captured.db.execute("INSERT INTO t VALUES(1, 1, 1)")
+    before = captured.rows("SELECT * FROM t")
+    with sqlite3.connect(captured.path) as stdlib, pytest.raises(sqlite3.OperationalError, match=GUARDED):
+        stdlib.execute(sql)
+    stdlib.close()
+    with pytest.raises(apsw.SQLError, match=GUARDED):
+        captured.raw.execute(sql)
+    assert captured.rows("SELECT * FROM t") == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "CREATE TABLE fresh(a)",
+        "CREATE TABLE fresh AS SELECT * FROM u",
+        "ALTER TABLE u RENAME TO fresh",
+        "DROP TABLE u; CREATE TABLE fresh(a)",
+        "DROP TRIGGER _tranlog_guard_2_insert; ALTER TABLE u RENAME TO fresh",
+    ],
+)
+def test_guards_follow_ddl(captured: Captured, change: str) -> None:
+    captured.db.executescript(change)
+    with pytest.raises(apsw.SQLError, match=GUARDED):
+        captured.raw.execute("INSERT INTO fresh DEFAULT VALUES")
+    captured.db.execute("INSERT INTO fresh DEFAULT VALUES")
+    assert captured.transactions()[-1][0][:2] == ("+", "fresh")
+
+
+def test_guards_do_not_adopt_what_a_foreign_program_made(captured: Captured) -> None:
+    captured.raw.execute("CREATE TABLE foreign_made(a)")
+    captured.db.execute("CREATE TABLE ours(a)")
+    captured.raw.execute("INSERT INTO foreign_made VALUES(1)")
+    with pytest.raises(apsw.SQLError, match=GUARDED):
+        captured.raw.execute("INSERT INTO ours VALUES(1)")
+    uuid = install(captured.path)
+    assert uuid == captured.db.uuid
+    with pytest.raises(apsw.SQLError, match=GUARDED):
+        captured.raw.execute("INSERT INTO foreign_made VALUES(1)")
+
+
+def test_rows_from_before_the_first_connect_stay(tmp_path: Path) -> None:
+    path = str(tmp_path / "old.db")
+    old = sqlite3.connect(path)
+    old.executescript("CREATE TABLE o(id INTEGER PRIMARY KEY, v); INSERT INTO o VALUES(1, 'old')")
+    old.close()
+    captured = Captured(tmp_path / "old.db")
+    captured.db.execute("UPDATE o SET v = 'new'")
+    assert captured.transactions() == [[("~", "o", (1, "old"), (1, "new"))]]
+    captured.close()
+
+
+def test_attaching_a_captured_database_is_refused(captured: Captured, tmp_path: Path) -> None:
+    other = connect(tmp_path / "other.db")
+    with pytest.raises(SourceSetupError, match="attached"):
+        other.execute("ATTACH ? AS a", (captured.path,))
+    assert other.execute("SELECT name FROM pragma_database_list").fetchall() == [("main",)]
+    other.execute("ATTACH ? AS plain", (str(tmp_path / "plain.db"),))
+    other.execute("CREATE TABLE plain.x(a)")
+    other.execute("INSERT INTO plain.x VALUES(1)")
+    assert other.execute("SELECT count(*) FROM _tranlog_outbox").fetchall() == [(0,)]
+    other.close()
+
+
+# --- settings, and the surface ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pragma", ["synchronous = NORMAL", "main.synchronous = 0", "journal_mode = DELETE", "locking_mode = EXCLUSIVE"]
+)
+def test_what_durability_rests_on_cannot_be_lowered(captured: Captured, pragma: str) -> None:
+    captured.raw.close()  # else SQLite itself refuses to leave WAL
+    with pytest.raises(SourceSetupError, match="PRAGMA"):
+        captured.db.execute(f"PRAGMA {pragma}")
+    rows = [
+        captured.db.execute(f"PRAGMA {name}").fetchall() for name in ("synchronous", "journal_mode", "locking_mode")
+    ]
+    assert rows == [[(2,)], [("wal",)], [("normal",)]]
+    other = connect(captured.path)
+    other.execute("INSERT INTO u VALUES(1, 1)")
+    other.close()
+    captured.db.execute("PRAGMA synchronous = EXTRA")
+
+
+@pytest.mark.parametrize("path", [":memory:", "", "file:x?mode=memory"])
+def test_only_a_file_can_be_captured(path: str) -> None:
+    with pytest.raises(SourceSetupError):
+        connect(path)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("no database, but a text of some length\n" * 50)
+    with pytest.raises(SourceSetupError, match="no SQLite database"):
+        connect(path)
+    with pytest.raises(SourceSetupError, match="cannot be opened"):
+        connect(tmp_path / "nowhere" / "x.db")
+
+
+def test_the_surface_that_people_know(captured: Captured) -> None:
+    db = captured.db
+    cursor = db.cursor()
+    cursor.executemany(
+        "INSERT INTO t VALUES(:id, :a, NULL)", [{"id": 1, "a": "x"}, {"id": 2, "a": "y"}, {"id": 3, "a": "z"}]
+    )
+    assert (cursor.rowcount, cursor.lastrowid, db.last_insert_rowid()) == (3, 3, 3)
+    assert len(captured.transactions()) == 3
+    with db:
+        db.executemany("INSERT INTO u VALUES(?, ?)", ((n, n) for n in range(4)))
+    assert len(captured.transactions()) == 1
+    assert db.execute("UPDATE t SET a = 'w' WHERE id > 1").rowcount == 2
+    assert db.changes() == 2
+    assert db.execute("SELECT changes()").fetchone() == (2,)
+    assert db.total_changes() == 9
+    rows = db.execute("SELECT id, a FROM t ORDER BY id")
+    assert [column[0] for column in rows.description or ()] == ["id", "a"]
+    assert (rows.fetchone(), rows.fetchmany(1), rows.fetchall(), rows.fetchone()) == (
+        (1, "x"),
+        [(2, "w")],
+        [(3, "w")],
+        None,
+    )
+    returned = db.execute("DELETE FROM t WHERE id > 1 RETURNING id")
+    assert not db.in_transaction  # it is done and committed, whether somebody reads the rows or not
+    assert sorted(returned) == [(2,), (3,)]
+    assert next(db.execute("SELECT count(*) FROM t")) == (1,)
+    assert db.execute("EXPLAIN DELETE FROM t").fetchall()
+    assert db.execute("").fetchall() == [] and db.execute("-- nothing").fetchall() == []
+    assert not db.in_transaction
+    with pytest.raises(apsw.SQLError, match="one statement"):
+        db.execute("DELETE FROM t; DELETE FROM u")
+    with pytest.raises(apsw.SQLError, match="syntax error"):
+        db.execute("DELETE FRM t")
+    with pytest.raises(apsw.BindingsError):
+        db.execute("DELETE FROM t WHERE id = ?", ())
+    assert next(db.execute("SELECT count(*) FROM t")) == (1,)
+    db.executescript("""
+        CREATE TRIGGER ti AFTER INSERT ON t BEGIN INSERT INTO u VALUES('a;b', 1); DELETE FROM u WHERE x = 1; END;
+        INSERT INTO t VALUES(70, ';', '--'); /* done; */
+    """)
+    assert next(db.execute("SELECT count(*) FROM u")) == (4,)
+    db.close()
+    db.close()
+
+
+def test_a_cursor_left_alone_holds_nothing(captured: Captured) -> None:
+    """No cycle keeps a half-read statement alive: its snapshot ends with its last reference."""
+    captured.db.execute("INSERT INTO u VALUES(1, 1), (2, 2)")
+    other = connect(captured.path)
+    gc.collect()
+    gc.disable()
+    try:
+        other.execute("SELECT * FROM u").fetchone()
+        captured.db.execute("INSERT INTO u VALUES(3, 3)")
+        other.execute("INSERT INTO u VALUES(4, 4)")  # on an old snapshot this would be refused
+    finally:
+        gc.enable()
+    other.close()
+
+
+def test_ids_rise_by_random_steps(captured: Captured) -> None:
+    for _ in range(20):
+        captured.db.execute("INSERT INTO u VALUES(1, 1)")
+    ids = [number for (number,) in captured.rows("SELECT id FROM _tranlog_outbox ORDER BY id")]
+    steps = {after - before for before, after in itertools.pairwise(ids)}
+    assert len(steps) > 15 and min(steps) >= 1 and max(steps) <= ID_STEP + 1
+
+
+def test_a_large_transaction_comes_in_fragments(tmp_path: Path) -> None:
+    db = connect(tmp_path / "large.db", fragment_bytes=1000)
+    db.execute("CREATE TABLE a(id INTEGER PRIMARY KEY, v)")
+    db.execute("CREATE TABLE b(id INTEGER PRIMARY KEY, v)")
+    with db:
+        db.execute("INSERT INTO b VALUES(0, 'first')")
+        for number in range(300):
+            db.execute("INSERT INTO a VALUES(?, ?)", (number, "x" * 40))
+            if number == 150:
+                assert db._recorder.bytes < 8000  # most of it is in the outbox by now
+    with db:
+        db.executemany("INSERT INTO a VALUES(?, ?)", ((number, "y" * 40) for number in range(1000, 1300)))
+        assert db._recorder.bytes < 8000
+    db.execute("BEGIN")
+    db.executemany("INSERT INTO a VALUES(?, ?)", ((number, "z" * 40) for number in range(2000, 2300)))
+    db.execute("ROLLBACK")
+    db.execute("UPDATE a SET v = 'one statement'")
+    raw = apsw.Connection(str(tmp_path / "large.db"))
+    rows = raw.execute("SELECT last, shard, tables, length(payload) FROM _tranlog_outbox ORDER BY id").fetchall()
+    replica = Replica()
+    assert replica.follow(raw) == 5
+    assert content(replica.db) == content(raw)
+    assert len(rows) > 30 and max(size for *_, size in rows) < 1300
+    assert [(shard, tables) for last, shard, tables, _ in rows if last][2:] == [
+        (UNKNOWN_SHARD, '[["main", "b"], ["main", "a"]]'),
+        ("main.a", '[["main", "a"]]'),
+        ("main.a", '[["main", "a"]]'),
+    ]
+    db.close()
+    raw.close()
+
+
+WRITER = """
+import sys
+from tranlog.source.sqlite import connect
+db = connect(sys.argv[1])
+for number in range(int(sys.argv[3])):
+    with db:
+        db.execute("INSERT INTO t(a, b) VALUES(?, ?)", (sys.argv[2], f"{sys.argv[2]}{number}"))
+        db.execute("UPDATE u SET y = y + 1")
+db.close()
+"""
+
+
+def test_two_writer_processes(captured: Captured) -> None:
+    captured.db.execute("INSERT INTO u VALUES(0, 0)")
+    captured.transactions()
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, captured.path, name, "60"]) for name in ("p", "q")]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    transactions = captured.transactions()
+    assert len(transactions) == 120
+    # in commit order: each update goes on from the one before
+    assert [t[1] for t in transactions] == [("~", "u", (0, n), (0, n + 1)) for n in range(120)]
+
+
+def test_connections_that_prepare_the_same_database_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "fresh.db")
+    code = "import sys; from tranlog.source.sqlite import connect; print(connect(sys.argv[1]).uuid)"
+    first = [subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE) for _ in range(4)]
+    names = {process.communicate(timeout=60)[0] for process in first}
+    assert len(names) == 1 and names.pop().strip()
+
+
+def test_a_connection_is_a_connection(captured: Captured) -> None:
+    assert isinstance(captured.db, Connection)
