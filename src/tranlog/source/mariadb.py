@@ -1,0 +1,713 @@
+"""MariaDB as a source: its binary log, followed transaction by transaction.
+
+Owns the source's life (start, read, lost connections, stop) and the way from a transaction's events to fragments.
+Events, rows, connections and the catalog have modules of their own. The hard idea: a transaction is held back until
+its commit event is there, in memory or in a temporary file, so a lost connection never leaves half a transaction in
+the log: the half is dropped here, and the server is asked again from the last whole one.
+
+Source: design/sources.md, "MariaDB".
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import struct
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Final
+
+from tranlog.change import NOOP, Fragment, Op, Options, Statement, TableMap
+from tranlog.clock import Clock, SystemClock
+from tranlog.errors import (
+    DiskFailedError,
+    DiskFullError,
+    PositionLostError,
+    SourceError,
+    SourceUnavailableError,
+    UnsupportedEventError,
+)
+from tranlog.payload import encode_row
+from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
+from tranlog.source.mariadb_catalog import Catalog
+from tranlog.source.mariadb_charsets import text_decoder
+from tranlog.source.mariadb_connection import Control, MariadbSourceOptions
+from tranlog.source.mariadb_events import (
+    HEADER,
+    HEADER_BYTES,
+    ROWS_EVENTS,
+    EventFormatError,
+    EventType,
+    annotation,
+    parse_query,
+    parse_rows_shape,
+    parse_table_map,
+    table_map_name,
+    table_number,
+)
+from tranlog.source.mariadb_groups import START_ANEW, EventGroup, GroupAssembler
+from tranlog.source.mariadb_position import BinlogPosition
+from tranlog.source.mariadb_rows import RowsDecoder, rows_decoder
+from tranlog.source.mariadb_statements import StatementKind, statement_kind
+from tranlog.source.mariadb_stream import BinlogStream
+from tranlog.source.mariadb_types import table_map, types_in_binlog
+from tranlog.source.packer import TransactionPacker
+
+logger = logging.getLogger(__name__)
+
+_RETRY_FIRST_S: Final = 0.1
+_RETRY_LONGEST_S: Final = 2.0
+_LAYOUTS_MAX: Final = 20_000
+_ANNOTATIONS_MAX: Final = 100
+_EVENT_LENGTH: Final = struct.Struct("<I")
+_SEQUENCE_COLUMNS: Final = (
+    "next_not_cached_value",
+    "minimum_value",
+    "maximum_value",
+    "start_value",
+    "increment",
+    "cache_size",
+    "cycle_option",
+    "cycle_count",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MariadbSourceStatus:
+    """Where a source stands: `position` is what was handed out, `released` what the log has durable."""
+
+    source_id: str
+    where: str
+    connected: bool
+    position: str
+    released: str | None
+    reconnects: int
+    keyless_tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """A table as the running transaction's rows have it. `full` is what stands before full images of a rows event."""
+
+    table: TableMap
+    decode: RowsDecoder
+    columns: int
+    full: bytes
+    full_twice: bytes
+    transactional: bool | None
+
+
+class MariadbSource:
+    """Follows one MariaDB server's binary log.
+
+    Shape: each transaction of the binlog once, in its order, with the position after it as event id. What changes
+    nothing that is captured is passed over, and the position moves by an empty transaction now and then.
+    Large transactions come as several fragments, and only after their commit is here; `read` ends only between
+    transactions. When an iteration is given up, or fails, inside a transaction, that transaction is handed out
+    again whole, from its first fragment: by the next `read`, or after the next `start`.
+    The server keeps its binlog by its own rule (`binlog_expire_logs_seconds`), so `release` frees nothing there.
+    Threads: one, except `stop`.
+    """
+
+    def __init__(self, options: MariadbSourceOptions, *, clock: Clock | None = None) -> None:
+        options.check()
+        self.options = options
+        self.source_id = options.source_id
+        self._clock: Clock = clock if clock is not None else SystemClock()
+        self._control = Control(options)
+        self._catalog = Catalog(options, self._control)
+        self._packer = TransactionPacker(
+            source_id=options.source_id, rule=options.shard_rule, fragment_bytes=options.fragment_bytes
+        )
+        self._stopping = threading.Event()
+        self._stream_changes = threading.Lock()  # guards _stream against `stop`
+        self._stream: BinlogStream | None = None
+        self._assembler: GroupAssembler | None = None
+        self._events: deque[bytes] = deque()
+        self._pending: EventGroup | None = None
+        self._failure: SourceError | None = None
+        self._position = BinlogPosition()
+        self._told: BinlogPosition | None = None  # the last position that became a fragment's event id
+        self._told_at = 0.0
+        self._passed_over = 0  # the timestamp, in ms, of the last transaction that was
+        self._lost_at: float | None = None
+        self._retry_s = _RETRY_FIRST_S
+        self._reconnects = 0
+        self._released: str | None = None
+        self._layouts: dict[bytes, _Layout | None] = {}
+        self._rule = options.shard_rule
+        self._keys_known = False
+        self._keyless: dict[str, None] = {}
+        self._sequences: set[str] = set()
+        self._charsets: dict[int, str] = {}
+        self._collations: dict[int, str] = {}
+
+    # The life of the source.
+
+    def start(self, event_id: str | None) -> None:
+        """Check the server's set-up and get ready to read what was committed after `event_id`.
+
+        None starts where the option `start` says; the first `read` then yields an empty transaction at once, so that
+        the log knows that place before anything happens. Raises SourceSetupError, SourceUnavailableError,
+        PositionLostError; then nothing was read.
+        """
+        self._disconnect()
+        self._stopping.clear()
+        self._failure = None
+        self._lost_at = None
+        self._forget_tables()
+        if event_id is None:
+            self._catalog.check_setup()
+            self._position = self._catalog.first_position()
+            self._told = None
+        else:
+            self._position = _read_event_id(event_id)
+            # Rule `table` names shards after the foreign keys of now: what follows must not run beside what was
+            # named before, so an empty, serial transaction stands between.
+            self._told = None if self._rule.kind is ShardRuleKind.TABLE else self._position
+        self._told_at = self._clock.monotonic()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Check the set-up and the position, and open the stream there."""
+        self._catalog.check_setup()
+        self._catalog.check_position(self._position)
+        self._know_keys()
+        self._charsets, self._collations = self._catalog.collations()
+        stream = BinlogStream(self.options, self._position)
+        with self._stream_changes:
+            self._stream = stream
+            if self._stopping.is_set():
+                stream.interrupt()
+        self._assembler = GroupAssembler(
+            self._position,
+            new_store=lambda: _WaitingEvents(self.options.memory_bytes, self.options.spool_directory),
+            transaction_bytes_max=self.options.transaction_bytes_max,
+        )
+        self._lost_at = None
+        self._retry_s = _RETRY_FIRST_S
+
+    def _disconnect(self) -> None:
+        with self._stream_changes:
+            stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+        self._control.close()
+        self._events.clear()
+        if self._assembler is not None:
+            self._assembler.close()
+            self._assembler = None
+        self._drop_pending()
+
+    def _drop_pending(self) -> None:
+        if self._pending is not None:
+            self._pending.events.close()
+            self._pending = None
+
+    def release(self, event_id: str) -> None:
+        """Note that the log has everything up to and including `event_id` durable. The server needs no word of it."""
+        self._released = event_id
+
+    def stop(self) -> None:
+        """Make a waiting `read` end soon, and later ones at once, until the next `start`. From any thread."""
+        self._stopping.set()
+        with self._stream_changes:
+            if self._stream is not None:
+                self._stream.interrupt()
+
+    def close(self) -> None:
+        """Free connections and temporary files; closing twice is harmless."""
+        self._disconnect()
+
+    def status(self) -> MariadbSourceStatus:
+        """Return where this source stands."""
+        return MariadbSourceStatus(
+            source_id=self.source_id,
+            where=self.options.where,
+            connected=self._stream is not None,
+            position=str(self._position),
+            released=self._released,
+            reconnects=self._reconnects,
+            keyless_tables=tuple(self._keyless),
+        )
+
+    # Reading.
+
+    def read(self, timeout_s: float) -> Iterator[Fragment]:
+        """Yield the fragments that are there, waiting up to `timeout_s` for the first; end when none is left for now.
+
+        Shape: whole transactions in commit order. Ends between transactions, also after `read_bytes` of payload.
+        A lost connection is mended from the last whole transaction, without a repeat, for up to `reconnect_s`.
+        Raises: SourceUnavailableError after that; PositionLostError, SourceSetupError when the server came back
+        another; UnsupportedEventError, UnsupportedTypeError for what cannot be carried: again at each `read`, until
+        the next `start`.
+        """
+        if self._failure is not None:
+            raise self._failure
+        deadline = self._clock.monotonic() + timeout_s
+        handed = 0
+        try:
+            if self._told is None:
+                yield self._position_fragment()
+            while handed < self.options.read_bytes:
+                group = self._next_group(0.0 if handed else deadline - self._clock.monotonic())
+                if group is None:
+                    break
+                for fragment in self._fragments(group):
+                    handed += len(fragment.payload) + 1
+                    if fragment.last:
+                        self._done(group, told=True)
+                    yield fragment
+                if self._pending is group:
+                    self._done(group, told=False)
+                    if self._is_time_to_tell():
+                        yield self._position_fragment()
+                        handed += 1
+            if self._is_time_to_tell():
+                yield self._position_fragment()
+        except (SourceError, DiskFullError, DiskFailedError) as exc:
+            if isinstance(exc, SourceError) and not isinstance(exc, SourceUnavailableError):
+                self._failure = exc
+            raise
+
+    def _done(self, group: EventGroup, *, told: bool) -> None:
+        self._pending = None
+        self._position = group.position
+        group.events.close()
+        if told:
+            self._told = group.position
+            self._told_at = self._clock.monotonic()
+        else:
+            self._passed_over = group.timestamp * 1000
+
+    def _is_time_to_tell(self) -> bool:
+        if self._told == self._position:
+            return False
+        return self._clock.monotonic() - self._told_at >= self.options.position_interval_s
+
+    def _position_fragment(self) -> Fragment:
+        """Return an empty transaction that carries the position on."""
+        self._told = self._position
+        self._told_at = self._clock.monotonic()
+        self._packer.begin(self._rule)
+        return self._packer.finish(
+            event_id=str(self._position),
+            tstamp=self._passed_over or self._clock.now_ms(),
+            metadata=((NOOP, "position"), ("dbms_type", "mariadb")),
+        )
+
+    def _next_group(self, wait_s: float) -> EventGroup | None:
+        """Return the next whole transaction; None when there is none within `wait_s`. It stays pending until done."""
+        if self._pending is not None:
+            return self._pending
+        deadline = self._clock.monotonic() + wait_s
+        while True:
+            assembler = self._assembler
+            while self._events:
+                assert assembler is not None
+                event = self._events.popleft()
+                try:
+                    group = assembler.feed(event)
+                except EventFormatError as exc:
+                    raise self._damaged(exc) from exc
+                if group is not None:
+                    self._pending = group
+                    return group
+            if self._stopping.is_set():
+                return None
+            left = max(0.0, deadline - self._clock.monotonic())
+            if self._stream is None:
+                if not self._reconnect(left):
+                    return None
+                continue
+            try:
+                events = self._stream.take(left)
+            except EventFormatError as exc:
+                raise self._damaged(exc) from exc
+            except SourceUnavailableError as exc:
+                self._lose(exc)
+                continue
+            if not events:
+                return None
+            self._events.extend(events)
+
+    def _lose(self, error: SourceUnavailableError) -> None:
+        """Drop the connection, and with it a transaction whose end had not come."""
+        logger.warning("The connection to the source was lost. where=%s why=%s", self.options.where, error.why)
+        self._disconnect()
+        self._lost_at = self._clock.monotonic()
+
+    def _reconnect(self, wait_s: float) -> bool:
+        """Try to connect until it works or `wait_s` is over. Raises what `start` raises, the server's absence late."""
+        deadline = self._clock.monotonic() + wait_s
+        while not self._stopping.is_set():
+            try:
+                self._forget_tables()  # the server may have come back with other tables
+                self._connect()
+            except SourceUnavailableError:
+                now = self._clock.monotonic()
+                if self._lost_at is None:
+                    self._lost_at = now
+                if now - self._lost_at >= self.options.reconnect_s:
+                    raise
+                self._control.close()
+                self._stopping.wait(min(self._retry_s, max(0.0, deadline - now)))
+                self._retry_s = min(self._retry_s * 2, _RETRY_LONGEST_S)
+                if self._clock.monotonic() >= deadline:
+                    return False
+            else:
+                self._reconnects += 1
+                logger.warning(
+                    "The source is connected again. where=%s position=%s", self.options.where, self._position
+                )
+                return True
+        return False
+
+    def _damaged(self, error: EventFormatError) -> UnsupportedEventError:
+        assembler = self._assembler
+        position = assembler.position if assembler is not None else self._position
+        return UnsupportedEventError(
+            what=f"an event behind it in {position.file or 'the binlog'} is damaged or of a form that is not known: "
+            f"{error.why}",
+            event_id=str(position),
+            remedy="Check the file with `mariadb-binlog --verify-binlog-checksum`; if it is whole, start capture again",
+        )
+
+    # From events to fragments.
+
+    def _fragments(self, group: EventGroup) -> Iterator[Fragment]:
+        """Yield a transaction's fragments; none when nothing in it is captured."""
+        if group.void:
+            return
+        if not (self._keys_known or group.gtid.standalone):
+            self._know_keys()
+        packer = self._packer
+        packer.begin(self._rule)
+        event_id = str(group.position)
+        tstamp = group.timestamp * 1000
+        layouts: dict[int, _Layout | None] = {}
+        annotations: list[tuple[str, str]] = []
+        beside: list[tuple[str, str]] = []
+        statements = 0
+        taken_back = bool(group.taken_back)
+        for number, event in enumerate(group.events):
+            kind = event[4]
+            if kind == _TABLE_MAP:
+                layouts[table_number(event)] = self._layout(event, group)
+            elif kind in _ROWS:
+                try:
+                    layout = layouts[table_number(event)]
+                except KeyError as exc:
+                    raise self._broken(group, "rows of a table without a table map") from exc
+                if layout is None:
+                    continue
+                if taken_back and group.is_taken_back(number):
+                    self._check_undone(layout, group)
+                    continue
+                yield from self._rows(event, layout, group, event_id, tstamp)
+            elif kind == _QUERY:
+                statement, is_rows = self._statement(event, group, tuple(beside))
+                beside.clear()
+                if taken_back and group.is_taken_back(number):
+                    raise self._refused(group, f"the statement {_short(statement)} in a part that was rolled back")
+                if is_rows and self.options.statements == "stop":
+                    raise self._refused_statement(group, statement)
+                statements += 1
+                cut = packer.add(statement, event_id=event_id, tstamp=tstamp)
+                if cut is not None:
+                    yield cut
+            elif kind == _ANNOTATE_ROWS:
+                if len(annotations) < _ANNOTATIONS_MAX:
+                    annotations.append(("annotate", annotation(event)))
+            else:  # INTVAR, RAND, USER_VAR: what a statement that changes rows needs beside its text
+                beside.append((EventType(kind).name.lower(), event[HEADER_BYTES:].hex()))
+        if beside:
+            raise self._broken(group, "the settings of a statement without the statement")
+        if statements:
+            self._forget_tables()
+        if packer.emitted or len(packer):
+            yield packer.finish(event_id=event_id, tstamp=tstamp, metadata=(*self._metadata(group), *annotations))
+
+    def _metadata(self, group: EventGroup) -> Options:
+        gtid = group.gtid.gtid
+        metadata = (("dbms_type", "mariadb"), ("server_id", str(gtid.server_id)), ("gtid_domain", str(gtid.domain)))
+        commit_id = group.gtid.group_commit_id
+        return metadata if commit_id is None else (*metadata, ("group_commit_id", str(commit_id)))
+
+    def _rows(self, event: bytes, layout: _Layout, group: EventGroup, event_id: str, tstamp: int) -> Iterator[Fragment]:
+        operation = _OPERATIONS[event[4]]
+        full = layout.full_twice if operation is Op.UPDATE else layout.full
+        if event[4] < _FIRST_OF_VERSION_2 and event.startswith(full, _AFTER_TABLE_NUMBER):
+            images_at = _AFTER_TABLE_NUMBER + len(full)
+        else:
+            shape = parse_rows_shape(event)
+            if shape.columns != layout.columns:
+                raise self._broken(
+                    group, f"rows of {shape.columns} columns for {layout.table.name}, which has {layout.columns}"
+                )
+            if not shape.full:
+                raise self._refused(
+                    group,
+                    f"rows of {layout.table.name} without all their columns: a session has set binlog_row_image",
+                    "SET GLOBAL binlog_row_image = 'FULL', and find the program that changes it for its session. ",
+                )
+            images_at = shape.images_at
+        try:
+            images = layout.decode(event, images_at)
+        except EventFormatError as exc:
+            raise self._broken(group, exc.why) from exc
+        table = layout.table
+        add = self._packer.add_encoded
+        if operation is Op.UPDATE:
+            if len(images) % 2:
+                raise self._broken(group, f"an update of {table.name} with an odd number of images")
+            each = iter(images)
+            for before, after in zip(each, each, strict=True):
+                cut = add(table, operation, encode_row(before) + encode_row(after), event_id=event_id, tstamp=tstamp)
+                if cut is not None:
+                    yield cut
+            return
+        for image in images:
+            cut = add(table, operation, encode_row(image), event_id=event_id, tstamp=tstamp)
+            if cut is not None:
+                yield cut
+
+    def _layout(self, event: bytes, group: EventGroup) -> _Layout | None:
+        key = event[_AFTER_TABLE_NUMBER - 2 :]
+        try:
+            return self._layouts[key]
+        except KeyError:
+            pass
+        try:
+            layout = self._make_layout(event, group)
+        except EventFormatError as exc:
+            raise self._broken(group, exc.why) from exc
+        if len(self._layouts) >= _LAYOUTS_MAX:
+            self._layouts.clear()
+        self._layouts[key] = layout
+        return layout
+
+    def _make_layout(self, event: bytes, group: EventGroup) -> _Layout | None:
+        schema, name = table_map_name(event)
+        if not self.options.captures(schema):
+            return None
+        binlog_table = parse_table_map(event)
+        if not binlog_table.complete:
+            raise self._refused(
+                group,
+                f"rows of {schema}.{name} without the names of their columns: they were written before "
+                "binlog_row_metadata was FULL",
+                "SET GLOBAL binlog_row_metadata = 'FULL'. ",
+            )
+        known = self._catalog.table(schema, name)
+        is_sequence = (
+            tuple(column.name for column in binlog_table.columns) == _SEQUENCE_COLUMNS
+            if known is None
+            else known.sequence
+        )
+        if is_sequence:
+            if f"{schema}.{name}" not in self._sequences:
+                self._sequences.add(f"{schema}.{name}")
+                logger.warning("A sequence is no table: its values are not captured. sequence=%s.%s", schema, name)
+            return None
+        types = types_in_binlog(binlog_table, collations=self._charsets, known=known)
+        table = table_map(
+            schema,
+            name,
+            [
+                kind.column(column.name, nullable=column.nullable)
+                for kind, column in zip(types, binlog_table.columns, strict=True)
+            ],
+            primary_key=binlog_table.primary_key,
+            known=known,
+        )
+        if not table.primary_key and table.name not in self._keyless:
+            self._keyless[table.name] = None
+            logger.warning(
+                "A table has no primary key: its rows are found by all their values, which is slow. table=%s",
+                table.name,
+            )
+        count = len(table.columns)
+        bits = ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
+        head = bytes([count]) if count < 251 else b"\xfc" + count.to_bytes(2, "little")
+        return _Layout(
+            table=table,
+            decode=rows_decoder(binlog_table, types),
+            columns=count,
+            full=head + bits,
+            full_twice=head + bits + bits,
+            transactional=None if known is None else known.transactional,
+        )
+
+    def _statement(self, event: bytes, group: EventGroup, beside: Options) -> tuple[Statement, bool]:
+        """Return a statement, and whether it changes rows by itself."""
+        try:
+            query = parse_query(event)
+        except EventFormatError as exc:
+            raise self._broken(group, exc.why) from exc
+        charset = self._charsets.get(query.collation_client or -1, "utf8mb4")
+        text = text_decoder(charset)(query.text)
+        options: list[tuple[str, str]] = []
+        for name, value in query.settings:
+            if name == "collation_client":
+                options.append(("character_set_client", charset))
+            elif name.startswith("collation_"):
+                options.append((name, self._collations.get(int(value), value)))
+            else:
+                options.append((name, value))
+        if query.unread:
+            options.append(("status_variables", query.unread.hex()))
+        readable = text if isinstance(text, str) else query.text.decode("latin-1")
+        kind = statement_kind(readable, marked_ddl=group.gtid.ddl)
+        statement = Statement(
+            schema=query.schema,
+            sql=text if isinstance(text, str) else query.text,
+            ddl=kind is StatementKind.DDL,
+            timestamp=HEADER.unpack_from(event)[0] * 1000,
+            error_code=query.error_code,
+            options=(*options, *beside),
+        )
+        return statement, kind is StatementKind.ROWS
+
+    def _check_undone(self, layout: _Layout, group: EventGroup) -> None:
+        """Let rows that were rolled back be left out only where a rollback takes them back.
+
+        The server writes rows of tables without transactions in transactions of their own. Where it did not, whether
+        they stayed could not be told.
+        """
+        if layout.transactional is False:
+            raise self._refused(
+                group, f"a rollback over rows of {layout.table.name}, whose engine has no transactions,"
+            )
+
+    # What tables are like, and which belong together.
+
+    def _forget_tables(self) -> None:
+        self._layouts.clear()
+        self._catalog.forget_tables()
+        self._keys_known = False
+
+    def _know_keys(self) -> None:
+        """Read the foreign keys where the shard rule or the refusal of cascades needs them."""
+        by_table = self.options.shard_rule.kind is ShardRuleKind.TABLE
+        if by_table or self.options.cascades == "refuse":
+            edges = self._catalog.foreign_key_edges()
+            if by_table:
+                self._rule = ShardRule(kind=ShardRuleKind.TABLE, groups=foreign_key_groups(edges))
+        self._keys_known = True
+
+    # Refusals.
+
+    def _refused(self, group: EventGroup, what: str, remedy: str = "") -> UnsupportedEventError:
+        return UnsupportedEventError(
+            what=f"{what} cannot be captured (transaction {group.gtid.gtid}, {_place(group)})",
+            event_id=str(self._position),
+            remedy=remedy + START_ANEW,
+        )
+
+    def _refused_statement(self, group: EventGroup, statement: Statement) -> UnsupportedEventError:
+        return self._refused(
+            group,
+            f"the statement {_short(statement)} stands in the place of the rows that it changed; it",
+            "SET GLOBAL binlog_format = 'ROW', and end the sessions that are open, which keep the old format; look for "
+            "programs that set it for their session, and for tables with a transaction-precise period. To have such "
+            'statements in the log as text, which only a MariaDB can apply, set the option statements = "record". ',
+        )
+
+    def _broken(self, group: EventGroup, why: str) -> UnsupportedEventError:
+        return UnsupportedEventError(
+            what=f"transaction {group.gtid.gtid} ({_place(group)}) is damaged or of a form that is not known: {why}",
+            event_id=str(self._position),
+            remedy="Check the file with `mariadb-binlog --verify-binlog-checksum`; if it is whole, start capture again",
+        )
+
+
+_ROWS: Final = frozenset(int(kind) for kind in ROWS_EVENTS)
+_OPERATIONS: Final = {
+    int(kind): {"write": Op.INSERT, "update": Op.UPDATE, "delete": Op.DELETE}[operation]
+    for kind, (operation, _) in ROWS_EVENTS.items()
+}
+# Plain numbers: a member of an enum costs several times as much to look up and to compare.
+_TABLE_MAP: Final = int(EventType.TABLE_MAP)
+_QUERY: Final = int(EventType.QUERY)
+_ANNOTATE_ROWS: Final = int(EventType.ANNOTATE_ROWS)
+_FIRST_OF_VERSION_2: Final = int(EventType.WRITE_ROWS)
+_AFTER_TABLE_NUMBER: Final = HEADER_BYTES + 8
+
+
+def _place(group: EventGroup) -> str:
+    return f"{group.position.file}, up to offset {group.position.offset}"
+
+
+def _short(statement: Statement) -> str:
+    text = statement.sql if isinstance(statement.sql, str) else statement.sql.decode("latin-1")
+    return repr(text if len(text) <= 100 else text[:97] + "...")
+
+
+def _read_event_id(event_id: str) -> BinlogPosition:
+    try:
+        return BinlogPosition.parse(event_id)
+    except ValueError as exc:
+        raise PositionLostError(
+            event_id=event_id, why=f"it is no position in a MariaDB's binlog ({exc}): this log is of another source"
+        ) from exc
+
+
+class _WaitingEvents:
+    """The events of one transaction: in memory up to a limit, beyond it in a temporary file without a name."""
+
+    __slots__ = ("_directory", "_events", "_file", "_limit", "_size")
+
+    def __init__(self, limit: int, directory: str | None) -> None:
+        self._events: list[bytes] = []
+        self._size = 0
+        self._limit = limit
+        self._directory = directory
+        self._file: IO[bytes] | None = None
+
+    def append(self, event: bytes) -> None:
+        self._events.append(event)
+        self._size += len(event)
+        if self._size > self._limit:
+            self._spill()
+
+    def _spill(self) -> None:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._directory, prefix="tranlog-")  # noqa: SIM115
+            for event in self._events:
+                self._file.write(_EVENT_LENGTH.pack(len(event)))
+                self._file.write(event)
+        except OSError as exc:
+            self.close()
+            raise self._failed(exc) from exc
+        self._events.clear()
+        self._size = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        file = self._file
+        if file is not None:
+            try:
+                file.seek(0)
+                while head := file.read(_EVENT_LENGTH.size):
+                    yield file.read(_EVENT_LENGTH.unpack(head)[0])
+            except OSError as exc:
+                raise self._failed(exc) from exc
+        yield from self._events
+
+    def _failed(self, error: OSError) -> DiskFullError | DiskFailedError:
+        path = self._directory or tempfile.gettempdir()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return DiskFullError(path=path)
+        return DiskFailedError(path=path, why=str(error))
+
+    def close(self) -> None:
+        self._events.clear()
+        if self._file is not None:
+            with suppress(OSError):  # what could not be written is not wanted any more
+                self._file.close()
+            self._file = None

@@ -1,0 +1,353 @@
+"""What a MariaDB server says about itself and its tables: settings, positions, information_schema.
+
+Owns every question that capture asks beside the stream, and the refusal of servers that cannot be captured. The hard
+idea: the catalog knows the present, the stream the past. So from the catalog comes only what the binlog does not hold
+(which keys a table has beside its primary key, which BINARY(16) is a UUID), it is asked again after each DDL, and
+nothing of it changes how many bytes of a row belong to a column.
+
+Source: design/sources.md, "MariaDB".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Final
+
+from tranlog.change import TableName
+from tranlog.errors import PositionLostError, SourceSetupError
+from tranlog.source.mariadb_connection import Control, MariadbSourceOptions
+from tranlog.source.mariadb_position import (
+    OFFSETS_WRAP_AT,
+    BinlogPosition,
+    StartAtFile,
+    StartAtGtids,
+    StartEarliest,
+    StartNow,
+    gtid_text,
+    parse_gtids,
+    parse_start,
+    why_lost,
+)
+from tranlog.source.mariadb_types import CatalogColumn, KnownForeignKey, KnownTable
+
+logger = logging.getLogger(__name__)
+
+_WANTED: Final = (
+    ("binlog_format", "ROW"),
+    ("binlog_row_image", "FULL"),
+    ("binlog_row_metadata", "FULL"),
+    ("log_bin_compress", "OFF"),
+)
+_CHANGES_OTHER_ROWS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
+
+
+class Catalog:
+    """Answers about one server. Threads: one."""
+
+    def __init__(self, options: MariadbSourceOptions, control: Control) -> None:
+        self._options = options
+        self._control = control
+        self._known: dict[TableName, KnownTable | None] = {}
+
+    # Settings.
+
+    def check_setup(self) -> None:
+        """Refuse a server that does not log full rows. Raises SourceSetupError, whose remedy holds the statements."""
+        where = self._options.where
+        variables = self._variables()
+        version = variables.get("version", "")
+        if "mariadb" not in version.lower():
+            raise SourceSetupError(
+                why=f"{where} is version {version!r}, not MariaDB", remedy="Name a MariaDB server, 10.5 or newer"
+            )
+        if variables.get("log_bin") != "ON":
+            raise SourceSetupError(
+                why=f"{where} keeps no binary log",
+                remedy="Start the server with --log-bin --server-id=<number> --binlog-format=ROW "
+                "--binlog-row-image=FULL --binlog-row-metadata=FULL, or put these into its configuration file",
+            )
+        wrong = [(name, value) for name, value in _WANTED if variables.get(name, "OFF") != value]
+        if wrong and "binlog_row_metadata" not in variables:
+            raise SourceSetupError(
+                why=f"{where} is version {version!r}, which cannot log column names",
+                remedy="Capture needs MariaDB 10.5 or newer",
+            )
+        if wrong:
+            found = ", ".join(f"{name} is {variables[name]}" for name, _ in wrong)
+            statements = "; ".join(f"SET GLOBAL {name} = '{value}'" for name, value in wrong)
+            raise SourceSetupError(
+                why=f"at {where} {found}",
+                remedy=f"Run at the source: {statements}; and put the same into its configuration file. Sessions that "
+                "are open already keep the old format: end them before you start capture again",
+            )
+        if variables.get("log_slave_updates") == "OFF" and variables.get("gtid_slave_pos"):
+            logger.warning(
+                "This source is a replica without log_slave_updates: what it replicates is not captured. where=%s",
+                where,
+            )
+
+    def _variables(self) -> dict[str, str]:
+        names = [name for name, _ in _WANTED] + ["version", "log_bin", "log_slave_updates", "gtid_slave_pos"]
+        listed = ", ".join(f"'{name}'" for name in names)
+        rows = self._control.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})")
+        return {str(name).lower(): str(value) for name, value in rows}
+
+    def server_id(self) -> int:
+        """Return the server's own id."""
+        return int(self._control.rows("SELECT @@global.server_id")[0][0])
+
+    def collations(self) -> tuple[dict[int, str], dict[int, str]]:
+        """Return the charset and the name of each collation by the server's number for it."""
+        try:
+            rows = self._control.rows(
+                "SELECT id, character_set_name, full_collation_name "
+                "FROM information_schema.collation_character_set_applicability WHERE id IS NOT NULL"
+            )
+        except SourceSetupError:  # before 10.10 the numbers stand here
+            rows = self._control.rows(
+                "SELECT id, character_set_name, collation_name FROM information_schema.collations WHERE id IS NOT NULL"
+            )
+        return {int(row[0]): str(row[1]) for row in rows}, {int(row[0]): str(row[2]) for row in rows}
+
+    # Positions.
+
+    def first_position(self) -> BinlogPosition:
+        """Return where a log without any event starts. Raises SourceSetupError, PositionLostError."""
+        text = self._options.start
+        start = parse_start(text)
+        match start:
+            case StartNow():
+                # Without a file: between two questions the server may have gone on.
+                return BinlogPosition(gtids=parse_gtids(self._control.rows("SELECT @@global.gtid_binlog_pos")[0][0]))
+            case StartEarliest():
+                files = self._files()
+                if not files:
+                    raise SourceSetupError(why=f"{self._options.where} has no binlog file", remedy="Check its log_bin")
+                return self._at_file(files[0][0], 4, text)
+            case StartAtGtids():
+                position = BinlogPosition(gtids=start.gtids)
+                self.check_position(position)
+                return position
+            case StartAtFile():
+                return self._at_file(start.file, start.offset, text)
+
+    def _at_file(self, file: str, offset: int, text: str) -> BinlogPosition:
+        gtids = self._control.rows("SELECT BINLOG_GTID_POS(%s, %s)", (file, offset))[0][0]
+        if gtids is None:
+            raise PositionLostError(
+                event_id=text,
+                why=f"{self._options.where} has no file {file}, or no event of it ends at offset {offset}",
+            )
+        return BinlogPosition(gtids=parse_gtids(gtids), file=file, offset=offset)
+
+    def _files(self) -> list[tuple[str, int]]:
+        return [(str(row[0]), int(row[1])) for row in self._control.rows("SHOW BINARY LOGS")]
+
+    def check_position(self, position: BinlogPosition) -> None:
+        """Refuse a position that this server never had or has lost. Raises PositionLostError.
+
+        The GTIDs are held against what the server ever wrote. File and offset are held against its files where it
+        wrote one of the GTIDs itself: after a crash that cost it its last transactions a server gives out the same
+        GTIDs once more, in another file. A server that took over from the one that wrote them has files of its own.
+        """
+        state: dict[int, int] = {}
+        for gtid in _state(self._control.rows("SELECT @@global.gtid_binlog_state")[0][0]):
+            state[gtid[0]] = max(gtid[2], state.get(gtid[0], 0))
+        why = why_lost(position, server_state=state)
+        if why is None and position.file and position.offset:
+            own = self.server_id()
+            if not position.gtids or any(gtid.server_id == own for gtid in position.gtids):
+                why = self._why_not_in_file(position)
+        if why is not None:
+            raise PositionLostError(event_id=str(position), why=why)
+
+    def _why_not_in_file(self, position: BinlogPosition) -> str | None:
+        sizes = dict(self._files())
+        size = sizes.get(position.file)
+        if size is None or size >= OFFSETS_WRAP_AT:
+            return None  # purged, or of another server; the GTIDs decide
+        if size < position.offset:
+            return f"{position.file} ends at offset {size}: the server lost the end of its binlog, or was reset"
+        found = self._control.rows("SELECT BINLOG_GTID_POS(%s, %s)", (position.file, position.offset))[0][0]
+        if found is None:
+            return f"no event of {position.file} ends at offset {position.offset}: it is not the file that was captured"
+        if parse_gtids(found) != position.gtids:
+            return (
+                f"at offset {position.offset} of {position.file} the server stands at GTID {found or '(none)'}, not at "
+                f"{gtid_text(position.gtids) or '(none)'}: it is not the file that was captured"
+            )
+        return None
+
+    # Tables.
+
+    def forget_tables(self) -> None:
+        """Ask anew about every table: there was DDL."""
+        self._known.clear()
+
+    def table(self, schema: str, table: str) -> KnownTable | None:
+        """Return what is known of a table now; None when there is none. Remembered until `forget_tables`."""
+        name = (schema, table)
+        if name not in self._known:
+            self._known[name] = self._ask(schema, table)
+        return self._known[name]
+
+    def _ask(self, schema: str, table: str) -> KnownTable | None:
+        tables = self._control.rows(
+            "SELECT t.table_type, e.transactions FROM information_schema.tables t "
+            "LEFT JOIN information_schema.engines e ON e.engine = t.engine "
+            "WHERE t.table_schema = %s AND t.table_name = %s",
+            (schema, table),
+        )
+        if not tables:
+            return None
+        columns = self._control.rows(
+            "SELECT column_name, column_type FROM information_schema.columns "
+            "WHERE table_schema = %s AND table_name = %s",
+            (schema, table),
+        )
+        return KnownTable(
+            types={str(name): str(spelled) for name, spelled in columns},
+            # The old rows of a system-versioned table repeat what is unique among its present ones.
+            unique_keys=() if tables[0][0] == "SYSTEM VERSIONED" else self._unique_keys(schema, table),
+            foreign_keys=self._foreign_keys(schema, table),
+            transactional=tables[0][1] == "YES",
+            sequence=tables[0][0] == "SEQUENCE",
+        )
+
+    def _unique_keys(self, schema: str, table: str) -> tuple[tuple[str, ...], ...]:
+        """Return a table's unique keys over whole columns, by their names; the primary key is not among them."""
+        rows = self._control.rows(
+            "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
+            "WHERE table_schema = %s AND table_name = %s AND non_unique = 0 AND index_name <> 'PRIMARY' "
+            "ORDER BY index_name, seq_in_index",
+            (schema, table),
+        )
+        keys: dict[str, list[str]] = {}
+        partial: set[str] = set()
+        for index, column, sub_part in rows:
+            keys.setdefault(str(index), []).append(str(column))
+            if sub_part is not None or column is None:
+                partial.add(str(index))
+        return tuple(tuple(columns) for index, columns in keys.items() if index not in partial)
+
+    def _foreign_keys(self, schema: str, table: str) -> tuple[KnownForeignKey, ...]:
+        """Return a table's foreign keys, by their names."""
+        rows = self._control.rows(
+            "SELECT constraint_name, column_name, referenced_table_schema, referenced_table_name, "
+            "referenced_column_name FROM information_schema.key_column_usage "
+            "WHERE table_schema = %s AND table_name = %s AND referenced_table_name IS NOT NULL "
+            "ORDER BY constraint_name, ordinal_position",
+            (schema, table),
+        )
+        keys: dict[str, list[tuple[Any, ...]]] = {}
+        for row in rows:
+            keys.setdefault(str(row[0]), []).append(row)
+        return tuple(
+            KnownForeignKey(
+                columns=tuple(str(row[1]) for row in parts),
+                ref_schema=str(parts[0][2]),
+                ref_table=str(parts[0][3]),
+                ref_columns=tuple(str(row[4]) for row in parts),
+            )
+            for parts in keys.values()
+        )
+
+    def foreign_key_edges(self) -> list[tuple[TableName, TableName]]:
+        """Return (referring table, referred table) of the whole server's foreign keys between captured databases.
+
+        Raises SourceSetupError for one that changes rows which the binlog does not hold, unless `cascades` allows it.
+        """
+        rows = self._control.rows(
+            "SELECT constraint_schema, table_name, unique_constraint_schema, referenced_table_name, constraint_name, "
+            "update_rule, delete_rule FROM information_schema.referential_constraints "
+            "ORDER BY constraint_schema, table_name, constraint_name"
+        )
+        rows = [row for row in rows if self._options.captures(str(row[0]))]
+        if self._options.cascades == "refuse":
+            self._refuse_cascades(rows)
+        return [((str(row[0]), str(row[1])), (str(row[2]), str(row[3]))) for row in rows]
+
+    def _refuse_cascades(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        named = []
+        for schema, table, _, referred, constraint, on_update, on_delete in rows:
+            rules = [
+                f"ON {event} {rule}"
+                for event, rule in (("UPDATE", on_update), ("DELETE", on_delete))
+                if rule in _CHANGES_OTHER_ROWS
+            ]
+            if rules:
+                named.append(f"{constraint} of {schema}.{table} to {referred} ({' '.join(rules)})")
+        if named:
+            more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+            raise SourceSetupError(
+                why="foreign keys that change rows by themselves, which MariaDB does not write to its binlog: "
+                + "; ".join(named[:5])
+                + more,
+                remedy="ALTER TABLE ... DROP FOREIGN KEY, and add them with ON DELETE RESTRICT ON UPDATE RESTRICT, "
+                'or set the option cascades = "allow", if every target has the same foreign keys. If such a key '
+                "was added while capture ran, compare the targets by `tranlog verify`",
+            )
+
+    def hides_its_period(self, schema: str, table: str) -> bool:
+        """Whether a system-versioned table has the columns `row_start` and `row_end` without showing them."""
+        rows = self._control.rows(
+            "SELECT COUNT(*) FROM information_schema.columns "
+            "WHERE table_schema = %s AND table_name = %s AND generation_expression = 'ROW START'",
+            (schema, table),
+        )
+        return not rows[0][0]
+
+    def columns(self, schema: str, table: str) -> list[CatalogColumn]:
+        """Return a table's columns in their order, invisible ones among them."""
+        rows = self._control.rows(
+            "SELECT column_name, data_type, column_type, is_nullable, character_set_name, character_maximum_length, "
+            "character_octet_length, numeric_precision, numeric_scale, datetime_precision "
+            "FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
+            (schema, table),
+        )
+        return [
+            CatalogColumn(
+                name=str(row[0]),
+                data_type=str(row[1]).lower(),
+                column_type=str(row[2]),
+                nullable=row[3] == "YES",
+                charset=None if row[4] is None else str(row[4]),
+                characters=row[5],
+                octets=row[6],
+                precision=row[7],
+                scale=row[8],
+                decimals=row[9],
+            )
+            for row in rows
+        ]
+
+    def primary_key(self, schema: str, table: str) -> tuple[str, ...]:
+        """Return the names of the columns of a table's primary key, in the key's order."""
+        rows = self._control.rows(
+            "SELECT column_name FROM information_schema.statistics "
+            "WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY' ORDER BY seq_in_index",
+            (schema, table),
+        )
+        return tuple(str(row[0]) for row in rows)
+
+    def captured_tables(self) -> list[tuple[str, str, bool]]:
+        """Return (schema, table, whether system-versioned) of the captured tables, in order."""
+        rows = self._control.rows(
+            "SELECT table_schema, table_name, table_type FROM information_schema.tables "
+            "WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') ORDER BY table_schema, table_name"
+        )
+        return [
+            (str(row[0]), str(row[1]), row[2] == "SYSTEM VERSIONED")
+            for row in rows
+            if self._options.captures(str(row[0]))
+        ]
+
+
+def _state(text: str) -> list[tuple[int, int, int]]:
+    """Read a binlog state: like a GTID list, but with a GTID of every server in each domain."""
+    entries = []
+    for part in filter(None, text.split(",")):
+        domain, server_id, sequence = part.strip().split("-")
+        entries.append((int(domain), int(server_id), int(sequence)))
+    return entries

@@ -1,0 +1,264 @@
+"""Connections to a MariaDB server, and what its errors mean to us.
+
+Owns the options that name the server, opening connections, and sorting errors into three: the server is away, the
+server is set up wrongly, or our own mistake. Every session runs in UTC, since TIMESTAMP columns and the log do.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import pymysql
+from pymysql.constants import CR, ER
+
+from tranlog.errors import ConfigError, SourceError, SourceSetupError, SourceUnavailableError
+from tranlog.shard import ShardRule, ShardRuleKind
+from tranlog.source.mariadb_position import parse_start
+from tranlog.source.packer import FRAGMENT_BYTES
+
+logger = logging.getLogger(__name__)
+
+SYSTEM_DATABASES: Final = ("mysql", "information_schema", "performance_schema", "sys")
+_SESSION_TIMEOUT_S: Final = 7 * 24 * 3600
+_LOCK_WAIT_S: Final = 30
+
+_AWAY: Final = frozenset(
+    {
+        CR.CR_CONNECTION_ERROR,
+        CR.CR_CONN_HOST_ERROR,
+        CR.CR_SERVER_GONE_ERROR,
+        CR.CR_SERVER_LOST,
+        CR.CR_SERVER_LOST_EXTENDED,
+        ER.CON_COUNT_ERROR,
+        ER.SERVER_SHUTDOWN,
+        ER.NORMAL_SHUTDOWN,
+        ER.SHUTDOWN_COMPLETE,
+        ER.NEW_ABORTING_CONNECTION,
+        ER.NET_READ_ERROR,
+        ER.NET_READ_INTERRUPTED,
+        ER.NET_ERROR_ON_WRITE,
+        ER.NET_WRITE_INTERRUPTED,
+        ER.QUERY_INTERRUPTED,
+        1927,  # ER_CONNECTION_KILLED
+    }
+)
+SAME_SERVER_ID: Final = 4052
+"""ER_SLAVE_SAME_ID: somebody else follows the server under our number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MariadbSourceOptions:
+    """Which server, from where, and how much memory and patience.
+
+    `source_id` names the source in every record. `server_id` must be unlike that of any other replica; None takes a
+    number made from `source_id`. `start` (`now`, `earliest`, a GTID list, `binlog.000003:12345`) serves a log without
+    any event. `databases` limits row changes to these; None takes all but `ignored_databases`, which hold MariaDB's
+    own tables. Statements are recorded whatever database they run in, since only parsing could tell what they touch.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 3306
+    user: str = "root"
+    password: str = field(default="", repr=False)
+    source_id: str = "mariadb"
+    server_id: int | None = None
+    start: str = "now"
+    databases: tuple[str, ...] | None = None
+    ignored_databases: tuple[str, ...] = SYSTEM_DATABASES
+    shard_rule: ShardRule = field(default_factory=lambda: ShardRule(kind=ShardRuleKind.SCHEMA))
+    statements: Literal["stop", "record"] = "stop"
+    """Statements in the place of rows: `stop` refuses them; `record` logs their text, which no other kind of database
+    can apply."""
+    cascades: Literal["refuse", "allow"] = "refuse"
+    """Foreign keys with CASCADE or SET NULL change rows that the binlog does not hold. `allow` is for targets with the
+    same foreign keys."""
+    annotate: bool = False
+    """Whether the texts of the statements behind the rows become metadata `annotate`."""
+    fragment_bytes: int = FRAGMENT_BYTES
+    queue_bytes: int = 16 << 20
+    """How much may wait between the socket and `read`; then the server waits."""
+    memory_bytes: int = 16 << 20
+    """Up to this size an unfinished transaction waits in memory, beyond it in a temporary file."""
+    spool_directory: str | None = None
+    """Where such files are made; None takes the system's directory for temporary files."""
+    transaction_bytes_max: int = 1 << 30
+    read_bytes: int = 8 << 20
+    """After so many bytes `read` ends, so that its caller can make them durable."""
+    heartbeat_s: float = 1.0
+    """How often an idle server says that it is there; four times that, and 10 s at least, of silence is a lost
+    connection."""
+    reconnect_s: float = 60.0
+    """How long a lost server is tried before SourceUnavailableError."""
+    connect_timeout_s: float = 10.0
+    position_interval_s: float = 10.0
+    """How often the position moves by an empty transaction while nothing that is captured happens."""
+
+    def check(self) -> None:
+        """Raise ConfigError for an impossible value."""
+        for option in ("host", "user", "source_id"):
+            if not getattr(self, option):
+                raise ConfigError(option=option, value="", why="must not be empty")
+        if not 0 < self.port < 65536:
+            raise ConfigError(option="port", value=self.port, why="a port is a number from 1 to 65535")
+        if self.server_id is not None and not 0 < self.server_id < 1 << 32:
+            raise ConfigError(
+                option="server_id", value=self.server_id, why="a server id is a number from 1 to 2^32 - 1"
+            )
+        try:
+            parse_start(self.start)
+        except ValueError as exc:
+            raise ConfigError(option="start", value=self.start, why=str(exc)) from exc
+        if self.databases is not None and not self.databases:
+            raise ConfigError(option="databases", value=[], why="an empty list captures nothing; leave it out for all")
+        for option, allowed in (("statements", ("stop", "record")), ("cascades", ("refuse", "allow"))):
+            if getattr(self, option) not in allowed:
+                raise ConfigError(option=option, value=getattr(self, option), why=f"one of {', '.join(allowed)}")
+        for option in ("fragment_bytes", "queue_bytes", "memory_bytes", "transaction_bytes_max", "read_bytes"):
+            if getattr(self, option) < 1:
+                raise ConfigError(option=option, value=getattr(self, option), why="must be at least 1 byte")
+        for option in ("heartbeat_s", "connect_timeout_s"):
+            if getattr(self, option) <= 0:
+                raise ConfigError(option=option, value=getattr(self, option), why="must be more than 0 seconds")
+        for option in ("reconnect_s", "position_interval_s"):
+            if getattr(self, option) < 0:
+                raise ConfigError(option=option, value=getattr(self, option), why="must not be negative")
+
+    @property
+    def where(self) -> str:
+        """`host:port`, for messages."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def replica_id(self) -> int:
+        """The server id under which we follow the binlog."""
+        if self.server_id is not None:
+            return self.server_id
+        return 0x40000000 | zlib.crc32(self.source_id.encode()) & 0x3FFFFFFF
+
+    def captures(self, schema: str) -> bool:
+        """Whether row changes of a database are captured."""
+        if self.databases is not None:
+            return schema in self.databases
+        return schema not in self.ignored_databases
+
+
+def connect(options: MariadbSourceOptions, **settings: Any) -> pymysql.Connection[Any]:
+    """Open a session in UTC that outlives idle days. Raises SourceUnavailableError, SourceSetupError."""
+    try:
+        connection: pymysql.Connection[Any] = pymysql.connect(
+            **{
+                "host": options.host,
+                "port": options.port,
+                "user": options.user,
+                "password": options.password,
+                "charset": "utf8mb4",
+                "autocommit": True,
+                "connect_timeout": max(1, round(options.connect_timeout_s)),
+                "program_name": "tranlog",
+                **settings,
+            }
+        )
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    f"SET SESSION time_zone = '+00:00', wait_timeout = {_SESSION_TIMEOUT_S}, "
+                    f"net_write_timeout = {_SESSION_TIMEOUT_S}, lock_wait_timeout = {_LOCK_WAIT_S}"
+                )
+        except BaseException:
+            close(connection)
+            raise
+    except (pymysql.err.MySQLError, OSError) as exc:
+        raise translated(exc, options) from exc
+    return connection
+
+
+def close(connection: pymysql.Connection[Any]) -> None:
+    """Close a session, whatever state it is in."""
+    with suppress(pymysql.err.MySQLError, OSError):
+        connection.close()
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether an error of the client library means that the server, or the line to it, is gone."""
+    if isinstance(error, OSError | pymysql.err.InterfaceError):
+        return True
+    return isinstance(error, pymysql.err.MySQLError) and bool(error.args) and error.args[0] in _AWAY
+
+
+def translated(error: BaseException, options: MariadbSourceOptions) -> SourceError:
+    """Return our exception for one of the client library's."""
+    if is_away(error):
+        return SourceUnavailableError(where=options.where, why=_text(error))
+    code = error.args[0] if error.args else 0
+    return setup_error(code if isinstance(code, int) else 0, _text(error), options)
+
+
+def setup_error(code: int, text: str, options: MariadbSourceOptions) -> SourceSetupError:
+    """Return what to do about an error that the server will repeat."""
+    user = f"'{options.user}'"
+    if code in (ER.ACCESS_DENIED_ERROR, 1698, 1862):
+        remedy = f"Check user and password of the source ({options.where})"
+    elif code in (ER.SPECIFIC_ACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR):
+        remedy = (
+            f"Run at the source: GRANT REPLICATION SLAVE, BINLOG MONITOR, SELECT ON *.* TO {user}@'<host>' (SELECT may "
+            "be granted on the captured databases alone)"
+        )
+    elif code == SAME_SERVER_ID:
+        remedy = f"Set the option server_id; now it is {options.replica_id}, and every replica needs its own"
+    elif "max_allowed_packet" in text:
+        remedy = "Run at the source: SET GLOBAL max_allowed_packet = 1073741824, then start capture again"
+    else:
+        remedy = "Mend it at the source, then start capture again"
+    return SourceSetupError(why=f"{options.where} says {text!r} ({code})", remedy=remedy)
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, pymysql.err.MySQLError) and len(error.args) > 1:
+        return str(error.args[1])
+    return str(error) or type(error).__name__
+
+
+class Control:
+    """The session beside the stream, for questions to the server. Opened when needed, opened again when lost.
+
+    Threads: one.
+    """
+
+    def __init__(self, options: MariadbSourceOptions) -> None:
+        self._options = options
+        self._connection: pymysql.Connection[Any] | None = None
+
+    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run one statement. A session that was lost while idle is replaced once.
+
+        Raises: SourceUnavailableError, SourceSetupError.
+        """
+        fresh = self._connection is None
+        try:
+            return self._run(sql, parameters)
+        except SourceUnavailableError:
+            self.close()
+            if fresh:
+                raise
+        return self._run(sql, parameters)
+
+    def _run(self, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            self._connection = connect(self._options, read_timeout=_LOCK_WAIT_S * 4, write_timeout=_LOCK_WAIT_S * 4)
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(sql, tuple(parameters) or None)
+                return list(cursor.fetchall())
+        except (pymysql.err.MySQLError, OSError) as exc:
+            raise translated(exc, self._options) from exc
+
+    def close(self) -> None:
+        """Close the session; the next question opens another."""
+        if self._connection is not None:
+            close(self._connection)
+            self._connection = None

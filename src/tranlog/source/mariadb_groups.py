@@ -1,0 +1,308 @@
+"""From the events of a binary log to whole transactions.
+
+Owns where a transaction starts and ends, what a savepoint takes back, and the refusal of what cannot be carried. Rows
+are decoded later. Pure: where the events of a transaction wait is the caller's `EventStore`. The hard idea: nothing of
+a transaction is handed on before its commit event is there, since a lost connection, a ROLLBACK or a savepoint may
+still take it back, and a log cannot.
+
+Source: design/sources.md, "MariaDB".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+import msgspec
+
+from tranlog.errors import UnsupportedEventError
+from tranlog.source.mariadb_events import (
+    HEADER,
+    HEADER_BYTES,
+    INFORMATIVE,
+    ROWS_EVENTS,
+    EventFormatError,
+    EventType,
+    GtidEvent,
+    event_name,
+    parse_gtid,
+    parse_rotate,
+)
+from tranlog.source.mariadb_position import BinlogPosition, DomainGtid
+
+START_ANEW: Final = (
+    "What is before it is in the log. To go on behind it, take a new copy of the target and start a new log after it "
+    "(`tranlog reset`)"
+)
+
+
+class EventStore(Protocol):
+    """Where the events of one transaction wait for its commit."""
+
+    def append(self, event: bytes) -> None:
+        """Add an event behind the others."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Return the events in the order in which they came; each iteration starts at the first."""
+
+    def close(self) -> None:
+        """Forget the events."""
+
+
+class EventGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed transaction of the source, still in its own bytes.
+
+    `position` is the one after it, `timestamp` the seconds of its last event, `size` the bytes of its events.
+    `taken_back` are half-open ranges of event numbers that a ROLLBACK or a savepoint undid. `void`: the group is one
+    of the parts of a two-phase ALTER that change nothing.
+    """
+
+    gtid: GtidEvent
+    position: BinlogPosition
+    timestamp: int
+    size: int
+    events: EventStore
+    taken_back: tuple[tuple[int, int], ...]
+    void: bool
+
+    def is_taken_back(self, number: int) -> bool:
+        """Whether the event with this number, from 0, was undone within its transaction."""
+        return any(start <= number < end for start, end in self.taken_back)
+
+
+_KEPT: Final = frozenset(
+    {
+        *map(int, ROWS_EVENTS),
+        *map(int, (EventType.TABLE_MAP, EventType.ANNOTATE_ROWS)),
+        *map(int, (EventType.INTVAR, EventType.RAND, EventType.USER_VAR)),
+    }
+)
+# Plain numbers: a member of an enum costs several times as much to look up and to compare.
+_GTID: Final = int(EventType.GTID)
+_XID: Final = int(EventType.XID)
+_QUERY: Final = int(EventType.QUERY)
+_INFORMATIVE: Final = frozenset(int(kind) for kind in INFORMATIVE)
+_COMPRESSED: Final = range(EventType.QUERY_COMPRESSED, EventType.DELETE_ROWS_COMPRESSED + 1)
+_LOAD: Final = frozenset(
+    int(kind)
+    for kind in (
+        EventType.LOAD,
+        EventType.CREATE_FILE,
+        EventType.APPEND_BLOCK,
+        EventType.EXEC_LOAD,
+        EventType.DELETE_FILE,
+        EventType.NEW_LOAD,
+        EventType.BEGIN_LOAD_QUERY,
+        EventType.EXECUTE_LOAD_QUERY,
+    )
+)
+
+
+class GroupAssembler:
+    """Takes the events of a stream one by one and returns a transaction with its last event.
+
+    Shape: transactions in the order of the binlog, each once. After an exception nothing more may be fed.
+    Raises: UnsupportedEventError, EventFormatError.
+    """
+
+    def __init__(
+        self, position: BinlogPosition, *, new_store: Callable[[], EventStore], transaction_bytes_max: int
+    ) -> None:
+        self._new_store = new_store
+        self._limit = transaction_bytes_max
+        self._gtids = position.by_domain()
+        self._position = position
+        self._file = position.file
+        self._gtid: GtidEvent | None = None
+        self._store: EventStore | None = None
+        self.incomplete = 0
+        """Transactions that a crash of the server left without an end, and that were therefore dropped."""
+
+    @property
+    def position(self) -> BinlogPosition:
+        """The position after the last whole transaction."""
+        return self._position
+
+    @property
+    def inside(self) -> bool:
+        """Whether a transaction has begun and not ended."""
+        return self._gtid is not None
+
+    def close(self) -> None:
+        """Forget a transaction that has begun."""
+        if self._store is not None:
+            self._store.close()
+        self._store = None
+        self._gtid = None
+
+    def feed(self, event: bytes) -> EventGroup | None:
+        """Take the next event; return the transaction that it completes."""
+        kind = event[4]
+        if kind in _KEPT:
+            self._keep(event)
+            return None
+        if kind == _GTID:
+            self._begin(event)
+            return None
+        if kind == _XID:
+            return self._complete(event)
+        if kind == _QUERY:
+            return self._query(event)
+        if kind == EventType.ROTATE:
+            self._file, _ = parse_rotate(event)
+            self._drop_incomplete()
+            return None
+        if kind == EventType.FORMAT_DESCRIPTION:
+            self._drop_incomplete()
+            return None
+        if kind in _INFORMATIVE:
+            return None
+        raise self._unsupported(event)
+
+    def _begin(self, event: bytes) -> None:
+        if self._gtid is not None:
+            raise EventFormatError(why=f"{self._place(event)}: a transaction begins inside {self._gtid.gtid}")
+        gtid = parse_gtid(event)
+        if gtid.xa:
+            raise self._stop(
+                event,
+                f"the XA transaction with GTID {gtid.gtid}",
+                "XA transactions are not captured: commit without XA PREPARE. " + START_ANEW,
+            )
+        self._gtid = gtid
+        self._store = self._new_store()
+        self._count = 0
+        self._size = len(event)
+        self._savepoints: dict[str, int] = {}
+        self._taken_back: list[tuple[int, int]] = []
+
+    def _keep(self, event: bytes) -> None:
+        store = self._store
+        if store is None:
+            raise EventFormatError(why=f"{self._place(event)}: a {event_name(event[4])} outside of a transaction")
+        store.append(event)
+        self._count += 1
+        self._size += len(event)
+        if self._size > self._limit:
+            assert self._gtid is not None
+            raise self._stop(
+                event,
+                f"the transaction with GTID {self._gtid.gtid} has {self._size} bytes so far, and the option "
+                f"transaction_bytes_max allows {self._limit}",
+                "Raise the option if the disks have room for it, then start capture again",
+            )
+
+    def _query(self, event: bytes) -> EventGroup | None:
+        if self._gtid is None:
+            raise EventFormatError(why=f"{self._place(event)}: a statement outside of a transaction")
+        if self._gtid.standalone:
+            self._keep(event)
+            return self._complete(event)
+        words = _control_words(event)
+        if words is None:
+            self._keep(event)
+            return None
+        match words[0]:
+            case "BEGIN":
+                return None
+            case "COMMIT":
+                return self._complete(event)
+            case "ROLLBACK" if len(words) == 1:
+                self._taken_back.append((0, self._count))
+                return self._complete(event)
+            case "ROLLBACK":
+                start = self._savepoints.get(words[1])
+                if start is None:
+                    raise self._stop(event, f"a rollback to the savepoint {words[1]}, which was not set", START_ANEW)
+                self._taken_back.append((start, self._count))
+                return None
+            case "SAVEPOINT":
+                self._savepoints[words[1]] = self._count
+                return None
+            case _:
+                raise self._stop(event, f"the statement {' '.join(words)}", START_ANEW)
+
+    def _complete(self, event: bytes) -> EventGroup:
+        gtid, store = self._gtid, self._store
+        if gtid is None or store is None:
+            raise EventFormatError(why=f"{self._place(event)}: a transaction ends that did not begin")
+        timestamp, _, _, _, end, _ = HEADER.unpack_from(event)
+        self._advance(gtid.gtid, end)
+        self._gtid = None
+        self._store = None
+        return EventGroup(
+            gtid=gtid,
+            position=self._position,
+            timestamp=timestamp,
+            size=self._size,
+            events=store,
+            taken_back=tuple(self._taken_back),
+            void=gtid.alter_phase in ("start", "rollback"),
+        )
+
+    def _advance(self, gtid: DomainGtid, end: int) -> None:
+        gtids = self._gtids
+        gtids[gtid.domain] = gtid
+        ordered = (gtid,) if len(gtids) == 1 else tuple(gtids[domain] for domain in sorted(gtids))
+        self._position = BinlogPosition(gtids=ordered, file=self._file, offset=end)
+
+    def _drop_incomplete(self) -> None:
+        # A server writes a transaction whole into one file. Where a file ends inside one, the server died while
+        # writing, and undid the transaction when it came back.
+        if self._gtid is not None:
+            self.incomplete += 1
+            self.close()
+
+    def _place(self, event: bytes) -> str:
+        return f"{self._file}, before offset {HEADER.unpack_from(event)[4]}"
+
+    def _stop(self, event: bytes, what: str, remedy: str) -> UnsupportedEventError:
+        return UnsupportedEventError(
+            what=f"{what} cannot be captured ({self._place(event)})", event_id=str(self._position), remedy=remedy
+        )
+
+    def _unsupported(self, event: bytes) -> UnsupportedEventError:
+        kind = event[4]
+        name = event_name(kind)
+        if kind in _COMPRESSED:
+            return self._stop(event, f"a {name}", "SET GLOBAL log_bin_compress = OFF. " + START_ANEW)
+        if kind in _LOAD:
+            return self._stop(
+                event,
+                f"a LOAD DATA in statement format ({name})",
+                "SET GLOBAL binlog_format = 'ROW', and end the sessions that are open: they keep the old format. "
+                + START_ANEW,
+            )
+        if kind == EventType.XA_PREPARE:
+            return self._stop(event, "an XA transaction", "Commit without XA PREPARE. " + START_ANEW)
+        if kind == EventType.INCIDENT:
+            return self._stop(
+                event, "an INCIDENT event: the server lost changes before it could write them", START_ANEW
+            )
+        return self._stop(event, f"a {name}", START_ANEW)
+
+
+_CONTROL: Final = (b"BEGIN", b"COMMIT", b"ROLLB", b"SAVEP", b"RELEA", b"XA")
+
+
+def _control_words(event: bytes) -> tuple[str, ...] | None:
+    """Return the words of a statement that steers a transaction, a savepoint's name in small letters; else None."""
+    text = event[HEADER_BYTES + 13 + event[HEADER_BYTES + 8] + int.from_bytes(event[30:32], "little") + 1 :]
+    head = text[:6].upper()
+    if not head.startswith(_CONTROL):
+        return None
+    words = text.decode(errors="replace").split(None, 1)
+    first = words[0].upper()
+    rest = words[1].strip() if len(words) > 1 else ""
+    if first in ("BEGIN", "COMMIT") and not rest:
+        return (first,)
+    if first == "ROLLBACK":
+        if not rest:
+            return (first,)
+        if rest[:3].upper() == "TO ":
+            return (first, rest[3:].strip().lower())
+    if first == "SAVEPOINT":
+        return (first, rest.lower())
+    if first in ("XA", "RELEASE"):
+        return (first, rest)
+    return None

@@ -1,0 +1,238 @@
+"""A MariaDB's tables as they are now: for `tranlog verify` and `tranlog tables create`.
+
+Owns reading the catalog into table maps and the rows of a SELECT into values, both as the binlog would give them. The
+hard idea: the server's text of a value is not always the value (a FLOAT is shown with six digits), so some columns are
+asked for in another form, and text comes in the column's own charset, to be decoded by the same code as the binlog's.
+
+Source: design/data-model.md, "Values".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+import pymysql
+import pymysql.cursors
+
+from tranlog.change import TableMap
+from tranlog.errors import UnsupportedTypeError
+from tranlog.source.mariadb_catalog import Catalog
+from tranlog.source.mariadb_charsets import text_decoder
+from tranlog.source.mariadb_connection import Control, MariadbSourceOptions, close, connect, translated
+from tranlog.source.mariadb_types import Family, MariadbType, table_map, type_in_catalog
+from tranlog.source.mariadb_values import date_value, datetime_value, instant_value, set_value
+from tranlog.types import F32, Bit, Datetime, EnumLabel, Other, Time, Value
+
+_READ_TIMEOUT_S: Final = 600
+_PERIOD: Final = MariadbType(family=Family.TIMESTAMP, name="timestamp", decimals=6)
+
+FromServer = Callable[[Any], Value]
+
+
+class MariadbTables:
+    """The tables of a MariaDB source, read over connections of its own.
+
+    Threads: one.
+    """
+
+    def __init__(self, options: MariadbSourceOptions) -> None:
+        options.check()
+        self._options = options
+        self._control = Control(options)
+        self._catalog = Catalog(options, self._control)
+        self._types: dict[TableMap, tuple[MariadbType, ...]] = {}
+        self._versioned: dict[TableMap, bool] = {}
+
+    def tables(self) -> list[TableMap]:
+        """Return the captured tables by (schema, table); sequences and views are none.
+
+        Raises: SourceUnavailableError, SourceSetupError; UnsupportedTypeError for a column that cannot be carried.
+        """
+        self._catalog.forget_tables()
+        self._types.clear()
+        return [self._table(schema, table, versioned) for schema, table, versioned in self._catalog.captured_tables()]
+
+    def _table(self, schema: str, table: str, versioned: bool) -> TableMap:
+        catalog = self._catalog
+        listed = catalog.columns(schema, table)
+        types = [type_in_catalog(f"{schema}.{table}", column) for column in listed]
+        columns = [
+            kind.column(column.name, nullable=column.nullable) for kind, column in zip(types, listed, strict=True)
+        ]
+        key = list(catalog.primary_key(schema, table))
+        if versioned and catalog.hides_its_period(schema, table):
+            types += [_PERIOD, _PERIOD]
+            columns += [_PERIOD.column(name, nullable=False) for name in ("row_start", "row_end")]
+            if key:
+                key.append("row_end")
+        place = {column.name: at for at, column in enumerate(columns)}
+        found = table_map(
+            schema,
+            table,
+            columns,
+            primary_key=[place[name] for name in key],
+            known=catalog.table(schema, table),
+        )
+        self._types[found] = tuple(types)
+        self._versioned[found] = versioned
+        return found
+
+    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+        """Yield a table's rows as the capture would carry them, in no order, streaming; `table` is one of `tables`.
+
+        Raises: SourceUnavailableError, SourceSetupError.
+        """
+        types = self._types.get(table)
+        if types is None:
+            raise UnsupportedTypeError(table=table.name, column="*", type_name="a table that `tables` did not return")
+        asked, readers = [], []
+        for column, kind in zip(table.columns, types, strict=True):
+            expression, reader = _reading(kind)
+            asked.append(expression.format(_quoted(column.name)))
+            readers.append(reader)
+        source = f"{_quoted(table.schema)}.{_quoted(table.table)}"
+        if self._versioned[table]:
+            source += " FOR SYSTEM_TIME ALL"
+        # Without a charset of the connection, text comes as it is stored.
+        connection = connect(
+            self._options,
+            use_unicode=False,
+            conv={},
+            init_command="SET SESSION character_set_results = NULL, sql_mode = ''",
+            cursorclass=pymysql.cursors.SSCursor,
+            read_timeout=_READ_TIMEOUT_S,
+        )
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT {', '.join(asked)} FROM {source}")
+                for row in cursor:
+                    yield tuple(
+                        [None if raw is None else reader(raw) for raw, reader in zip(row, readers, strict=True)]
+                    )
+        except (pymysql.err.MySQLError, OSError) as exc:
+            raise translated(exc, self._options) from exc
+        finally:
+            close(connection)
+
+    def close(self) -> None:
+        """Free the connection; closing twice is harmless."""
+        self._control.close()
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _text(raw: str | bytes) -> str:
+    return raw if isinstance(raw, str) else raw.decode("ascii")
+
+
+def _bytes(raw: str | bytes) -> bytes:
+    return raw if isinstance(raw, bytes) else raw.encode()
+
+
+def _reading(kind: MariadbType) -> tuple[str, FromServer]:
+    """Return the expression that asks for a column, and what makes a value of the answer."""
+    match kind.family:
+        case Family.INTEGER:
+            return "{}", lambda raw: int(raw)
+        case Family.YEAR:
+            return "{}", _year
+        case Family.FLOAT:
+            return "CAST({} AS DOUBLE)", lambda raw: F32(float(raw))
+        case Family.DOUBLE:
+            return "CAST({} AS DOUBLE)", lambda raw: float(raw)
+        case Family.DECIMAL:
+            return "{}", lambda raw: Decimal(_text(raw))
+        case Family.BIT:
+            width = kind.length
+            return "{}", lambda raw: Bit(width, int.from_bytes(raw, "big"))
+        case Family.DATE:
+            return "{}", _date
+        case Family.TIME:
+            return "{}", _time
+        case Family.DATETIME:
+            return "{}", _datetime_reader(kind.decimals)
+        case Family.TIMESTAMP:
+            return "{}", _timestamp_reader(kind.decimals)
+        case Family.TEXT:
+            decode = text_decoder(kind.charset or "")
+            return "{}", lambda raw: decode(_bytes(raw))
+        case Family.BYTES | Family.GEOMETRY:
+            return "{}", _bytes
+        case Family.ENUM:
+            labels = (EnumLabel(""), *map(EnumLabel, kind.labels))
+            return "{} + 0", lambda raw: labels[int(float(raw))]
+        case Family.SET:
+            # As a number, but not by `+ 0`: that is a double, and a set has up to 64 members.
+            return "CAST({} AS UNSIGNED)", _set_reader(kind.labels)
+        case Family.UUID:
+            return "{}", lambda raw: UUID(_text(raw))
+        case Family.INET:
+            name = kind.name
+            return "{}", lambda raw: Other(name, _text(raw))
+
+
+def _set_reader(labels: Sequence[str]) -> FromServer:
+    members = tuple(labels)
+    return lambda raw: set_value(members, int(raw))
+
+
+def _year(raw: str | bytes) -> Value:
+    text = _text(raw)
+    year = int(text)
+    if len(text) == 2:  # YEAR(2)
+        year += 2000 if year < 70 else 1900
+    return year
+
+
+_DATE: Final = re.compile(r"(\d+)-(\d+)-(\d+)")
+_CLOCK: Final = re.compile(r"(-?)(\d+):(\d+):(\d+)(?:\.(\d+))?")
+
+
+def _matched(pattern: re.Pattern[str], text: str) -> re.Match[str]:
+    match = pattern.fullmatch(text)
+    if match is None:
+        raise UnsupportedTypeError(table="(read by SELECT)", column="?", type_name=f"a time that reads {text!r}")
+    return match
+
+
+def _date(raw: str | bytes) -> Value:
+    match = _matched(_DATE, _text(raw))
+    return date_value(int(match[1]), int(match[2]), int(match[3]))
+
+
+def _clock_micros(text: str) -> int:
+    match = _matched(_CLOCK, text)
+    seconds = int(match[2]) * 3600 + int(match[3]) * 60 + int(match[4])
+    micros = seconds * 1_000_000 + int((match[5] or "").ljust(6, "0"))
+    return -micros if match[1] else micros
+
+
+def _time(raw: str | bytes) -> Value:
+    return Time(_clock_micros(_text(raw)))
+
+
+def _datetime_reader(decimals: int) -> FromServer:
+    def read(raw: str | bytes) -> Value:
+        date, _, clock = _text(raw).partition(" ")
+        match = _matched(_DATE, date)
+        return datetime_value(int(match[1]), int(match[2]), int(match[3]), _clock_micros(clock), decimals)
+
+    return read
+
+
+def _timestamp_reader(decimals: int) -> FromServer:
+    as_datetime = _datetime_reader(decimals)
+
+    def read(raw: str | bytes) -> Value:
+        value = as_datetime(raw)
+        if not isinstance(value, Datetime):
+            return instant_value(0, 0, decimals)
+        return instant_value(*divmod(value.micros, 1_000_000), decimals)
+
+    return read

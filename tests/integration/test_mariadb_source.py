@@ -1,0 +1,1160 @@
+"""MariaDB as a source, against a real server: design/sources.md, "MariaDB", and issue item 10."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import pymysql
+import pytest
+
+from fix_mariadb_source import (
+    Follower,
+    Replica,
+    followers,
+    of,
+    options_for,
+    run,
+    selected,
+)
+from tranlog.change import Op, RowChange, Statement
+from tranlog.errors import (
+    ConfigError,
+    DiskFailedError,
+    PositionLostError,
+    SourceSetupError,
+    SourceUnavailableError,
+    UnsupportedEventError,
+)
+from tranlog.payload import decode
+from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
+from tranlog.source.mariadb import MariadbSource
+from tranlog.source.mariadb_tables import MariadbTables
+from tranlog.source.source import Source, TableReader
+from tranlog.testing.servers import MariaDbAddress, MariaDbServer
+from tranlog.types import Value
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[..., Follower]]:
+    """Start following a server: `follow(options)`, from now or after an event id."""
+    yield from followers()
+
+
+def test_the_seams_are_filled(mariadb: MariaDbAddress) -> None:
+    """source/source.py: a MariaDB is a Source, its tables a TableReader."""
+    source: Source = MariadbSource(options_for(mariadb))
+    reader: TableReader = MariadbTables(options_for(mariadb))
+    source.close()
+    reader.close()
+    source.close()
+    reader.close()
+
+
+# --- transactions ----------------------------------------------------------------------------------------
+
+
+def test_random_transactions_keep_a_replica_equal(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """Every committed transaction, whole and in order; savepoints, failed statements, rollbacks leave no trace."""
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"replay: seed = {seed}")
+    rng = random.Random(seed)
+    names = ("keyed", "keyless", "pairs")
+    run(
+        mariadb,
+        mariadb_database,
+        "CREATE TABLE keyed (id INT PRIMARY KEY, v VARCHAR(20), n INT UNIQUE)",
+        "CREATE TABLE keyless (a INT, b TEXT)",
+        "CREATE TABLE pairs (a INT, b INT, c DECIMAL(8,2), PRIMARY KEY (a, b))",
+        "CREATE TABLE noted (id INT AUTO_INCREMENT PRIMARY KEY, what VARCHAR(20))",
+        "CREATE TRIGGER note AFTER UPDATE ON keyed FOR EACH ROW INSERT INTO noted (what) VALUES (NEW.v)",
+    )
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    replica = Replica()
+    committed = 0
+
+    def statement() -> str:
+        table = rng.choice(names)
+        number, other = rng.randint(1, 40), rng.randint(1, 40)
+        text = "NULL" if rng.random() < 0.2 else f"'{rng.choice('abc') * rng.randint(0, 6)}'"
+        match table, rng.randrange(4):
+            case "keyed", 0 | 1:
+                return f"INSERT INTO keyed VALUES ({number}, {text}, {other})"
+            case "keyed", 2:
+                return f"UPDATE keyed SET id = {other}, v = {text} WHERE id = {number}"
+            case "keyed", _:
+                return f"DELETE FROM keyed WHERE n % 9 = {number % 9}"
+            case "keyless", 0 | 1:
+                return f"INSERT INTO keyless VALUES ({number}, {text}), ({number}, {text})"
+            case "keyless", 2:
+                return f"UPDATE keyless SET b = {text} WHERE a > {number}"
+            case "keyless", _:
+                return f"DELETE FROM keyless WHERE a = {number} LIMIT 1"
+            case _, 0 | 1:
+                return f"REPLACE INTO pairs VALUES ({number % 5}, {other % 5}, {number}.25)"
+            case _, 2:
+                return f"UPDATE pairs SET a = a + 1 WHERE b = {other % 5} ORDER BY a DESC"
+            case _:
+                return f"DELETE FROM pairs WHERE a = {number % 5}"
+
+    with contextlib.closing(mariadb.connect(mariadb_database, autocommit=False)) as connection:
+        cursor = connection.cursor()
+        for _ in range(150):
+            savepoints = 0
+            for _ in range(rng.randint(1, 8)):
+                roll = rng.random()
+                if roll < 0.12:
+                    savepoints += 1
+                    cursor.execute(f"SAVEPOINT s{savepoints}")
+                elif roll < 0.2 and savepoints:
+                    savepoints = rng.randint(1, savepoints)
+                    cursor.execute(f"ROLLBACK TO s{savepoints}")
+                else:
+                    with contextlib.suppress(pymysql.err.MySQLError):
+                        cursor.execute(statement())
+            if rng.random() < 0.15:
+                connection.rollback()
+            else:
+                connection.commit()
+                committed += 1
+    for transaction in follower.catch_up():
+        replica.apply(transaction)
+    assert 50 < len(follower.transactions) <= committed + 1
+    replica.assert_equals(selected(mariadb, mariadb_database))
+    # A log without an event id starts where the option says; here at the place that the first read named.
+    again = follow(options_for(mariadb, databases=(mariadb_database,)), follower.transactions[0].event_id)
+    first = [(t.event_id, t.changes) for t in follower.transactions if not t.is_noop]
+    assert [(t.event_id, t.changes) for t in again.transactions if not t.is_noop] == first
+
+
+def test_statements_stand_at_their_place(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """data-model.md: "DDL and other statements are recorded"; a peer dies on DROP PROCEDURE (asks.md 13)."""
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    run(
+        mariadb,
+        mariadb_database,
+        "CREATE TABLE t (id INT PRIMARY KEY)",
+        "INSERT INTO t VALUES (1)",
+        "ALTER TABLE t ADD COLUMN v VARCHAR(5)",
+        "INSERT INTO t VALUES (2, 'x')",
+        "CREATE PROCEDURE p() SELECT 'INSERT'",
+        "DROP PROCEDURE p",
+        "CREATE TABLE made AS SELECT id, v FROM t",
+        "/* a comment */ RENAME TABLE made TO remade",
+        "TRUNCATE TABLE remade",
+        "ANALYZE TABLE t",
+        "DROP TABLE remade",
+        f"GRANT SELECT ON {mariadb_database}.* TO 'somebody'@'localhost' IDENTIFIED BY 'x'",
+        "DROP USER 'somebody'@'localhost'",
+        "CREATE SEQUENCE numbers",
+        "SELECT NEXT VALUE FOR numbers",
+        "ALTER SEQUENCE numbers RESTART 5",
+        "DROP SEQUENCE numbers",
+    )
+    found = of(mariadb_database, follower.catch_up())
+    texts = [(t.texts[0] if t.texts else "rows") for t in found]
+    firsts = [str(text).split("(")[0].split("\n")[0].strip() for text in texts]
+    assert firsts == [
+        "CREATE TABLE t",
+        "rows",
+        "ALTER TABLE t ADD COLUMN v VARCHAR",
+        "rows",
+        "CREATE DEFINER=`root`@`127.0.0.1` PROCEDURE `p`",
+        "DROP PROCEDURE p",
+        "CREATE TABLE `made`",
+        "/* a comment */ RENAME TABLE made TO remade",
+        "TRUNCATE TABLE remade",
+        "ANALYZE TABLE t",
+        "DROP TABLE `remade` /* generated by server */",
+        f"GRANT SELECT ON {mariadb_database}.* TO 'somebody'@'localhost' IDENTIFIED BY 'x'",
+        "DROP USER 'somebody'@'localhost'",
+        "CREATE SEQUENCE numbers",
+        "ALTER SEQUENCE numbers RESTART 5",
+        "DROP SEQUENCE `numbers` /* generated by server */",
+    ]
+    assert all(statement.ddl for t in found for statement in t.statements)
+    assert all(t.shard == UNKNOWN_SHARD for t in found if t.statements)
+    created = found[6]
+    assert [type(change) for change in created.changes] == [Statement, RowChange, RowChange]
+    options = dict(created.statements[0].options)
+    assert options["character_set_client"] == "utf8mb4"
+    assert "STRICT_TRANS_TABLES" in options["sql_mode"]
+    assert found[1].rows[0].after == (1,)
+    assert found[3].rows[0].after == (2, "x")
+    assert found[1].metadata == {"dbms_type": "mariadb", "server_id": "1", "gtid_domain": "0"}
+    assert found[1].last.tstamp % 1000 == 0
+    assert abs(found[1].last.tstamp - time.time() * 1000) < 3_600_000
+
+
+def test_a_statement_in_another_charset(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """A statement's text is in its client's charset, and may not even decode in it."""
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    with contextlib.closing(mariadb.connect(mariadb_database, charset="latin1")) as connection:
+        connection.cursor().execute("CREATE TABLE umlaut (a INT COMMENT 'ä')")
+        connection.cursor().execute("SET NAMES utf8mb4")
+        connection.cursor().execute(b"CREATE TABLE torn (a INT) /* \xff */")
+    good, torn = of(mariadb_database, follower.catch_up())
+    assert good.texts == ["CREATE TABLE umlaut (a INT COMMENT 'ä')"]
+    assert dict(good.statements[0].options)["character_set_client"] == "latin1"
+    assert torn.texts == [b"CREATE TABLE torn (a INT) /* \xff */"]
+
+
+def test_alter_in_two_phases_is_one_statement(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """binlog_alter_two_phase: the start of an ALTER carries its text as well, and changes nothing yet."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    with contextlib.closing(mariadb.connect(mariadb_database)) as connection, connection.cursor() as cursor:
+        cursor.execute("SET binlog_alter_two_phase = ON")
+        cursor.execute("ALTER TABLE t ADD COLUMN v INT DEFAULT 3, ALGORITHM = COPY")
+        with pytest.raises(pymysql.err.MySQLError):
+            cursor.execute("ALTER TABLE t ADD UNIQUE KEY one (v), ALGORITHM = COPY")
+        cursor.execute("INSERT INTO t VALUES (3, 4)")
+    altered, inserted = of(mariadb_database, follower.catch_up())
+    assert altered.texts == ["ALTER TABLE t ADD COLUMN v INT DEFAULT 3, ALGORITHM = COPY"]
+    assert inserted.rows[0].after == (3, 4)
+
+
+def test_primary_key_change_and_keyless_table(
+    mariadb: MariaDbAddress,
+    mariadb_database: str,
+    follow: Callable[..., Follower],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """data-model.md: a key change is one update with both keys; a keyless table works, and one warning names it."""
+    run(
+        mariadb,
+        mariadb_database,
+        "CREATE TABLE t (id INT PRIMARY KEY, v INT)",
+        "CREATE TABLE nokey (a INT)",
+        "INSERT INTO t VALUES (1, 10), (2, 20)",
+    )
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    with caplog.at_level(logging.WARNING, logger="tranlog"):
+        run(
+            mariadb,
+            mariadb_database,
+            "BEGIN",
+            "UPDATE t SET id = 3 WHERE id = 1",
+            "UPDATE t SET id = 1 WHERE id = 2",
+            "COMMIT",
+            "INSERT INTO nokey VALUES (1)",
+            "ALTER TABLE nokey ADD COLUMN b INT",
+            "INSERT INTO nokey VALUES (2, 3)",
+        )
+        swap, one, _, two = follower.catch_up()
+    assert [(c.op, c.before, c.after) for c in swap.rows] == [
+        (Op.UPDATE, (1, 10), (3, 10)),
+        (Op.UPDATE, (2, 20), (1, 20)),
+    ]
+    assert one.rows[0].table.primary_key == ()
+    assert two.rows[0].after == (2, 3)
+    warned = [record.getMessage() for record in caplog.records if "no primary key" in record.getMessage()]
+    assert len(warned) == 1 and f"{mariadb_database}.nokey" in warned[0]
+    assert follower.source.status().keyless_tables == (f"{mariadb_database}.nokey",)
+
+
+def test_rollbacks_that_reach_the_binlog(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """ROLLBACK and ROLLBACK TO are written where temporary or non-transactional tables were touched in between."""
+    run(
+        mariadb,
+        mariadb_database,
+        "CREATE TABLE i (a INT)",
+        "CREATE TABLE m (a INT) ENGINE = MyISAM",
+        "CREATE TABLE memory (a INT) ENGINE = MEMORY",
+    )
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    run(
+        mariadb,
+        mariadb_database,
+        "BEGIN",
+        "INSERT INTO i VALUES (1)",
+        "SAVEPOINT here",
+        "INSERT INTO i VALUES (2)",
+        "INSERT INTO m SELECT * FROM i",
+        "ROLLBACK TO HERE",
+        "INSERT INTO i VALUES (3)",
+        "COMMIT",
+        "BEGIN",
+        "INSERT INTO i VALUES (4)",
+        "CREATE TEMPORARY TABLE tmp (a INT)",
+        "ROLLBACK",
+        "BEGIN",
+        "INSERT INTO i VALUES (5)",
+        "SAVEPOINT a",
+        "DROP TEMPORARY TABLE tmp",
+        "INSERT INTO i VALUES (6)",
+        "SAVEPOINT b",
+        "INSERT INTO i VALUES (7)",
+        "ROLLBACK TO b",
+        "INSERT INTO i VALUES (8)",
+        "ROLLBACK TO a",
+        "COMMIT",
+        "INSERT INTO memory VALUES (1)",
+    )
+    replica = Replica()
+    for transaction in follower.catch_up():
+        replica.apply(transaction)
+    replica.assert_equals(selected(mariadb, mariadb_database))
+    assert sorted(row[0] for row in mariadb.execute("SELECT a FROM i", database=mariadb_database)) == [1, 3, 5]
+
+
+def test_a_statement_over_both_kinds_of_engine(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """Rows of tables without transactions stay when their statement or transaction fails: so they do in the log."""
+    run(
+        mariadb,
+        mariadb_database,
+        "CREATE TABLE i (a INT PRIMARY KEY)",
+        "CREATE TABLE m (a INT) ENGINE = MyISAM",
+        "CREATE TRIGGER copy AFTER INSERT ON i FOR EACH ROW INSERT INTO m VALUES (NEW.a)",
+    )
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    run(mariadb, mariadb_database, "INSERT INTO i VALUES (1), (5)")
+    for failing in ("INSERT INTO i VALUES (2), (1)", "UPDATE m, i SET m.a = m.a + 10, i.a = 5 WHERE m.a = i.a"):
+        with pytest.raises(pymysql.err.IntegrityError):
+            run(mariadb, mariadb_database, failing)
+    run(mariadb, mariadb_database, "BEGIN", "INSERT INTO i VALUES (3)", "ROLLBACK")
+    replica = Replica()
+    for transaction in follower.catch_up():
+        replica.apply(transaction)
+    assert len(mariadb.execute("SELECT a FROM m", database=mariadb_database)) == 4
+    replica.assert_equals(selected(mariadb, mariadb_database))
+
+
+def test_a_rollback_over_a_table_without_transactions_is_refused(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """No server was seen to write that; what a ROLLBACK would leave behind is unknown, so capture stops by name."""
+    run(mariadb, mariadb_database, "CREATE TABLE i (a INT)")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    run(
+        mariadb,
+        mariadb_database,
+        "BEGIN",
+        "INSERT INTO i VALUES (1)",
+        "CREATE TEMPORARY TABLE tmp (a INT)",
+        "ROLLBACK",
+        "ALTER TABLE i ENGINE = MyISAM",
+    )
+    with pytest.raises(UnsupportedEventError, match=r"a rollback over rows of .*\.i, whose engine has no transactions"):
+        follower.catch_up()
+
+
+def test_system_versioned_tables_with_their_history(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """The binlog holds old rows and the hidden period columns; so does the reader of tables."""
+    run(
+        mariadb,
+        mariadb_database,
+        "CREATE TABLE hidden (id INT PRIMARY KEY, v INT UNIQUE) WITH SYSTEM VERSIONING",
+        "CREATE TABLE shown (id INT PRIMARY KEY, v INT, s TIMESTAMP(6) GENERATED ALWAYS AS ROW START, "
+        "e TIMESTAMP(6) GENERATED ALWAYS AS ROW END, PERIOD FOR SYSTEM_TIME (s, e)) WITH SYSTEM VERSIONING",
+    )
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    for table in ("hidden", "shown"):
+        run(
+            mariadb,
+            mariadb_database,
+            f"INSERT INTO {table} (id, v) VALUES (1, 1), (2, 2)",
+            f"UPDATE {table} SET v = v + 10",
+            f"DELETE FROM {table} WHERE id = 1",
+        )
+    replica = Replica()
+    maps = {}
+    for transaction in follower.catch_up():
+        replica.apply(transaction)
+        maps.update({change.table.table: change.table for change in transaction.rows})
+    tables = selected(mariadb, mariadb_database)
+    assert {name: table for name, (table, _) in tables.items()} == maps
+    assert sum(tables["hidden"][1].values()) == 4
+    replica.assert_equals(tables)
+
+
+def test_a_large_transaction_comes_in_fragments_with_little_memory(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """data-model.md, "Large transactions": fragments of about 1 MiB, no process holds one whole."""
+    run(
+        mariadb,
+        mariadb_database,
+        "CREATE TABLE big (id INT PRIMARY KEY, v VARBINARY(4000))",
+        "CREATE TABLE small (id INT PRIMARY KEY)",
+    )
+    size = 40_000_000
+    follower = follow(options_for(mariadb, databases=(mariadb_database,), queue_bytes=1 << 20, memory_bytes=1 << 20))
+    rows = size // 4000
+    run(mariadb, mariadb_database, f"INSERT INTO big SELECT seq, REPEAT('x', 4000) FROM seq_1_to_{rows}")
+    run(mariadb, mariadb_database, "INSERT INTO small VALUES (1)")
+    tracemalloc.start()
+    try:
+        count = fragments = 0
+        while count < rows + 1:
+            for fragment in follower.source.read(5):
+                fragments += 1
+                changes = decode(fragment.payload).changes
+                count += len(changes)
+                if not fragment.last:
+                    assert fragment.shard_id == UNKNOWN_SHARD
+                    assert 1 << 20 <= len(fragment.payload) < (1 << 20) + 10_000
+                else:
+                    assert fragment.shard_id == mariadb_database
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert fragments == size // (1 << 20) + 2
+    assert peak < 24 << 20, f"peak of {peak >> 20} MiB for a transaction of {size >> 20} MiB"
+
+
+def test_rows_beyond_a_packet(start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]) -> None:
+    """An event of more than 16 MiB spans several packets of the protocol."""
+    server = start_mariadb(options={"max_allowed_packet": "64M", "innodb_log_file_size": "256M"})
+    run(server, "", "CREATE DATABASE big", "CREATE TABLE big.t (id INT PRIMARY KEY, v LONGBLOB)")
+    follower = follow(options_for(server))
+    for length in ((1 << 24) - 100, (1 << 24) + 5, 33_000_000):
+        run(server, "big", f"INSERT INTO t VALUES ({length}, REPEAT('ab', {length // 2}))")
+        (transaction,) = follower.catch_up()
+        assert transaction.rows[0].after == (length, b"ab" * (length // 2))
+
+
+def test_a_transaction_above_the_limit_is_refused_with_its_size(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """data-model.md: beyond `spill_above` a transaction "is refused with its size and event id"."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY, v VARBINARY(4000))")
+    options = options_for(mariadb, databases=(mariadb_database,), transaction_bytes_max=100_000)
+    follower = follow(options)
+    run(mariadb, mariadb_database, "INSERT INTO t VALUES (0, '')")
+    (transaction,) = follower.catch_up()
+    run(mariadb, mariadb_database, "INSERT INTO t SELECT seq, REPEAT('x', 4000) FROM seq_1_to_100")
+    with pytest.raises(UnsupportedEventError, match=r"has \d{6} bytes so far.*transaction_bytes_max") as caught:
+        follower.catch_up()
+    assert caught.value.event_id == transaction.event_id
+
+
+def test_no_room_for_a_waiting_transaction(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """A spool directory that is gone: an error of ours; with one that is there the same transaction comes whole."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY, v VARBINARY(4000))")
+    options = options_for(mariadb, databases=(mariadb_database,), memory_bytes=1000, spool_directory="/nowhere/at/all")
+    follower = follow(options)
+    position = follower.transactions[-1].event_id
+    run(mariadb, mariadb_database, "INSERT INTO t SELECT seq, REPEAT('x', 4000) FROM seq_1_to_10")
+    with pytest.raises(DiskFailedError, match="/nowhere/at/all"):
+        follower.catch_up()
+    again = follow(options_for(mariadb, databases=(mariadb_database,), memory_bytes=1000), position)
+    assert len(again.transactions[0].rows) == 10
+
+
+# --- positions, shards, metadata -------------------------------------------------------------------------
+
+
+def test_two_domains(mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]) -> None:
+    """sources.md: the event id is the position of all domains, "One GTID alone loses the other domains"."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY)")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    for number in range(6):
+        domain = (0, 7, 3)[number % 3]
+        run(mariadb, mariadb_database, f"SET gtid_domain_id = {domain}", f"INSERT INTO t VALUES ({number})")
+    found = follower.catch_up()
+    gtids, _, place = found[-1].event_id.partition(";")
+    assert [gtid.split("-")[0] for gtid in gtids.split(",")] == ["0", "3", "7"]
+    assert place.startswith("binlog.0")
+    assert [t.metadata["gtid_domain"] for t in found] == ["0", "7", "3"] * 2
+    for number in range(6):
+        again = follow(options_for(mariadb, databases=(mariadb_database,)), found[number].event_id)
+        assert [t.rows[0].after for t in again.transactions if t.rows] == [(n,) for n in range(number + 1, 6)]
+
+
+def test_where_a_log_without_an_event_starts(
+    start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]
+) -> None:
+    """Issue item 10: "start from GTID or file and position, or from now"; and from the earliest."""
+    server = start_mariadb()
+    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)")
+    places = []
+    for number in range(4):
+        if number == 2:
+            server.execute("FLUSH BINARY LOGS")
+        run(server, "s", f"INSERT INTO t VALUES ({number})")
+        status = server.execute("SHOW MASTER STATUS")[0]
+        places.append((server.execute("SELECT @@gtid_binlog_pos")[0][0], f"{status[0]}:{status[1]}"))
+
+    def rows(start: str) -> list[Value]:
+        follower = follow(options_for(server, start=start))
+        assert follower.transactions[0].is_noop, "the first read names the place at once"
+        return [t.rows[0].after[0] for t in follower.transactions if t.rows and t.rows[0].after]
+
+    assert rows("earliest") == [0, 1, 2, 3]
+    assert rows("now") == []
+    for number, (gtid, place) in enumerate(places):
+        assert rows(gtid) == list(range(number + 1, 4))
+        assert rows(place) == list(range(number + 1, 4))
+    with pytest.raises(PositionLostError, match="no event of it ends at offset 5"):
+        follow(options_for(server, start="binlog.000001:5"))
+    with pytest.raises(PositionLostError, match="has no file nosuch"):
+        follow(options_for(server, start="nosuch.000001:4"))
+    with pytest.raises(PositionLostError, match="ahead of the server"):
+        follow(options_for(server, start="0-1-1000"))
+    with pytest.raises(PositionLostError, match="no position in a MariaDB's binlog"):
+        follow(options_for(server), "sqlite:17")
+    with pytest.raises(ConfigError, match="start"):
+        follow(options_for(server, start="yesterday"))
+
+
+def test_a_start_from_now_survives_a_restart_before_the_first_transaction(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """Nothing is lost between two starts from "now": the first read gives the log an event id to go on from."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY)")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    (first,) = follower.transactions
+    assert first.is_noop and first.shard == UNKNOWN_SHARD
+    run(mariadb, mariadb_database, "INSERT INTO t VALUES (1)")
+    follower.close()
+    again = follow(options_for(mariadb, databases=(mariadb_database,)), first.event_id)
+    assert [t.rows[0].after for t in again.transactions if t.rows] == [(1,)]
+
+
+def test_positions_move_over_what_is_not_captured(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """Changes of other databases make no transactions, but the position passes them, so that no purge loses it."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY)")
+    quiet = follow(options_for(mariadb, databases=("nothing",), position_interval_s=0.0))
+    patient = follow(options_for(mariadb, databases=("nothing",), position_interval_s=3600.0))
+    for number in range(3):
+        run(mariadb, mariadb_database, f"INSERT INTO t VALUES ({number})")
+    assert quiet.catch_up() == [] and patient.catch_up() == []
+    assert len(patient.transactions) == 1
+    assert quiet.transactions[-1].is_noop
+    gtids = ",".join(
+        sorted(mariadb.execute("SELECT @@gtid_binlog_pos")[0][0].split(","), key=lambda g: int(g.split("-")[0]))
+    )
+    assert quiet.transactions[-1].event_id.startswith(gtids + ";")
+    assert patient.source.status().position == quiet.source.status().position
+
+
+def test_the_shard_rule_table_joins_by_foreign_keys(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """data-model.md, "Shards": rule `table`, the graph read again after each DDL; schema is the default."""
+    run(
+        mariadb,
+        mariadb_database,
+        "CREATE TABLE b (id INT PRIMARY KEY)",
+        "CREATE TABLE a (id INT PRIMARY KEY, b INT, FOREIGN KEY (b) REFERENCES b (id))",
+        "CREATE TABLE c (id INT PRIMARY KEY)",
+    )
+    rule = ShardRule(kind=ShardRuleKind.TABLE)
+    follower = follow(options_for(mariadb, databases=(mariadb_database,), shard_rule=rule))
+    by_schema = follow(options_for(mariadb, databases=(mariadb_database,)))
+    run(
+        mariadb,
+        mariadb_database,
+        "INSERT INTO b VALUES (1)",
+        "INSERT INTO a VALUES (1, 1)",
+        "INSERT INTO c VALUES (1)",
+        "BEGIN",
+        "INSERT INTO b VALUES (2)",
+        "INSERT INTO c VALUES (2)",
+        "COMMIT",
+        "ALTER TABLE c ADD FOREIGN KEY (id) REFERENCES b (id)",
+        "DELETE FROM c WHERE id = 2",
+    )
+    joined = f"{mariadb_database}.a"
+    assert [t.shard for t in follower.catch_up()] == [
+        joined,
+        joined,
+        f"{mariadb_database}.c",
+        UNKNOWN_SHARD,
+        UNKNOWN_SHARD,
+        joined,
+    ]
+    assert [t.shard for t in by_schema.catch_up()] == [mariadb_database] * 4 + [UNKNOWN_SHARD, mariadb_database]
+    # A restart may name shards anew: an empty, serial transaction comes first.
+    again = follow(
+        options_for(mariadb, databases=(mariadb_database,), shard_rule=rule), follower.transactions[-1].event_id
+    )
+    again.read(0)
+    assert again.transactions[0].is_noop and again.transactions[0].shard == UNKNOWN_SHARD
+
+
+def test_group_commit_ids_become_metadata(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """sources.md: "GTID events carry the group-commit id: keep it as metadata"."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY)")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    wait, count = mariadb.execute("SELECT @@binlog_commit_wait_usec, @@binlog_commit_wait_count")[0]
+    mariadb.execute("SET GLOBAL binlog_commit_wait_usec = 2000000, binlog_commit_wait_count = 4")
+    try:
+        threads = [
+            threading.Thread(target=run, args=(mariadb, mariadb_database, f"INSERT INTO t VALUES ({number})"))
+            for number in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        mariadb.execute(f"SET GLOBAL binlog_commit_wait_usec = {wait}, binlog_commit_wait_count = {count}")
+    found = follower.catch_up()
+    assert len(found) == 4
+    ids = [t.metadata.get("group_commit_id") for t in found]
+    assert len({one for one in ids if one is not None}) < len([one for one in ids if one is not None])
+
+
+def test_annotations_become_metadata(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """The option `annotate`: the statement behind the rows, where the server logs it."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY)")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,), annotate=True))
+    plain = follow(options_for(mariadb, databases=(mariadb_database,)))
+    run(mariadb, mariadb_database, "INSERT INTO t VALUES (1) /* whence */")
+    assert follower.catch_up()[0].metadata["annotate"] == "INSERT INTO t VALUES (1) /* whence */"
+    assert "annotate" not in plain.catch_up()[0].metadata
+
+
+# --- the life of the server ------------------------------------------------------------------------------
+
+
+def test_rotation_and_checksums(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """Transactions go on over files, with checksums and without, in a running stream and after a start."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY)")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    first = follower.transactions[-1].event_id
+    statements = []
+    for number in range(12):
+        statements.append(f"INSERT INTO t VALUES ({number})")
+        if number % 3 == 0:
+            statements.append("FLUSH BINARY LOGS")
+        if number in (4, 8):
+            statements.append(f"SET GLOBAL binlog_checksum = {'NONE' if number == 4 else 'CRC32'}")
+    try:
+        run(mariadb, mariadb_database, *statements)
+    finally:
+        mariadb.execute("SET GLOBAL binlog_checksum = CRC32")
+    found = [t for t in follower.catch_up() if t.rows]
+    assert [t.rows[0].after for t in found] == [(number,) for number in range(12)]
+    assert len({t.event_id.split(";")[1].split(":")[0] for t in found}) == 7
+    again = follow(options_for(mariadb, databases=(mariadb_database,)), first)
+    assert [t.event_id for t in again.transactions if t.rows] == [t.event_id for t in found]
+
+
+def test_purged_binlogs(start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]) -> None:
+    """Issue, bad input: a source "whose wanted binlog is gone"."""
+    server = start_mariadb()
+    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)")
+    follower = follow(options_for(server))
+    run(server, "s", "INSERT INTO t VALUES (1)")
+    (transaction,) = follower.catch_up()
+    follower.close()
+    run(server, "s", "INSERT INTO t VALUES (2)", "FLUSH BINARY LOGS", "INSERT INTO t VALUES (3)")
+    last = server.execute("SHOW BINARY LOGS")[-1][0]
+    server.execute(f"PURGE BINARY LOGS TO '{last}'")
+    with pytest.raises(PositionLostError, match="purged") as caught:
+        follow(options_for(server), transaction.event_id)
+    assert caught.value.event_id == transaction.event_id
+    # The last of a purged file is still a place to go on from.
+    at_rotation = server.execute("SELECT @@gtid_binlog_pos")[0][0].rsplit("-", 1)
+    follow(options_for(server), f"{at_rotation[0]}-{int(at_rotation[1]) - 1}")
+
+
+def test_a_source_behind_the_log(start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]) -> None:
+    """Issue, bad input: a source "whose position is behind the log's": it lost its tail, or is a restored backup."""
+    server = start_mariadb()
+    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)")
+    follower = follow(options_for(server))
+    for number in range(5):
+        run(server, "s", f"INSERT INTO t VALUES ({number})")
+    found = follower.catch_up()
+    follower.close()
+    server.execute("RESET MASTER")
+    with pytest.raises(PositionLostError, match=r"the server's binlog has never held|ahead of the server"):
+        follow(options_for(server), found[-1].event_id)
+    run(server, "s", "INSERT INTO t VALUES (10)")
+    with pytest.raises(PositionLostError, match="ahead of the server"):
+        follow(options_for(server), found[-1].event_id)
+    # The same GTIDs given out once more: only file and offset tell.
+    for number in range(11, 25):
+        run(server, "s", f"INSERT INTO t VALUES ({number}), ({number + 100})")
+    with pytest.raises(PositionLostError, match="it is not the file that was captured"):
+        follow(options_for(server), found[-1].event_id)
+
+
+def test_the_binlog_is_reset_under_a_running_capture(
+    start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]
+) -> None:
+    """A server that comes back another is refused, not followed."""
+    server = start_mariadb()
+    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)")
+    follower = follow(options_for(server))
+    run(server, "s", "INSERT INTO t VALUES (1)")
+    assert len(follower.catch_up()) == 1
+    server.kill()
+    server.start()
+    server.execute("RESET MASTER")
+    run(server, "s", "INSERT INTO t VALUES (2)")
+    with pytest.raises(PositionLostError):
+        follower.read(10)
+    with pytest.raises(PositionLostError):
+        follower.read(10)
+
+
+def test_kill_9_of_the_server_loses_and_repeats_nothing(
+    start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]
+) -> None:
+    """Issue item 10, "reconnects without repeats": kill -9 while it is written and read."""
+    server = start_mariadb(options={"sync_binlog": 1, "innodb_flush_log_at_trx_commit": 1})
+    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY, v VARBINARY(200))")
+    follower = follow(options_for(server))
+    acknowledged: set[int] = set()
+    done = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not done.is_set():
+            with contextlib.suppress(pymysql.err.MySQLError), contextlib.closing(server.connect("s")) as connection:
+                while not done.is_set():
+                    number += 1
+                    connection.cursor().execute(f"INSERT INTO t VALUES ({number}, REPEAT('x', 200))")
+                    acknowledged.add(number)
+            time.sleep(0.01)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(2):
+            deadline = time.monotonic() + 0.7
+            while time.monotonic() < deadline:
+                follower.read(0.05)
+            server.kill()
+            follower.read(0.2)
+            server.start()
+    finally:
+        done.set()
+        writer.join()
+    follower.catch_up()
+    captured = [t.rows[0].after[0] for t in follower.transactions if t.rows and t.rows[0].after]
+    assert len(captured) == len(set(captured)), "a transaction came twice"
+    stored = {row[0] for row in server.execute("SELECT id FROM s.t")}
+    assert set(captured) == stored
+    assert acknowledged <= stored
+    assert len(acknowledged) > 50
+    assert follower.source.status().reconnects == 2
+
+
+def test_a_server_that_stays_away(start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]) -> None:
+    """SourceUnavailableError after `reconnect_s`; until then a read just ends; and a later read tries again."""
+    server = start_mariadb()
+    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)")
+    follower = follow(options_for(server, reconnect_s=1.0))
+    server.kill()
+    assert follower.read(0.1) == []
+    with pytest.raises(SourceUnavailableError, match=f"{server.host}:{server.port} does not answer"):
+        follower.read(20)
+    with pytest.raises(SourceUnavailableError):
+        MariadbSource(options_for(server)).start(None)
+    server.start()
+    run(server, "s", "INSERT INTO t VALUES (1)")
+    assert [t.rows[0].after for t in follower.read(5)] == [(1,)]
+
+
+class Cutter:
+    """A TCP proxy that cuts its connections after so many bytes from the server."""
+
+    def __init__(self, server: MariaDbAddress) -> None:
+        self._server = server
+        self.limit: int | None = None
+        self.cuts = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            upstream = socket.create_connection((self._server.host, self._server.port))
+            threading.Thread(target=self._copy, args=(client, upstream, False), daemon=True).start()
+            threading.Thread(target=self._copy, args=(upstream, client, True), daemon=True).start()
+
+    def _copy(self, source: socket.socket, sink: socket.socket, counted: bool) -> None:
+        passed = 0
+        with contextlib.suppress(OSError):
+            while chunk := source.recv(16384):
+                if counted and self.limit is not None and passed + len(chunk) > self.limit:
+                    sink.sendall(chunk[: max(0, self.limit - passed)])
+                    self.cuts += 1
+                    break
+                sink.sendall(chunk)
+                passed += len(chunk)
+        for one in (source, sink):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_a_line_cut_inside_transactions(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """A connection lost in the middle of a transaction, many times: each comes once, whole."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY, v VARBINARY(3000))")
+    proxy = Cutter(mariadb)
+    try:
+        options = options_for(
+            mariadb, databases=(mariadb_database,), port=proxy.port, memory_bytes=20_000, fragment_bytes=30_000
+        )
+        follower = follow(options)
+        sizes = [1, 40, 3, 60, 7, 25, 50]
+        number = 0
+        for size in sizes:
+            rows = ", ".join(f"({number + at}, REPEAT('x', 3000))" for at in range(size))
+            run(mariadb, mariadb_database, f"INSERT INTO t VALUES {rows}")
+            number += size
+        follower.source.close()
+        follower.source.start(follower.transactions[0].event_id)
+        for limit in (150_000, 200_000, 230_000, None):
+            proxy.limit = limit
+            deadline = time.monotonic() + 5
+            cuts = proxy.cuts
+            while limit is not None and proxy.cuts < cuts + 2 and time.monotonic() < deadline:
+                follower.read(0.1)
+        follower.catch_up()
+    finally:
+        proxy.close()
+    assert proxy.cuts >= 4
+    found = [t for t in follower.transactions if t.rows]
+    assert [len(t.rows) for t in found] == sizes
+    assert [c.after[0] for t in found for c in t.rows if c.after] == list(range(number))
+    assert max(len(t.fragments) for t in found) > 4
+
+
+def test_an_iteration_given_up_inside_a_transaction_comes_again_whole(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """Capture may fail to append the third fragment: the next read starts that transaction anew."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY, v VARBINARY(3000))")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,), fragment_bytes=10_000))
+    run(mariadb, mariadb_database, "INSERT INTO t SELECT seq, REPEAT('x', 3000) FROM seq_1_to_50")
+    run(mariadb, mariadb_database, "INSERT INTO t VALUES (100, '')")
+    for _ in range(2):
+        iterator = follower.source.read(5)
+        assert not next(iterator).last
+        assert not next(iterator).last
+        iterator.close()  # type: ignore[attr-defined]
+    first, second = follower.catch_up()
+    assert len(first.rows) == 50 and second.rows[0].after == (100, b"")
+    # Given up behind the last fragment: that transaction is over.
+    run(mariadb, mariadb_database, "INSERT INTO t VALUES (101, ''), (102, '')")
+    iterator = follower.source.read(5)
+    assert next(iterator).last
+    iterator.close()  # type: ignore[attr-defined]
+    assert follower.catch_up() == []
+
+
+def test_stop_ends_a_waiting_read(mariadb: MariaDbAddress, follow: Callable[..., Follower]) -> None:
+    """source.py: `stop` makes a waiting read end soon, from another thread."""
+    follower = follow(options_for(mariadb, databases=("nothing",)))
+    timer = threading.Timer(0.2, follower.source.stop)
+    begun = time.monotonic()
+    timer.start()
+    assert list(follower.source.read(30)) == []
+    assert time.monotonic() - begun < 10
+    assert list(follower.source.read(30)) == []
+    assert time.monotonic() - begun < 10
+    timer.join()
+    follower.source.start(follower.transactions[-1].event_id)
+    assert follower.read(0.1) == []
+
+
+def test_a_reader_that_is_slow_is_not_cut(
+    start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]
+) -> None:
+    """sources.md: "The server cuts a slow reader". With a full queue the server waits, and the line stays up."""
+    server = start_mariadb(options={"net_write_timeout": 1})
+    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY, v VARBINARY(4000))")
+    follower = follow(options_for(server, queue_bytes=100_000))
+    run(
+        server,
+        "s",
+        *[f"INSERT INTO t SELECT seq, REPEAT('x', 4000) FROM seq_{at}_to_{at + 999}" for at in range(1, 8000, 1000)],
+    )
+    time.sleep(3)
+    follower.catch_up()
+    assert sum(len(t.rows) for t in follower.transactions) == 8000
+    assert follower.source.status().reconnects == 0
+
+
+def test_an_idle_line_is_kept_alive(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """Heartbeats pass as nothing; the stream goes on behind them."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY)")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,), heartbeat_s=0.05))
+    assert follower.read(0.5) == []
+    run(mariadb, mariadb_database, "INSERT INTO t VALUES (1)")
+    assert len(follower.catch_up()) == 1
+    assert follower.source.status().reconnects == 0
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("binlog_format", "MIXED", ["binlog_format is MIXED", "SET GLOBAL binlog_format = 'ROW'"]),
+        ("binlog_format", "STATEMENT", ["SET GLOBAL binlog_format = 'ROW'", "already keep the old format"]),
+        ("binlog_row_image", "MINIMAL", ["SET GLOBAL binlog_row_image = 'FULL'"]),
+        ("binlog_row_image", "NOBLOB", ["SET GLOBAL binlog_row_image = 'FULL'"]),
+        ("binlog_row_metadata", "NO_LOG", ["SET GLOBAL binlog_row_metadata = 'FULL'"]),
+        ("binlog_row_metadata", "MINIMAL", ["SET GLOBAL binlog_row_metadata = 'FULL'"]),
+        ("log_bin_compress", "ON", ["SET GLOBAL log_bin_compress = 'OFF'"]),
+    ],
+)
+def test_a_server_that_does_not_log_full_rows_is_refused(
+    mariadb: MariaDbAddress, option: str, value: str, words: list[str]
+) -> None:
+    """Issue item 10: "refuses a server without ROW/FULL/FULL, naming the SET statements"."""
+    before = mariadb.execute(f"SELECT @@global.{option}")[0][0]
+    mariadb.execute(f"SET GLOBAL {option} = {value}")
+    try:
+        with pytest.raises(SourceSetupError) as caught:
+            MariadbSource(options_for(mariadb)).start(None)
+    finally:
+        mariadb.execute(f"SET GLOBAL {option} = {before!r}")
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_remedy_is_the_remedy(start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]) -> None:
+    """The statements of the refusal, run as they stand, make the server fit."""
+    server = start_mariadb(options={"binlog_format": None, "binlog_row_metadata": None, "binlog_row_image": "MINIMAL"})
+    with pytest.raises(SourceSetupError) as caught:
+        follow(options_for(server))
+    statements = caught.value.remedy.partition("Run at the source: ")[2].partition("; and put")[0]
+    assert statements.count("SET GLOBAL") == 3
+    for statement in statements.split("; "):
+        server.execute(statement)
+    follower = follow(options_for(server))
+    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)", "INSERT INTO s.t VALUES (1)")
+    assert follower.catch_up()[-1].rows[0].after == (1,)
+
+
+def test_a_server_without_a_binlog_is_refused(start_mariadb: Callable[..., MariaDbServer]) -> None:
+    server = start_mariadb(options={"log_bin": None})
+    with pytest.raises(SourceSetupError, match=r"keeps no binary log.*--log-bin"):
+        MariadbSource(options_for(server)).start(None)
+
+
+def test_missing_rights_are_named(mariadb: MariaDbAddress, mariadb_database: str) -> None:
+    """Missing privileges and a wrong password: what to grant, and to whom."""
+    user = f"u{mariadb_database[-8:]}"
+    mariadb.execute(f"CREATE USER '{user}'@'%' IDENTIFIED BY 'secret'")
+    options = options_for(mariadb, user=user, password="secret", databases=(mariadb_database,))
+    try:
+        with pytest.raises(SourceSetupError, match="Check user and password"):
+            MariadbSource(options_for(mariadb, user=user, password="wrong")).start(None)
+        with pytest.raises(SourceSetupError, match=r"REPLICATION SLAVE.*GRANT REPLICATION SLAVE, BINLOG MONITOR"):
+            MariadbSource(options_for(mariadb, user=user, password="secret")).start(None)
+        mariadb.execute(f"GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO '{user}'@'%'")
+        mariadb.execute(f"GRANT SELECT ON {mariadb_database}.* TO '{user}'@'%'")
+        follower = Follower(options).start()
+        run(mariadb, mariadb_database, "CREATE TABLE t (id UUID PRIMARY KEY)", "INSERT INTO t VALUES (UUID())")
+        assert follower.catch_up()[-1].rows[0].table.columns[0].source_type == "uuid"
+        follower.close()
+    finally:
+        mariadb.execute(f"DROP USER '{user}'@'%'")
+
+
+def test_two_readers_with_one_server_id(mariadb: MariaDbAddress, follow: Callable[..., Follower]) -> None:
+    """The server ends the older one: it must not fight for the place, but say what is wrong."""
+    one = follow(options_for(mariadb, server_id=4711))
+    two = follow(options_for(mariadb, server_id=4711))
+    with pytest.raises(SourceSetupError, match="server_id"):
+        one.read(10)
+    assert two.catch_up() == []
+
+
+STATEMENT_FORMAT = "SET binlog_format = STATEMENT"
+
+
+@pytest.mark.parametrize(
+    ("statements", "words"),
+    [
+        (
+            [STATEMENT_FORMAT, "INSERT INTO t (id) VALUES (5)"],
+            r"'INSERT INTO t \(id\) VALUES \(5\)'.*binlog_format = 'ROW'",
+        ),
+        (["SET binlog_format = MIXED", "UPDATE t SET id = id + 1"], r"'UPDATE t SET id = id \+ 1'"),
+        ([STATEMENT_FORMAT, "CREATE TABLE k AS SELECT * FROM t"], "'CREATE TABLE k AS SELECT"),
+        ([STATEMENT_FORMAT, "LOAD DATA LOCAL INFILE '{file}' INTO TABLE t (id)"], "LOAD DATA in statement format"),
+        (
+            ["SET binlog_row_image = MINIMAL", "UPDATE t SET v = 9"],
+            r"rows of .*\.t without all their columns.*binlog_row_image",
+        ),
+        (
+            ["XA START 'q'", "INSERT INTO t (id) VALUES (7)", "XA END 'q'", "XA PREPARE 'q'", "XA COMMIT 'q'"],
+            "the XA transaction with GTID",
+        ),
+        (
+            ["SET GLOBAL log_bin_compress = ON", "UPDATE t SET v = 1, w = REPEAT('x', 3000)"],
+            r"a UPDATE_ROWS_COMPRESSED_V1 event.*log_bin_compress",
+        ),
+    ],
+    ids=["statement", "mixed", "create-select", "load-data", "row-image", "xa", "compressed"],
+)
+def test_what_cannot_be_carried_stops_by_name(
+    mariadb: MariaDbAddress,
+    mariadb_database: str,
+    follow: Callable[..., Follower],
+    tmp_path_factory: pytest.TempPathFactory,
+    statements: list[str],
+    words: str,
+) -> None:
+    """sources.md: "Unknown events, XA, compressed events, LOAD DATA: stop by name, never skip"."""
+    file = tmp_path_factory.mktemp("load") / "rows"
+    file.write_text("21\n22\n")
+    run(
+        mariadb,
+        mariadb_database,
+        "CREATE TABLE t (id INT PRIMARY KEY, v INT, w TEXT)",
+        "INSERT INTO t VALUES (1, 1, '')",
+    )
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    run(mariadb, mariadb_database, "INSERT INTO t VALUES (-1, -1, '')")
+    local = mariadb.execute("SELECT @@local_infile")[0][0]
+    mariadb.execute("SET GLOBAL local_infile = ON")
+    try:
+        with contextlib.closing(mariadb.connect(mariadb_database, local_infile=True)) as connection:
+            for statement in statements:
+                connection.cursor().execute(statement.format(file=file))
+    finally:
+        mariadb.execute(f"SET GLOBAL log_bin_compress = OFF, local_infile = {local}")
+    with pytest.raises(UnsupportedEventError, match=words) as caught:
+        follower.catch_up()
+    # What was before it is handed out first, the error names the place behind it, and it is not passed by asking again.
+    assert len(follower.transactions) == 2
+    assert caught.value.event_id == follower.transactions[1].event_id
+    with pytest.raises(UnsupportedEventError):
+        list(follower.source.read(0))
+    with pytest.raises(UnsupportedEventError):
+        follow(options_for(mariadb, databases=(mariadb_database,)), caught.value.event_id)
+
+
+def test_statements_in_the_place_of_rows_can_be_recorded(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """The option statements = "record": nothing is lost from the log, what the text depends on among it."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, v DOUBLE)")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,), statements="record"))
+    run(
+        mariadb,
+        mariadb_database,
+        "SET binlog_format = STATEMENT, @a = 5",
+        "INSERT INTO t (v) VALUES (@a)",
+        "UPDATE t SET v = RAND() WHERE v = @a",
+    )
+    inserted, updated = follower.catch_up()
+    assert inserted.texts == ["INSERT INTO t (v) VALUES (@a)"]
+    assert not inserted.statements[0].ddl and inserted.shard == UNKNOWN_SHARD
+    assert {name for name, _ in inserted.statements[0].options} >= {"intvar", "user_var"}
+    assert {name for name, _ in updated.statements[0].options} >= {"rand", "user_var"}
+
+
+def test_foreign_keys_that_change_rows_by_themselves(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """MariaDB does not log what a cascade changes: refused at start and when such a key is added, or allowed."""
+    run(
+        mariadb,
+        mariadb_database,
+        "CREATE TABLE parent (id INT PRIMARY KEY)",
+        "CREATE TABLE child (id INT PRIMARY KEY, p INT)",
+    )
+    options = options_for(mariadb, databases=(mariadb_database,))
+    follower = follow(options)
+    run(
+        mariadb,
+        mariadb_database,
+        "ALTER TABLE child ADD CONSTRAINT cut FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE",
+        "INSERT INTO parent VALUES (1)",
+        "INSERT INTO child VALUES (1, 1)",
+        "DELETE FROM parent",
+    )
+    words = rf"cut of {mariadb_database}\.child to parent \(ON DELETE CASCADE\).*cascades = \"allow\""
+    with pytest.raises(SourceSetupError, match=words):
+        follower.catch_up()
+    assert [t.texts[0][:17] for t in follower.transactions[1:]] == ["ALTER TABLE child"]
+    with pytest.raises(SourceSetupError, match=words):
+        follow(options)
+    allowed = follow(
+        options_for(mariadb, databases=(mariadb_database,), cascades="allow"), follower.transactions[-1].event_id
+    )
+    rows = [change for t in allowed.transactions for change in t.rows]
+    assert [(c.op, c.table.table) for c in rows] == [
+        (Op.INSERT, "parent"),
+        (Op.INSERT, "child"),
+        (Op.DELETE, "parent"),
+    ], "if the server logs cascades now, the refusal can go"
+
+
+def test_rows_from_before_the_metadata_was_full(
+    start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]
+) -> None:
+    """The set-up is right now, and was not when the wanted binlog was written."""
+    server = start_mariadb(options={"binlog_row_metadata": "NO_LOG"})
+    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)", "INSERT INTO s.t VALUES (1)")
+    server.execute("SET GLOBAL binlog_row_metadata = FULL")
+    with pytest.raises(UnsupportedEventError, match=r"rows of s\.t without the names of their columns"):
+        follow(options_for(server, start="earliest"))
+
+
+def test_sequences_are_no_tables(
+    mariadb: MariaDbAddress,
+    mariadb_database: str,
+    follow: Callable[..., Follower],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A sequence writes rows of its one-row table as inserts; they are left out, and one warning says so."""
+    run(mariadb, mariadb_database, "CREATE SEQUENCE s", "CREATE TABLE t (id INT PRIMARY KEY DEFAULT NEXTVAL(s))")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    with caplog.at_level(logging.WARNING, logger="tranlog"):
+        run(mariadb, mariadb_database, "INSERT INTO t VALUES ()", "SELECT SETVAL(s, 5000)", "INSERT INTO t VALUES ()")
+        found = follower.catch_up()
+    assert [change.after for t in found for change in t.rows] == [(1,), (5001,)]
+    assert [r.getMessage() for r in caplog.records if "sequence" in r.getMessage()] == [
+        f"A sequence is no table: its values are not captured. sequence={mariadb_database}.s"
+    ]
+    assert list(selected(mariadb, mariadb_database)) == ["t"]
