@@ -114,7 +114,8 @@ class Target(Protocol):
     """One connection to a target database, in UTC. Threads: one at a time.
 
     Every method may raise TargetUnavailableError, and TransientTargetError where a retry after reading the position
-    helps (deadlock, serialization failure, lost connection); after that one, call `reconnect` first.
+    helps (deadlock, serialization failure, lost connection); after that one, call `reconnect` first, and claim again:
+    the channel's row names the session that a successor may end.
     """
 
     kind: str

@@ -1,0 +1,236 @@
+"""From a stream of changes to batches: what goes out in one statement, never reordered across others.
+
+Owns the cutting, and the net effect of a stream where that is asked for. Leaves joining tables and making statements
+to `binding`, sending to the sessions. The hard idea: a batch is a run. Changes of one form that follow each other
+are one statement; the first that differs ends it, so that the order at the target is the log's. Pure.
+
+Source: design/pipeline.md, "Applying".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from tranlog.change import Op, RowChange, Statement, TableMap
+from tranlog.ids import Seqno
+from tranlog.target.binding import Binding, Form, Row, heavy_columns, weigh
+from tranlog.types import UNCHANGED, Value
+
+Placed: TypeAlias = tuple[Seqno, RowChange | Statement]
+"""A change and the transaction that it belongs to."""
+
+BATCH_BYTES: Final = 4 << 20
+"""A batch is closed when values of unbounded size in it have grown to this."""
+NET_EFFECT_KEYS: Final = 20_000
+"""Changes whose net effect is held before it goes out; a larger target transaction goes out in several parts."""
+NET_EFFECT_BYTES: Final = 64 << 20
+"""The same for bytes of values of unbounded size."""
+
+_INSERT: Final = Op.INSERT
+_DELETE: Final = Op.DELETE
+_UPDATE: Final = Op.UPDATE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Rows for one statement, in the order of the log."""
+
+    form: Form
+    rows: list[Row]
+    bytes: int
+
+
+def batch_up(
+    stream: Iterable[Placed], bind: Callable[[TableMap, Seqno], Binding]
+) -> Iterator[Batch | tuple[Seqno, Statement]]:
+    """Cut a stream of changes into batches; a statement stands alone at its place.
+
+    `bind` is asked for a table's binding whenever the table changes. Raises what `bind` and `Binding.place` raise.
+    """
+    rows: list[Row] = []
+    form: Form | None = None
+    table: TableMap | None = None
+    binding: Binding | None = None
+    keys: set[Any] = set()
+    size = 0
+    for seqno, change in stream:
+        if isinstance(change, Statement):
+            if form is not None and rows:
+                yield Batch(form, rows, size)
+            rows, form, table, size = [], None, None, 0  # a statement may change tables: bind them anew
+            yield seqno, change
+            continue
+        if change.table is not table or binding is None:
+            table = change.table
+            binding = bind(table, seqno)
+        wanted, row = binding.place(change)
+        if wanted is not form or len(rows) >= wanted.limit or size >= BATCH_BYTES:
+            if form is not None and rows:
+                yield Batch(form, rows, size)
+            rows, form, size = [], wanted, 0
+            keys.clear()
+        if wanted.distinct:
+            key = binding.key_of(row)
+            if key in keys:
+                yield Batch(wanted, rows, size)
+                rows, size = [], 0
+                keys.clear()
+            keys.add(key)
+        rows.append(row)
+        size += binding.weigh(row)
+    if form is not None and rows:
+        yield Batch(form, rows, size)
+
+
+@dataclass(slots=True)
+class _Effect:
+    """What a run of changes did to one row: the images before the first and after the last, None for no row."""
+
+    seqno: Seqno
+    before: Row | None
+    after: Row | None
+
+
+class _TableEffect:
+    """The net effect on one table: by key, or for a table without one as it came."""
+
+    __slots__ = ("effects", "heavy", "key_may_be_null", "plain", "table")
+
+    def __init__(self, table: TableMap) -> None:
+        self.table = table
+        self.effects: dict[Row, _Effect] = {}
+        self.plain: list[tuple[Seqno, RowChange]] = []
+        self.heavy = heavy_columns(table)
+        self.key_may_be_null = any(table.columns[i].nullable for i in table.primary_key)
+
+    def has_null_key(self, change: RowChange) -> bool:
+        """Whether a key of this change names no row, as NULL does in SQLite."""
+        key_of = self.table.key_of
+        return any(row is not None and None in key_of(row) for row in (change.before, change.after))
+
+    def contradicts(self, change: RowChange) -> bool:
+        """Whether a change finds another row, or none, where the changes before it left one.
+
+        So it is when two keys are swapped by a source that checks them at commit: for a moment both rows have the
+        key, and only the log's own order tells them apart.
+        """
+        key_of = self.table.key_of
+        before, after = change.before, change.after
+        if before is not None:
+            left = self.effects.get(key_of(before))
+            if left is not None and not _agree(left.after, before):
+                return True
+        if after is not None:
+            key = key_of(after)
+            if before is None or key_of(before) != key:
+                left = self.effects.get(key)
+                return left is not None and left.after is not None
+        return False
+
+    def add(self, seqno: Seqno, change: RowChange) -> None:
+        """Take a change in that does not contradict."""
+        if not self.table.primary_key:
+            self.plain.append((seqno, change))
+            return
+        key_of = self.table.key_of
+        before, after = change.before, change.after
+        old = None if before is None else key_of(before)
+        new = None if after is None else key_of(after)
+        if old is not None and (new is None or new != old):
+            self._note(seqno, old, before, None)
+            if before is not None and after is not None:
+                after = _fill(after, before)
+        if new is not None:
+            self._note(seqno, new, before if new == old else None, after)
+
+    def _note(self, seqno: Seqno, key: Row, before: Row | None, after: Row | None) -> None:
+        effect = self.effects.get(key)
+        if effect is None:
+            self.effects[key] = _Effect(seqno, before, after)
+            return
+        effect.seqno = seqno
+        effect.after = after if after is None or effect.after is None else _fill(after, effect.after)
+
+    def changes(self) -> Iterator[tuple[Seqno, RowChange]]:
+        """Yield deletes, then updates by the columns that they change, then inserts; then what came as it was."""
+        deletes, inserts = [], []
+        updates: dict[tuple[bool, ...], list[tuple[Seqno, RowChange]]] = {}
+        for effect in self.effects.values():
+            if effect.before is None and effect.after is not None:
+                inserts.append((effect.seqno, RowChange(self.table, _INSERT, None, effect.after)))
+            elif effect.before is not None and effect.after is None:
+                deletes.append((effect.seqno, RowChange(self.table, _DELETE, effect.before, None)))
+            elif effect.before is not None and effect.after is not None:
+                same = tuple([old == new for old, new in zip(effect.before, effect.after, strict=True)])
+                change = RowChange(self.table, _UPDATE, effect.before, effect.after)
+                updates.setdefault(same, []).append((effect.seqno, change))
+        yield from deletes
+        for alike in updates.values():
+            yield from alike
+        yield from inserts
+        yield from self.plain
+
+
+def _agree(left: Row | None, found: Row) -> bool:
+    if left is None:
+        return False
+    return left == found or all(
+        a is b or a == b or a is UNCHANGED or b is UNCHANGED for a, b in zip(left, found, strict=True)
+    )
+
+
+def _fill(after: Row, earlier: Row) -> Row:
+    """Put what is known of a row in the place of what the source did not send again."""
+    if UNCHANGED not in after:
+        return after
+    filled: list[Value] = [old if new is UNCHANGED else new for new, old in zip(after, earlier, strict=True)]
+    return tuple(filled)
+
+
+def net_effect(stream: Iterable[Placed]) -> Iterator[Placed]:
+    """Collapse the changes of one key to their net effect: at most one change per row, grouped by table.
+
+    Shape: a statement divides the stream, nothing passes it, and so does a change that finds another row than those
+    before it left; changes of tables without a key stay as they came, so do those with NULL in their key. Tables come
+    in the order in which they were first touched: foreign keys and unique keys of the target may object where the
+    log's own order would not, and the caller then applies that one.
+    """
+    tables: dict[tuple[str, str], _TableEffect] = {}
+    held = size = 0
+    for seqno, change in stream:
+        if held >= NET_EFFECT_KEYS or size >= NET_EFFECT_BYTES:
+            yield from _pour(tables)
+            held = size = 0
+        if isinstance(change, Statement):
+            yield from _pour(tables)
+            yield seqno, change
+            continue
+        name = (change.table.schema, change.table.table)
+        effect = tables.get(name)
+        if effect is not None and effect.table is not change.table and effect.table != change.table:
+            yield from _pour(tables)  # altered in between: rows of two forms do not merge
+            effect = None
+        if effect is None:
+            effect = tables[name] = _TableEffect(change.table)
+        if effect.key_may_be_null and effect.has_null_key(change):
+            yield from _pour(tables)
+            yield seqno, change
+            continue
+        if effect.contradicts(change):
+            yield from _pour(tables)
+            held = size = 0
+            effect = tables[name] = _TableEffect(change.table)
+        effect.add(seqno, change)
+        held += 1
+        for row in (change.before, change.after):
+            if row is not None:
+                size += weigh(row, effect.heavy)
+    yield from _pour(tables)
+
+
+def _pour(tables: dict[tuple[str, str], _TableEffect]) -> Iterator[Placed]:
+    for effect in tables.values():
+        yield from effect.changes()
+    tables.clear()

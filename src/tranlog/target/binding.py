@@ -1,0 +1,303 @@
+"""A source's table joined with its namesake at the target: which statement carries which change.
+
+Owns the join, and for each change the statement form and the row of parameters that it becomes. Leaves SQL to the
+dialects and sending to the sessions. The hard idea: a *form* is a statement for any number of rows; changes of one
+form that follow each other go out together, so forms are cached and compared by identity. Pure.
+
+Source: design/pipeline.md, "Applying"; design/data-model.md, "Transactions, tables, identity".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from math import copysign
+from operator import itemgetter
+from typing import Any, Final, Protocol, TypeAlias
+
+from tranlog.change import Column, Op, RowChange, TableMap
+from tranlog.types import UNCHANGED, CharsetBytes, Json, LogicalType, Other, Value, value_text
+
+Row: TypeAlias = tuple[Value, ...]
+"""One row of parameters: an INSERT's after image, a DELETE's before image, an UPDATE's before and after in one."""
+
+BATCH_ROWS: Final = 1000
+"""Rows that one batched statement carries at most."""
+_BOUNDED_LENGTH: Final = 255  # declared lengths up to here do not count towards a batch's bytes
+_SHOWN_KEY_CHARS: Final = 300
+_UNBOUNDED: Final = (LogicalType.ANY, LogicalType.TEXT, LogicalType.BYTES, LogicalType.JSON, LogicalType.OTHER)
+_EQUAL_YET_DIFFERENT: Final = (float, Decimal)  # 0.0 == -0.0 and Decimal("1.0") == Decimal("1.00")
+
+
+class UnfitError(Exception):
+    """A value that a column of the target cannot hold. Becomes a ConflictError that names the transaction."""
+
+
+class MismatchError(Exception):
+    """A column of the target whose type cannot take what the source's column holds, whatever the value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetColumn:
+    """A column as the target declares it: `type_name` as a cast takes it, `category` in the dialect's own words.
+
+    `digits`: digits behind the point that it keeps (of a number, or of a second); None: as many as come.
+    """
+
+    name: str
+    type_name: str
+    category: str
+    declared: str
+    """The type in full, for messages."""
+    generated: bool = False
+    digits: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetTable:
+    """A table as the target has it. `unique` holds the columns of its unique indexes, primary key included.
+
+    `place` is the hidden column that tells equal rows apart (`ctid`, `rowid`), empty where there is none.
+    """
+
+    columns: Mapping[str, TargetColumn]
+    unique: frozenset[str]
+    place: str
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Form:
+    """A statement for up to `limit` rows. `bind` makes its parameters out of rows, as the session wants them.
+
+    `distinct`: rows of one key must not share a statement, since it would touch the row once only. Raises UnfitError
+    from `bind`.
+    """
+
+    op: Op
+    sql: str
+    bind: Callable[[Sequence[Row]], Sequence[Any]]
+    limit: int = BATCH_ROWS
+    distinct: bool = False
+    one: Form | None = None
+    """The same for one row at a time, where a kind does few rows faster so."""
+    for_row: Callable[[Row], Form | None] | None = None
+    """Make the form for a row that this one cannot carry; None where no form can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundColumn:
+    """A column on both sides: `index` in the source's rows, `name` as the target quotes it."""
+
+    index: int
+    name: str
+    source: Column
+    target: TargetColumn
+
+
+class Forms(Protocol):
+    """What a dialect says about changing rows. `key` are the key's columns, `image` all those to be compared.
+
+    `nulls` tells for each column of `image` whether its value is NULL. An UPDATE's row has the after image from
+    `width` on.
+    """
+
+    def insert(self, table: str, columns: Sequence[BoundColumn]) -> Form:
+        """Insert rows; a key that is there already is an error, never an update."""
+
+    def update(
+        self, table: str, changed: Sequence[BoundColumn], key: Sequence[BoundColumn], *, width: int, alone: bool
+    ) -> Form:
+        """Update rows by key; `alone`: one row per statement, since the order of rows matters."""
+
+    def delete(self, table: str, key: Sequence[BoundColumn]) -> Form:
+        """Delete rows by key."""
+
+    def update_image(
+        self,
+        table: str,
+        changed: Sequence[BoundColumn],
+        image: Sequence[BoundColumn],
+        *,
+        width: int,
+        nulls: tuple[bool, ...],
+        place: str,
+    ) -> Form:
+        """Update one of the rows that equal the whole before image."""
+
+    def delete_image(self, table: str, image: Sequence[BoundColumn], *, nulls: tuple[bool, ...], place: str) -> Form:
+        """Delete one of the rows that equal the whole before image."""
+
+
+def _equal_by_value(a: Value, b: Value) -> bool:
+    """Tell two equal floats or decimals apart where their texts or bits differ."""
+    if isinstance(a, float) and isinstance(b, float):
+        return a != 0.0 or copysign(1.0, a) == copysign(1.0, b)
+    return str(a) == str(b)
+
+
+class Binding:
+    """One source table at the target. Threads: one at a time."""
+
+    __slots__ = (
+        "_columns",
+        "_delete",
+        "_forms",
+        "_heavy",
+        "_heavy_twice",
+        "_images",
+        "_insert",
+        "_key",
+        "_key_may_be_null",
+        "_target",
+        "_updates",
+        "_width",
+        "_written",
+        "key_of",
+        "name",
+        "table",
+    )
+
+    def __init__(self, table: TableMap, target: TargetTable, name: str, columns: Sequence[BoundColumn], forms: Forms):
+        self.table = table
+        self.name = name
+        self._target = target
+        self._forms = forms
+        self._columns = {column.index: column for column in columns}
+        self._written = tuple(self._columns)
+        self._width = len(table.columns)
+        self._key = [self._columns[i] for i in table.primary_key if i in self._columns]
+        # Without one of its columns a key finds nothing: such a table is treated as one without a key.
+        if len(self._key) < len(table.primary_key):
+            self._key = []
+        self._key_may_be_null = any(column.source.nullable for column in self._key)
+        self.key_of: Callable[[Row], Any] = itemgetter(*[c.index for c in self._key]) if self._key else tuple
+        heavy = heavy_columns(table)
+        self._heavy = tuple(heavy)
+        self._heavy_twice = tuple(heavy + [i + self._width for i in heavy])
+        self._insert = forms.insert(name, columns)
+        self._delete = forms.delete(name, self._key) if self._key else None
+        self._updates: dict[tuple[int, ...], Form] = {}
+        self._images: dict[tuple[tuple[int, ...] | None, tuple[bool, ...]], Form] = {}
+
+    def place(self, change: RowChange) -> tuple[Form, Row]:
+        """Return the statement form of a change and its row. Raises UnfitError where the change cannot be written."""
+        before, after = change.before, change.after
+        if before is None:
+            assert after is not None
+            return self._insert, after
+        if self._delete is None or (self._key_may_be_null and self._has_null_key(before)):
+            return self._place_by_image(before, after)
+        if after is None:
+            return self._delete, before
+        changed = self._changed(before, after)
+        form = self._updates.get(changed)
+        if form is None:
+            columns = [self._columns[i] for i in changed]
+            alone = any(c.target.name in self._target.unique or c in self._key for c in columns)
+            form = self._forms.update(self.name, columns, self._key, width=self._width, alone=alone)
+            self._updates[changed] = form
+        return form, before + after
+
+    def _changed(self, before: Row, after: Row) -> tuple[int, ...]:
+        # Written out, not called: this runs for every value of every update.
+        changed = tuple(
+            [
+                i
+                for i in self._written
+                if (new := after[i]) is not (old := before[i])
+                and new is not UNCHANGED
+                and (
+                    type(new) is not type(old)
+                    or new != old
+                    or (type(new) in _EQUAL_YET_DIFFERENT and not _equal_by_value(old, new))
+                )
+            ]
+        )
+        if changed:
+            return changed
+        # An update that changes nothing is still an update: the row must be there, and its triggers fire.
+        same = [c.index for c in self._key] or [i for i in self._written if after[i] is not UNCHANGED]
+        return tuple(same)
+
+    def _has_null_key(self, row: Row) -> bool:
+        return any(row[c.index] is None for c in self._key)
+
+    def _place_by_image(self, before: Row, after: Row | None) -> tuple[Form, Row]:
+        image = list(self._columns.values())
+        for column in image:
+            if before[column.index] is UNCHANGED:
+                raise UnfitError(f"column {column.source.name}: the source sent no before value, and there is no key")
+        changed = None if after is None else self._changed(before, after)
+        nulls = tuple([before[c.index] is None for c in image])
+        form = self._images.get((changed, nulls))
+        if form is None:
+            place = self._target.place
+            if changed is None:
+                form = self._forms.delete_image(self.name, image, nulls=nulls, place=place)
+            else:
+                columns = [self._columns[i] for i in changed]
+                form = self._forms.update_image(self.name, columns, image, width=self._width, nulls=nulls, place=place)
+            if len(self._images) > 4096:  # as many as there are patterns of NULLs, in the worst case
+                self._images.clear()
+            self._images[changed, nulls] = form
+        return form, before if after is None else before + after
+
+    def weigh(self, row: Row) -> int:
+        """Return the bytes of those values of a row that may be of any size; the others are taken as small."""
+        return weigh(row, self._heavy if len(row) == self._width else self._heavy_twice)
+
+    def key_text(self, change: RowChange) -> str:
+        """Return the key of a change as a message shows it: that of the row as it was, before an update."""
+        row = change.after if change.before is None else change.before
+        assert row is not None
+        indexes = self.table.primary_key or range(self._width)
+        shown = ", ".join([f"{self.table.columns[i].name}={value_text(row[i])}" for i in indexes])
+        shown = shown if len(shown) <= _SHOWN_KEY_CHARS else shown[:_SHOWN_KEY_CHARS] + "…"
+        return f"({shown})" if self.table.primary_key else f"none, row ({shown})"
+
+
+def heavy_columns(table: TableMap) -> list[int]:
+    """Return the indexes of the columns whose values may be of any size."""
+    return [
+        index
+        for index, column in enumerate(table.columns)
+        if column.logical in _UNBOUNDED and not 0 < column.length <= _BOUNDED_LENGTH
+    ]
+
+
+def weigh(row: Row, indexes: Sequence[int]) -> int:
+    """Return the bytes of the values at `indexes`, about."""
+    size = 0
+    for i in indexes:
+        value = row[i]
+        if isinstance(value, str | bytes):
+            size += len(value)
+        elif isinstance(value, Json | Other):
+            size += len(value.text)
+        elif isinstance(value, CharsetBytes):
+            size += len(value.raw)
+    return size
+
+
+def source_digits(column: Column) -> int | None:
+    """Return how many digits behind the point a column's values have at most, by its declaration; None: unknown."""
+    _, bracket, arguments = column.source_type.partition("(")
+    numbers = [part.strip() for part in arguments.partition(")")[0].split(",")] if bracket else []
+    match column.logical:
+        case LogicalType.INTEGER:
+            return 0
+        case LogicalType.DECIMAL if numbers:
+            return int(numbers[1]) if len(numbers) > 1 and numbers[1].isdigit() else 0
+        case LogicalType.TIME | LogicalType.DATETIME | LogicalType.INSTANT if numbers and numbers[0].isdigit():
+            return int(numbers[0])
+        case _:
+            return None
+
+
+def may_round(column: Column, target: TargetColumn) -> bool:
+    """Whether the target keeps fewer digits than the source's values may have: then each value is to be looked at."""
+    if target.digits is None:
+        return False
+    digits = source_digits(column)
+    return digits is None or digits > target.digits

@@ -1,0 +1,443 @@
+"""A target database of any kind: positions and rows in one target transaction.
+
+Owns the course of a target transaction: the guarded update first, then the changes in batches, then the commit; and
+what happens when something does not fit. Leaves SQL to the dialect, the connection to the session, our three tables to
+`position`. The hard idea: batches are fast and say little. When one is refused, everything is rolled back and sent
+again change by change, in the log's own order; then either it fits, since only the batch had been in the way (rows of
+a unique key that pass each other), or the error names the very transaction, table and key.
+
+Source: design/pipeline.md, "Applying"; design/data-model.md, "A primary-key change", "DDL and other statements".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, Final
+
+from tranlog.change import Op, RowChange, Statement, TableMap
+from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TransientTargetError
+from tranlog.ids import Seqno
+from tranlog.target.batches import Batch, Placed, batch_up, net_effect
+from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetTable, UnfitError
+from tranlog.target.dialect import Dialect
+from tranlog.target.position import Positions
+from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session
+from tranlog.target.target import Advance, Applied, ChannelRow, Meeting, PipelineRow, Unit
+from tranlog.types import UNCHANGED, Value
+
+if TYPE_CHECKING:
+    from tranlog.target.options import TargetOptions
+
+logger = logging.getLogger(__name__)
+
+SETTLE_ROWS: Final = 10_000
+"""After so many rows the session is asked what came of them, so that little waits in memory."""
+SETTLE_BYTES: Final = 16 << 20
+"""The same for bytes of values of unbounded size."""
+RUN_ROWS: Final = 10_000
+"""So many updates in a row may pass each other's unique keys."""
+
+
+class DatabaseTarget:
+    """One connection to a target database. Threads: one at a time. See Target for its methods."""
+
+    def __init__(
+        self, options: TargetOptions, dialect: Dialect, connect: Callable[[TargetOptions], Session], *, where: str
+    ) -> None:
+        self.kind = dialect.kind
+        self._options = options
+        self._dialect = dialect
+        self._connect = connect
+        self._where = where
+        self._bindings: dict[TableMap, Binding] = {}
+        self._warned: set[str] = set()
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self._session = self._connect(self._options)
+        except LockTimeoutError as exc:
+            raise TransientTargetError(why=str(exc)) from exc
+        self._positions = Positions(
+            self._session, self._dialect, where=self._where, lock_timeout_s=self._options.lock_timeout_s
+        )
+        self._bindings.clear()
+
+    def describe(self) -> str:
+        """Return where this target is, without a password."""
+        return self._where
+
+    def reconnect(self) -> None:
+        """Drop the connection and open a new one, which is a new session: claim again before the next transaction."""
+        self._session.close()
+        self._open()
+
+    def close(self) -> None:
+        """Close; closing twice is harmless."""
+        self._session.close()
+
+    # --- our three tables ---
+
+    def ensure_tables(self) -> None:
+        """Create our three tables where they are missing."""
+        self._positions.ensure_tables()
+
+    def read_pipeline(self, pipeline: str) -> PipelineRow | None:
+        """Return the pipeline's row, None where there is none."""
+        return self._positions.read_pipeline(pipeline)
+
+    def read_channels(self, pipeline: str) -> list[ChannelRow]:
+        """Return the pipeline's channels, by number."""
+        return self._positions.read_channels(pipeline)
+
+    def read_assignment(self, pipeline: str) -> dict[str, int]:
+        """Return the channel of each shard that has one."""
+        return self._positions.read_assignment(pipeline)
+
+    def take(
+        self,
+        *,
+        pipeline: str,
+        expected_token: int,
+        holder: str,
+        channels: int,
+        shard_rule: str,
+        rows: Sequence[ChannelRow] | None,
+        keep_assignment: bool,
+    ) -> int:
+        """Become the pipeline's driver; return its new token."""
+        return self._positions.take(
+            pipeline=pipeline,
+            expected_token=expected_token,
+            holder=holder,
+            channels=channels,
+            shard_rule=shard_rule,
+            rows=rows,
+            keep_assignment=keep_assignment,
+        )
+
+    def keep_alive(self, *, pipeline: str, token: int) -> PipelineRow:
+        """Move alive_at and return the row."""
+        return self._positions.keep_alive(pipeline=pipeline, token=token)
+
+    def request_stop(self, *, pipeline: str, token: int, stop_at_seqno: Seqno | None) -> None:
+        """Set stop_at_seqno."""
+        self._positions.request_stop(pipeline=pipeline, token=token, stop_at_seqno=stop_at_seqno)
+
+    def claim(self, *, pipeline: str, channel: int, driver_token: int) -> ChannelRow:
+        """Claim a channel for this session."""
+        return self._positions.claim(pipeline=pipeline, channel=channel, driver_token=driver_token)
+
+    def publish(self, advance: Advance) -> None:
+        """Move a channel's position without rows."""
+        self._positions.publish(advance)
+
+    def meet(self, pipeline: str) -> Meeting:
+        """Return all channels' positions and what the driver asks for."""
+        return self._positions.meet(pipeline)
+
+    def assign(self, *, pipeline: str, shard: str, channels: int, driver_token: int) -> int:
+        """Return the shard's channel, storing one first if it has none."""
+        return self._positions.assign(pipeline=pipeline, shard=shard, channels=channels, driver_token=driver_token)
+
+    # --- rows ---
+
+    def apply(self, units: Sequence[Unit], advance: Advance) -> Applied:
+        """Apply whole source transactions and move the position, in one target transaction."""
+        try:
+            try:
+                return _Attempt(self, units, advance).run(_Attempt.send_in_batches)
+            except (MisfitError, MissingTableError, UnfitError) as exc:
+                logger.info("a batch was refused, sending change by change target=%s why=%s", self._where, exc)
+                self._bindings.clear()
+                return _Attempt(self, units, advance).run(_Attempt.send_one_by_one)
+        except BaseException:
+            # The operator will mend a table, or one that this transaction made is gone with it.
+            self._bindings.clear()
+            raise
+
+    def _bind(self, table: TableMap, seqno: Seqno | None) -> Binding:
+        binding = self._bindings.get(table)
+        if binding is None:
+            target, columns = self._columns(table, seqno)
+            name = self._dialect.table_name(table)
+            binding = self._bindings[table] = Binding(table, target, name, columns, self._dialect.forms)
+        return binding
+
+    def _columns(self, table: TableMap, seqno: Seqno | None) -> tuple[TargetTable, list[BoundColumn]]:
+        """Join a table's columns with the target's; generated ones stay out. Raises TargetTableError."""
+        try:
+            target = self._session.table(table)
+        except MissingTableError as exc:
+            raise TargetTableError(table=table.name, why=str(exc), seqno=seqno) from exc
+        quote = self._dialect.quote
+        names = {quote(name): column for name, column in target.columns.items()}
+        columns = []
+        for index, source in enumerate(table.columns):
+            name = quote(source.name)
+            column = names.get(name)
+            if column is None:
+                raise TargetTableError(table=table.name, why=f"column {source.name} is missing", seqno=seqno)
+            if column.generated:
+                continue
+            try:
+                self._dialect.accepts(source, column)
+            except MismatchError as exc:
+                raise TargetTableError(table=table.name, why=str(exc), seqno=seqno) from exc
+            columns.append(BoundColumn(index=index, name=name, source=source, target=column))
+        return target, columns
+
+    # --- tables, and reading back ---
+
+    def create_table(self, table: TableMap) -> str:
+        """Create the table, its schema too, where it is missing. Return what was run, empty if nothing was."""
+        try:
+            self._session.table(table)
+            return ""
+        except MissingTableError:
+            pass
+        *before, made = self._dialect.create_table(table)
+        ran = []
+        try:
+            for statement in (*before, made):
+                self._session.run(statement)
+                ran.append(statement)
+        except (MisfitError, MissingTableError) as exc:
+            raise TargetTableError(table=table.name, why=f"it cannot be made: {exc}") from exc
+        except LockTimeoutError as exc:
+            raise TransientTargetError(why=str(exc)) from exc
+        return ";\n".join(ran)
+
+    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+        """Yield the table's rows in the table map's column order, as of one moment, streaming.
+
+        Until the iteration has ended or is closed, nothing else may be asked of this target.
+        """
+        try:
+            target = self._session.table(table)
+        except MissingTableError as exc:
+            raise TargetTableError(table=table.name, why=str(exc)) from exc
+        quote = self._dialect.quote
+        known = {quote(name): column for name, column in target.columns.items()}
+        names, readers = [], []
+        for source in table.columns:
+            column = known.get(quote(source.name))
+            if column is None:
+                raise TargetTableError(table=table.name, why=f"column {source.name} is missing")
+            names.append(self._dialect.selected(source, quote(source.name)))
+            readers.append(self._dialect.reader(source, column))
+        sql = f"SELECT {', '.join(names)} FROM {self._dialect.table_name(table)}"
+        return self._read(sql, readers)
+
+    def _read(self, sql: str, readers: Sequence[Callable[[Any], Value]]) -> Iterator[tuple[Value, ...]]:
+        for row in self._session.stream(sql):
+            yield tuple([None if value is None else read(value) for read, value in zip(readers, row, strict=True)])
+
+
+class _Attempt:
+    """One try at a target transaction."""
+
+    def __init__(self, target: DatabaseTarget, units: Sequence[Unit], advance: Advance) -> None:
+        self._target = target
+        self._session = target._session
+        self._units = units
+        self._advance = advance
+        self._changes = 0
+        self._statements = 0
+        self._ignored = 0
+
+    def run(self, send: Callable[[_Attempt], None]) -> Applied:
+        """Guard, send, commit; on any error roll back. Raises what Target.apply does, and what does not fit."""
+        session = self._session
+        try:
+            session.begin()
+            self._target._positions.guard(self._advance)
+            send(self)
+            session.commit()
+        except LockTimeoutError as exc:
+            session.rollback()
+            who, _ = session.lock_holders()
+            raise TransientTargetError(why=f"{exc}; it is held by {who}") from exc
+        except BaseException:
+            session.rollback()
+            raise
+        return Applied(
+            transactions=len(self._units),
+            changes=self._changes,
+            statements=self._statements,
+            ddl_ignored=self._ignored,
+        )
+
+    def _stream(self) -> Iterator[Placed]:
+        for unit in self._units:
+            seqno = unit.seqno
+            for change in unit.changes():
+                if isinstance(change, RowChange):
+                    self._changes += 1
+                yield seqno, change
+
+    # --- in batches ---
+
+    def send_in_batches(self) -> None:
+        """Send runs of like changes as one statement each."""
+        session = self._session
+        stream = self._stream()
+        if self._target._options.net_effect:
+            stream = net_effect(stream)
+        rows = size = 0
+        for item in batch_up(stream, self._target._bind):
+            if isinstance(item, Batch):
+                self._statements += session.send(item.form, item.rows)
+                rows += len(item.rows)
+                size += item.bytes
+                if rows >= SETTLE_ROWS or size >= SETTLE_BYTES:
+                    session.settle()
+                    rows = size = 0
+            else:
+                seqno, statement = item
+                session.settle()
+                self._run_statement(seqno, statement)
+        session.settle()
+
+    # --- one by one ---
+
+    def send_one_by_one(self) -> None:
+        """Send each change by itself and look what came of it, so that an error names it."""
+        for unit in self._units:
+            for kind, run in groupby(unit.changes(), _kind_of_run):
+                while part := list(islice(run, RUN_ROWS)):
+                    self._changes += sum(isinstance(change, RowChange) for change in part)
+                    if kind is None:
+                        for change in part:
+                            self._send_one(unit.seqno, change)
+                    else:
+                        self._send_updates(unit.seqno, [c for c in part if isinstance(c, RowChange)])
+            self._check_deferred(unit.seqno)
+
+    def _send_one(self, seqno: Seqno, change: RowChange | Statement) -> None:
+        if isinstance(change, Statement):
+            self._run_statement(seqno, change)
+            return
+        try:
+            self._send(seqno, change)
+        except (MisfitError, UnfitError) as exc:
+            raise self._conflict(seqno, change, exc) from exc
+
+    def _send(self, seqno: Seqno, change: RowChange) -> None:
+        form, row = self._target._bind(change.table, seqno).place(change)
+        try:
+            statements = self._session.send(form, [row])
+            self._session.settle()
+        except MissingTableError as exc:
+            raise TargetTableError(table=change.table.name, why=str(exc), seqno=seqno) from exc
+        self._statements += statements
+
+    def _send_updates(self, seqno: Seqno, run: Sequence[RowChange]) -> None:
+        """Send updates of one table that follow each other. Where a unique key of one is still held by a later one
+        (two keys swapped by a source that checks at commit), delete all of these rows and insert them as they became.
+        """
+        self._session.savepoint()
+        statements = self._statements
+        for change in run:
+            try:
+                self._send(seqno, change)
+            except (MisfitError, UnfitError) as exc:
+                conflict = self._conflict(seqno, change, exc)
+                if len(run) < 2 or not isinstance(exc, MisfitError) or not exc.duplicate:
+                    raise conflict from exc
+                self._session.rollback_to_savepoint()
+                self._statements = statements
+                try:
+                    self._reinsert(seqno, run)
+                except (MisfitError, UnfitError):
+                    raise conflict from exc
+                return
+
+    def _reinsert(self, seqno: Seqno, run: Iterable[RowChange]) -> None:
+        for change in run:
+            self._send(seqno, RowChange(change.table, Op.DELETE, change.before, None))
+        for change in run:
+            if change.after is None or UNCHANGED in change.after:
+                raise UnfitError("the source did not send the whole row")
+            self._send(seqno, RowChange(change.table, Op.INSERT, None, change.after))
+
+    def _check_deferred(self, seqno: Seqno) -> None:
+        """Ask constraints that wait for the commit now, while it is known whose changes they judge."""
+        check = self._target._dialect.check_deferred
+        if not check:
+            return
+        self._session.savepoint()
+        try:
+            self._session.run(check)
+        except MisfitError as exc:
+            table = exc.table or "(not named by the target)"
+            raise ConflictError(seqno=seqno, table=table, key="(see the reason)", why=str(exc)) from exc
+        self._session.rollback_to_savepoint()  # which also makes deferred constraints wait again
+
+    def _conflict(self, seqno: Seqno, change: RowChange, exc: MisfitError | UnfitError) -> ConflictError:
+        why = str(exc)
+        affected = exc.affected if isinstance(exc, MisfitError) else None
+        if affected is not None:
+            why = _why(change, affected)
+        key = self._target._bind(change.table, seqno).key_text(change)
+        return ConflictError(seqno=seqno, table=change.table.name, key=key, why=why)
+
+    # --- statements ---
+
+    def _run_statement(self, seqno: Seqno, statement: Statement) -> None:
+        target = self._target
+        sql = statement.sql if isinstance(statement.sql, str) else statement.sql.decode(errors="replace")
+        if target._options.ddl == "ignore":
+            self._ignore(seqno, sql, 'ddl = "ignore"')
+            return
+        kind = next(
+            (v for unit in self._units if unit.seqno == seqno for k, v in unit.metadata if k == "dbms_type"), ""
+        )
+        if kind not in target._dialect.runs_ddl_of:
+            source = f"from {kind}, " if kind else ""
+            raise DdlStopError(seqno=seqno, text=_shortened(sql), why=f"it is {source}and this target is {target.kind}")
+        if skipped := target._dialect.ddl_to_skip(sql):
+            self._ignore(seqno, sql, skipped)
+            return
+        try:
+            self._session.run_script(sql)
+        except (MisfitError, MissingTableError) as exc:
+            raise DdlStopError(seqno=seqno, text=_shortened(sql), why=str(exc)) from exc
+        self._statements += 1
+        target._bindings.clear()
+
+    def _ignore(self, seqno: Seqno, sql: str, why: str) -> None:
+        self._ignored += 1
+        if why not in self._target._warned:
+            self._target._warned.add(why)
+            logger.warning(
+                "a statement is passed over, further ones silently why=%s seqno=%d statement=%r",
+                why,
+                seqno,
+                _shortened(sql),
+            )
+
+
+def _kind_of_run(change: RowChange | Statement) -> tuple[str, str] | None:
+    """Return the table of an update, None for any other change."""
+    if isinstance(change, RowChange) and change.op == Op.UPDATE:
+        return change.table.schema, change.table.table
+    return None
+
+
+def _why(change: RowChange, affected: int) -> str:
+    """Say in words what a wrong count of rows means."""
+    if change.op == Op.INSERT:
+        return "the row was not inserted: a trigger at the target took it away"
+    if affected == 0 and change.table.primary_key:
+        return "no row at the target has this key (or a trigger there held the change back)"
+    if affected == 0:
+        return "no row at the target equals the row as it was before"
+    return f"{affected} rows at the target were hit where one was to be"
+
+
+def _shortened(sql: str) -> str:
+    text = " ".join(sql.split())
+    return text if len(text) <= 200 else text[:199] + "…"

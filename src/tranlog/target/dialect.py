@@ -1,0 +1,72 @@
+"""What differs between kinds of target, in one table per kind: names, types, SQL forms, locks, time.
+
+Owns the shape of that table; `sqlite_dialect` and `postgres_dialect` fill it in. What positions and appliers do is
+written once over it, without a question after the kind. Pure: the drivers are the sessions' business.
+
+Source: design/pipeline.md, "One dialect table per kind of target, no `if` by name in the applier".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tranlog.change import Column, TableMap
+from tranlog.target.binding import Forms, TargetColumn
+from tranlog.types import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dialect:
+    """One kind of target. In our own SQL a parameter is written `$1`, `$2`; `mark` is what stands for the dollar."""
+
+    kind: str
+    mark: str
+
+    integer_type: str
+    """64 bits, in our three tables."""
+    text_type: str
+    table_suffix: str
+    """Behind the definition of a table whose rows are updated all the time."""
+
+    now_ms: str
+    """An expression: the target's own clock, ms since 1970."""
+    lock_rows: str
+    """Behind a SELECT: lock the rows for change; empty where a write transaction locks everything anyway."""
+    share_rows: str
+    """Behind a SELECT: keep the rows from being changed until commit."""
+    check_deferred: str
+    """A statement that checks deferred constraints now; empty where there are none that one could check."""
+
+    runs_ddl_of: frozenset[str]
+    """Which `dbms_type` in a transaction's metadata marks statements that this target may run."""
+    ddl_to_skip: Callable[[str], str]
+    """Say why a statement of the same kind is not to be run here; empty where it is."""
+
+    quote: Callable[[str], str]
+    """Quote one name, so shortened that the target does not shorten it."""
+    table_name: Callable[[TableMap], str]
+    """The quoted name that a source's table has here."""
+    create_table: Callable[[TableMap], tuple[str, ...]]
+    """The statements that make the table, and its schema, where they are missing."""
+
+    accepts: Callable[[Column, TargetColumn], None]
+    """Raise MismatchError where a column here cannot take what the source's column holds, whatever the value."""
+    forms: Forms
+    selected: Callable[[Column, str], str]
+    """The expression by which a column, given with its quoted name, is read for `reader`."""
+    reader: Callable[[Column, TargetColumn], Callable[[Any], Value]]
+    """Return what makes a value again out of what the session reads from a column; NULL is not its business."""
+
+    def sql(self, text: str) -> str:
+        """Put our own SQL into this dialect's words: `$n`, `{integer}`, `{text}`, `{now}`, `{lock}`, `{share}`."""
+        filled = text.format(
+            integer=self.integer_type,
+            text=self.text_type,
+            suffix=self.table_suffix,
+            now=self.now_ms,
+            lock=self.lock_rows,
+            share=self.share_rows,
+        )
+        return filled.replace("$", self.mark)

@@ -1,0 +1,87 @@
+"""How to reach a target and how to write to it; and the one function that opens it.
+
+Owns the options, which travel to Spark's tasks, and the choice of dialect and session by kind. Drivers are imported
+only when a target of their kind is opened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from tranlog.errors import ConfigError
+from tranlog.target.target import Target
+
+TargetKind = Literal["sqlite", "postgres"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOptions:
+    """Where a target is, and how changes are applied there. Picklable; its repr shows no password."""
+
+    kind: TargetKind
+    path: str = ""
+    """SQLite: the database file, made if it is missing."""
+    dsn: str = field(default="", repr=False)
+    """PostgreSQL: `postgresql://user:password@host:port/database`, or any connection string of libpq's."""
+    ddl: Literal["stop", "ignore"] = "stop"
+    """What to do with a recorded statement. `stop`: run it where source and target are of one kind, else stop and
+    name it. `ignore`: pass over all of them, counted; the first is warned of. Then tables are the operator's."""
+    net_effect: bool = False
+    """Collapse the changes of one key in a target transaction to their net effect: faster on hot rows, for targets
+    whose triggers and foreign keys do not mind. Changes of tables without a key, changes with NULL in the key, and
+    statements are never collapsed; what a target's constraints refuse is applied again in the log's order."""
+    triggers: Literal["fire", "off"] = "fire"
+    """Whether the target's own triggers run while changes are applied. `off` needs a superuser at PostgreSQL, and
+    turns off foreign keys there too; SQLite's foreign keys are always off, since their cascades arrive as rows."""
+    lock_timeout_s: float = 10.0
+    """Seconds to wait for a lock on our own tables, at SQLite for the write lock; then whoever stopped while holding
+    it is ended, or named. Long enough for any target transaction."""
+    idle_timeout_s: float = 60.0
+    """PostgreSQL: seconds after which the server ends a session that has stopped inside a transaction; 0: never."""
+    connect_timeout_s: float = 10.0
+    """PostgreSQL: seconds to wait for a connection."""
+
+    def check(self) -> None:
+        """Refuse what cannot be. Raises ConfigError."""
+        if self.kind not in get_args(TargetKind):
+            raise _refuse("kind", self.kind, f"not a kind of target; one of {', '.join(get_args(TargetKind))}")
+        if self.kind == "sqlite" and not self.path:
+            raise _refuse("path", None, "a SQLite target needs the path of its database file")
+        if self.kind == "sqlite" and self.dsn:
+            raise _refuse("dsn", None, "a SQLite target has a path, and no dsn")
+        if self.kind == "sqlite" and (self.path.startswith(":") or "\0" in self.path):
+            raise _refuse("path", self.path, "not a file that several processes can open")
+        if self.kind == "postgres" and not self.dsn:
+            raise _refuse("dsn", None, "a PostgreSQL target needs postgresql://user:password@host:port/database")
+        if self.kind == "postgres" and self.path:
+            raise _refuse("path", self.path, "a PostgreSQL target has a dsn, and no path")
+        if self.ddl not in ("stop", "ignore"):
+            raise _refuse("ddl", self.ddl, 'either "stop" or "ignore"')
+        if self.triggers not in ("fire", "off"):
+            raise _refuse("triggers", self.triggers, 'either "fire" or "off"')
+        for name in ("lock_timeout_s", "connect_timeout_s"):
+            if not 0 < getattr(self, name) <= 86_400:
+                raise _refuse(name, getattr(self, name), "seconds, above 0 and at most a day")
+        if not 0 <= self.idle_timeout_s <= 86_400:
+            raise _refuse("idle_timeout_s", self.idle_timeout_s, "seconds, at most a day; 0 turns it off")
+
+
+def _refuse(option: str, value: object, why: str) -> ConfigError:
+    return ConfigError(option=f"target.{option}", value=value, why=why)
+
+
+def open_target(options: TargetOptions) -> Target:
+    """Connect to a target. Raises ConfigError (a missing library among it), TargetUnavailableError."""
+    from tranlog.target.database import DatabaseTarget
+
+    options.check()
+    if options.kind == "sqlite":
+        from tranlog.target.sqlite import SqliteSession
+        from tranlog.target.sqlite_dialect import SQLITE
+
+        return DatabaseTarget(options, SQLITE, SqliteSession, where=options.path)
+    from tranlog.target.postgres import PostgresSession, describe_dsn
+    from tranlog.target.postgres_dialect import POSTGRES
+
+    return DatabaseTarget(options, POSTGRES, PostgresSession, where=describe_dsn(options.dsn))

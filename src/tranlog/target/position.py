@@ -1,0 +1,414 @@
+"""The three tables in the target: who runs a pipeline, where its channels stand, which shard is whose.
+
+Owns every statement on them, written once for all dialects. Leaves deciding to `pipeline`. The hard idea is the
+guarded update: a position moves only from the seqno and under the token that this task believes in; a task that was
+replaced hits no row, and what it began is rolled back. Tokens only rise, over every take-over and change of plan: a
+driver's token is the high part of its channels' tokens, so a channel that comes back after a plan without it never
+meets an old token again.
+
+Locks are always taken in one order, channels by number and then the pipeline's row, so that driver and tasks cannot
+wait for each other in a circle.
+
+Source: design/pipeline.md, "Channels meet at the target".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from tranlog.errors import ReplacedError, TargetUnavailableError, TransientTargetError
+from tranlog.ids import Epoch, Seqno
+from tranlog.target.dialect import Dialect
+from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, unavailable
+from tranlog.target.target import Advance, ChannelRow, Meeting, PipelineRow
+
+logger = logging.getLogger(__name__)
+
+TOKEN_STEP: Final = 1 << 32
+"""A channel's token is the driver's token times this, plus how often tasks claimed the channel since."""
+FREEING_ROUNDS: Final = 3
+"""How often a locked row is freed and tried again before it is somebody else's matter."""
+
+_TABLES: Final = {
+    "tranlog_pipeline": """CREATE TABLE IF NOT EXISTS tranlog_pipeline (
+    pipeline {text} NOT NULL PRIMARY KEY,
+    token {integer} NOT NULL,
+    holder {text} NOT NULL,
+    channels {integer} NOT NULL,
+    shard_rule {text} NOT NULL,
+    stop_at_seqno {integer},
+    alive_at {integer} NOT NULL
+){suffix}""",
+    "tranlog_channel": """CREATE TABLE IF NOT EXISTS tranlog_channel (
+    pipeline {text} NOT NULL,
+    channel {integer} NOT NULL,
+    epoch {integer} NOT NULL,
+    applied_seqno {integer} NOT NULL,
+    source_id {text} NOT NULL,
+    event_id {text} NOT NULL,
+    token {integer} NOT NULL,
+    session {text} NOT NULL,
+    stats {text} NOT NULL,
+    tstamp {integer} NOT NULL,
+    updated_at {integer} NOT NULL,
+    PRIMARY KEY (pipeline, channel)
+){suffix}""",
+    "tranlog_shard": """CREATE TABLE IF NOT EXISTS tranlog_shard (
+    pipeline {text} NOT NULL,
+    shard {text} NOT NULL,
+    channel {integer} NOT NULL,
+    PRIMARY KEY (pipeline, shard)
+)""",
+}
+_PIPELINE_COLUMNS: Final = "pipeline, token, holder, channels, shard_rule, stop_at_seqno, alive_at"
+_CHANNEL_COLUMNS: Final = (
+    "channel, epoch, applied_seqno, source_id, event_id, token, session, stats, tstamp, updated_at"
+)
+_Result = TypeVar("_Result")
+
+
+class Positions:
+    """The operations on our three tables, over one session. Threads: one at a time."""
+
+    def __init__(self, session: Session, dialect: Dialect, *, where: str, lock_timeout_s: float) -> None:
+        self._session = session
+        self._where = where
+        self._lock_timeout_s = lock_timeout_s
+        sql = dialect.sql
+        self._create = {name: sql(text) for name, text in _TABLES.items()}
+        self._read_pipeline = sql(f"SELECT {_PIPELINE_COLUMNS} FROM tranlog_pipeline WHERE pipeline = $1")
+        self._read_channels = sql(
+            f"SELECT {_CHANNEL_COLUMNS} FROM tranlog_channel WHERE pipeline = $1 ORDER BY channel"
+        )
+        self._read_shards = sql("SELECT shard, channel FROM tranlog_shard WHERE pipeline = $1")
+        self._lock_channels = sql(
+            "SELECT channel, token FROM tranlog_channel WHERE pipeline = $1 ORDER BY channel{lock}"
+        )
+        self._lock_pipeline = sql("SELECT token, holder FROM tranlog_pipeline WHERE pipeline = $1{lock}")
+        self._read_token = sql("SELECT token, holder FROM tranlog_pipeline WHERE pipeline = $1")
+        self._share_pipeline = sql("SELECT token, holder FROM tranlog_pipeline WHERE pipeline = $1{share}")
+        self._begin_pipeline = sql(
+            f"INSERT INTO tranlog_pipeline ({_PIPELINE_COLUMNS}) VALUES ($1, 1, $2, $3, $4, NULL, {{now}}) "
+            "ON CONFLICT (pipeline) DO NOTHING"
+        )
+        self._raise_pipeline = sql(
+            "UPDATE tranlog_pipeline SET token = token + 1, holder = $2, channels = $3, shard_rule = $4, "
+            "stop_at_seqno = NULL, alive_at = {now} WHERE pipeline = $1 AND token = $5"
+        )
+        self._put_channel = sql(
+            f"INSERT INTO tranlog_channel (pipeline, {_CHANNEL_COLUMNS}) "
+            "VALUES ($1, $2, $3, $4, $5, $6, $7, '', $8, $9, {now}) "
+            "ON CONFLICT (pipeline, channel) DO UPDATE SET epoch = $3, applied_seqno = $4, source_id = $5, "
+            "event_id = $6, token = $7, session = '', stats = $8, tstamp = $9, updated_at = {now}"
+        )
+        self._raise_channels = sql("UPDATE tranlog_channel SET token = $2, session = '' WHERE pipeline = $1")
+        self._drop_channel = sql("DELETE FROM tranlog_channel WHERE pipeline = $1 AND channel = $2")
+        self._drop_shards = sql("DELETE FROM tranlog_shard WHERE pipeline = $1")
+        self._move_alive = sql("UPDATE tranlog_pipeline SET alive_at = {now} WHERE pipeline = $1 AND token = $2")
+        self._set_stop = sql("UPDATE tranlog_pipeline SET stop_at_seqno = $3 WHERE pipeline = $1 AND token = $2")
+        self._claim = sql(
+            "UPDATE tranlog_channel SET token = token + 1, session = $3, updated_at = {now} "
+            "WHERE pipeline = $1 AND channel = $2"
+        )
+        self._read_channel = sql(f"SELECT {_CHANNEL_COLUMNS} FROM tranlog_channel WHERE pipeline = $1 AND channel = $2")
+        self._advance = sql(
+            "UPDATE tranlog_channel SET epoch = $1, applied_seqno = $2, source_id = $3, event_id = $4, tstamp = $5, "
+            "stats = $6, updated_at = {now} WHERE pipeline = $7 AND channel = $8 AND applied_seqno = $9 AND token = $10"
+        )
+        self._meet = sql(
+            "SELECT p.token, p.stop_at_seqno, c.channel, c.applied_seqno FROM tranlog_pipeline p "
+            "LEFT JOIN tranlog_channel c ON c.pipeline = p.pipeline WHERE p.pipeline = $1"
+        )
+        self._read_assigned = sql(
+            "SELECT p.token, p.holder, s.channel FROM tranlog_pipeline p "
+            "LEFT JOIN tranlog_shard s ON s.pipeline = p.pipeline AND s.shard = $2 WHERE p.pipeline = $1"
+        )
+        self._count_shards = sql("SELECT channel, count(*) FROM tranlog_shard WHERE pipeline = $1 GROUP BY channel")
+        self._assign = sql("INSERT INTO tranlog_shard (pipeline, shard, channel) VALUES ($1, $2, $3)")
+
+    # --- reading ---
+
+    def ensure_tables(self) -> None:
+        """Create our tables where they are missing; two who do it at once do not disturb each other."""
+        for name, statement in self._create.items():
+            try:
+                # Asked first: somebody else may have made them, for a user who may not.
+                self._session.fetch(f"SELECT 1 FROM {name} LIMIT 0")
+                continue
+            except MissingTableError:
+                pass
+            try:
+                self._session.run(statement)
+            except MisfitError:
+                self._session.run(statement)  # the other one was faster: now the table is there
+            except LockTimeoutError as exc:
+                raise TransientTargetError(why=f"creating {name}: {exc}") from exc
+
+    def read_pipeline(self, pipeline: str) -> PipelineRow | None:
+        """Return the pipeline's row, None where there is none."""
+        try:
+            rows = self._session.fetch(self._read_pipeline, (pipeline,))
+        except MissingTableError:
+            return None
+        return _pipeline_row(rows[0]) if rows else None
+
+    def read_channels(self, pipeline: str) -> list[ChannelRow]:
+        """Return the pipeline's channels, by number."""
+        try:
+            return [_channel_row(row) for row in self._session.fetch(self._read_channels, (pipeline,))]
+        except MissingTableError:
+            return []
+
+    def read_assignment(self, pipeline: str) -> dict[str, int]:
+        """Return the channel of each shard that has one."""
+        try:
+            return {shard: channel for shard, channel in self._session.fetch(self._read_shards, (pipeline,))}
+        except MissingTableError:
+            return {}
+
+    # --- the driver ---
+
+    def take(
+        self,
+        *,
+        pipeline: str,
+        expected_token: int,
+        holder: str,
+        channels: int,
+        shard_rule: str,
+        rows: Sequence[ChannelRow] | None,
+        keep_assignment: bool,
+    ) -> int:
+        """Become the pipeline's driver; see Target.take."""
+        run = self._session.run
+
+        def work() -> int:
+            held = {channel: token for channel, token in self._session.fetch(self._lock_channels, (pipeline,))}
+            if expected_token == 0:
+                raised = run(self._begin_pipeline, (pipeline, holder, channels, shard_rule))
+            else:
+                raised = run(self._raise_pipeline, (pipeline, holder, channels, shard_rule, expected_token))
+            if raised != 1:
+                raise self._replaced(pipeline)
+            token = expected_token + 1
+            channel_token = max([token * TOKEN_STEP, *[old + 1 for old in held.values()]])
+            if rows is None:
+                run(self._raise_channels, (pipeline, channel_token))
+            else:
+                for channel in held.keys() - {row.channel for row in rows}:
+                    run(self._drop_channel, (pipeline, channel))
+            for row in rows or ():
+                run(
+                    self._put_channel,
+                    (
+                        pipeline,
+                        row.channel,
+                        row.epoch,
+                        row.applied_seqno,
+                        row.source_id,
+                        row.event_id,
+                        channel_token,
+                        row.stats,
+                        row.tstamp,
+                    ),
+                )
+            if not keep_assignment:
+                run(self._drop_shards, (pipeline,))
+            return token
+
+        return self._in_transaction(work, lambda: self._stored_sessions(pipeline), f"pipeline {pipeline!r}")
+
+    def keep_alive(self, *, pipeline: str, token: int) -> PipelineRow:
+        """Move alive_at and return the row."""
+
+        def work() -> PipelineRow:
+            if self._session.run(self._move_alive, (pipeline, token)) != 1:
+                raise self._replaced(pipeline)
+            return _pipeline_row(self._session.fetch(self._read_pipeline, (pipeline,))[0])
+
+        return self._in_transaction(work, _nobody, f"pipeline {pipeline!r}")
+
+    def request_stop(self, *, pipeline: str, token: int, stop_at_seqno: Seqno | None) -> None:
+        """Set stop_at_seqno."""
+
+        def work() -> None:
+            if self._session.run(self._set_stop, (pipeline, token, stop_at_seqno)) != 1:
+                raise self._replaced(pipeline)
+
+        self._in_transaction(work, _nobody, f"pipeline {pipeline!r}")
+
+    # --- the tasks ---
+
+    def claim(self, *, pipeline: str, channel: int, driver_token: int) -> ChannelRow:
+        """Claim a channel; see Target.claim."""
+
+        def work() -> ChannelRow:
+            claimed = self._session.run(self._claim, (pipeline, channel, self._session.identity))
+            # Only now the driver's token: while the channel's row was waited for, it may have changed.
+            self._check_driver(self._share_pipeline, pipeline, driver_token)
+            if claimed != 1:  # no such channel in this plan
+                raise self._replaced(pipeline)
+            return _channel_row(self._session.fetch(self._read_channel, (pipeline, channel))[0])
+
+        def holders() -> list[str]:
+            # Only a task whose driver is still the driver may end another's session.
+            self._check_driver(self._read_token, pipeline, driver_token)
+            return self._stored_sessions(pipeline, channel)
+
+        return self._in_transaction(work, holders, f"channel {channel} of pipeline {pipeline!r}")
+
+    def guard(self, advance: Advance) -> None:
+        """Move a position inside the open target transaction, as its first statement. Raises ReplacedError."""
+        if self._session.run(self._advance, self._advance_values(advance)) != 1:
+            raise self._replaced(advance.pipeline)
+
+    def publish(self, advance: Advance) -> None:
+        """Move a position without rows."""
+        self._in_transaction(lambda: self.guard(advance), _nobody, f"channel {advance.channel}")
+
+    def meet(self, pipeline: str) -> Meeting:
+        """Return all channels' positions and what the driver asks for; token 0 where the pipeline's row is gone."""
+        rows = self._session.fetch(self._meet, (pipeline,))
+        if not rows:
+            return Meeting(applied={}, stop_at_seqno=None, token=0)
+        token, stop, _, _ = rows[0]
+        return Meeting(
+            applied={channel: Seqno(applied) for _, _, channel, applied in rows if channel is not None},
+            stop_at_seqno=None if stop is None else Seqno(stop),
+            token=token,
+        )
+
+    def assign(self, *, pipeline: str, shard: str, channels: int, driver_token: int) -> int:
+        """Return the shard's channel, first storing the one with the fewest shards if it has none."""
+        known = self._assigned(pipeline, shard, driver_token)
+        if known is not None:
+            return known
+
+        def work() -> int:
+            # The pipeline's row is the lock: who assigns counts what others have assigned, and no shard twice.
+            self._check_driver(self._lock_pipeline, pipeline, driver_token)
+            stored = self._assigned(pipeline, shard, driver_token)
+            if stored is not None:
+                return stored
+            load = dict.fromkeys(range(channels), 0)
+            for channel, shards in self._session.fetch(self._count_shards, (pipeline,)):
+                if channel in load:
+                    load[channel] = shards
+            chosen = min(load, key=lambda channel: (load[channel], channel))
+            self._session.run(self._assign, (pipeline, shard, chosen))
+            return chosen
+
+        return self._in_transaction(work, _nobody, f"pipeline {pipeline!r}")
+
+    # --- inside ---
+
+    def _advance_values(self, advance: Advance) -> tuple[Any, ...]:
+        return (
+            advance.epoch,
+            advance.new_seqno,
+            advance.source_id,
+            advance.event_id,
+            advance.tstamp,
+            advance.stats,
+            advance.pipeline,
+            advance.channel,
+            advance.old_seqno,
+            advance.token,
+        )
+
+    def _assigned(self, pipeline: str, shard: str, driver_token: int) -> int | None:
+        rows = self._session.fetch(self._read_assigned, (pipeline, shard))
+        if not rows or rows[0][0] != driver_token:
+            raise ReplacedError(pipeline=pipeline, holder=rows[0][1] if rows else _GONE)
+        channel: int | None = rows[0][2]
+        return channel
+
+    def _check_driver(self, query: str, pipeline: str, driver_token: int) -> None:
+        rows = self._session.fetch(query, (pipeline,))
+        if not rows or rows[0][0] != driver_token:
+            raise ReplacedError(pipeline=pipeline, holder=rows[0][1] if rows else _GONE)
+
+    def _replaced(self, pipeline: str) -> ReplacedError:
+        rows = self._session.fetch(self._read_pipeline, (pipeline,))
+        return ReplacedError(pipeline=pipeline, holder=_pipeline_row(rows[0]).holder if rows else _GONE)
+
+    def _stored_sessions(self, pipeline: str, channel: int | None = None) -> list[str]:
+        rows = [_channel_row(row) for row in self._session.fetch(self._read_channels, (pipeline,))]
+        return [row.session for row in rows if row.session and channel in (None, row.channel)]
+
+    def _in_transaction(self, work: Callable[[], _Result], holders: Callable[[], list[str]], what: str) -> _Result:
+        """Run `work` in a transaction of its own; where a lock does not come, end the `holders` that keep it."""
+        for left in reversed(range(FREEING_ROUNDS)):
+            try:
+                self._session.begin(lock_timeout_s=self._lock_timeout_s)
+                result = work()
+                self._session.commit()
+                return result
+            except LockTimeoutError as exc:
+                self._session.rollback()
+                freed = self._free(holders())
+                if not freed or not left:
+                    raise self._locked(what) from exc
+            except MissingTableError as exc:
+                self._session.rollback()
+                raise unavailable(self._where, f"{exc}; `tranlog apply` creates tranlog's own tables") from exc
+            except MisfitError as exc:
+                self._session.rollback()
+                raise unavailable(self._where, f"tranlog's own tables are not as they should be: {exc}") from exc
+            except BaseException:
+                self._session.rollback()
+                raise
+        raise AssertionError("the last round returns or raises")
+
+    def _free(self, holders: Sequence[str]) -> bool:
+        freed = False
+        for identity in holders:
+            if self._session.end(identity):
+                logger.warning("ended a session that kept a lock session=%s", identity)
+                freed = True
+        return freed
+
+    def _locked(self, what: str) -> TargetUnavailableError | TransientTargetError:
+        who, at_work = self._session.lock_holders()
+        waited = f"the row of {what} stayed locked for {self._lock_timeout_s:g} s by {who}"
+        if at_work:
+            return TransientTargetError(why=waited)
+        return unavailable(self._where, f"{waited}; end that session")
+
+
+_GONE: Final = "nobody: its row was removed"
+
+
+def _nobody() -> list[str]:
+    return []
+
+
+def _pipeline_row(row: tuple[Any, ...]) -> PipelineRow:
+    pipeline, token, holder, channels, shard_rule, stop, alive_at = row
+    return PipelineRow(
+        pipeline=pipeline,
+        token=token,
+        holder=holder,
+        channels=channels,
+        shard_rule=shard_rule,
+        stop_at_seqno=None if stop is None else Seqno(stop),
+        alive_at=alive_at,
+    )
+
+
+def _channel_row(row: tuple[Any, ...]) -> ChannelRow:
+    channel, epoch, applied, source_id, event_id, token, session, stats, tstamp, updated_at = row
+    return ChannelRow(
+        channel=channel,
+        epoch=Epoch(epoch),
+        applied_seqno=Seqno(applied),
+        source_id=source_id,
+        event_id=event_id,
+        token=token,
+        session=session,
+        stats=stats,
+        tstamp=tstamp,
+        updated_at=updated_at,
+    )

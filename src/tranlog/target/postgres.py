@@ -1,0 +1,400 @@
+"""A session at a PostgreSQL server, by psycopg.
+
+Owns the connection and its settings, the pipeline that carries batches, the catalogue, and what the server's error
+codes mean to us. The hard idea: nothing depends on how the server, the database or the role is set up. Every setting
+that changes a value's text, the meaning of a statement or how long it waits is set by the session itself. Left as they
+are: the search path, which says where our three tables stand; `synchronous_commit`, since a position and its rows are
+lost together or not at all; and constraints and triggers of the target's own, unless the options turn them off.
+
+Source: PostgreSQL's manual, "Client Connection Defaults", "Error Codes", "Pipeline Mode".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from tranlog.change import TableMap
+from tranlog.errors import ConfigError, TargetUnavailableError, TranlogError, TransientTargetError
+from tranlog.target.binding import Form, Row, TargetColumn, TargetTable
+from tranlog.target.postgres_dialect import CATEGORY_OF, fit_name
+from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
+
+if TYPE_CHECKING:
+    from tranlog.target.options import TargetOptions
+
+try:
+    import psycopg
+    from psycopg import pq
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    from psycopg.errors import error_from_result
+    from psycopg.types.numeric import Int8Dumper
+    from psycopg.types.string import TextLoader
+    from psycopg.waiting import Ready, Wait
+except ImportError as exc:
+    raise ConfigError(
+        option="target.kind",
+        value="postgres",
+        why="the library psycopg is missing; install the package with its extra: pip install 'tranlog[postgres]'",
+    ) from exc
+
+_SETTINGS: Final = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "xmloption": "content",
+    "standard_conforming_strings": "on",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    "transform_null_equals": "off",
+    "row_security": "off",  # an error instead of rows that a policy hides
+}
+_KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+
+FEW_ROWS: Final = 4
+"""So few rows of a batch go one by one: a join with an array costs the server as much as four plain statements."""
+PREPARED_MOST: Final = 500
+"""Prepared statements that a session keeps."""
+FLUSH_EVERY: Final = 32
+"""Commands that are collected before the socket is given them."""
+
+_TRY_AGAIN: Final = frozenset({"40001", "40P01", "57014", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
+_LOCK_TIMEOUT: Final = "55P03"
+_MISSING: Final = frozenset({"42P01", "42703", "3F000"})
+_DUPLICATE: Final = frozenset({"23505", "23P01"})
+_SURROUNDINGS: Final = ("53", "54", "58", "F0", "XX")
+"""Classes of errors that are the server's own: no room, no memory, its limits, its files."""
+_REFUSED: Final = frozenset({"42501", "25006", "0A000"})
+
+_COLUMNS: Final = """
+SELECT a.attname, a.attgenerated <> '', b.typname, b.typtype, b.typelem <> 0 AND b.typlen = -1,
+       format_type(b.oid, -1), format_type(a.atttypid, a.atttypmod),
+       CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END, c.relkind
+  FROM pg_class c
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+  LEFT JOIN pg_type t ON t.oid = a.atttypid
+  LEFT JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+ WHERE c.relname = $1 AND ($2 = '' AND pg_table_is_visible(c.oid) OR n.nspname = $2)
+ ORDER BY a.attnum"""
+_UNIQUE: Final = """
+SELECT DISTINCT a.attname, i.indexprs IS NOT NULL
+  FROM pg_index i
+  JOIN pg_class c ON c.oid = i.indrelid
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_attribute a ON a.attrelid = c.oid AND (a.attnum = ANY (i.indkey) OR (i.indexprs IS NOT NULL AND a.attnum > 0))
+ WHERE c.relname = $1 AND ($2 = '' AND pg_table_is_visible(c.oid) OR n.nspname = $2)
+   AND (i.indisunique OR i.indisexclusion)"""
+_TABLE_KINDS: Final = ("r", "p")
+
+_WHOSE: Final = """
+SELECT 'session ' || a.pid || ' of user ' || coalesce(a.usename, '?')
+       || coalesce(', ' || nullif(a.application_name, ''), '')
+       || coalesce(', from ' || a.client_addr, '') || coalesce(', ' || a.state, '')
+       || coalesce(' since ' || date_trunc('second', a.xact_start), '')
+  FROM pg_stat_activity a"""
+_HOLDS_OUR_ROWS: Final = """
+EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.granted AND l.locktype = 'relation'
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND l.relation IN (to_regclass('tranlog_channel'), to_regclass('tranlog_pipeline'))
+        AND l.mode IN ('RowShareLock', 'RowExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
+                       'AccessExclusiveLock'))"""
+
+
+def read_dsn(dsn: str) -> dict[str, Any]:
+    """Return a connection string's parts. Raises ConfigError, which does not repeat the string."""
+    try:
+        return dict(conninfo_to_dict(dsn))
+    except psycopg.Error as exc:
+        why = "not a connection string of PostgreSQL's; it reads postgresql://user:password@host:port/database"
+        raise ConfigError(option="target.dsn", value=None, why=why) from exc
+
+
+def describe_dsn(dsn: str) -> str:
+    """Return where a connection string leads, without its password."""
+    parts = read_dsn(dsn)
+    user = f"{parts['user']}@" if parts.get("user") else ""
+    port = f":{parts['port']}" if parts.get("port") else ""
+    return f"postgresql://{user}{parts.get('host') or 'localhost'}{port}/{parts.get('dbname') or ''}"
+
+
+class PostgresSession:
+    """One connection to a PostgreSQL server; see Session for what its methods do."""
+
+    def __init__(self, options: TargetOptions) -> None:
+        self._where = describe_dsn(options.dsn)
+        self._prepared: dict[str, bytes] = {}
+        self._statements = 0
+        self._expected: list[int | None] = []  # in the pipeline: rows that each command is to hit, None: a prepare
+        parts = read_dsn(options.dsn)
+        defaults: dict[str, str | int] = {
+            "application_name": "tranlog",
+            "connect_timeout": max(2, round(options.connect_timeout_s)),
+            **_KEEPALIVE,
+        }
+        defaults["client_encoding"] = "UTF8"
+        dsn = make_conninfo(
+            options.dsn, **{k: v for k, v in defaults.items() if k not in parts or k == "client_encoding"}
+        )
+        try:
+            self._connection = psycopg.connect(dsn, autocommit=True)
+        except psycopg.Error as exc:
+            raise unavailable(self._where, str(exc)) from exc
+        try:
+            self._connection.adapters.register_dumper(int, Int8Dumper)
+            settings = {**_SETTINGS, "idle_in_transaction_session_timeout": str(round(options.idle_timeout_s * 1000))}
+            if options.triggers == "off":
+                settings["session_replication_role"] = "replica"
+            calls = [f"set_config(${n}, ${n + 1}, false)" for n in range(1, 2 * len(settings), 2)]
+            self.fetch(f"SELECT {', '.join(calls)}", [part for setting in settings.items() for part in setting])
+            ((self.identity,),) = self.fetch(
+                "SELECT pid || ' ' || backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+            )
+        except MisfitError as exc:
+            self.close()
+            raise unavailable(self._where, str(exc)) from exc
+        except BaseException:
+            self.close()
+            raise
+
+    # --- transactions ---
+
+    def begin(self, *, lock_timeout_s: float | None = None) -> None:
+        self._execute("BEGIN")
+        if lock_timeout_s is not None:
+            self._execute(f"SET LOCAL lock_timeout = {max(1, round(lock_timeout_s * 1000))}")
+
+    def commit(self) -> None:
+        self.settle()
+        self._execute("COMMIT")
+
+    def rollback(self) -> None:
+        self._leave_pipeline()
+        with suppress(psycopg.Error):
+            if self._connection.info.transaction_status != pq.TransactionStatus.IDLE:
+                psycopg.RawCursor(self._connection).execute("ROLLBACK")
+
+    def _leave_pipeline(self) -> None:
+        """Forget what is under way, after an error, and what it may not have prepared any more."""
+        self._prepared.clear()
+        try:
+            self.settle()
+        except (MisfitError, MissingTableError, LockTimeoutError, TranlogError):
+            pass
+        pgconn = self._connection.pgconn
+        if pgconn.status == pq.ConnStatus.OK and pgconn.pipeline_status != pq.PipelineStatus.OFF:
+            self._connection.close()
+
+    def savepoint(self) -> None:
+        self.run("SAVEPOINT tranlog_savepoint")
+
+    def rollback_to_savepoint(self) -> None:
+        self._leave_pipeline()
+        self._execute("ROLLBACK TO SAVEPOINT tranlog_savepoint")
+
+    # --- statements ---
+
+    def _execute(self, sql: str, parameters: Sequence[Any] = ()) -> psycopg.RawCursor[Any]:
+        cursor = psycopg.RawCursor(self._connection)
+        try:
+            cursor.execute(sql, parameters)
+        except psycopg.Error as exc:
+            raise self._sorted(exc) from exc
+        return cursor
+
+    def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        self.settle()
+        return self._execute(sql, parameters).rowcount
+
+    def fetch(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        self.settle()
+        return self._execute(sql, parameters).fetchall()
+
+    def send(self, form: Form, rows: Sequence[Row]) -> int:
+        if form.one is not None and len(rows) <= FEW_ROWS:
+            for row in rows:
+                self._send(form.one, [row])
+            return len(rows)
+        self._send(form, rows)
+        return 1
+
+    def _send(self, form: Form, rows: Sequence[Row]) -> None:
+        parameters = [None if text is None else text.encode() for text in form.bind(rows)]
+        if len(self._prepared) >= PREPARED_MOST and form.sql not in self._prepared:
+            self.settle()
+            for old in self._prepared.values():
+                self._execute(f"DEALLOCATE {old.decode()}")
+            self._prepared.clear()
+        pgconn = self._connection.pgconn
+        try:
+            if not self._expected:
+                pgconn.enter_pipeline_mode()
+            name = self._prepared.get(form.sql)
+            if name is None:
+                self._statements += 1
+                name = self._prepared[form.sql] = b"tranlog_%d" % self._statements
+                self._expected.append(None)
+                pgconn.send_prepare(name, form.sql.encode())
+            self._expected.append(len(rows))
+            pgconn.send_query_prepared(name, parameters)
+            if len(self._expected) % FLUSH_EVERY == 0:
+                pgconn.flush()  # the server works while the next rows are made ready
+        except psycopg.Error as exc:
+            raise self._sorted(exc) from exc
+
+    def settle(self) -> None:
+        if not self._expected:
+            return
+        expected, self._expected = self._expected, []
+        pgconn = self._connection.pgconn
+        try:
+            pgconn.pipeline_sync()
+            results: list[pq.abc.PGresult] = self._connection.wait(_collect(pgconn))
+            pgconn.exit_pipeline_mode()
+        except psycopg.Error as exc:
+            raise self._sorted(exc) from exc
+        for result, rows in zip(results, expected, strict=False):
+            if result.status == pq.ExecStatus.FATAL_ERROR:
+                raise self._sorted(error_from_result(result))
+            if rows is not None and result.command_tuples != rows:
+                raise MisfitError(f"{result.command_tuples} rows hit instead of {rows}", affected=result.command_tuples)
+
+    def run_script(self, text: str) -> None:
+        self.settle()
+        self._execute(text)
+
+    def _sorted(self, exc: psycopg.Error) -> Exception:
+        """Return what an error of the driver's is to us, by the server's code for it."""
+        code = exc.sqlstate or ""
+        why = _message(exc)
+        if code == "" or code[:2] == "08" or self._connection.broken or self._connection.closed:
+            if isinstance(exc, psycopg.DataError | psycopg.ProgrammingError) and not self._connection.closed:
+                return MisfitError(why)
+            return TransientTargetError(why=f"the connection to {self._where} was lost: {why}")
+        if code in _TRY_AGAIN:
+            return TransientTargetError(why=why)
+        if code == _LOCK_TIMEOUT:
+            return LockTimeoutError(why)
+        if code in _MISSING:
+            return MissingTableError(why)
+        if code[:2] in _SURROUNDINGS or code in _REFUSED:
+            return unavailable(self._where, why)
+        return MisfitError(why, duplicate=code in _DUPLICATE, table=exc.diag.table_name or "")
+
+    # --- the catalogue ---
+
+    def table(self, table: TableMap) -> TargetTable:
+        names = (fit_name(table.table), fit_name(table.schema))
+        rows = self.fetch(_COLUMNS, names)
+        if not rows:
+            raise MissingTableError("there is no such table")
+        if rows[0][8] not in _TABLE_KINDS:
+            raise MissingTableError("this name is not a table's")
+        columns = {}
+        for name, generated, typname, typtype, is_array, type_name, declared, typmod, _ in rows:
+            if name is None:  # a table without columns
+                continue
+            category = "array" if is_array and typtype == "b" and typname.startswith("_") else CATEGORY_OF.get(typname)
+            columns[name] = TargetColumn(
+                name=name,
+                type_name=type_name,
+                category=category or "other",
+                generated=generated,
+                declared=declared,
+                digits=_digits(typname, typmod),
+            )
+        unique = frozenset([name for name, _ in self.fetch(_UNIQUE, names)])
+        return TargetTable(columns=columns, unique=unique, place="ctid")
+
+    def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        self.settle()
+        self._execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            # The reader at the other end may be slow, and holds no lock that anybody waits for.
+            self._execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+            with psycopg.RawServerCursor(self._connection, "tranlog_rows") as cursor:
+                cursor.itersize = 2000
+                for known in self._connection.adapters.types:  # the driver's own objects lose what text keeps
+                    for oid in (known.oid, known.array_oid):
+                        if oid:
+                            cursor.adapters.register_loader(oid, TextLoader)
+                cursor.execute(sql)
+                yield from cursor
+        except psycopg.Error as exc:
+            raise self._sorted(exc) from exc
+        finally:
+            self.rollback()
+
+    # --- other sessions ---
+
+    def end(self, identity: str) -> bool:
+        pid, _, started = identity.partition(" ")
+        if identity == self.identity or not pid.isdigit():
+            return False
+        the_one = f"a.pid = {int(pid)} AND a.backend_start::text = $1 AND {_HOLDS_OUR_ROWS}"
+        whose = self.fetch(f"{_WHOSE} WHERE {the_one}", (started,))
+        if not whose:
+            return False
+        try:
+            return bool(
+                self.fetch(f"SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a WHERE {the_one}", (started,))
+            )
+        except TargetUnavailableError as exc:
+            raise unavailable(
+                self._where,
+                f"{whose[0][0]} keeps a row of tranlog_channel locked and may not be ended by this user: {exc.why}",
+            ) from exc
+
+    def lock_holders(self) -> tuple[str, bool]:
+        rows = self.fetch(
+            f"{_WHOSE} WHERE a.pid <> pg_backend_pid() AND {_HOLDS_OUR_ROWS} ORDER BY a.xact_start LIMIT 5"
+        )
+        return "; ".join([who for (who,) in rows]) or "a session that has ended by now", False
+
+    def close(self) -> None:
+        with suppress(psycopg.Error):
+            self._connection.close()
+
+
+def _collect(pgconn: pq.abc.PGconn) -> Generator[Wait, Ready | int, list[pq.abc.PGresult]]:
+    """Send what is left of a pipeline and return its results, one per command, up to the sync that ends it."""
+    results: list[pq.abc.PGresult] = []
+    unsent = True
+    while True:
+        unsent = unsent and pgconn.flush() != 0
+        ready = yield Wait.RW if unsent else Wait.R
+        if not ready & Ready.R:
+            continue
+        pgconn.consume_input()
+        while not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None:
+                continue  # the end of one command's results
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                return results
+            results.append(result)
+
+
+def _message(exc: psycopg.Error) -> str:
+    """Return the server's message in one line, with its detail, which names the key, but not the statement."""
+    if exc.diag.message_primary:
+        detail = f" ({exc.diag.message_detail})" if exc.diag.message_detail else ""
+        return f"{exc.diag.message_primary}{detail}"
+    return " ".join(str(exc).split())
+
+
+def _digits(typname: str, typmod: int) -> int | None:
+    """Return the digits behind the point that a column keeps, by its type modifier."""
+    if typname == "numeric":
+        return None if typmod < 4 else ((typmod - 4) & 0x7FF ^ 0x400) - 0x400  # a scale may be negative
+    if typname in ("time", "timetz", "timestamp", "timestamptz"):
+        return None if typmod < 0 else typmod
+    if typname == "interval":
+        return None if typmod < 0 or typmod & 0xFFFF == 0xFFFF else typmod & 0xFFFF
+    return None

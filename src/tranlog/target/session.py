@@ -1,0 +1,108 @@
+"""One connection to a target database, as positions and appliers use it, and the bad news that it brings.
+
+Owns the seam between what is written once and the two drivers. The hard idea: bad news is sorted here, by what is to
+be done about it. What does not fit (`MisfitError`) is a matter of the transaction that was sent, a lock that does
+not come (`LockTimeoutError`) of whoever holds it, a lost connection (TransientTargetError) of trying again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from tranlog.change import TableMap
+from tranlog.errors import TargetUnavailableError
+from tranlog.target.binding import Form, Row, TargetTable
+
+
+class MisfitError(Exception):
+    """The target refused a change, or it did not hit as many rows as it should. Becomes a ConflictError.
+
+    `duplicate`: a unique key was in the way. `affected` is how many rows a change did hit, None where it failed.
+    `table` is the table that the target named by itself, empty where it named none.
+    """
+
+    def __init__(self, why: str, *, duplicate: bool = False, affected: int | None = None, table: str = ""):
+        super().__init__(why)
+        self.duplicate = duplicate
+        self.affected = affected
+        self.table = table
+
+
+class MissingTableError(Exception):
+    """A table or a column that a statement names is not there."""
+
+
+class LockTimeoutError(Exception):
+    """A lock did not come in time."""
+
+
+class Session(Protocol):
+    """One connection. Every method may also raise TransientTargetError and TargetUnavailableError.
+
+    Threads: one at a time.
+    """
+
+    identity: str
+    """Names this session at the target; never the name of another one, also after both have ended."""
+
+    def begin(self, *, lock_timeout_s: float | None = None) -> None:
+        """Start a write transaction; each lock in it is waited for so long, None: as long as the kind does.
+
+        Raises LockTimeoutError, here or where a lock is taken.
+        """
+
+    def commit(self) -> None:
+        """Commit. Raises MisfitError where a deferred constraint objects."""
+
+    def rollback(self) -> None:
+        """Roll back whatever is open; never raises, since the connection may be what failed."""
+
+    def savepoint(self) -> None:
+        """Mark this point of the transaction; a later mark replaces it for `rollback_to_savepoint`."""
+
+    def rollback_to_savepoint(self) -> None:
+        """Undo what came after the last mark, also after an error; the transaction goes on."""
+
+    def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Run a statement and return how many rows it changed. Raises what `settle` raises."""
+
+    def fetch(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows. Raises what `settle` raises."""
+
+    def send(self, form: Form, rows: Sequence[Row]) -> int:
+        """Send rows of one form, at most as many as it takes, and return in how many statements.
+
+        What came of them is `settle`'s to tell.
+
+        Raises UnfitError for a value that cannot be sent, and what `settle` raises, for these or earlier rows.
+        """
+
+    def settle(self) -> None:
+        """Wait for all that was sent. Raises MisfitError unless every row sent hit exactly one, MissingTableError."""
+
+    def run_script(self, text: str) -> None:
+        """Run a source's own statement as it is. Raises MisfitError with what the target said."""
+
+    def table(self, table: TableMap) -> TargetTable:
+        """Read what the target has in a table's place. Raises MissingTableError where that is no table."""
+
+    def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        """Yield a query's rows as of one moment, as the dialect's reader takes them, without holding them all.
+
+        Nothing else runs on this session until the iteration ends or is closed.
+        """
+
+    def end(self, identity: str) -> bool:
+        """End the session that was named so, if it is still that one and is what others wait for; return whether."""
+
+    def lock_holders(self) -> tuple[str, bool]:
+        """Say who holds locks on our tables now, for a message; and whether it is at work, so that waiting helps."""
+
+    def close(self) -> None:
+        """Close; closing twice is harmless."""
+
+
+def unavailable(where: str, why: str) -> TargetUnavailableError:
+    """Return the error with its reason in one line."""
+    return TargetUnavailableError(where=where, why=" ".join(why.split()).rstrip("."))

@@ -1,0 +1,263 @@
+"""A target under test: a real database with a pipeline taken and a channel claimed, and changes to apply to it."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from tranlog.change import Change, Column, Op, Options, RowChange, TableMap
+from tranlog.ids import NO_SEQNO, Epoch, Seqno
+from tranlog.target.database import DatabaseTarget
+from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.session import Session
+from tranlog.target.target import Advance, Applied, ChannelRow, Target, Unit
+from tranlog.types import LogicalType, Value, canonical
+
+Row = tuple[Value, ...]
+ANY, INTEGER, TEXT = LogicalType.ANY, LogicalType.INTEGER, LogicalType.TEXT
+PIPELINE = "shop"
+
+
+def column(name: str, logical: LogicalType, source_type: str, **more: object) -> Column:
+    return Column(name=name, source_type=source_type, logical=logical, **more)  # type: ignore[arg-type]
+
+
+def table(name: str, *columns: Column, key: Sequence[int] = (0,), schema: str = "shop", **more: object) -> TableMap:
+    return TableMap(schema=schema, table=name, columns=columns, primary_key=tuple(key), **more)  # type: ignore[arg-type]
+
+
+ID = column("id", INTEGER, "int(11)", nullable=False)
+ITEMS = table("items", ID, column("name", TEXT, "varchar(20)", length=20), column("n", INTEGER, "int(11)"))
+MOVES = table("moves", ID, column("name", TEXT, "text"), column("n", INTEGER, "int(11)"), key=())
+
+
+def insert(table: TableMap, row: Row) -> RowChange:
+    return RowChange(table, Op.INSERT, None, row)
+
+
+def update(table: TableMap, before: Row, after: Row) -> RowChange:
+    return RowChange(table, Op.UPDATE, before, after)
+
+
+def delete(table: TableMap, row: Row) -> RowChange:
+    return RowChange(table, Op.DELETE, row, None)
+
+
+def unit_of(seqno: int, changes: Sequence[Change] | Callable[[], Iterator[Change]], metadata: Options = ()) -> Unit:
+    """A transaction of `changes`, or of what `changes` yields when it is applied."""
+
+    def again() -> Iterator[Change]:
+        return iter(changes() if callable(changes) else changes)
+
+    return Unit(
+        seqno=Seqno(seqno),
+        epoch=Epoch(1),
+        source_id="source",
+        event_id=f"event {seqno}",
+        tstamp=1_700_000_000_000 + seqno,
+        metadata=metadata,
+        changes=again,
+    )
+
+
+class Bench:
+    """One target connection that owns channel 0 of a pipeline, with the seqnos of what it applies."""
+
+    def __init__(self, options: TargetOptions) -> None:
+        self.options = options
+        self.target: Target = open_target(options)
+        self.target.ensure_tables()
+        self.driver_token = self.target.take(
+            pipeline=PIPELINE,
+            expected_token=0,
+            holder="the test",
+            channels=1,
+            shard_rule="all",
+            rows=[ChannelRow(channel=0)],
+            keep_assignment=False,
+        )
+        self.token = self.target.claim(pipeline=PIPELINE, channel=0, driver_token=self.driver_token).token
+        self.applied = NO_SEQNO
+
+    @property
+    def session(self) -> Session:
+        """The target's own session, for what only the database itself can be asked."""
+        assert isinstance(self.target, DatabaseTarget)
+        return self.target._session
+
+    def advance(self, count: int) -> Advance:
+        """The advance over the next `count` transactions."""
+        new = Seqno(self.applied + count)
+        return Advance(
+            pipeline=PIPELINE,
+            channel=0,
+            token=self.token,
+            old_seqno=self.applied,
+            new_seqno=new,
+            epoch=Epoch(1),
+            source_id="source",
+            event_id=f"event {new}",
+            tstamp=1_700_000_000_000 + new,
+            stats="{}",
+        )
+
+    def apply(self, *transactions: Sequence[Change], metadata: Options = ()) -> Applied:
+        """Apply transactions in one target transaction. After an error the position is where it was."""
+        units = [unit_of(self.applied + 1 + i, changes, metadata) for i, changes in enumerate(transactions)]
+        advance = self.advance(len(units))
+        applied = self.target.apply(units, advance)
+        self.applied = advance.new_seqno
+        return applied
+
+    def stored_seqno(self) -> int:
+        (row,) = self.target.read_channels(PIPELINE)
+        return row.applied_seqno
+
+    def rows(self, table: TableMap) -> Counter[tuple[tuple[int, object], ...]]:
+        """What the target holds, as values that compare by what they are."""
+        return content(self.target.rows(table))
+
+    def close(self) -> None:
+        self.target.close()
+
+
+def content(rows: Iterator[Row] | Sequence[Row]) -> Counter[tuple[tuple[int, object], ...]]:
+    """Rows to compare: in no order, each as often as it is there."""
+    return Counter(tuple(canonical(value) for value in row) for row in rows)
+
+
+class Model:
+    """Tables as Python sees them: keyed ones as dicts, keyless ones as lists. Draws changes that fit them."""
+
+    def __init__(
+        self, seed: int, *, tables: Sequence[TableMap], value: Callable[[random.Random, Column], Value]
+    ) -> None:
+        self.random = random.Random(seed)
+        self.tables = tables
+        self.value = value
+        self.content: dict[str, list[Row]] = {table.name: [] for table in tables}
+
+    def transaction(self, most: int) -> list[Change]:
+        """Draw a transaction and carry it out here."""
+        rng = self.random
+        changes: list[Change] = []
+        while len(changes) < rng.randint(1, most):
+            table = rng.choice(self.tables)
+            # Runs of one operation, as applications write them: that is what batches are made of.
+            draw = rng.choice([self._insert, self._insert, self._update, self._update, self._delete])
+            for _ in range(rng.choice([1, 1, 2, 5])):
+                change = draw(table)
+                if change is not None:
+                    changes.append(change)
+        return changes
+
+    def _fresh(self, table: TableMap) -> Row | None:
+        row = tuple(self.value(self.random, column) for column in table.columns)
+        key = canonical_row(table.key_of(row))
+        if table.primary_key and any(canonical_row(table.key_of(r)) == key for r in self.content[table.name]):
+            return None
+        return row
+
+    def _insert(self, table: TableMap) -> RowChange | None:
+        row = self._fresh(table)
+        if row is None:
+            return None
+        self.content[table.name].append(row)
+        return insert(table, row)
+
+    def _update(self, table: TableMap) -> RowChange | None:
+        rows = self.content[table.name]
+        if not rows:
+            return None
+        at = self.random.randrange(len(rows))
+        before = rows[at]
+        after = list(before)
+        for i in range(len(after)):
+            moves = i in table.primary_key and self.random.random() < 0.9
+            if not moves and self.random.random() < 0.5:
+                after[i] = self.value(self.random, table.columns[i])
+        new = tuple(after)
+        if table.primary_key:
+            key = canonical_row(table.key_of(new))
+            if any(canonical_row(table.key_of(r)) == key for j, r in enumerate(rows) if j != at):
+                return None
+        rows[at] = new
+        return update(table, before, new)
+
+    def _delete(self, table: TableMap) -> RowChange | None:
+        rows = self.content[table.name]
+        if not rows:
+            return None
+        return delete(table, rows.pop(self.random.randrange(len(rows))))
+
+
+def canonical_row(row: Row) -> tuple[tuple[int, object], ...]:
+    return tuple(canonical(value) for value in row)
+
+
+STOPS_ITSELF = """
+import os, pickle, signal, sys
+sys.path.insert(0, sys.argv[2])
+from fix_target import ITEMS, PIPELINE, Bench, insert, unit_of
+from tranlog.target.options import open_target
+
+options, driver_token, stops = pickle.loads(bytes.fromhex(sys.argv[1]))
+target = open_target(options)
+row = target.claim(pipeline=PIPELINE, channel=0, driver_token=driver_token)
+
+def changes():
+    yield insert(ITEMS, (1000, "stale", 1))
+    print("inside", flush=True)
+    if stops:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        sys.stdin.readline()
+
+bench = Bench.__new__(Bench)
+bench.applied, bench.token = row.applied_seqno, row.token
+try:
+    target.apply([unit_of(row.applied_seqno + 1, changes)], bench.advance(1))
+    print("applied", flush=True)
+except Exception as exc:
+    print(type(exc).__name__, exc, flush=True)
+"""
+
+
+class StoppedTask:
+    """A task in a process of its own that is in the middle of a target transaction: stopped, or waiting for a line."""
+
+    def __init__(self, bench: Bench, *, stops: bool = True, options: TargetOptions | None = None) -> None:
+        given = pickle.dumps((options or bench.options, bench.driver_token, stops)).hex()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", STOPS_ITSELF, given, str(Path(__file__).parent)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "inside\n"
+        while stops and self.state() != "T":
+            pass
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def state(self) -> str:
+        """What the kernel says: T stopped, Z dead."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def go_on(self) -> str:
+        """Let it go on; return what came of it."""
+        self.process.send_signal(signal.SIGCONT)
+        return self.process.communicate("\n")[0].strip()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()

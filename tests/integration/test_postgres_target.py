@@ -1,0 +1,543 @@
+"""PostgreSQL as a target: its locks and sessions, its settings, its errors. design/pipeline.md, issue item 11."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from fix_target import (
+    ID,
+    INTEGER,
+    ITEMS,
+    MOVES,
+    PIPELINE,
+    TEXT,
+    Bench,
+    StoppedTask,
+    column,
+    content,
+    delete,
+    insert,
+    table,
+    unit_of,
+    update,
+)
+from tranlog.change import Change
+from tranlog.errors import (
+    ConfigError,
+    ConflictError,
+    ReplacedError,
+    TargetTableError,
+    TargetUnavailableError,
+    TransientTargetError,
+)
+from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.postgres_dialect import NAME_BYTES, fit_name
+from tranlog.testing.servers import PostgresAddress, PostgresServer
+from tranlog.types import Datetime, EnumLabel, Instant, LogicalType, Other, Time
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def options(postgres: PostgresAddress, postgres_database: str) -> TargetOptions:
+    return TargetOptions(kind="postgres", dsn=postgres.dsn(postgres_database), lock_timeout_s=0.3)
+
+
+@pytest.fixture
+def open_bench() -> Iterator[Callable[[TargetOptions], Bench]]:
+    opened: list[Bench] = []
+
+    def open_one(options: TargetOptions) -> Bench:
+        opened.append(Bench(options))
+        return opened[-1]
+
+    yield open_one
+    for bench in opened:
+        bench.close()
+
+
+@pytest.fixture
+def bench(options: TargetOptions, open_bench: Callable[[TargetOptions], Bench]) -> Bench:
+    return open_bench(options)
+
+
+@pytest.fixture
+def stop_task() -> Iterator[Callable[..., StoppedTask]]:
+    started: list[StoppedTask] = []
+
+    def start(bench: Bench, **more: object) -> StoppedTask:
+        started.append(StoppedTask(bench, **more))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for task in started:
+        task.close()
+
+
+def claim(bench: Bench) -> None:
+    row = bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+    bench.token, bench.applied = row.token, row.applied_seqno
+
+
+def sql(bench: Bench, text: str) -> None:
+    bench.session.run_script(text)
+
+
+# --- locks and sessions ---------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_task_s_session_is_ended_by_its_successor(
+    bench: Bench, stop_task: Callable[..., StoppedTask]
+) -> None:
+    """design/pipeline.md, "A stopped process holds its locks": and when it wakes it can write nothing."""
+    bench.target.create_table(ITEMS)
+    task = stop_task(bench)
+    claim(bench)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    assert task.state() == "T"
+    assert task.go_on().startswith("TransientTargetError")
+    assert bench.rows(ITEMS) == content([(1, "a", 1)])
+
+
+def test_a_driver_ends_a_stopped_task_s_session_too(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
+    bench.target.create_table(ITEMS)
+    task = stop_task(bench)
+    bench.driver_token = bench.target.take(
+        pipeline=PIPELINE,
+        expected_token=bench.driver_token,
+        holder="next",
+        channels=1,
+        shard_rule="all",
+        rows=None,
+        keep_assignment=True,
+    )
+    claim(bench)
+    assert task.go_on().startswith("TransientTargetError")
+    assert not bench.rows(ITEMS)
+
+
+def test_a_session_of_a_reused_number_is_not_ended(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
+    """The server's process ids come again: only together with its start does one name a session."""
+    bench.target.create_table(ITEMS)
+    other = open_target(bench.options)
+    other.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+    (stored,) = [row.session for row in bench.target.read_channels(PIPELINE)]
+    pid, _, started = stored.partition(" ")
+    sql(bench, f"UPDATE tranlog_channel SET session = '{pid} 2001-01-01 00:00:00+00'")
+    holder = psycopg.connect(bench.options.dsn, application_name="somebody's psql")
+    holder.execute("UPDATE tranlog_channel SET stats = '{}'")
+    with pytest.raises(
+        TargetUnavailableError, match=r"stayed locked for 0\.3 s by session .*somebody's psql.*end that"
+    ):
+        claim(bench)
+    assert not bench.session.end(f"{pid} 2001-01-01 00:00:00+00")
+    assert not bench.session.end(f"{holder.info.backend_pid} {started}")
+    assert not bench.session.end(stored)  # it is that session, but keeps nobody waiting
+    holder.rollback()
+    claim(bench)
+    other.close()
+    holder.close()
+
+
+@pytest.mark.parametrize("sees", [False, True], ids=["sees little", "sees all"])
+def test_a_session_that_may_not_be_ended_is_named(
+    postgres: PostgresAddress, postgres_database: str, bench: Bench, stop_task: Callable[..., StoppedTask], sees: bool
+) -> None:
+    role = f"r_{postgres_database}"
+    bench.target.create_table(ITEMS)
+    postgres.execute(f"CREATE ROLE {role} LOGIN")
+    sql(bench, f"GRANT ALL ON tranlog_pipeline, tranlog_channel, tranlog_shard TO {role}")
+    if sees:
+        sql(bench, f"GRANT pg_read_all_stats TO {role}")
+    dsn = bench.options.dsn.replace("//postgres@", f"//{role}@")
+    task = stop_task(bench)
+    limited = open_target(replace(bench.options, dsn=dsn))
+    named = r"session \d+ of user postgres, tranlog"
+    why = f"{named}.*, idle in transaction.* may not be ended by this user" if sees else f"stayed locked.* by {named}"
+    with pytest.raises(TargetUnavailableError, match=why):
+        limited.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+    assert bench.session.fetch("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'") == [(1,)]
+    limited.close()
+    task.close()
+    sql(bench, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_task_whose_driver_was_replaced_ends_nobody(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
+    bench.target.create_table(ITEMS)
+    task = stop_task(bench, stops=False)
+    with pytest.raises(ReplacedError):
+        bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token + 1)
+    assert task.go_on() == "applied"
+
+
+def test_a_lost_connection_is_tried_again(bench: Bench) -> None:
+    bench.target.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+
+    def cut() -> Iterator[Change]:
+        yield insert(ITEMS, (2, "b", 2))
+        with psycopg.connect(bench.options.dsn) as other:
+            other.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE state = 'idle in transaction' AND datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        yield insert(ITEMS, (3, "c", 3))
+
+    units = [unit_of(1, cut)]
+    with pytest.raises(TransientTargetError):
+        bench.target.apply(units, bench.advance(1))
+    with pytest.raises(TransientTargetError):
+        bench.target.meet(PIPELINE)
+    bench.target.reconnect()
+    claim(bench)
+    assert bench.applied == 0
+    bench.apply([insert(ITEMS, (2, "b", 2))])
+    assert bench.rows(ITEMS) == content([(1, "a", 1), (2, "b", 2)])
+
+
+def test_a_server_that_goes_away_and_comes_back(
+    start_postgres: Callable[..., PostgresServer], open_bench: Callable[[TargetOptions], Bench]
+) -> None:
+    server = start_postgres()
+    bench = open_bench(TargetOptions(kind="postgres", dsn=server.dsn().replace("postgres@", "postgres:secret@")))
+    bench.target.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    server.kill()
+    with pytest.raises(TransientTargetError) as lost:
+        bench.apply([insert(ITEMS, (2, "a", 1))])
+    with pytest.raises(TargetUnavailableError) as away:
+        bench.target.reconnect()
+    for caught in (lost, away):
+        assert "secret" not in str(caught.value) + repr(caught.value)
+        assert str(server.port) in str(caught.value)
+    assert "secret" not in bench.target.describe() + repr(bench.options)
+    server.start()
+    bench.target.reconnect()
+    claim(bench)
+    bench.apply([insert(ITEMS, (2, "a", 1))])
+    assert bench.rows(ITEMS) == content([(1, "a", 1), (2, "a", 1)])
+
+
+def test_a_deadlock_is_tried_again(bench: Bench) -> None:
+    bench.target.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (i, "a", 1)) for i in (1, 2)])
+    inside, outside = threading.Event(), threading.Event()
+
+    def changes() -> Iterator[Change]:
+        yield update(ITEMS, (1, "a", 1), (1, "b", 1))
+        yield insert(MOVES, (1, "a", 1))
+        # The batch before is out once the next one has begun.
+        bench.session.settle()
+        inside.set()
+        outside.wait(10)
+        yield update(ITEMS, (2, "a", 1), (2, "b", 1))
+
+    def stranger() -> None:
+        with psycopg.connect(bench.options.dsn, options="-c deadlock_timeout=10s") as other:
+            inside.wait(10)
+            other.execute("UPDATE shop.items SET n = 2 WHERE id = 2")
+            outside.set()
+            other.execute("UPDATE shop.items SET n = 2 WHERE id = 1")
+
+    bench.target.create_table(MOVES)
+    thread = threading.Thread(target=stranger)
+    thread.start()
+    units = [unit_of(1, changes)]
+    with pytest.raises(TransientTargetError, match="deadlock"):
+        bench.target.apply(units, bench.advance(1))
+    thread.join()
+    bench.apply([update(ITEMS, (2, "a", 2), (2, "b", 2))])
+    assert bench.rows(ITEMS) == content([(1, "a", 2), (2, "b", 2)])
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+HOSTILE = {
+    "DateStyle": "'German'",
+    "IntervalStyle": "'iso_8601'",
+    "TimeZone": "'Asia/Kathmandu'",
+    "extra_float_digits": "-15",
+    "bytea_output": "'escape'",
+    "standard_conforming_strings": "off",
+    "statement_timeout": "1",
+    "lock_timeout": "1",
+    "default_transaction_isolation": "'serializable'",
+    "default_transaction_read_only": "on",
+    "client_encoding": "'LATIN1'",
+    "transform_null_equals": "on",
+}
+
+
+def test_nothing_depends_on_how_the_database_is_set(
+    postgres: PostgresAddress,
+    postgres_database: str,
+    options: TargetOptions,
+    open_bench: Callable[[TargetOptions], Bench],
+) -> None:
+    for name, value in HOSTILE.items():
+        postgres.execute(f"ALTER DATABASE {postgres_database} SET {name} = {value}")
+    assert postgres.execute("SHOW DateStyle", database=postgres_database) == [("German, DMY",)]
+    bench = open_bench(options)
+    tab = table(
+        "t",
+        ID,
+        column("f", LogicalType.F64, "double"),
+        column("b", LogicalType.BYTES, "blob"),
+        column("d", LogicalType.DATETIME, "datetime(6)"),
+        column("i", LogicalType.INSTANT, "timestamp(6)"),
+        column("t", LogicalType.TIME, "time(6)"),
+        column("s", TEXT, "text"),
+    )
+    bench.target.create_table(tab)
+    rows = [(i, 0.1 + i, b"\\\xff'", Datetime(-1), Instant(86_399_999_999), Time(-1 - i), "\\'é🦆") for i in range(3)]
+    bench.apply([insert(tab, row) for row in rows])
+    assert bench.rows(tab) == content(rows)
+
+
+def test_an_isolation_that_the_caller_relies_on(bench: Bench) -> None:
+    shown = [bench.session.fetch(f"SHOW {name}")[0][0] for name in ("transaction_isolation", "timezone")]
+    assert shown == ["read committed", "UTC"]
+    ((idle,),) = bench.session.fetch("SHOW idle_in_transaction_session_timeout")
+    assert idle == "1min"
+
+
+def test_a_wrong_address(postgres: PostgresAddress, options: TargetOptions) -> None:
+    with pytest.raises(ConfigError, match="not a connection string") as config:
+        open_target(replace(options, dsn="postgresql://user:se cret@[bad"))
+    assert "cret" not in str(config.value)
+    for dsn, why in (
+        (postgres.dsn("nowhere"), 'database "nowhere" does not exist'),
+        ("postgresql://u:secret@127.0.0.1:1/x", "127.0.0.1"),
+    ):
+        with pytest.raises(TargetUnavailableError, match=why) as caught:
+            open_target(replace(options, dsn=dsn))
+        assert "secret" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_user_who_may_not(postgres: PostgresAddress, postgres_database: str, bench: Bench) -> None:
+    role = f"w_{postgres_database}"
+    bench.target.create_table(ITEMS)
+    postgres.execute(f"CREATE ROLE {role} LOGIN")
+    sql(bench, f"GRANT ALL ON tranlog_pipeline, tranlog_channel, tranlog_shard TO {role}")
+    limited = Bench.__new__(Bench)
+    limited.options = replace(bench.options, dsn=bench.options.dsn.replace("//postgres@", f"//{role}@"))
+    limited.driver_token, limited.target = bench.driver_token, open_target(limited.options)
+    limited.target.ensure_tables()  # they are there: nothing is to be made
+    claim(limited)
+    with pytest.raises(TargetUnavailableError, match="permission denied for schema shop"):
+        limited.apply([insert(ITEMS, (1, "a", 1))])
+    with pytest.raises(TargetUnavailableError, match="session_replication_role"):
+        open_target(replace(limited.options, triggers="off"))
+    limited.close()
+    sql(bench, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+# --- the target's own triggers and constraints ----------------------------------------------------------------------
+
+AUDIT = """
+CREATE TABLE audit (what text);
+CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO audit VALUES (TG_OP || ' ' || coalesce(NEW.id, OLD.id));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON shop.items FOR EACH ROW EXECUTE FUNCTION audit()"""
+
+
+def audited(bench: Bench) -> list[str]:
+    return sorted(what for (what,) in bench.session.fetch("SELECT what FROM audit"))
+
+
+def test_triggers_of_the_target_fire_once_per_change(bench: Bench) -> None:
+    """Issue item 12: "an audit trigger at the target counts changes per table, operation and key"."""
+    bench.target.create_table(ITEMS)
+    sql(bench, AUDIT)
+    bench.apply([insert(ITEMS, (i, "a", 1)) for i in (1, 2)], [update(ITEMS, (1, "a", 1), (1, "a", 1))])
+    bench.apply([update(ITEMS, (1, "a", 1), (1, "b", 1))] * 2 + [delete(ITEMS, (2, "a", 1))])
+    assert audited(bench) == ["DELETE 2", "INSERT 1", "INSERT 2", "UPDATE 1", "UPDATE 1", "UPDATE 1"]
+    with pytest.raises(ConflictError):
+        bench.apply([insert(ITEMS, (3, "a", 1)), delete(ITEMS, (9, "a", 1))])
+    assert len(audited(bench)) == 6
+
+
+def test_triggers_can_be_off(options: TargetOptions, open_bench: Callable[[TargetOptions], Bench]) -> None:
+    bench = open_bench(replace(options, triggers="off"))
+    bench.target.create_table(ITEMS)
+    sql(bench, AUDIT)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    assert audited(bench) == []
+
+
+PARENTS = table("parents", ID)
+CHILDREN = table("children", ID, column("parent", INTEGER, "int"))
+
+
+@pytest.mark.parametrize("net_effect", [False, True])
+def test_foreign_keys_of_the_target_hold(
+    options: TargetOptions, open_bench: Callable[[TargetOptions], Bench], net_effect: bool
+) -> None:
+    """In the log's order they never object; where the net effect's order does, the log's is used."""
+    bench = open_bench(replace(options, net_effect=net_effect))
+    for each in (PARENTS, CHILDREN):
+        bench.target.create_table(each)
+    sql(bench, "ALTER TABLE shop.children ADD FOREIGN KEY (parent) REFERENCES shop.parents")
+    bench.apply([insert(PARENTS, (1,)), insert(CHILDREN, (1, 1))])
+    bench.apply([insert(PARENTS, (2,)), update(CHILDREN, (1, 1), (1, 2)), delete(PARENTS, (1,))])
+    bench.apply([delete(CHILDREN, (1, 2)), delete(PARENTS, (2,)), insert(PARENTS, (3,)), insert(CHILDREN, (2, 3))])
+    assert bench.rows(CHILDREN) == content([(2, 3)])
+    with pytest.raises(ConflictError, match=r"seqno 3, table shop\.children, key \(id=5\).*is not present in table"):
+        bench.apply([insert(CHILDREN, (5, 77))])
+
+
+def test_a_deferred_constraint_that_objects_at_commit(bench: Bench) -> None:
+    for each in (PARENTS, CHILDREN):
+        bench.target.create_table(each)
+    sql(
+        bench,
+        "ALTER TABLE shop.children ADD FOREIGN KEY (parent) REFERENCES shop.parents DEFERRABLE INITIALLY DEFERRED",
+    )
+    bench.apply([insert(CHILDREN, (1, 1)), insert(PARENTS, (1,))])
+    with pytest.raises(ConflictError, match=r"seqno 2, table children.*Key \(parent\)=\(9\) is not present"):
+        bench.apply([insert(PARENTS, (2,))], [insert(CHILDREN, (2, 9))], [insert(PARENTS, (4,))])
+    assert bench.rows(CHILDREN) == content([(1, 1)])
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_tables_are_made_of(bench: Bench) -> None:
+    orders = table(
+        "orders",
+        column("id", INTEGER, "bigint(20) unsigned", unsigned=True, nullable=False),
+        column("note", TEXT, "char(10)", length=10),
+        column("price", LogicalType.DECIMAL, "decimal(10,2)"),
+        column("flags", LogicalType.BIT, "bit(3)", length=3),
+        column("took", LogicalType.TIME, "time"),
+        unique_keys=((1, 2),),
+    )
+    made = bench.target.create_table(orders)
+    assert made.splitlines()[0] == 'CREATE SCHEMA IF NOT EXISTS "shop";'
+    types = bench.session.fetch(
+        "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute "
+        "WHERE attrelid = 'shop.orders'::regclass AND attnum > 0 ORDER BY attnum"
+    )
+    assert types == [
+        ("id", "numeric(20,0)", True),
+        ("note", "text", False),
+        ("price", "numeric(10,2)", False),
+        ("flags", "bit(3)", False),
+        ("took", "interval", False),
+    ]
+    keys = bench.session.fetch("SELECT contype::text FROM pg_constraint WHERE conrelid = 'shop.orders'::regclass")
+    assert sorted(keys) == [("p",), ("u",)]
+
+
+def test_columns_that_users_made_otherwise(bench: Bench) -> None:
+    """A boolean for a digit, an enum, a domain, a wider numeric, an array, char(n): each read back as it was sent."""
+    tab = table(
+        "t",
+        ID,
+        column("yes", INTEGER, "tinyint(1)"),
+        column("mood", LogicalType.ENUM, "enum('good','so so')"),
+        column("price", LogicalType.DECIMAL, "decimal(10,2)"),
+        column("code", TEXT, "char(5)", length=5),
+        column("tags", LogicalType.OTHER, "text[]"),
+        column("at", LogicalType.DATETIME, "datetime"),
+    )
+    sql(
+        bench,
+        """CREATE SCHEMA shop; CREATE TYPE shop.mood AS ENUM ('good', 'so so');
+        CREATE DOMAIN shop.price AS numeric(12, 4) CHECK (VALUE >= 0);
+        CREATE TABLE shop.t (id int PRIMARY KEY, yes boolean, mood shop.mood, price shop.price, code char(5),
+                             tags text[], at timestamp(0))""",
+    )
+    tags = Other("text[]", '{a,"b c",NULL}')
+    one = (1, 1, EnumLabel("so so"), Decimal("1.50"), "ab", tags, Datetime(5_000_000))
+    two = (2, 0, None, Decimal("0.00"), "", Other("text[]", "{}"), None)
+    bench.apply([insert(tab, one), insert(tab, two)])
+    assert bench.rows(tab) == content([one, two])
+    bench.apply([update(tab, one, (1, 0, EnumLabel("good"), Decimal("2.00"), "x", tags, None)), delete(tab, two)])
+    assert bench.rows(tab) == content([(1, 0, EnumLabel("good"), Decimal("2.00"), "x", tags, None)])
+    keyless = table("t", *tab.columns, key=())
+    bench.apply([delete(keyless, (1, 0, EnumLabel("good"), Decimal("2.00"), "x", tags, None))])
+    for wrong, why in (
+        ((3, 2, None, None, None, None, None), "column yes|boolean"),
+        ((3, 1, EnumLabel("bad"), None, None, None, None), "enum"),
+        ((3, 1, None, Decimal("-1.00"), None, None, None), "domain"),
+        ((3, 1, None, None, "toolong", None, None), "too long"),
+        (
+            (3, 1, None, None, None, None, Datetime(1)),
+            "column at is timestamp.* would round 1970-01-01 00:00:00.000001",
+        ),
+    ):
+        with pytest.raises(ConflictError, match=why) as caught:
+            bench.apply([insert(tab, wrong)])
+        assert caught.value.key == "(id=3)"
+
+
+def test_numbers_that_would_be_rounded_are_refused(bench: Bench) -> None:
+    tab = table("t", ID, column("v", LogicalType.DECIMAL, "decimal(10,4)"))
+    sql(bench, "CREATE SCHEMA shop; CREATE TABLE shop.t (id int PRIMARY KEY, v numeric(10, 2))")
+    bench.apply([insert(tab, (1, Decimal("1.5000")))])
+    assert bench.rows(tab) == content([(1, Decimal("1.5000"))])
+    with pytest.raises(ConflictError, match=r"column v is numeric\(10,2\) here and would round 1\.5010"):
+        bench.apply([insert(tab, (2, Decimal("1.5010")))])
+
+
+def test_identity_columns_and_partitions(bench: Bench) -> None:
+    """What the source numbered stays; a ctid names a row of each partition, and only the right one is hit."""
+    sql(
+        bench,
+        """CREATE SCHEMA shop;
+        CREATE TABLE shop.items (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text, n int);
+        CREATE TABLE shop.moves (id int, name text, n int) PARTITION BY LIST (id);
+        CREATE TABLE shop.moves_1 PARTITION OF shop.moves FOR VALUES IN (1);
+        CREATE TABLE shop.moves_2 PARTITION OF shop.moves FOR VALUES IN (2)""",
+    )
+    bench.apply([insert(ITEMS, (7, "a", 1)), insert(ITEMS, (8, "a", 1))], [update(ITEMS, (7, "a", 1), (7, "b", 1))])
+    assert bench.rows(ITEMS) == content([(7, "b", 1), (8, "a", 1)])
+    bench.apply([insert(MOVES, (i, "a", 1)) for i in (1, 2, 2)])
+    bench.apply([delete(MOVES, (2, "a", 1)), update(MOVES, (1, "a", 1), (2, "a", 1))])
+    assert bench.rows(MOVES) == content([(2, "a", 1), (2, "a", 1)])
+
+
+def test_a_name_that_is_no_table_s(bench: Bench) -> None:
+    sql(bench, "CREATE SCHEMA shop; CREATE VIEW shop.items AS SELECT 1 AS id, 'a' AS name, 1 AS n")
+    with pytest.raises(TargetTableError, match="this name is not a table's"):
+        bench.apply([insert(ITEMS, (1, "a", 1))])
+
+
+@pytest.mark.parametrize("name", ["short", "x" * 63, "x" * 64, "é" * 40, "🦆" * 16, "a" + "🦆" * 16])
+def test_names_are_made_to_fit(bench: Bench, name: str) -> None:
+    """PostgreSQL cuts names off at 63 bytes; ours are cut so that it does not."""
+    fitted = fit_name(name)
+    assert len(fitted.encode()) <= NAME_BYTES
+    assert (fitted == name) == (len(name.encode()) <= NAME_BYTES)
+    assert fit_name(name + "x" * 70) != fit_name(name + "x" * 71)
+    ((seen,),) = bench.session.fetch(
+        f'SELECT attname FROM (SELECT 1 AS "{fitted}") t, LATERAL (SELECT $1::text AS attname) u', (fitted,)
+    )
+    assert seen == fitted
+
+
+def test_rows_come_as_of_one_moment_and_may_be_left(bench: Bench) -> None:
+    bench.target.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (i, "a", 1)) for i in range(5000)])
+    reading = bench.target.rows(ITEMS)
+    next(reading)
+    with psycopg.connect(bench.options.dsn) as other:
+        other.execute("DELETE FROM shop.items WHERE id > 10")
+    assert sum(1 for _ in reading) == 4999
+    left = bench.target.rows(ITEMS)
+    next(left)
+    assert isinstance(left, Generator)
+    left.close()
+    bench.apply([delete(ITEMS, (0, "a", 1))])
+    assert sum(bench.rows(ITEMS).values()) == 10

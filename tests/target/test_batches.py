@@ -1,0 +1,243 @@
+"""Cutting a stream of changes into batches, and its net effect: pure. design/pipeline.md, "Applying"."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from fix_target import ID, INTEGER, ITEMS, MOVES, TEXT, Model, Row, column, content, delete, insert, table, update
+from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap
+from tranlog.ids import Seqno
+from tranlog.target.batches import Batch, Placed, batch_up, net_effect
+from tranlog.target.binding import BATCH_ROWS, Binding, BoundColumn, Form, TargetColumn, TargetTable
+from tranlog.target.postgres_dialect import PostgresForms
+from tranlog.types import UNCHANGED, Value
+
+
+def bind(table: TableMap, unique: Sequence[str] = ("id",)) -> Binding:
+    """A table at a PostgreSQL that has it as it is."""
+    categories = {INTEGER: "integer", TEXT: "text"}
+    columns = {
+        c.name: TargetColumn(name=c.name, type_name="int8", declared="bigint", category=categories[c.logical])
+        for c in table.columns
+    }
+    bound = [BoundColumn(index=i, name=c.name, source=c, target=columns[c.name]) for i, c in enumerate(table.columns)]
+    target = TargetTable(columns=columns, unique=frozenset(unique), place="ctid")
+    return Binding(table, target, table.table, bound, PostgresForms())
+
+
+BINDINGS = {each: bind(each) for each in (ITEMS, MOVES)}
+
+
+def placed(*changes: Change) -> list[Placed]:
+    return [(Seqno(i), change) for i, change in enumerate(changes)]
+
+
+def cut(*changes: Change) -> list[str]:
+    """What goes out, one text per statement."""
+    out = []
+    for item in batch_up(placed(*changes), lambda table, seqno: BINDINGS[table]):
+        if isinstance(item, Batch):
+            out.append(
+                f"{item.form.op.name} {item.form.sql.split()[1 if item.form.op == Op.UPDATE else 2]} {len(item.rows)}"
+            )
+        else:
+            out.append(f"statement at {item[0]}")
+    return out
+
+
+def row(n: int, name: str | None = "a", number: int = 1) -> Row:
+    return (n, name, number)
+
+
+DDL = Statement(schema="", sql="ALTER", ddl=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], []),
+        ([insert(ITEMS, row(1)), insert(ITEMS, row(2))], ["INSERT items 2"]),
+        (
+            [insert(ITEMS, row(1)), insert(MOVES, row(2)), insert(ITEMS, row(3))],
+            ["INSERT items 1", "INSERT moves 1", "INSERT items 1"],
+        ),
+        (
+            [insert(ITEMS, row(1)), delete(ITEMS, row(1)), insert(ITEMS, row(1))],
+            ["INSERT items 1", "DELETE items 1", "INSERT items 1"],
+        ),
+        ([update(ITEMS, row(1), row(1, "b")), update(ITEMS, row(2), row(2, "b"))], ["UPDATE items 2"]),
+        (
+            [update(ITEMS, row(1), row(1, "b")), update(ITEMS, row(2), row(2, "a", 5))],
+            ["UPDATE items 1", "UPDATE items 1"],
+        ),
+        (
+            [update(ITEMS, row(1), row(1, "b")), update(ITEMS, row(1, "b"), row(1, "c"))],
+            ["UPDATE items 1", "UPDATE items 1"],
+        ),
+        ([update(ITEMS, row(1), row(2)), update(ITEMS, row(3), row(4))], ["UPDATE items 1", "UPDATE items 1"]),
+        ([delete(ITEMS, row(1)), delete(ITEMS, row(2)), delete(ITEMS, row(1))], ["DELETE items 2", "DELETE items 1"]),
+        ([delete(MOVES, row(1))] * 2, ["DELETE moves 1", "DELETE moves 1"]),
+        ([insert(ITEMS, row(1)), DDL, insert(ITEMS, row(2))], ["INSERT items 1", "statement at 1", "INSERT items 1"]),
+        ([DDL, DDL], ["statement at 0", "statement at 1"]),
+    ],
+)
+def test_what_goes_out_together(changes: list[Change], expected: list[str]) -> None:
+    assert cut(*changes) == expected
+
+
+def test_a_batch_has_a_limit() -> None:
+    assert cut(*[insert(ITEMS, row(i)) for i in range(2 * BATCH_ROWS + 1)]) == [
+        f"INSERT items {BATCH_ROWS}",
+        f"INSERT items {BATCH_ROWS}",
+        "INSERT items 1",
+    ]
+
+
+def test_updates_of_a_unique_column_go_one_by_one() -> None:
+    """Their order matters to the unique key, and a set-based update has none."""
+    alone, _ = bind(ITEMS, unique=["id", "n"]).place(update(ITEMS, row(1), row(1, "a", 2)))
+    together, _ = bind(ITEMS, unique=["id", "n"]).place(update(ITEMS, row(1), row(1, "b")))
+    assert (alone.limit, together.limit) == (1, BATCH_ROWS)
+
+
+def test_a_binding_is_asked_for_again_after_a_statement() -> None:
+    asked: list[int] = []
+
+    def ask(table: TableMap, seqno: Seqno) -> Binding:
+        asked.append(seqno)
+        return BINDINGS[table]
+
+    list(batch_up(placed(insert(ITEMS, row(1)), insert(ITEMS, row(2)), DDL, insert(ITEMS, row(3))), ask))
+    assert asked == [0, 3]
+
+
+def test_only_what_changed_is_written_and_unchanged_never() -> None:
+    form, _ = BINDINGS[ITEMS].place(update(ITEMS, row(1), row(1, "b")))
+    assert '"name"' not in form.sql  # the test's columns are not quoted
+    assert "SET name = " in form.sql and "n = " not in form.sql.split("FROM")[0]
+    unsent: Row = (1, UNCHANGED, 2)
+    form, _ = BINDINGS[ITEMS].place(update(ITEMS, row(1), unsent))
+    assert "SET n = " in form.sql and "name" not in form.sql
+    again, _ = BINDINGS[ITEMS].place(update(ITEMS, row(7), (7, UNCHANGED, 9)))
+    assert again is form
+
+
+# --- net effect -----------------------------------------------------------------------------------------------------
+
+
+def net(*changes: Change) -> list[Change]:
+    return [change for _, change in net_effect(placed(*changes))]
+
+
+A, B, C = row(1, "a"), row(1, "b"), row(1, "c")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([insert(ITEMS, A), update(ITEMS, A, B)], [insert(ITEMS, B)]),
+        ([insert(ITEMS, A), update(ITEMS, A, B), delete(ITEMS, B)], []),
+        ([update(ITEMS, A, B), update(ITEMS, B, C)], [update(ITEMS, A, C)]),
+        ([update(ITEMS, A, B), delete(ITEMS, B)], [delete(ITEMS, A)]),
+        ([delete(ITEMS, A), insert(ITEMS, C)], [update(ITEMS, A, C)]),
+        ([delete(ITEMS, A), insert(ITEMS, B), delete(ITEMS, B)], [delete(ITEMS, A)]),
+        ([update(ITEMS, A, row(2))], [delete(ITEMS, A), insert(ITEMS, row(2))]),
+        (
+            [update(ITEMS, A, (1, UNCHANGED, 5)), update(ITEMS, (1, "a", 5), (1, UNCHANGED, 6))],
+            [update(ITEMS, A, (1, UNCHANGED, 6))],
+        ),
+        ([update(ITEMS, A, (2, UNCHANGED, 5))], [delete(ITEMS, A), insert(ITEMS, (2, "a", 5))]),
+        ([insert(ITEMS, A), DDL, update(ITEMS, A, B)], [insert(ITEMS, A), DDL, update(ITEMS, A, B)]),
+        (
+            [insert(MOVES, A), update(MOVES, A, B), delete(MOVES, B)],
+            [insert(MOVES, A), update(MOVES, A, B), delete(MOVES, B)],
+        ),
+    ],
+)
+def test_the_net_effect_of(changes: list[Change], expected: list[Change]) -> None:
+    assert net(*changes) == expected
+
+
+def test_two_keys_swapped_are_not_collapsed() -> None:
+    """The second update finds another row at key 2 than the first one left: what it was would be lost."""
+    one, two = row(1, "one"), row(2, "two")
+    assert net(update(ITEMS, one, row(2, "one")), update(ITEMS, two, row(1, "two"))) == [
+        delete(ITEMS, one),
+        insert(ITEMS, row(2, "one")),
+        delete(ITEMS, two),
+        insert(ITEMS, row(1, "two")),
+    ]
+    chain = [update(ITEMS, one, row(2, "one")), update(ITEMS, row(2, "one"), row(3, "one"))]
+    assert net(*chain) == [delete(ITEMS, one), insert(ITEMS, row(3, "one"))]
+    twice = [
+        update(ITEMS, two, row(2, "b")),
+        update(ITEMS, one, row(2, "one")),
+        update(ITEMS, row(2, "b"), row(1, "b")),
+    ]
+    assert net(*twice)[:1] == twice[:1]
+
+
+def test_updates_of_like_columns_stand_together() -> None:
+    mixed = [update(ITEMS, row(i), row(i, "b") if i % 2 else row(i, "a", 9)) for i in range(6)]
+    assert [c.after[0] for c in net(*mixed) if isinstance(c, RowChange) and c.after] == [0, 2, 4, 1, 3, 5]
+
+
+def test_null_in_a_key_is_not_collapsed() -> None:
+    loose = table("loose", column("k", TEXT, "TEXT"), ITEMS.columns[1])
+    changes: list[Change] = [
+        insert(loose, ("x", "a")),
+        insert(loose, (None, "a")),
+        insert(loose, (None, "b")),
+        delete(loose, ("x", "a")),
+    ]
+    assert net(*changes) == changes
+
+
+def test_a_table_that_was_altered_is_two_tables() -> None:
+    wider = table("items", *ITEMS.columns, column("m", INTEGER, "int"))
+    assert net(insert(ITEMS, A), update(wider, (*A, None), (*B, 5))) == [
+        insert(ITEMS, A),
+        update(wider, (*A, None), (*B, 5)),
+    ]
+
+
+def draw(rng: random.Random, column: Column) -> Value:
+    return (
+        rng.randrange(8)
+        if column.name == "id"
+        else rng.choice([None, "a", "b"])
+        if column.name == "name"
+        else rng.randrange(3)
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_net_effect_ends_where_the_changes_end(seed: int) -> None:
+    """Carried out on Python's own tables; at most one change per row, none of a row that ends as it was not there."""
+    print(f"replay: -k test_the_net_effect_ends_where_the_changes_end[{seed}] seed={seed}")
+    keyed = table("items", ID, *ITEMS.columns[1:])
+    model = Model(seed, tables=[keyed, MOVES], value=draw)
+    model.transaction(30)
+    before = {name: list(rows) for name, rows in model.content.items()}
+    changes = model.transaction(40)
+    seen: list[Value] = []
+    for change in net(*changes):
+        assert isinstance(change, RowChange)
+        rows = before[change.table.name]
+        if change.table is keyed:
+            seen.append((change.after or change.before or ())[0])
+        if change.before is not None:
+            rows.remove(change.before)
+        if change.after is not None:
+            rows.append(change.after)
+    assert len(seen) == len(set(seen))
+    assert {name: content(rows) for name, rows in before.items()} == {n: content(r) for n, r in model.content.items()}
+
+
+def test_a_form_says_what_it_does() -> None:
+    form, _ = BINDINGS[ITEMS].place(insert(ITEMS, A))
+    assert isinstance(form, Form)
+    assert form.bind([A, (2, 'q"\\', None)]) == ["{1,2}".replace(",", ", "), '{"a","q\\"\\\\"}', "{1, NULL}"]

@@ -1,0 +1,66 @@
+"""How a target is given: what is refused, and what does not show. Issue, "Bad input"."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from tranlog.errors import ConfigError
+from tranlog.target.options import TargetOptions, open_target
+
+GOOD = {
+    "sqlite": {"kind": "sqlite", "path": "x.db"},
+    "postgres": {"kind": "postgres", "dsn": "postgresql://u:secret@h/d"},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"kind": "oracle"}, "kind"),
+        ({"kind": "sqlite"}, "path"),
+        ({"kind": "sqlite", "path": ":memory:"}, "path"),
+        ({"kind": "sqlite", "path": "x", "dsn": "y"}, "dsn"),
+        ({"kind": "postgres"}, "dsn"),
+        ({"kind": "postgres", "dsn": "x", "path": "y"}, "path"),
+        ({**GOOD["sqlite"], "ddl": "map"}, "ddl"),
+        ({**GOOD["sqlite"], "triggers": "on"}, "triggers"),
+        ({**GOOD["sqlite"], "lock_timeout_s": 0}, "lock_timeout_s"),
+        ({**GOOD["sqlite"], "lock_timeout_s": float("nan")}, "lock_timeout_s"),
+        ({**GOOD["postgres"], "connect_timeout_s": -1}, "connect_timeout_s"),
+        ({**GOOD["postgres"], "idle_timeout_s": 100_000}, "idle_timeout_s"),
+    ],
+)
+def test_an_impossible_option_is_named(given: dict[str, object], option: str) -> None:
+    options = TargetOptions(**given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught:
+        open_target(options)
+    assert caught.value.option == f"target.{option}"
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_options_travel_and_keep_their_secret(kind: str) -> None:
+    options = TargetOptions(**GOOD[kind])  # type: ignore[arg-type]
+    options.check()
+    assert pickle.loads(pickle.dumps(options)) == options
+    assert "secret" not in repr(options)
+
+
+def test_a_missing_library_is_named_with_its_remedy() -> None:
+    """Another target needs none of it."""
+    script = """
+import sys, tempfile
+sys.modules["psycopg"] = None
+from tranlog.target.options import TargetOptions, open_target
+open_target(TargetOptions(kind="sqlite", path=tempfile.mkdtemp() + "/x.db")).close()
+try:
+    open_target(TargetOptions(kind="postgres", dsn="postgresql://h/d"))
+except Exception as exc:
+    print(type(exc).__name__, exc)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("ConfigError configuration: target.kind = 'postgres': the library psycopg is missing")
+    assert "pip install 'tranlog[postgres]'" in done.stdout

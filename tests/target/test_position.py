@@ -1,0 +1,260 @@
+"""The three tables at every kind of target: tokens, claims, meetings, assignments. design/pipeline.md."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tranlog.errors import ReplacedError
+from tranlog.ids import Epoch, Seqno
+from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.target import Advance, ChannelRow, Target
+
+
+@pytest.fixture
+def target(options: TargetOptions) -> Iterator[Target]:
+    opened = open_target(options)
+    opened.ensure_tables()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def other(options: TargetOptions) -> Iterator[Target]:
+    """A second connection to the same database."""
+    opened = open_target(options)
+    yield opened
+    opened.close()
+
+
+def take(target: Target, expected: int, channels: int = 2, holder: str = "driver", **more: object) -> int:
+    arguments: dict[str, object] = {
+        "pipeline": "p",
+        "expected_token": expected,
+        "holder": holder,
+        "channels": channels,
+        "shard_rule": "rule",
+        "rows": [ChannelRow(channel=i, applied_seqno=Seqno(9)) for i in range(channels)],
+        "keep_assignment": True,
+    }
+    return target.take(**{**arguments, **more})  # type: ignore[arg-type]
+
+
+def advance(token: int, old: int, new: int, channel: int = 0) -> Advance:
+    return Advance(
+        pipeline="p",
+        channel=channel,
+        token=token,
+        old_seqno=Seqno(old),
+        new_seqno=Seqno(new),
+        epoch=Epoch(3),
+        source_id="s",
+        event_id=f"e{new}",
+        tstamp=77,
+        stats='{"n": 1}',
+    )
+
+
+def test_reading_where_nothing_is(options: TargetOptions) -> None:
+    """A target that no pipeline ever used has no rows, and no tables either."""
+    target = open_target(options)
+    assert target.read_pipeline("p") is None
+    assert target.read_channels("p") == []
+    assert target.read_assignment("p") == {}
+    target.ensure_tables()
+    target.ensure_tables()
+    assert target.read_pipeline("p") is None
+    assert target.meet("p").token == 0
+    target.close()
+    target.close()
+
+
+def test_what_take_writes_is_what_is_read(target: Target) -> None:
+    rows = [
+        ChannelRow(
+            channel=0, epoch=Epoch(2), applied_seqno=Seqno(41), source_id="db", event_id="e", stats='{"a":1}', tstamp=5
+        ),
+        ChannelRow(channel=1),
+    ]
+    assert take(target, 0, rows=rows) == 1
+    pipeline = target.read_pipeline("p")
+    assert pipeline is not None
+    assert (pipeline.pipeline, pipeline.token, pipeline.holder, pipeline.channels) == ("p", 1, "driver", 2)
+    assert (pipeline.shard_rule, pipeline.stop_at_seqno) == ("rule", None)
+    assert pipeline.alive_at > 1_700_000_000_000
+    first, second = target.read_channels("p")
+    assert replace(first, token=0, updated_at=0) == rows[0]
+    assert replace(second, token=0, updated_at=0) == rows[1]
+    assert target.read_channels("other") == []
+
+
+def test_only_one_of_two_drivers_takes_the_pipeline(target: Target, other: Target) -> None:
+    assert take(target, 0, holder="a") == 1
+    with pytest.raises(ReplacedError, match="taken over by a"):
+        take(other, 0, holder="b")
+    assert take(other, 1, holder="b") == 2
+    with pytest.raises(ReplacedError, match="taken over by b"):
+        take(target, 1, holder="a")
+    with pytest.raises(ReplacedError, match="taken over by b"):
+        target.keep_alive(pipeline="p", token=1)
+    with pytest.raises(ReplacedError, match="taken over by b"):
+        target.request_stop(pipeline="p", token=1, stop_at_seqno=None)
+    assert other.keep_alive(pipeline="p", token=2).holder == "b"
+
+
+def test_a_new_driver_shuts_out_every_earlier_task(target: Target, other: Target) -> None:
+    """design: the driver "raises the pipeline's token and all channels' in one transaction"."""
+    take(target, 0)
+    claimed = target.claim(pipeline="p", channel=0, driver_token=1)
+    target.publish(advance(claimed.token, 9, 12))
+    take(other, 1, rows=None)
+    with pytest.raises(ReplacedError):
+        target.publish(advance(claimed.token, 12, 13))
+    with pytest.raises(ReplacedError):
+        target.claim(pipeline="p", channel=0, driver_token=1)
+    again = other.claim(pipeline="p", channel=0, driver_token=2)
+    assert (again.applied_seqno, again.epoch, again.event_id, again.stats) == (12, 3, "e12", '{"n": 1}')
+    assert again.token > claimed.token
+
+
+def test_a_second_attempt_of_a_task_shuts_out_the_first(target: Target, other: Target) -> None:
+    take(target, 0)
+    first = target.claim(pipeline="p", channel=1, driver_token=1)
+    second = other.claim(pipeline="p", channel=1, driver_token=1)
+    assert second.token > first.token
+    with pytest.raises(ReplacedError):
+        target.publish(advance(first.token, 9, 10, channel=1))
+    other.publish(advance(second.token, 9, 10, channel=1))
+    with pytest.raises(ReplacedError):
+        target.claim(pipeline="p", channel=2, driver_token=1)  # not in this plan
+
+
+def test_a_channel_that_comes_back_never_meets_an_old_token(target: Target, other: Target) -> None:
+    """A task of the plan before last must not write, even where position and channel are the same again."""
+    take(target, 0, channels=3)
+    old = target.claim(pipeline="p", channel=2, driver_token=1)
+    take(other, 1, channels=1)
+    assert [row.channel for row in other.read_channels("p")] == [0]
+    take(other, 2, channels=3)
+    with pytest.raises(ReplacedError):
+        target.publish(advance(old.token, 9, 10, channel=2))
+    assert other.claim(pipeline="p", channel=2, driver_token=3).token > old.token
+
+
+def test_a_stop_is_seen_at_the_next_meeting(target: Target) -> None:
+    take(target, 0)
+    assert target.meet("p").stop_at_seqno is None
+    target.request_stop(pipeline="p", token=1, stop_at_seqno=Seqno(-1))
+    assert target.meet("p").stop_at_seqno == -1
+    assert target.keep_alive(pipeline="p", token=1).stop_at_seqno == -1
+    target.request_stop(pipeline="p", token=1, stop_at_seqno=None)
+    token = target.claim(pipeline="p", channel=1, driver_token=1).token
+    target.publish(advance(token, 9, 15, channel=1))
+    meeting = target.meet("p")
+    assert (dict(meeting.applied), meeting.stop_at_seqno, meeting.token) == ({0: 9, 1: 15}, None, 1)
+    target.request_stop(pipeline="p", token=1, stop_at_seqno=Seqno(20))
+    take(target, 1)
+    assert target.meet("p").stop_at_seqno is None
+
+
+def test_shards_go_to_the_channel_with_the_fewest(target: Target, other: Target) -> None:
+    take(target, 0, channels=3)
+    chosen = [target.assign(pipeline="p", shard=f"s{i}", channels=3, driver_token=1) for i in range(6)]
+    assert chosen == [0, 1, 2, 0, 1, 2]
+    assert other.assign(pipeline="p", shard="s4", channels=3, driver_token=1) == 1
+    assert target.read_assignment("p") == {f"s{i}": i % 3 for i in range(6)}
+    take(other, 1, channels=3, keep_assignment=True)
+    with pytest.raises(ReplacedError):
+        target.assign(pipeline="p", shard="s1", channels=3, driver_token=1)
+    with pytest.raises(ReplacedError):
+        target.assign(pipeline="p", shard="new", channels=3, driver_token=1)
+    assert other.assign(pipeline="p", shard="s1", channels=3, driver_token=2) == 1
+    take(other, 2, channels=3, keep_assignment=False)
+    assert other.read_assignment("p") == {}
+    assert other.assign(pipeline="p", shard="🦆 '\"", channels=3, driver_token=3) == 0
+
+
+def test_tasks_that_assign_at_once_agree(options: TargetOptions, target: Target) -> None:
+    """Every task meets every shard at about the same moment: one answer for each, and an even spread."""
+    take(target, 0, channels=4)
+    shards = [f"shard {i}" for i in range(12)]
+    answers: list[dict[str, int]] = []
+    start = threading.Barrier(4)
+
+    def work(order: list[str]) -> None:
+        mine = open_target(options)
+        start.wait()
+        answers.append({s: mine.assign(pipeline="p", shard=s, channels=4, driver_token=1) for s in order})
+        mine.close()
+
+    threads = [threading.Thread(target=work, args=(shards[i * 3 :] + shards[: i * 3],)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 4
+    assert all(answer == answers[0] for answer in answers)
+    assert target.read_assignment("p") == answers[0]
+    assert Counter(answers[0].values()) == {0: 3, 1: 3, 2: 3, 3: 3}
+
+
+def test_tasks_that_claim_at_once_get_tokens_of_their_own(options: TargetOptions, target: Target) -> None:
+    """Of many claims of one channel the last one counts, and only it can move the position."""
+    take(target, 0)
+    tokens: list[int] = []
+    moved: list[int] = []
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        mine = open_target(options)
+        start.wait()
+        for _ in range(5):
+            tokens.append(mine.claim(pipeline="p", channel=0, driver_token=1).token)
+        start.wait()
+        try:
+            mine.publish(advance(max(tokens), 9, 10))
+            moved.append(1)
+        except ReplacedError:
+            pass
+        mine.close()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(tokens)) == 20
+    assert moved == [1]  # the position had moved for all others
+
+
+def test_tables_are_made_by_many_at_once(options: TargetOptions) -> None:
+    start = threading.Barrier(4)
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            start.wait()
+            mine = open_target(options)
+            mine.ensure_tables()
+            mine.close()
+        except BaseException as exc:
+            failed.append(exc)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_alive_at_moves(target: Target) -> None:
+    take(target, 0)
+    first = target.keep_alive(pipeline="p", token=1).alive_at
+    while target.keep_alive(pipeline="p", token=1).alive_at == first:
+        pass
+    assert target.keep_alive(pipeline="p", token=1).alive_at > first
