@@ -1,0 +1,648 @@
+"""The driver of a pipeline: take it at the target, run one Spark job with a task per channel, watch, report.
+
+Owns the life of one `tranlog apply`. What a start means is decided in `progress`, what a channel does is in
+`channel`; Spark only starts the tasks and tells when they are gone. The hard idea: nothing that matters passes
+through the driver. Positions, plan, tokens and the wish to stop are rows in the target, so a driver may die at any
+moment, and the next one takes the pipeline over from there.
+
+Source: design/pipeline.md, "Apply", "Channels meet at the target".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar, assert_never
+
+from tranlog.clock import SystemClock
+from tranlog.disk import OsDisk
+from tranlog.errors import (
+    ConfigError,
+    EngineError,
+    HoldError,
+    LogError,
+    LogMissingError,
+    PipelineHeldError,
+    PurgedError,
+    ReplacedError,
+    TargetAheadError,
+    TargetUnavailableError,
+    TranlogError,
+    TransientTargetError,
+)
+from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.log.positions import hold
+from tranlog.log.reader import LogReader
+from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, TaskResult, run_tasks
+from tranlog.pipeline.channels import AssignmentRule, ShardPlan
+from tranlog.pipeline.progress import (
+    Ahead,
+    Counters,
+    Drain,
+    Held,
+    Lag,
+    Purged,
+    Resubmissions,
+    Run,
+    check_pipeline_name,
+    lag,
+    plan_start,
+    restart_seqno,
+)
+from tranlog.pipeline.session import build_context, check_slots, default_master, find_java
+from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.target import ChannelRow, PipelineRow, Target
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+logger = logging.getLogger(__name__)
+
+ALIVE_INTERVAL_S = 1.0
+"""How often a driver moves alive_at."""
+ALIVE_WATCH_S = 2.5
+"""How long alive_at must stand still before a driver counts as gone."""
+ALIVE_LOOK_S = 1.3
+"""How long to look before Spark is started: a driver that is well moves it within this time."""
+_TICK_S = 0.05
+_STOP_WAIT_S = 60.0
+"""How long tasks that were told to stop may take for the target transaction they are in, before they are cancelled."""
+_CANCEL_WAIT_S = 10.0
+_REPLACED_WAIT_S = 5.0
+_SLOTS_WAIT_S = 30.0
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
+_Result = TypeVar("_Result")
+NOBODY = ""
+"""The holder of a pipeline whose last driver ended in order: nobody needs to watch whether it is alive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyOptions:
+    """What to apply, to where, and how; picklable.
+
+    `until_seqno`: the last seqno to apply, inclusive; "now": what is committed when the run starts; None: follow.
+    `start_seqno`: the first to apply where the target has no position; None: the first that the log holds.
+    """
+
+    pipeline: str
+    log_dir: str
+    target: TargetOptions
+    channels: int = 4
+    master: str | None = None
+    """Spark's master; None: `local[max(cores, channels)]`, since a task that runs for weeks needs a slot for itself."""
+    assignment: AssignmentRule = AssignmentRule.RECORDED
+    serial_shards: tuple[str, ...] = ()
+    shard_map: dict[str, int] = field(default_factory=dict)
+    """Channels of shards, over the assignment rule."""
+    until_seqno: int | str | None = None
+    start_seqno: int | None = None
+    take_over: bool = False
+    sync_interval_s: float = 1.0
+    """How long a position may go unpublished while nothing of the channel's own comes by."""
+    idle_every: int = 10_000
+    """The same, in transactions."""
+    group: GroupBounds = field(default_factory=GroupBounds)
+    retry_s: float = 30.0
+    """How long to try to reach a target that is away before giving up."""
+    resubmit: int = 5
+    """How often a failing job is submitted again without any position having moved."""
+    checksum: bool = True
+
+    def plan(self) -> ShardPlan:
+        """Return how shards are divided among the channels."""
+        return ShardPlan(
+            channels=self.channels,
+            rule=self.assignment,
+            serial=frozenset(name for name in self.serial_shards if name),
+            mapping=tuple(sorted(self.shard_map.items())),
+        )
+
+    def check(self) -> None:
+        """Raise ConfigError for what cannot work."""
+        check_pipeline_name(self.pipeline)
+        self.plan().check()
+        self.group.check()
+        check_slots(self.wanted_master(), self.channels)
+        if isinstance(self.until_seqno, str) and self.until_seqno != "now":
+            raise ConfigError(option="until", value=self.until_seqno, why='a seqno or "now"')
+        for option, value in (("until", self.until_seqno), ("start", self.start_seqno)):
+            if isinstance(value, int) and value < 0:
+                raise ConfigError(option=option, value=value, why="a seqno is 0 or more")
+        for option, number in (("sync_interval_s", self.sync_interval_s), ("idle_every", self.idle_every)):
+            if number <= 0:
+                raise ConfigError(option=option, value=number, why="must be above 0")
+        for option, number in (("retry_s", self.retry_s), ("resubmit", self.resubmit)):
+            if number < 0:
+                raise ConfigError(option=option, value=number, why="must be 0 or more")
+
+    def wanted_master(self) -> str:
+        """Return the master to run on."""
+        return self.master or default_master(self.channels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelStatus:
+    """Where one channel stands; `tstamp` is the source's commit time of its position, ms."""
+
+    channel: int
+    applied_seqno: Seqno
+    event_id: str
+    tstamp: int
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyStatus:
+    """Where a pipeline stands, about once a second. Rates are per second, since the report before."""
+
+    pipeline: str
+    holder: str
+    phase: str
+    channels: tuple[ChannelStatus, ...]
+    restart_seqno: Seqno
+    committed_seqno: Seqno
+    lag: Lag
+    transactions_per_s: float
+    changes_per_s: float
+    total: Counters
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyResult:
+    """How a run ended, other than by an exception: `end` is LIMIT or STOPPED."""
+
+    end: TaskEnd
+    status: ApplyStatus
+    resubmissions: int
+    seconds: float
+
+
+def _no_report(status: ApplyStatus) -> None:
+    """Report to nobody."""
+
+
+def run_apply(
+    options: ApplyOptions,
+    *,
+    stop: threading.Event | None = None,
+    report: Callable[[ApplyStatus], None] = _no_report,
+    spark: SparkContext | None = None,
+) -> ApplyResult:
+    """Run a pipeline until its limit, until `stop` is set, or until it cannot go on.
+
+    Ends: with `stop`, after the target transactions that are under way. `report` is called about once a second, in
+    this thread. `spark`: run there instead of starting one; it is left running.
+
+    Raises ConfigError, EngineError, PipelineHeldError, ReplacedError, TargetAheadError (exit code 3), PurgedError,
+    and what a task could not cure: ConflictError, TargetTableError, DdlStopError, TargetUnavailableError,
+    CorruptRecordError and other LogErrors.
+    """
+    options.check()
+    find_java()
+    reader = LogReader.open(options.log_dir, checksum=options.checksum)
+    try:
+        driver = _Driver(options, reader, stop or threading.Event(), report, spark)
+        try:
+            return driver.run()
+        finally:
+            driver.close()
+    finally:
+        reader.close()
+
+
+@dataclass(slots=True)
+class _Job:
+    """A Spark job in a thread of its own: its tasks run until the pipeline's end, and nobody waits in the meantime."""
+
+    context: SparkContext
+    tasks: Sequence[ChannelTask]
+    group: str
+    results: list[TaskResult] | None = None
+    failure: Exception | None = None
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._run, name=f"spark-job-{self.group}", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.context.setJobGroup(self.group, f"tranlog apply {self.group}", interruptOnCancel=False)
+            tasks = self.context.parallelize(self.tasks, len(self.tasks))
+            self.results = tasks.mapPartitions(run_tasks).collect()
+        except Exception as exc:  # Spark's, Py4J's, or the task's as text: told to the driver's thread
+            self.failure = exc
+
+    @property
+    def running(self) -> bool:
+        return self.thread.is_alive()
+
+    def cancel(self, wait_s: float) -> None:
+        """Cancel what still runs, and wait for it a little."""
+        if self.running:
+            try:
+                self.context.cancelJobGroup(self.group)
+            except Exception:  # the context is gone, and the job with it
+                logger.debug("could not cancel", exc_info=True)
+            self.thread.join(wait_s)
+
+
+class _Driver:
+    """One run. Threads: one, beside that of the job."""
+
+    def __init__(
+        self,
+        options: ApplyOptions,
+        reader: LogReader,
+        stop: threading.Event,
+        report: Callable[[ApplyStatus], None],
+        context: SparkContext | None,
+    ) -> None:
+        self._options = options
+        self._reader = reader
+        self._stop = stop
+        self._disk = OsDisk()
+        self._clock = SystemClock()
+        self._report = report
+        self._context = context
+        self._own_context = context is None
+        self._holder = f"{socket.gethostname()} pid {os.getpid()}"
+        self._target: Target | None = None
+        self._token = 0
+        """The pipeline's as last seen, and as soon as we are its driver, ours."""
+        self._driving = False
+        self._phase = "starting"
+        self._notes: list[str] = []
+        self._last: tuple[float, Counters] | None = None
+        self._held_at = NO_SEQNO
+        self._hold_failed = False
+        self._resubmissions = Resubmissions(allowed=options.resubmit)
+
+    def run(self) -> ApplyResult:
+        """Take the pipeline, run it, give it back."""
+        began = time.monotonic()
+        options = self._options
+        until = self._until()
+        self._target = open_target(options.target)
+        self._persist(self._target.ensure_tables)
+        # Refuse before Spark is started, where a first look is enough; starting it is part of a longer one.
+        looked_at = time.monotonic()
+        row = self._persist(lambda: self._open()[0].read_pipeline(options.pipeline))
+        self._token = 0 if row is None else row.token
+        self._decide(alive=self._persist(lambda: self._moves(row, looked_at + ALIVE_LOOK_S)))
+        context = self._start_spark()
+        self._decide(alive=self._persist(lambda: self._moves(row, looked_at + ALIVE_WATCH_S)))
+        end = TaskEnd.STOPPED
+        try:
+            while not self._stop.is_set():
+                plan = self._persist(self._take)
+                if isinstance(plan, Run):
+                    self._phase = "running"
+                    end = self._run(context, plan.plan, until)
+                    break
+                # A user's limit in front of the drain's wins; then the new plan waits for the next start.
+                self._phase = "draining"
+                end = self._run(context, plan.plan, plan.upto if until is None else min(until, plan.upto))
+                if end is TaskEnd.STOPPED or (until is not None and until < plan.upto):
+                    break
+            status = self._beat()
+        finally:
+            self._release()
+        return ApplyResult(
+            end=end, status=status, resubmissions=self._resubmissions.total, seconds=time.monotonic() - began
+        )
+
+    def close(self) -> None:
+        """Let go of the target and, if it is ours, of Spark."""
+        if self._target is not None:
+            self._target.close()
+        if self._own_context and self._context is not None:
+            try:
+                self._context.stop()
+            except Exception:  # its JVM is gone; there is nothing left to stop
+                logger.debug("could not stop Spark", exc_info=True)
+
+    # --- before the job ---
+
+    def _until(self) -> Seqno | None:
+        until = self._options.until_seqno
+        if until is None or isinstance(until, int):
+            return None if until is None else Seqno(until)
+        return self._reader.range().committed_seqno
+
+    def _start_spark(self) -> SparkContext:
+        options = self._options
+        if self._context is None:
+            self._context = build_context(options.wanted_master(), f"tranlog apply {options.pipeline}")
+        check_slots(self._context.master or "", options.channels)
+        deadline = time.monotonic() + _SLOTS_WAIT_S
+        while self._context.defaultParallelism < options.channels and not self._stop.is_set():
+            if time.monotonic() > deadline:
+                why = f"{self._context.master} offers {self._context.defaultParallelism} slots"
+                raise EngineError(why=why, remedy=f"Give it {options.channels}, or set fewer channels")
+            time.sleep(_TICK_S)
+        return self._context
+
+    def _moves(self, row: PipelineRow | None, until: float) -> bool:
+        """Whether another driver moves what it was in `row`, looking once and then until the time has come."""
+        target, name = self._open()
+        if row is None or row.holder == NOBODY or self._options.take_over:
+            return False
+        while True:
+            now = target.read_pipeline(name)
+            if now is not None and (now.alive_at, now.token) != (row.alive_at, row.token):
+                return now.holder != NOBODY
+            if time.monotonic() >= until or self._stop.wait(_TICK_S):
+                return False
+
+    def _open(self) -> tuple[Target, str]:
+        assert self._target is not None
+        return self._target, self._options.pipeline
+
+    def _decide(self, *, alive: bool) -> Run | Drain:
+        """Read what the target holds, and decide. Raises what a refusal stands for."""
+        target, name = self._open()
+        found = self._reader.range()
+        if found.first_seqno == NO_SEQNO:
+            raise LogMissingError(path=self._options.log_dir, why="it holds no transaction yet")
+        start = self._options.start_seqno
+        plan = plan_start(
+            pipeline=target.read_pipeline(name),
+            rows=target.read_channels(name),
+            wanted=self._options.plan(),
+            start=None if start is None else Seqno(start),
+            first=found.first_seqno,
+            header_at=self._reader.header,
+            alive=alive,
+            take_over=self._options.take_over,
+        )
+        match plan:
+            case Run() | Drain():
+                return plan
+            case Held(holder=holder):
+                raise PipelineHeldError(pipeline=name, holder=holder)
+            case Ahead(channel=channel, gtid=gtid, why=why):
+                raise TargetAheadError(pipeline=name, channel=channel, gtid=gtid, why=why)
+            case Purged(seqno=seqno, first=first):
+                raise PurgedError(seqno=seqno, first=first)
+            case _:
+                assert_never(plan)
+
+    def _take(self) -> Run | Drain:
+        """Become the pipeline's driver, in two steps: first shut out all earlier tasks, then plan on what stands still.
+
+        Positions that were read while an earlier task could still move them must never be written back.
+        """
+        target, name = self._open()
+        row = target.read_pipeline(name)
+        if row is not None:
+            known = row.token == self._token or row.holder in (NOBODY, self._holder)
+            if not known and not self._options.take_over:
+                raise PipelineHeldError(pipeline=name, holder=row.holder)  # somebody else was faster
+            self._token = target.take(
+                pipeline=name,
+                expected_token=row.token,
+                holder=self._holder,
+                channels=row.channels,
+                shard_rule=row.shard_rule,
+                rows=None,
+                keep_assignment=True,
+            )
+        plan = self._decide(alive=False)
+        self._token = target.take(
+            pipeline=name,
+            expected_token=plan.expected_token,
+            holder=self._holder,
+            channels=plan.plan.channels,
+            shard_rule=plan.plan.text(),
+            rows=plan.rows,
+            keep_assignment=not isinstance(plan, Run) or plan.keep_assignment,
+        )
+        self._driving = True
+        self._notes += plan.notes
+        for note in plan.notes:
+            logger.info("%s pipeline=%s", note, name)
+        return plan
+
+    def _release(self) -> None:
+        """Leave the pipeline to nobody: it also ends whatever task of ours might still run."""
+        if not self._driving:
+            return
+        target, name = self._open()
+        try:
+            target.reconnect()
+            row = target.read_pipeline(name)
+            if row is not None and row.token == self._token:
+                target.take(
+                    pipeline=name,
+                    expected_token=self._token,
+                    holder=NOBODY,
+                    channels=row.channels,
+                    shard_rule=row.shard_rule,
+                    rows=None,
+                    keep_assignment=True,
+                )
+        except TranlogError as exc:
+            logger.warning("could not give the pipeline back pipeline=%s why=%s", name, exc)
+
+    # --- the job ---
+
+    def _run(self, context: SparkContext, plan: ShardPlan, until: Seqno | None) -> TaskEnd:
+        """Run one plan to its end, submitting the job again while that helps. Raises what cannot be cured."""
+        options = self._options
+        number = 0
+        while True:
+            number += 1
+            tasks = [
+                ChannelTask(
+                    pipeline=options.pipeline,
+                    driver_token=self._token,
+                    channel=channel,
+                    plan=plan,
+                    log_dir=os.path.abspath(options.log_dir),
+                    target=options.target,
+                    until=until,
+                    bounds=options.group,
+                    sync_interval_s=options.sync_interval_s,
+                    idle_every=options.idle_every,
+                    retry_s=options.retry_s,
+                    checksum=options.checksum,
+                )
+                for channel in range(plan.channels)
+            ]
+            job = _Job(context, tasks, group=f"{options.pipeline}-{self._token}-{number}")
+            try:
+                self._watch(job)
+            finally:
+                job.cancel(_CANCEL_WAIT_S)
+            if job.results is None:
+                if self._stop.is_set():
+                    return TaskEnd.STOPPED
+                why = _last_line(job.failure)
+            else:
+                errors = [result.error for result in job.results if result.end is TaskEnd.FAILED]
+                if errors:
+                    raise _most_telling([error for error in errors if error is not None])
+                ends = {result.end for result in job.results}
+                if TaskEnd.REPLACED not in ends:
+                    return TaskEnd.STOPPED if TaskEnd.STOPPED in ends else TaskEnd.LIMIT
+                why = "another attempt of a task had taken its channel"
+            # Raises ReplacedError where it was another driver.
+            self._persist(self._target_keep_alive)
+            self._again(context, why)
+
+    def _again(self, context: SparkContext, why: str) -> None:
+        """Count a failure of the job. Raises EngineError where submitting again is of no use."""
+        target, name = self._open()
+        rows = self._persist(lambda: target.read_channels(name))
+        if not _lives(context) or not self._resubmissions.again(row.applied_seqno for row in rows):
+            remedy = "Nothing is lost: mend it and start again, it goes on from the positions in the target"
+            raise EngineError(why=f"the job failed and got no further: {why}", remedy=remedy)
+        logger.warning("the job failed and is submitted again pipeline=%s why=%s", name, why)
+        self._notes.append(f"submitted again: {why}")
+
+    def _watch(self, job: _Job) -> None:
+        """Stay until the job has ended: keep alive_at moving, report, pass on the wish to stop."""
+        target, name = self._open()
+        next_beat = time.monotonic()
+        cancel_at: float | None = None
+        while job.running:
+            now = time.monotonic()
+            try:
+                if cancel_at is None and self._stop.is_set():
+                    cancel_at = now + _STOP_WAIT_S
+                    self._phase = "stopping"
+                    target.request_stop(pipeline=name, token=self._token, stop_at_seqno=NO_SEQNO)
+                if now >= next_beat:
+                    next_beat = now + ALIVE_INTERVAL_S
+                    self._beat()
+            except (TransientTargetError, TargetUnavailableError) as exc:
+                # The tasks give up in time, if it stays away; this connection only reports.
+                logger.warning("target failed retry_in_s=%.1f why=%s", ALIVE_INTERVAL_S, exc)
+                next_beat = now + ALIVE_INTERVAL_S
+                if cancel_at is not None and self._phase == "stopping":
+                    cancel_at = min(cancel_at, now + _CANCEL_WAIT_S)
+                self._reconnect()
+            except ReplacedError:
+                job.thread.join(_REPLACED_WAIT_S)  # each task finds that out for itself
+                raise
+            if cancel_at is not None and now >= cancel_at:
+                logger.warning("tasks did not stop in time and are cancelled pipeline=%s", name)
+                return
+            job.thread.join(_TICK_S)
+
+    def _reconnect(self) -> None:
+        try:
+            self._open()[0].reconnect()
+        except (TransientTargetError, TargetUnavailableError):
+            pass  # the next call fails in the same way
+
+    def _persist(self, call: Callable[[], _Result]) -> _Result:
+        """Call the target, and again where it asked for that, as long as the tasks would."""
+        deadline = time.monotonic() + self._options.retry_s
+        while True:
+            try:
+                return call()
+            except TransientTargetError as exc:
+                if time.monotonic() > deadline:
+                    raise TargetUnavailableError(where=self._open()[0].describe(), why=exc.why) from exc
+                time.sleep(_TICK_S)
+                self._reconnect()
+
+    def _target_keep_alive(self) -> PipelineRow:
+        target, name = self._open()
+        return target.keep_alive(pipeline=name, token=self._token)
+
+    # --- where it stands ---
+
+    def _beat(self) -> ApplyStatus:
+        """Show that we live, renew the hold, report."""
+        target, name = self._open()
+        if self._driving:
+            self._target_keep_alive()
+        rows = target.read_channels(name)
+        self._renew_hold(restart_seqno(rows))
+        status = self._measure(rows)
+        self._report(status)
+        return status
+
+    def _measure(self, rows: Sequence[ChannelRow]) -> ApplyStatus:
+        restart = restart_seqno(rows)
+        committed = self._reader.range().committed_seqno
+        following = self._reader.header(Seqno(restart + 1)) if restart < committed else None
+        channels = tuple(
+            ChannelStatus(
+                channel=row.channel,
+                applied_seqno=row.applied_seqno,
+                event_id=row.event_id,
+                tstamp=row.tstamp,
+                counters=Counters.parse(row.stats),
+            )
+            for row in rows
+        )
+        total = sum((channel.counters for channel in channels), Counters())
+        now = time.monotonic()
+        before, done = self._last or (now, total)
+        seconds = max(now - before, 1e-9)
+        self._last = (now, total)
+        return ApplyStatus(
+            pipeline=self._options.pipeline,
+            holder=self._holder,
+            phase=self._phase,
+            channels=channels,
+            restart_seqno=restart,
+            committed_seqno=committed,
+            lag=lag(
+                restart=restart,
+                committed=committed,
+                next_tstamp=None if following is None else following.tstamp,
+                now_ms=time.time_ns() // 1_000_000,
+            ),
+            transactions_per_s=max(0, total.transactions - done.transactions) / seconds,
+            changes_per_s=max(0, total.changes - done.changes) / seconds,
+            total=total,
+            notes=tuple(self._notes),
+        )
+
+    def _renew_hold(self, restart: Seqno) -> None:
+        """Tell the log's retention what we still need. A log that cannot be written to is no reason to stop."""
+        if restart == self._held_at or restart < 0:
+            return
+        try:
+            hold(self._options.log_dir, self._options.pipeline, restart, disk=self._disk, clock=self._clock)
+            self._held_at = restart
+            self._hold_failed = False
+        except HoldError as exc:
+            if self._hold_failed:
+                return
+            self._hold_failed = True
+            self._notes.append(f"retention will not wait for this pipeline: {exc}")
+            logger.warning("retention will not wait for this pipeline why=%s", exc)
+
+
+def _most_telling(errors: Sequence[TranlogError]) -> TranlogError:
+    """Return the error to show of several channels': one about data first, one that many may share last."""
+    return min(errors, key=lambda error: (isinstance(error, TargetUnavailableError), not isinstance(error, LogError)))
+
+
+def _lives(context: SparkContext) -> bool:
+    try:
+        return not context._jsc.sc().isStopped()
+    except Exception:  # whatever Py4J says when there is nobody to talk to
+        return False
+
+
+def _last_line(failure: Exception | None) -> str:
+    """Return what a failed job says, in one line: of a Python traceback inside it, the last."""
+    if failure is None:
+        return "no result"
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    raised = [line for line in lines if _RAISED.match(line)]
+    return (raised or lines or [type(failure).__name__])[0][:300]

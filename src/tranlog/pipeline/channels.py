@@ -1,0 +1,229 @@
+"""Which channel applies a transaction, and when channels must meet.
+
+Owns the division of shards among channels (`ShardPlan`) and the rules by which a channel walks through the log
+(`Walk`). Leaves to `channel` what a verdict asks for: reading, applying, publishing, polling. The hard idea: every
+channel decides by itself, from the same headers and the positions in the target, so nobody has to be told anything.
+A serial transaction is channel 0's; before the first of a run channel 0 waits for all others, and nobody passes a
+serial transaction that channel 0 has not applied.
+
+Source: design/pipeline.md, "Channels meet at the target"; on-disk-parallel-queues; conformance/tungsten.md A4, A5.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from tranlog.errors import ConfigError
+from tranlog.ids import Seqno
+from tranlog.shard import UNKNOWN_SHARD
+
+SERIAL: Final = -1
+"""The owner of a transaction that must run alone. Channel 0 applies it."""
+
+MAX_CHANNELS: Final = 1024
+"""A channel is a process and a connection; more than this is a slip of the keyboard."""
+
+
+class AssignmentRule(enum.StrEnum):
+    """How a shard that the user's map does not name gets its channel."""
+
+    RECORDED = "recorded"
+    """The one stored in `tranlog_shard`; a shard seen for the first time gets the channel with the fewest."""
+    HASH = "hash"
+    """CRC-32 of the shard's UTF-8 name, modulo the number of channels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """How a pipeline divides shards among its channels. Two plans with equal `text()` own alike.
+
+    `serial` names shards that run alone, as `#UNKNOWN` does; `mapping` sends a shard to a channel, sorted by shard.
+    """
+
+    channels: int
+    rule: AssignmentRule = AssignmentRule.RECORDED
+    serial: frozenset[str] = frozenset()
+    mapping: tuple[tuple[str, int], ...] = ()
+
+    def check(self) -> None:
+        """Raise ConfigError for a plan that cannot work."""
+        if not 1 <= self.channels <= MAX_CHANNELS:
+            raise ConfigError(option="channels", value=self.channels, why=f"must be 1 to {MAX_CHANNELS}")
+        for shard, channel in self.mapping:
+            if not 0 <= channel < self.channels:
+                why = f"channels are numbered 0 to {self.channels - 1}"
+                raise ConfigError(option=f"shard map, shard {shard!r}", value=channel, why=why)
+            if shard in self.serial or shard == UNKNOWN_SHARD:
+                why = "a serial shard runs on channel 0, alone; take it out of the map or out of the serial list"
+                raise ConfigError(option=f"shard map, shard {shard!r}", value=channel, why=why)
+
+    def text(self) -> str:
+        """Return the rule as `tranlog_pipeline.shard_rule` stores it, without the number of channels."""
+        fields: dict[str, object] = {"rule": self.rule.value}
+        if self.serial:
+            fields["serial"] = sorted(self.serial)
+        if self.mapping:
+            fields["map"] = dict(sorted(self.mapping))
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def parse(cls, text: str, *, channels: int) -> ShardPlan:
+        """Read what `text` wrote. Raises ConfigError for what no release of ours wrote."""
+        try:
+            fields = json.loads(text)
+            return cls(
+                channels=channels,
+                rule=AssignmentRule(fields["rule"]),
+                serial=frozenset(fields.get("serial", ())),
+                mapping=tuple(sorted((str(k), int(v)) for k, v in fields.get("map", {}).items())),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            why = "the target's tranlog_pipeline row does not hold a rule of this release; take the pipeline over anew"
+            raise ConfigError(option="shard_rule", value=text, why=why) from exc
+
+    def owner(self, shard_id: str, assignment: Mapping[str, int]) -> int | None:
+        """Return the channel that applies a shard's transactions, or SERIAL; None: the shard has no channel yet.
+
+        A pure function of the header's shard and of what is stored: every channel gets the same answer.
+        """
+        if not shard_id or shard_id == UNKNOWN_SHARD or shard_id in self.serial:
+            return SERIAL
+        if self.channels == 1:
+            return 0
+        for shard, channel in self.mapping:
+            if shard == shard_id:
+                return channel
+        if self.rule is AssignmentRule.HASH:
+            return zlib.crc32(shard_id.encode()) % self.channels
+        return assignment.get(shard_id)
+
+
+# --- verdicts --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """The transaction is another channel's: pass it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """The transaction is this channel's: apply it with what was taken before, now or later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """First commit what was taken and move the position to `seqno`, up to where the channel has passed; ask again."""
+
+    seqno: Seqno
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Await:
+    """Wait until each of `channels` has applied `seqno`; read the meeting, `learn` it, ask again."""
+
+    channels: tuple[int, ...]
+    seqno: Seqno
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The transaction lies behind the limit: commit, publish, end."""
+
+
+Verdict: TypeAlias = Skip | Take | Publish | Await | Finish
+
+_SKIP: Final = Skip()
+_TAKE: Final = Take()
+_FINISH: Final = Finish()
+
+
+class Walk:
+    """One channel's way through the log: what it may do at the next transaction.
+
+    `passed`: everything up to here was skipped or taken. `published`: the channel's position in the target. Both
+    start at that position, and `run` says whether the transaction there is serial, which means that the channels
+    have met in front of it. `limit`: the last seqno to apply, inclusive, None for no end. Not for threads.
+    """
+
+    __slots__ = ("_applied", "_others", "channel", "limit", "owes", "passed", "published", "run")
+
+    def __init__(self, *, channel: int, channels: int, position: Seqno, run: bool, limit: Seqno | None = None) -> None:
+        self.channel = channel
+        self.passed = position
+        self.published = position
+        self.run = run
+        self.limit = limit
+        self.owes = False
+        """Whether something was taken that the target's position does not tell yet."""
+        self._others = tuple(other for other in range(channels) if other != channel)
+        # Positions of the others as last read; they only grow, so an old reading errs towards waiting.
+        self._applied: dict[int, Seqno] = {}
+
+    def at(self, seqno: Seqno, owner: int) -> Verdict:
+        """Return what to do at the next transaction, `passed` + 1; `owner` as `ShardPlan.owner` has it.
+
+        Asking changes nothing. After Skip and Take call `move_on`, after Publish `published_up_to`, after a reading
+        of the meeting `learn`.
+        """
+        if self.limit is not None and seqno > self.limit:
+            return _FINISH
+        if self.channel == 0:
+            if owner == SERIAL:
+                return _TAKE if self.run else self._meet_others(seqno)
+            if self.run and self.owes and self._others:
+                return Publish(seqno=self.passed)  # the others wait for the end of this run
+            return _TAKE if owner == 0 else _SKIP
+        if owner == SERIAL:
+            return self._meet_channel_0(seqno)
+        return _TAKE if owner == self.channel else _SKIP
+
+    def _meet_others(self, seqno: Seqno) -> Verdict:
+        """Channel 0 before the first of a serial run."""
+        applied = self._applied
+        behind = tuple(other for other in self._others if applied.get(other, -2) < seqno - 1)
+        if not behind:
+            return _TAKE
+        if self.owes:
+            return Publish(seqno=self.passed)
+        return Await(channels=behind, seqno=Seqno(seqno - 1))
+
+    def _meet_channel_0(self, seqno: Seqno) -> Verdict:
+        """Any other channel at a serial transaction. Inside a run channel 0 asks for no position between."""
+        if self._applied.get(0, -2) >= seqno:
+            return _SKIP
+        if self.published < self.passed and (self.owes or not self.run):
+            return Publish(seqno=self.passed)
+        return Await(channels=(0,), seqno=seqno)
+
+    def move_on(self, seqno: Seqno, owner: int) -> None:
+        """Note that the transaction was skipped or taken, as `at` said."""
+        self.passed = seqno
+        if owner == SERIAL:
+            self.run = True
+            if self.channel == 0:
+                self.owes = True
+        else:
+            self.run = False
+            if owner == self.channel:
+                self.owes = True
+
+    def published_up_to(self, seqno: Seqno) -> None:
+        """Note that the target's position of this channel is `seqno` now."""
+        self.published = seqno
+        if seqno == self.passed:
+            self.owes = False
+
+    def learn(self, applied: Mapping[int, Seqno]) -> None:
+        """Note the other channels' positions as the target holds them."""
+        self._applied.update(applied)
+
+    @property
+    def done(self) -> bool:
+        """Whether the limit is reached: nothing is left to take."""
+        return self.limit is not None and self.passed >= self.limit

@@ -1,0 +1,119 @@
+"""Rows as JSON text, for columns that a query engine reads: `key`, `before`, `after` of the data source.
+
+Owns that text form. The hard idea: a column of a table holds one kind of value, so the text need not carry the tag
+again; what JSON has no form for is a string where a reader of that column expects one, and an object where a plain
+string could be taken for something else.
+
+| value | JSON |
+|---|---|
+| NULL | `null` |
+| not sent by the source | `{"unchanged": true}` |
+| boolean | `true`, `false` |
+| integer | a number, however large |
+| float | the shortest number that reads back alike; `"NaN"`, `"Infinity"`, `"-Infinity"` |
+| decimal | a string, its scale kept |
+| text, enum, JSON, UUID | a string; JSON is the source's own text, not unfolded |
+| set | a list of strings |
+| bytes | `{"bytes": "<base64>"}`, with `"charset"` where it is text that does not decode |
+| dates and times of all kinds | a string: `2024-02-29`, `-838:59:59`, `infinity`; instants end in `+00` |
+| bit | a string of 0 and 1 |
+| other | `{"type": "<the source's name>", "text": "…"}` |
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from tranlog.change import TableMap
+from tranlog.types import (
+    F32,
+    Bit,
+    CharsetBytes,
+    Date,
+    Datetime,
+    EnumLabel,
+    InfiniteDate,
+    Instant,
+    Json,
+    Other,
+    SetLabels,
+    Time,
+    Unchanged,
+    Value,
+    ZeroDate,
+    float_text,
+    value_text,
+)
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_PLAIN = frozenset((type(None), bool, int, str))
+
+
+def row_text(table: TableMap, row: tuple[Value, ...]) -> str:
+    """Return a whole row as a JSON object, its columns in the table's order."""
+    plain = _PLAIN
+    return _encode(
+        {
+            column.name: value if type(value) in plain else _json(value)
+            for column, value in zip(table.columns, row, strict=True)
+        }
+    )
+
+
+def key_text(table: TableMap, row: tuple[Value, ...]) -> str | None:
+    """Return the primary key's columns as a JSON object; None for a table without a primary key."""
+    if not table.primary_key:
+        return None
+    return _encode({table.columns[index].name: _json(row[index]) for index in table.primary_key})
+
+
+def pairs_text(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return ordered pairs as a map; of equal names the first counts."""
+    return dict(reversed(pairs))
+
+
+def _json(value: Value) -> Any:
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case Unchanged():
+            return {"unchanged": True}
+        case float():
+            return _float(value)
+        case F32(value=number):
+            return _float(number)
+        case bytes():
+            return {"bytes": b64encode(value).decode()}
+        case CharsetBytes(charset=charset, raw=raw):
+            return {"bytes": b64encode(raw).decode(), "charset": charset}
+        case Bit(width=width, value=bits):
+            return f"{bits:0{width}b}" if width else ""
+        case SetLabels(labels=labels):
+            return list(labels)
+        case Other(type_name=type_name, text=text):
+            return {"type": type_name, "text": text}
+        case (
+            Decimal()
+            | Date()
+            | Time()
+            | Datetime()
+            | Instant()
+            | ZeroDate()
+            | InfiniteDate()
+            | EnumLabel()
+            | Json()
+            | UUID()
+        ):
+            return value_text(value)
+
+
+def _float(value: float) -> float | str:
+    text = float_text(value)
+    return text if text[-1] in "Ny" else value

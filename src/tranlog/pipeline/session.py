@@ -1,0 +1,192 @@
+"""A quiet Spark: started without a word on the terminal, bound to loopback, out of reach of Ctrl-C.
+
+Owns how tranlog starts a JVM and a session in it, and the arithmetic of a master's slots. Leaves what runs on it to
+`apply` and `datasource`. The hard idea: the JVM is a child that must outlive the signal that ends us, since a clean
+stop needs it; so it gets a process group of its own, and dies with its standard input when we are killed.
+
+Source: design/pipeline.md, "Facts about PySpark 4.3, tried".
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tranlog.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+INSTALL_JAVA = "Install Java 17 or later (Debian: `apt-get install openjdk-17-jre-headless`), or set JAVA_HOME to it"
+INSTALL_SPARK = "Install it: `pip install 'tranlog[spark]'`"
+_JVM_OUTPUT = "jvm.log"
+_LOCAL = re.compile(r"local(?:\[\s*(\*|\d+)\s*(?:,\s*\d+\s*)?\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
+
+
+def default_master(channels: int) -> str:
+    """Return the master that runs so many channels on this machine."""
+    return f"local[{max(os.cpu_count() or 1, channels)}]"
+
+
+def master_slots(master: str) -> int | None:
+    """Return how many tasks a local master runs at a time; None for a cluster's URL, which does not say."""
+    local = _LOCAL.fullmatch(master)
+    if local is not None:
+        if local[1] is None:
+            return 1
+        return (os.cpu_count() or 1) if local[1] == "*" else int(local[1])
+    cluster = _LOCAL_CLUSTER.fullmatch(master)
+    return None if cluster is None else int(cluster[1]) * int(cluster[2])
+
+
+def check_slots(master: str, channels: int) -> None:
+    """Raise ConfigError for a local master whose slots are fewer than the channels, which would never all start."""
+    slots = master_slots(master)
+    if slots is not None and slots < channels:
+        why = f"{channels} channels need {channels} slots at a time, and it has {slots}; use local[{channels}] or more"
+        raise ConfigError(option="master", value=master, why=why)
+
+
+def find_java() -> str:
+    """Return the Java that Spark would start. Raises EngineError saying what to install."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        java = os.path.join(home, "bin", "java")
+        if os.access(java, os.X_OK):
+            return java
+        raise EngineError(why=f"JAVA_HOME is {home}, where there is no bin/java", remedy=INSTALL_JAVA)
+    found = shutil.which("java")
+    if found is None:
+        raise EngineError(why="there is no Java on this machine", remedy=INSTALL_JAVA)
+    return found
+
+
+def build_session(master: str, app: str, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Start Spark, or go on with the one that runs, and return a session.
+
+    `settings` are Spark's own, over ours. Raises EngineError: no Java, no PySpark, another master runs already.
+    """
+    context = build_context(master, app, settings)
+    from pyspark.sql import SparkSession
+
+    return SparkSession(context)
+
+
+def build_context(master: str, app: str, settings: Mapping[str, str] | None = None) -> SparkContext:
+    """Start Spark without the SQL part, which costs another second. Otherwise as `build_session`."""
+    find_java()
+    try:
+        import pyspark
+    except ImportError as exc:
+        raise EngineError(why="PySpark is not installed", remedy=INSTALL_SPARK) from exc
+
+    running = pyspark.SparkContext._active_spark_context
+    if running is not None:
+        if running.master != master:
+            why = f"a Spark context on {running.master} runs in this process, and {master} is wanted"
+            raise EngineError(why=why, remedy="Stop the other one first")
+        return running
+    local = master_slots(master) is not None
+    scratch = tempfile.mkdtemp(prefix="tranlog-spark-")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    conf = pyspark.SparkConf(loadDefaults=False)
+    conf.setAll(list({**_settings(scratch, local=local), **(settings or {})}.items()))
+    conf.setMaster(master).setAppName(app)
+    output = os.path.join(scratch, _JVM_OUTPUT)
+    try:
+        with _environment(local=local), _interrupts_as_before():
+            gateway = pyspark.SparkContext._gateway or _launch(conf, output)
+            return pyspark.SparkContext(conf=conf, gateway=gateway)
+    except EngineError:
+        raise
+    except Exception as exc:  # whatever the JVM or Py4J raises, Spark did not start
+        raise EngineError(why=_reason(output, exc), remedy=f"{output} has the rest. {INSTALL_JAVA}") from exc
+
+
+def _settings(scratch: str, *, local: bool) -> dict[str, str]:
+    """Return our settings. A cluster's driver must be reachable from it, so only a local one stays on loopback."""
+    log4j = Path(__file__).with_name("log4j2.properties")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.speculation": "false",
+        "spark.python.worker.reuse": "true",
+        "spark.sql.warehouse.dir": os.path.join(scratch, "warehouse"),
+        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={log4j.as_uri()}"',
+    }
+    if local:
+        settings |= {
+            "spark.local.dir": scratch,
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.locality.wait": "0s",
+        }
+        # The JVM only starts tasks here: the compiler's second tier and a parallel collector cost more than they give.
+        settings["spark.driver.extraJavaOptions"] += " -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    return settings
+
+
+@contextlib.contextmanager
+def _environment(*, local: bool) -> Iterator[None]:
+    """Set what the JVM and the workers read from the environment; on a cluster only what the user left open."""
+    wanted = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if local:
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update({name: value for name, value in wanted.items() if local or before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _interrupts_as_before() -> Iterator[None]:
+    """Keep the caller's SIGINT handler; a SparkContext sets one that cancels all jobs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def _launch(conf: object, output: str) -> object:
+    from pyspark.java_gateway import launch_gateway
+
+    with open(output, "ab") as sink:
+        popen = {"stdout": sink, "stderr": sink, "start_new_session": True}
+        return launch_gateway(conf, popen)  # type: ignore[no-untyped-call]
+
+
+def _reason(output: str, exc: Exception) -> str:
+    """Return why Spark did not start, in the JVM's words where it had some."""
+    try:
+        said = [line.strip() for line in Path(output).read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        said = []
+    telling = [line for line in said if "rror" in line or "xception" in line or "JAVA" in line]
+    text = (telling or said or [str(exc) or type(exc).__name__])[0]
+    return f"it did not start ({text[:300]})"

@@ -1,0 +1,276 @@
+"""design/pipeline.md, "Channels meet at the target", "Applying": channels at work on a real log and a real target.
+
+Spark only starts these tasks; here threads do, so that what is tested is the channel. tests/spark has the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fix_pipeline import (
+    BY_SCHEMA,
+    SqliteTarget,
+    Threads,
+    Workload,
+    check_equal,
+    counters,
+    items,
+    positions,
+    read_back,
+    run_threads,
+    take,
+    tasks_for,
+    write_log,
+)
+from tranlog.change import Op, RowChange
+from tranlog.errors import ConflictError, LogMissingError, ReplacedError, TargetAheadError, TargetTableError
+from tranlog.ids import Seqno
+from tranlog.log.log import Log
+from tranlog.pipeline.channel import GroupBounds, TaskEnd
+from tranlog.pipeline.channels import AssignmentRule, ShardPlan
+from tranlog.source.packer import TransactionPacker
+from tranlog.target.options import open_target
+
+FOUR = ShardPlan(channels=4)
+
+
+@pytest.fixture
+def workload(request: pytest.FixtureRequest) -> Workload:
+    return Workload(seed=getattr(request, "param", 1))
+
+
+@pytest.fixture
+def target(tmp_path: Path, workload: Workload) -> SqliteTarget:
+    return SqliteTarget(tmp_path / "target.db", workload.tables)
+
+
+@pytest.mark.parametrize("plan", [FOUR, ShardPlan(channels=1), ShardPlan(channels=3, rule=AssignmentRule.HASH)])
+@pytest.mark.parametrize("seed", [11])
+def test_everything_lands_once_and_in_order(tmp_path: Path, plan: ShardPlan, seed: int) -> None:
+    """Rows depend on each other within a shard and, through serial transactions, across; a wrong order conflicts."""
+    workload = Workload(seed=seed, large=0.01)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    last = write_log(tmp_path / "log", workload, 400, segment_bytes=20_000)
+    results = run_threads(tasks_for(target.options, tmp_path / "log", plan, take(target.options, plan), until=last))
+    assert [(result.end, result.applied_seqno, result.error) for result in results] == [
+        (TaskEnd.LIMIT, last, None)
+    ] * plan.channels
+    check_equal(target, workload)
+    done = counters(target.options)
+    assert (done.transactions, done.changes) == (last + 1, workload.changes)
+    assert 0 < done.sections <= done.serial
+    assert done.skipped == (last + 1) * (plan.channels - 1)
+
+
+def test_two_that_depend_on_each_other_one_of_them_serial(tmp_path: Path) -> None:
+    """Issue 3, item 5: a chain east -> serial -> west -> serial -> east, applied over several channels, keeps order.
+
+    Each step updates rows as the step before has left them, so any other order hits no row.
+    """
+    east, west = items("east"), items("west")
+    target = SqliteTarget(tmp_path / "target.db", [east, west])
+    workload = Workload(seed=0, shards=("east", "west"))
+    packer = TransactionPacker(source_id="test", rule=BY_SCHEMA)
+
+    def update(table, before, after):
+        return RowChange(table, Op.UPDATE, (1, before, "x"), (1, after, "x"))
+
+    with Log.open(str(tmp_path / "log"), source_id="test") as log:
+        first = [RowChange(table, Op.INSERT, None, (1, 0, "x")) for table in (east, west)]
+        workload.append(log, packer, first)
+        for step in range(0, 120, 3):
+            workload.append(log, packer, [update(east, step, step + 1)])
+            workload.append(log, packer, [update(west, step, step + 1)])
+            workload.append(log, packer, [update(east, step + 1, step + 2), update(west, step + 1, step + 2)])
+            workload.append(log, packer, [update(west, step + 2, step + 3)])
+            workload.append(log, packer, [update(east, step + 2, step + 3)])
+        log.commit()
+        last = log.last_seqno
+    plan = ShardPlan(channels=3, mapping=(("east", 1), ("west", 2)))  # channel 0 has the serial ones alone
+    results = run_threads(tasks_for(target.options, tmp_path / "log", plan, take(target.options, plan), until=last))
+    assert [result.error for result in results] == [None] * 3
+    assert read_back(target.options, [east, west]) == {table: {1: (1, 120, "x")} for table in (east, west)}
+    done = counters(target.options)
+    assert done.sections == 41, "the no-op and the first are one run, then one for each step"
+    assert done.waits > 0
+
+
+def test_no_ops_and_empty_transactions_move_positions(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
+    """B7-8: the ancestor throws an empty event at the tail away, and its position waits for the next one."""
+    write_log(tmp_path / "log", workload, 20)
+    with Log.open(str(tmp_path / "log"), source_id="test") as log:  # this start leaves a no-op behind
+        packer = TransactionPacker(source_id="test", rule=BY_SCHEMA)
+        for _ in range(3):
+            workload.append(log, packer, [])
+        log.commit()
+        last = log.last_seqno
+        token = take(target.options, FOUR)
+        running = Threads(tasks_for(target.options, tmp_path / "log", FOUR, token, until=None, sync_interval_s=0.2))
+        wait_until(lambda: set(positions(target.options).values()) == {last})
+        stop(target, token)
+        assert {result.end for result in running.join()} == {TaskEnd.STOPPED}
+    check_equal(target, workload)
+
+
+def wait_until(true, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.01)
+
+
+def stop(target: SqliteTarget, token: int, at: int = -1) -> None:
+    opened = open_target(target.options)
+    opened.request_stop(pipeline="p", token=token, stop_at_seqno=Seqno(at))
+    opened.close()
+
+
+def test_a_log_that_grows_is_followed(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
+    with Log.open(str(tmp_path / "log"), source_id="test") as log:
+        token = take(target.options, FOUR)
+        running = Threads(tasks_for(target.options, tmp_path / "log", FOUR, token, until=None))
+        for _ in range(20):
+            workload.write(log, 5, sync_every=2)
+        last = log.last_seqno
+        wait_until(lambda: min(positions(target.options).values()) == last)
+        stop(target, token)
+        running.join()
+    check_equal(target, workload)
+
+
+def test_idle_channels_publish_their_position(tmp_path: Path) -> None:
+    """ "every so many transactions and every second": one shard is busy, and the other channels do not hold it up."""
+    workload = Workload(seed=3, shards=("north",), serial=0.0)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    last = write_log(tmp_path / "log", workload, 300)
+    token = take(target.options, FOUR)
+    run_threads(tasks_for(target.options, tmp_path / "log", FOUR, token, until=last, idle_every=100))
+    rows = read_rows(target)
+    assert {row.applied_seqno for row in rows} == {last}
+    assert {row.event_id for row in rows} == {"event 300"}, "the event id is the position's own"
+
+
+def read_rows(target: SqliteTarget):
+    opened = open_target(target.options)
+    try:
+        return opened.read_channels("p")
+    finally:
+        opened.close()
+
+
+def test_a_drain_ends_all_channels_at_one_seqno(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
+    """`stop_at_seqno`: apply up to it, inclusive, and end; the log has more."""
+    last = write_log(tmp_path / "log", workload, 200)
+    token = take(target.options, FOUR)
+    stop(target, token, at=77)
+    results = run_threads(tasks_for(target.options, tmp_path / "log", FOUR, token, until=last))
+    assert {(result.end, result.applied_seqno) for result in results} == {(TaskEnd.LIMIT, 77)}
+    assert set(positions(target.options).values()) == {77}
+
+
+def test_a_start_goes_on_behind_each_position(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
+    """Stopped many times, at limits inside serial runs too, and started again by tasks that know nothing of it."""
+    workload.serial = 0.5
+    last = write_log(tmp_path / "log", workload, 150)
+    for until in [*range(15, last, 15), last]:
+        token = take(target.options, FOUR)
+        results = run_threads(tasks_for(target.options, tmp_path / "log", FOUR, token, until=until))
+        assert {result.end for result in results} == {TaskEnd.LIMIT}
+    check_equal(target, workload)
+    assert counters(target.options).transactions == last + 1, "counters go on as well"
+
+
+def test_tasks_that_are_replaced_in_the_middle_write_nothing_more(
+    tmp_path: Path, workload: Workload, target: SqliteTarget
+) -> None:
+    """Two sets of tasks of one driver, then a new driver: the guarded update lets one of each pair write."""
+    last = write_log(tmp_path / "log", workload, 300)
+    one = GroupBounds(transactions=1)
+    first = take(target.options, FOUR)
+    early = Threads(tasks_for(target.options, tmp_path / "log", FOUR, first, until=last, bounds=one))
+    twins = Threads(tasks_for(target.options, tmp_path / "log", FOUR, first, until=last, bounds=one))
+    wait_until(lambda: min(positions(target.options).values()) > 20)
+    second = take(target.options, FOUR)
+    results = run_threads(tasks_for(target.options, tmp_path / "log", FOUR, second, until=last, bounds=one))
+    assert {result.end for result in results} == {TaskEnd.LIMIT}
+    replaced = [*early.join(), *twins.join()]
+    assert {result.end for result in replaced} == {TaskEnd.REPLACED}
+    assert all(isinstance(result.error, ReplacedError) for result in replaced)
+    check_equal(target, workload)
+
+
+def test_a_conflict_stops_at_its_transaction(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
+    """ "roll back, apply the group singly, name seqno, table and key"; the other channels are told to stop."""
+    north = items("north")
+    packer = TransactionPacker(source_id="test", rule=BY_SCHEMA)
+    with Log.open(str(tmp_path / "log"), source_id="test") as log:
+        for key in (1, 2, 3, 4):
+            workload.append(log, packer, [RowChange(north, Op.INSERT, None, (key, 0, "x"))])
+        log.commit()
+        token = take(target.options, FOUR)
+        target.query("INSERT INTO \"north.items\" VALUES (3, 9, 'mine')")
+        tasks = tasks_for(target.options, tmp_path / "log", FOUR, token, until=None, sync_interval_s=0.1)
+        results = run_threads(tasks)
+    failed = [result for result in results if result.end is TaskEnd.FAILED]
+    assert len(failed) == 1
+    error = failed[0].error
+    assert isinstance(error, ConflictError)
+    assert (error.seqno, error.table) == (3, "north.items") and "3" in error.key
+    assert failed[0].applied_seqno == 2, "all before the one at fault are in the target"
+    assert {result.end for result in results if result is not failed[0]} == {TaskEnd.STOPPED}
+    assert read_back(target.options, [north]) == {north: {1: (1, 0, "x"), 2: (2, 0, "x"), 3: (3, 9, "mine")}}
+    # Mended, it goes on.
+    target.query('DELETE FROM "north.items" WHERE id = 3')
+    token = take(target.options, FOUR)
+    results = run_threads(tasks_for(target.options, tmp_path / "log", FOUR, token, until=4))
+    assert {result.end for result in results} == {TaskEnd.LIMIT}
+    assert len(read_back(target.options, [north])[north]) == 4
+
+
+def test_a_missing_table_is_named(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
+    last = write_log(tmp_path / "log", workload, 50)
+    target.query('DROP TABLE "east.items"')
+    results = run_threads(tasks_for(target.options, tmp_path / "log", FOUR, take(target.options, FOUR), until=last))
+    errors = [result.error for result in results if result.error is not None]
+    assert errors and all(isinstance(error, TargetTableError) for error in errors)
+    assert "east.items" in str(errors[0])
+
+
+def test_another_log_is_refused(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
+    last = write_log(tmp_path / "log", workload, 50)
+    run_threads(tasks_for(target.options, tmp_path / "log", FOUR, take(target.options, FOUR), until=last))
+    write_log(tmp_path / "other", Workload(seed=2), 20)
+    token = take(target.options, FOUR)
+    results = run_threads(tasks_for(target.options, tmp_path / "other", FOUR, token, until=None))
+    assert all(isinstance(result.error, TargetAheadError) for result in results if result.end is TaskEnd.FAILED)
+    assert any(result.end is TaskEnd.FAILED for result in results)
+    check_equal(target, workload)
+
+
+def test_no_log_tells_the_others_to_stop(tmp_path: Path, target: SqliteTarget) -> None:
+    tasks = tasks_for(target.options, tmp_path / "nowhere", FOUR, take(target.options, FOUR), until=None)
+    results = run_threads(tasks)
+    assert all(isinstance(result.error, LogMissingError) for result in results)
+    opened = open_target(target.options)
+    assert opened.meet("p").stop_at_seqno == -1
+    opened.close()
+
+
+def test_a_locked_target_is_waited_for(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
+    """ "roll back, read the position, go on": somebody keeps the write lock longer than a task waits for it."""
+    last = write_log(tmp_path / "log", workload, 60)
+    token = take(target.options, FOUR)
+    options = replace(target.options, lock_timeout_s=0.05)
+    blocker = target.connect()
+    blocker.execute("BEGIN IMMEDIATE")
+    running = Threads(tasks_for(options, tmp_path / "log", FOUR, token, until=last))
+    time.sleep(0.6)
+    assert set(positions(target.options).values()) == {-1}
+    blocker.execute("COMMIT")
+    assert {result.end for result in running.join()} == {TaskEnd.LIMIT}
+    check_equal(target, workload)
+    assert counters(target.options).retries > 0

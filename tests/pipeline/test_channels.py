@@ -1,0 +1,180 @@
+"""design/pipeline.md, "Channels meet at the target": which channel a shard has, and single steps of a walk.
+
+That the steps together keep order, and end, is what test_model.py explores.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from tranlog.errors import ConfigError
+from tranlog.ids import Seqno
+from tranlog.pipeline.channels import (
+    SERIAL,
+    AssignmentRule,
+    Await,
+    Finish,
+    Publish,
+    ShardPlan,
+    Skip,
+    Take,
+    Walk,
+)
+from tranlog.shard import UNKNOWN_SHARD
+
+
+def plan(channels: int = 4, **options) -> ShardPlan:
+    return ShardPlan(channels=channels, **options)
+
+
+@pytest.mark.parametrize("shard", [UNKNOWN_SHARD, "", "accounts"])
+def test_unknown_and_listed_shards_are_serial(shard: str) -> None:
+    """ "`#UNKNOWN` and the shards listed as serial: channel 0"; a blank id counts as #UNKNOWN (A5)."""
+    for rule in AssignmentRule:
+        assert plan(rule=rule, serial=frozenset({"accounts"})).owner(shard, {shard: 3}) == SERIAL
+
+
+def test_the_map_comes_before_the_rule() -> None:
+    for rule in AssignmentRule:
+        assert plan(rule=rule, mapping=(("a", 2),)).owner("a", {"a": 1}) == 2
+
+
+def test_recorded_is_what_is_stored() -> None:
+    assert plan().owner("a", {"a": 3}) == 3
+    assert plan().owner("b", {"a": 3}) is None
+
+
+def test_hash_is_crc32_of_the_name() -> None:
+    """ "CRC-32 of the UTF-8 name, never Python's `hash()`", which differs from process to process."""
+    by_hash = plan(rule=AssignmentRule.HASH)
+    for shard in ("shop_a", "größe", "日本"):
+        assert by_hash.owner(shard, {}) == zlib.crc32(shard.encode()) % 4
+    assert by_hash.owner("größe", {}) == 1
+    assert by_hash.owner("shop_a", {}) == 0  # pinned: a change here would move shards under a running pipeline
+
+
+def test_one_channel_owns_everything_and_asks_nobody() -> None:
+    assert plan(1).owner("a", {}) == 0
+
+
+def test_the_owner_is_a_function_of_the_header_alone() -> None:
+    """conformance B7-21: the ancestor's default answers with whoever asks, so that every channel applies everything."""
+    names = [f"shard_{number}" for number in range(50)] + [UNKNOWN_SHARD]
+    stored = {name: number % 4 for number, name in enumerate(names)}
+    for rule in AssignmentRule:
+        one, other = plan(rule=rule), ShardPlan.parse(plan(rule=rule).text(), channels=4)
+        owners = [one.owner(name, stored) for name in names]
+        assert owners == [other.owner(name, dict(reversed(stored.items()))) for name in names]
+        # So exactly one of four walks takes each, and each walk decides alike when it is asked again.
+        for seqno, owner in enumerate(owners):
+            assert owner is not None
+            takers = 0
+            for channel in range(4):
+                walk = Walk(channel=channel, channels=4, position=Seqno(seqno - 1), run=False)
+                walk.learn(dict.fromkeys(range(4), Seqno(seqno)))
+                verdict = walk.at(Seqno(seqno), owner)
+                assert verdict == walk.at(Seqno(seqno), owner)
+                takers += isinstance(verdict, Take)
+            assert takers == 1
+
+
+def test_a_plan_survives_the_target() -> None:
+    one = plan(rule=AssignmentRule.HASH, serial=frozenset({"z", "ä"}), mapping=(("a", 1), ("b", 0)))
+    assert ShardPlan.parse(one.text(), channels=4) == one
+    assert ShardPlan.parse(plan().text(), channels=4) == plan()
+    assert one.text() != plan(rule=AssignmentRule.HASH, serial=frozenset({"z"}), mapping=(("a", 1), ("b", 0))).text()
+
+
+@pytest.mark.parametrize("text", ["", "recorded", "[]", '{"rule":"sorted"}', '{"rule":"hash","map":{"a":"x"}}'])
+def test_a_rule_of_no_release_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="shard_rule"):
+        ShardPlan.parse(text, channels=2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (plan(0), "channels = 0"),
+        (plan(1025), "must be 1 to 1024"),
+        (plan(2, mapping=(("a", 2),)), "channels are numbered 0 to 1"),
+        (plan(2, mapping=(("a", 1),), serial=frozenset({"a"})), "a serial shard runs on channel 0"),
+        (plan(2, mapping=((UNKNOWN_SHARD, 1),)), "a serial shard runs on channel 0"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused(wrong: ShardPlan, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        wrong.check()
+
+
+def walk(channel: int, position: int = -1, *, run: bool = False, limit: int | None = None) -> Walk:
+    bound = None if limit is None else Seqno(limit)
+    return Walk(channel=channel, channels=3, position=Seqno(position), run=run, limit=bound)
+
+
+def pass_over(at: Walk, *owners: int) -> None:
+    for owner in owners:
+        seqno = Seqno(at.passed + 1)
+        assert isinstance(at.at(seqno, owner), Skip | Take)
+        at.move_on(seqno, owner)
+
+
+def test_others_publish_and_then_wait_for_channel_0() -> None:
+    one = walk(1)
+    pass_over(one, 1, 0)
+    assert one.at(Seqno(2), SERIAL) == Publish(seqno=Seqno(1))
+    one.published_up_to(Seqno(1))
+    assert one.at(Seqno(2), SERIAL) == Await(channels=(0,), seqno=Seqno(2))
+    one.learn({0: Seqno(1)})
+    assert one.at(Seqno(2), SERIAL) == Await(channels=(0,), seqno=Seqno(2))
+    one.learn({0: Seqno(3)})
+    assert one.at(Seqno(2), SERIAL) == Skip()
+    pass_over(one, SERIAL, SERIAL)
+    assert one.at(Seqno(4), SERIAL) == Await(channels=(0,), seqno=Seqno(4)), "inside the run nothing is published"
+
+
+def test_channel_0_waits_for_all_others_before_the_first_of_a_run() -> None:
+    zero = walk(0)
+    pass_over(zero, 0, 1)
+    assert zero.at(Seqno(2), SERIAL) == Publish(seqno=Seqno(1)), "nothing waits inside a target transaction"
+    zero.published_up_to(Seqno(1))
+    assert zero.at(Seqno(2), SERIAL) == Await(channels=(1, 2), seqno=Seqno(1))
+    zero.learn({1: Seqno(1), 2: Seqno(0)})
+    assert zero.at(Seqno(2), SERIAL) == Await(channels=(2,), seqno=Seqno(1))
+    zero.learn({2: Seqno(1)})
+    pass_over(zero, SERIAL, SERIAL)  # the second of the run asks for nobody
+    assert zero.at(Seqno(4), 1) == Publish(seqno=Seqno(3)), "the others wait for the end of the run"
+
+
+def test_channel_0_that_starts_inside_a_run_does_not_wait() -> None:
+    """Its position is a serial transaction: the others had met in front of the run, and stand there."""
+    assert walk(0, 5, run=True).at(Seqno(6), SERIAL) == Take()
+    assert isinstance(walk(0, 5).at(Seqno(6), SERIAL), Await)
+
+
+def test_one_channel_never_waits_and_never_cuts_a_group() -> None:
+    alone = Walk(channel=0, channels=1, position=Seqno(-1), run=False)
+    for owner in (SERIAL, 0, SERIAL, SERIAL, 0):
+        assert alone.at(Seqno(alone.passed + 1), owner) == Take()
+        alone.move_on(Seqno(alone.passed + 1), owner)
+
+
+def test_a_limit_ends_the_walk() -> None:
+    one = walk(1, limit=1)
+    pass_over(one, 1, 0)
+    assert one.done
+    assert one.at(Seqno(2), 1) == Finish()
+    assert walk(1, 7, limit=-1).at(Seqno(8), 1) == Finish(), "-1 ends every task where it is"
+
+
+def test_what_is_owed() -> None:
+    """A no-op without rows counts too: others may wait for its position."""
+    zero = walk(0, run=True)
+    pass_over(zero, 1)
+    owed = [zero.owes]
+    zero.learn({1: Seqno(9), 2: Seqno(9)})
+    pass_over(zero, SERIAL)
+    owed.append(zero.owes)
+    zero.published_up_to(Seqno(1))
+    assert [*owed, zero.owes] == [False, True, False]

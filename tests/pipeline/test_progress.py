@@ -1,0 +1,252 @@
+"""design/pipeline.md, "At start", and conformance B7-20: what a start does with what the target and the log hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tranlog.errors import ConfigError
+from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.pipeline.channels import AssignmentRule, ShardPlan
+from tranlog.pipeline.progress import (
+    Ahead,
+    Counters,
+    Drain,
+    Held,
+    InLog,
+    Lag,
+    Purged,
+    Resubmissions,
+    Run,
+    StartPlan,
+    check_pipeline_name,
+    check_position,
+    lag,
+    nearest_limit,
+    plan_start,
+    restart_seqno,
+)
+from tranlog.target.target import ChannelRow, PipelineRow
+
+
+@dataclass(frozen=True)
+class Header:
+    epoch: Epoch
+    event_id: str
+    source_id: str = "s"
+    tstamp: int = 0
+
+
+FIRST, LAST = 10, 99
+
+
+def header_at(seqno: Seqno) -> Header | None:
+    """A log of seqnos 10 to 99, the first half of it of epoch 1."""
+    return Header(Epoch(1 if seqno < 50 else 2), f"e{seqno}") if FIRST <= seqno <= LAST else None
+
+
+def at(channel: int, seqno: int, *, epoch: int | None = None, event_id: str | None = None, stats="{}") -> ChannelRow:
+    return ChannelRow(
+        channel=channel,
+        applied_seqno=Seqno(seqno),
+        epoch=Epoch((1 if seqno < 50 else 2) if epoch is None else epoch),
+        event_id=f"e{seqno}" if event_id is None else event_id,
+        source_id="s",
+        token=77,
+        session="x",
+        stats=stats,
+    )
+
+
+def pipeline(plan: ShardPlan, holder: str = "other", token: int = 5) -> PipelineRow:
+    return PipelineRow(
+        pipeline="p",
+        token=token,
+        holder=holder,
+        channels=plan.channels,
+        shard_rule=plan.text(),
+        stop_at_seqno=None,
+        alive_at=0,
+    )
+
+
+TWO = ShardPlan(channels=2)
+
+
+def start(
+    row: PipelineRow | None,
+    rows: list[ChannelRow],
+    wanted: ShardPlan = TWO,
+    *,
+    begin: int | None = None,
+    alive: bool = False,
+    take_over: bool = False,
+) -> StartPlan:
+    return plan_start(
+        pipeline=row,
+        rows=rows,
+        wanted=wanted,
+        start=None if begin is None else Seqno(begin),
+        first=Seqno(FIRST),
+        header_at=header_at,
+        alive=alive,
+        take_over=take_over,
+    )
+
+
+def positions(plan: StartPlan) -> list[tuple[int, int, int]]:
+    assert isinstance(plan, Run | Drain)
+    return [(row.channel, row.applied_seqno, row.epoch) for row in plan.rows]
+
+
+def test_a_fresh_start_begins_with_the_first_that_the_log_holds() -> None:
+    plan = start(None, [])
+    assert isinstance(plan, Run) and plan.expected_token == 0
+    assert positions(plan) == [(0, 9, 0), (1, 9, 0)]
+
+
+def test_a_fresh_start_begins_where_it_is_told_to() -> None:
+    assert positions(start(None, [], begin=40)) == [(0, 39, 0), (1, 39, 0)]
+    assert start(None, [], begin=9) == Purged(channel=0, seqno=Seqno(9), first=Seqno(10))
+
+
+def test_an_unchanged_plan_goes_on_from_each_position() -> None:
+    plan = start(pipeline(TWO), [at(0, 60), at(1, 45)])
+    assert isinstance(plan, Run) and plan.keep_assignment and plan.expected_token == 5
+    assert positions(plan) == [(0, 60, 2), (1, 45, 1)]
+
+
+def test_where_it_was_told_to_start_is_for_channels_without_a_position() -> None:
+    """A start that the log has purged since is no reason to refuse a pipeline that stands far behind it."""
+    assert positions(start(pipeline(TWO), [at(0, 60), at(1, 45)], begin=3)) == [(0, 60, 2), (1, 45, 1)]
+
+
+def test_a_channel_without_a_position_starts_where_the_pipeline_was_told_to() -> None:
+    """B7-20: the ancestor takes the least of the positions that there are, and loses what lies before."""
+    plan = start(pipeline(ShardPlan(channels=3)), [at(1, 60)], ShardPlan(channels=3), begin=20)
+    assert positions(plan) == [(0, 19, 0), (1, 60, 2), (2, 19, 0)]
+    assert isinstance(plan, Run) and plan.notes == (
+        "channel 0 has no position: it starts at seqno 20",
+        "channel 2 has no position: it starts at seqno 20",
+    )
+    gone = start(pipeline(ShardPlan(channels=3)), [at(1, 60)], ShardPlan(channels=3), begin=9)
+    assert gone == Purged(channel=0, seqno=Seqno(9), first=Seqno(10))
+
+
+WANTED = [
+    ShardPlan(channels=3),
+    ShardPlan(channels=1),
+    ShardPlan(channels=2, rule=AssignmentRule.HASH),
+    ShardPlan(channels=2, serial=frozenset({"a"})),
+    ShardPlan(channels=2, mapping=(("a", 1),)),
+]
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+def test_another_plan_is_adopted_at_one_seqno(wanted: ShardPlan) -> None:
+    rows = [at(0, 60, stats='{"changes": 3}'), at(1, 60, stats='{"changes": 4, "serial": 1}')]
+    plan = start(pipeline(TWO), rows, wanted)
+    assert isinstance(plan, Run) and plan.plan == wanted and not plan.keep_assignment
+    assert positions(plan) == [(channel, 60, 2) for channel in range(wanted.channels)]
+    assert {row.event_id for row in plan.rows} == {"e60"}
+    counted = sum((Counters.parse(row.stats) for row in plan.rows), Counters())
+    assert counted == Counters(changes=7, serial=1), "what was done so far is not forgotten"
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+def test_another_plan_waits_until_all_stand_at_one_seqno(wanted: ShardPlan) -> None:
+    plan = start(pipeline(TWO), [at(0, 60), at(1, 45)], wanted)
+    assert isinstance(plan, Drain) and plan.plan == TWO and plan.upto == 60
+    assert positions(plan) == [(0, 60, 2), (1, 45, 1)]
+
+
+def test_another_plan_over_channels_that_have_applied_nothing() -> None:
+    rows = [ChannelRow(channel=0, applied_seqno=Seqno(9)), ChannelRow(channel=1, applied_seqno=Seqno(9))]
+    assert positions(start(pipeline(TWO), rows, ShardPlan(channels=3))) == [(0, 9, 0), (1, 9, 0), (2, 9, 0)]
+
+
+def test_positions_without_their_pipeline_are_not_thrown_away() -> None:
+    """Somebody deleted the row in tranlog_pipeline: nothing may start from the beginning for that."""
+    assert positions(start(None, [at(0, 60), at(1, 45)])) == [(0, 60, 2), (1, 45, 1)]
+    plan = start(None, [at(0, 60), at(1, 45)], ShardPlan(channels=4))
+    assert isinstance(plan, Drain) and plan.plan.channels == 2
+
+
+def test_a_driver_that_is_alive_is_left_alone() -> None:
+    rows = [at(0, 60), at(1, 45)]
+    assert start(pipeline(TWO), rows, alive=True) == Held(holder="other")
+    assert isinstance(start(pipeline(TWO), rows, alive=True, take_over=True), Run)
+
+
+def test_a_position_that_is_not_in_this_log_is_refused() -> None:
+    """ "a re-created or cleared log never silently skips"."""
+    for wrong, why in [
+        (at(1, 100), "this log does not reach that far"),
+        (at(1, 60, epoch=3), "in this log seqno 60 belongs to epoch 2"),
+        (at(1, 60, event_id="other"), "in this log seqno 60 has event id 'e60', not 'other'"),
+    ]:
+        verdict = start(pipeline(TWO), [at(0, 60), wrong])
+        assert verdict == Ahead(channel=1, gtid=Gtid(wrong.epoch, wrong.applied_seqno), why=why)
+
+
+def test_a_position_that_was_overtaken_by_retention_is_refused() -> None:
+    assert start(pipeline(TWO), [at(0, 60), at(1, 8)]) == Purged(channel=1, seqno=Seqno(9), first=Seqno(10))
+    nothing = ChannelRow(channel=1, applied_seqno=Seqno(5))
+    assert start(pipeline(TWO), [at(0, 60), nothing]) == Purged(channel=1, seqno=Seqno(6), first=Seqno(10))
+
+
+def check(row: ChannelRow, first: int = FIRST) -> object:
+    return check_position(row, first=Seqno(first), header_at=header_at)
+
+
+def test_a_row_that_has_applied_nothing_is_exempt() -> None:
+    assert check(ChannelRow(channel=0, applied_seqno=Seqno(500))) == InLog()
+
+
+def test_a_log_that_begins_right_behind_the_position() -> None:
+    """log-format.md: a new log starts "after the highest position that a target already holds, with a higher epoch"."""
+    assert check(at(0, 9, epoch=1)) == InLog()
+    assert check(at(0, 9, epoch=0, event_id="")) == InLog()
+    assert check(at(0, 9, epoch=4)) == Ahead(
+        channel=0, gtid=Gtid(Epoch(4), Seqno(9)), why="this log begins right behind it in an earlier epoch, 1"
+    )
+
+
+def test_reading_resumes_at_the_least_position() -> None:
+    assert restart_seqno([at(0, 60), at(1, 45), at(2, 70)]) == 45
+    assert restart_seqno([]) == -1
+
+
+def test_silence_is_no_lag() -> None:
+    """asks 7: the lag is that of the first transaction not applied, not the time since the last one was."""
+    assert lag(restart=Seqno(5), committed=Seqno(5), next_tstamp=None, now_ms=10**12) == Lag(seqnos=0, ms=0)
+    assert lag(restart=Seqno(5), committed=Seqno(7), next_tstamp=1_000, now_ms=1_250) == Lag(seqnos=2, ms=250)
+    assert lag(restart=Seqno(5), committed=Seqno(7), next_tstamp=2_000, now_ms=1_250) == Lag(seqnos=2, ms=0)
+
+
+def test_the_nearest_limit() -> None:
+    assert nearest_limit(None, None) is None
+    assert nearest_limit(Seqno(3), None) == nearest_limit(None, Seqno(3)) == nearest_limit(Seqno(3), Seqno(9)) == 3
+
+
+def test_counters_survive_the_target() -> None:
+    one = Counters(transactions=3, changes=5, wait_ms=9)
+    assert Counters.parse(one.text()) == one
+    assert Counters.parse("") == Counters.parse("[1]") == Counters.parse("{") == Counters()
+    assert Counters.parse('{"changes": 2, "later": 7, "serial": "x"}') == Counters(changes=2)
+
+
+def test_a_job_is_submitted_again_only_while_that_helps() -> None:
+    bounded = Resubmissions(allowed=2)
+    assert [bounded.again([Seqno(1)]) for _ in range(3)] == [True, True, False]
+    moving = Resubmissions(allowed=2)
+    assert all(moving.again([Seqno(number // 2)]) for number in range(20))
+    assert moving.total == 20
+
+
+@pytest.mark.parametrize("name", ["", ".", ".x", "a/b", "a\\b", "a\nb", " a", "x" * 65])
+def test_a_pipeline_needs_a_plain_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="pipeline"):
+        check_pipeline_name(name)
+    check_pipeline_name("shop-2.target")

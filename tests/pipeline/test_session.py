@@ -1,0 +1,98 @@
+"""What can be said of Spark before it is started: slots, Java, and options that cannot work."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tranlog.errors import ConfigError, EngineError, LogMissingError
+from tranlog.pipeline.apply import ApplyOptions, run_apply
+from tranlog.pipeline.channel import GroupBounds
+from tranlog.pipeline.session import check_slots, default_master, find_java, master_slots
+from tranlog.target.options import TargetOptions
+
+
+@pytest.mark.parametrize(
+    ("master", "slots"),
+    [
+        ("local", 1),
+        ("local[3]", 3),
+        ("local[4,3]", 4),
+        ("local[ 2 , 1 ]", 2),
+        ("local[*]", os.cpu_count()),
+        ("local-cluster[2,2,1024]", 4),
+        ("spark://host:7077", None),
+        ("yarn", None),
+    ],
+)
+def test_slots_of_a_master(master: str, slots: int | None) -> None:
+    assert master_slots(master) == slots
+
+
+def test_a_master_with_too_few_slots_is_refused() -> None:
+    """ "Without barrier, channels beyond the slots silently never start: count slots first"."""
+    with pytest.raises(ConfigError, match=r"4 channels need 4 slots at a time, and it has 2; use local\[4\]"):
+        check_slots("local[2]", 4)
+    check_slots("local[4,3]", 4)
+    check_slots("spark://host:7077", 400)
+    assert master_slots(default_master(7)) == max(7, os.cpu_count() or 1)
+
+
+def options(path: Path, **more) -> ApplyOptions:
+    return ApplyOptions(
+        pipeline=more.pop("pipeline", "p"),
+        log_dir=str(path / "log"),
+        target=TargetOptions(kind="sqlite", path=str(path / "t")),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"pipeline": "a/b"}, "pipeline"),
+        ({"channels": 0}, "channels"),
+        ({"master": "local[2]"}, "master"),
+        ({"until_seqno": "soon"}, "until"),
+        ({"until_seqno": -2}, "until"),
+        ({"start_seqno": -1}, "start"),
+        ({"sync_interval_s": 0}, "sync_interval_s"),
+        ({"idle_every": 0}, "idle_every"),
+        ({"retry_s": -1}, "retry_s"),
+        ({"resubmit": -1}, "resubmit"),
+        ({"group": GroupBounds(transactions=0)}, "group_transactions"),
+        ({"shard_map": {"a": 9}}, "shard map"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path: Path, wrong: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        options(tmp_path, **wrong).check()
+
+
+def test_options_travel(tmp_path: Path) -> None:
+    given = options(tmp_path, shard_map={"a": 1}, serial_shards=("b",), until_seqno="now")
+    given.check()
+    assert pickle.loads(pickle.dumps(given)) == given
+
+
+def test_no_java_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 3, "Bad input": no Java is one clear error, before anything else is tried."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match=r"there is no Java on this machine\. Install Java 17"):
+        run_apply(options(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(EngineError, match=r"JAVA_HOME is .* where there is no bin/java"):
+        find_java()
+
+
+def test_no_log_is_said_before_spark_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.touch(mode=0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(LogMissingError, match="log"):
+        run_apply(options(tmp_path))
