@@ -1,0 +1,171 @@
+"""Opening a source and its log for capture, and running capture beside something else.
+
+Owns how a log that has no records yet is begun: behind whatever knows a position, and at the source's position where
+a cleared log left one. The capture loop itself is `capture`'s. The hard idea: a log is only ever empty by accident or
+by intent, never by right, so before the first GTID is given out everybody who may have seen a higher one is asked.
+
+Source: design/log-format.md, last paragraph; design/sources.md.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tranlog.capture.capture import Capture
+from tranlog.change import Fragment
+from tranlog.errors import TargetError, TargetUnavailableError
+from tranlog.ids import Gtid
+from tranlog.log.log import Log
+from tranlog.service.clearing import begin_after, has_records, read_mark
+from tranlog.service.config import Config
+from tranlog.service.position import read_rows
+from tranlog.source.source import Source, TableReader
+from tranlog.target.target import ChannelRow
+
+if TYPE_CHECKING:
+    from tranlog.service.config import SourceOptions
+
+
+def open_source(options: SourceOptions) -> Source:
+    """Return the source, not started yet."""
+    from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
+
+    if isinstance(options, SqliteSourceOptions):
+        return SqliteSource(options)
+    from tranlog.source.mariadb import MariadbSource
+
+    return MariadbSource(options)
+
+
+def open_tables(options: SourceOptions) -> TableReader:
+    """Return a reader of the source's tables. Raises SourceSetupError, SourceUnavailableError."""
+    from tranlog.source.sqlite import SqliteSourceOptions, SqliteTables
+
+    if isinstance(options, SqliteSourceOptions):
+        return SqliteTables(options.path)
+    from tranlog.source.mariadb_tables import MariadbTables
+
+    return MariadbTables(options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """Where a log is to begin. `after`: behind this GTID; `event_id`: what of the source the log had before."""
+
+    after: Gtid | None = None
+    event_id: str | None = None
+
+
+def find_beginning(config: Config, *, new_log: bool) -> Beginning:
+    """Say where the log begins if it has no records; one that has some goes on where it ends.
+
+    With `new_log` the target is not asked. Raises TargetUnavailableError where it does not answer, LogUnreadableError
+    for a damaged mark.
+    """
+    if has_records(config.log_dir):
+        return Beginning()
+    mark = read_mark(config.log_dir)
+    rows = [] if new_log else _positions_at_target(config)
+    return Beginning(
+        after=begin_after(mark, rows), event_id=mark.event_id if mark is not None and mark.event_id else None
+    )
+
+
+def _positions_at_target(config: Config) -> list[ChannelRow]:
+    if config.target is None:
+        return []
+    try:
+        return read_rows(config.target, config.pipeline.name)
+    except TargetError as exc:
+        where = exc.where if isinstance(exc, TargetUnavailableError) else "[target]"
+        why = (
+            f"{exc}. The log has no records, and a new one must begin behind what the target holds, so that no GTID "
+            "is given out twice; --new-log begins at seqno 0 without asking it"
+        )
+        raise TargetUnavailableError(where=where, why=why) from exc
+
+
+class ResumedSource:
+    """A source that goes on behind `event_id` where the log does not know where to: after a clearing.
+
+    Threads: as the source behind it.
+    """
+
+    def __init__(self, source: Source, event_id: str) -> None:
+        self._source = source
+        self._event_id = event_id
+        self.source_id = source.source_id
+
+    def start(self, event_id: str | None) -> None:
+        """Start behind the given event id, else behind the one that the cleared log left."""
+        self._source.start(self._event_id if event_id is None else event_id)
+
+    def read(self, timeout_s: float) -> Iterator[Fragment]:
+        """Yield the fragments that are there; see `Source.read`."""
+        return self._source.read(timeout_s)
+
+    def release(self, event_id: str) -> None:
+        """Free the source up to `event_id`."""
+        self._source.release(event_id)
+
+    def stop(self) -> None:
+        """Make a waiting `read` end soon."""
+        self._source.stop()
+
+    def close(self) -> None:
+        """Free connections."""
+        self._source.close()
+
+
+@contextmanager
+def open_capture(config: Config, *, new_log: bool) -> Iterator[tuple[Capture, Log]]:
+    """Open log and source for a capture that has not begun; both are closed at the end.
+
+    Raises what opening either raises, and `find_beginning`.
+    """
+    options = config.wanted_source()
+    beginning = find_beginning(config, new_log=new_log)
+    source = open_source(options)
+    if beginning.event_id is not None:
+        source = ResumedSource(source, beginning.event_id)
+    try:
+        with Log.open(
+            config.log_dir, source_id=source.source_id, options=config.log, start_after=beginning.after
+        ) as log:
+            yield Capture(source, log, options=config.capture), log
+    finally:
+        source.close()
+
+
+class CaptureThread:
+    """A capture that runs beside something else; `ended` is called in its thread when it ends, however it ends.
+
+    Threads: `start` and `stop` by one.
+    """
+
+    def __init__(self, capture: Capture, *, ended: Callable[[], None]) -> None:
+        self._capture = capture
+        self._ended = ended
+        self._thread = threading.Thread(target=self._run, name="capture")
+        self.error: Exception | None = None
+
+    def start(self) -> None:
+        """Begin capturing."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop capturing and wait until it has; an error that ended it stays in `error`."""
+        self._capture.stop()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._capture.run()
+        except Exception as exc:  # it belongs to the main thread, which raises it
+            self.error = exc
+        finally:
+            self._ended()

@@ -1,0 +1,772 @@
+"""The `tranlog` command: set up, capture, apply, look, compare, move, clear.
+
+Owns the commands and their options, and the environment that they read; what they do is below. The hard idea: each
+command is a thin frame, so that whatever it does can be done from Python as well, and every way to fail is an error
+of the tree, which `exits` turns into one line and a code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import typer
+
+from tranlog.capture.capture import Capture, CaptureStatus
+from tranlog.change import TableMap
+from tranlog.clock import SystemClock
+from tranlog.errors import ConfigError, TranlogError
+from tranlog.ids import Gtid, Seqno
+from tranlog.log.log import Log
+from tranlog.log.positions import read_holds
+from tranlog.log.reader import LogReader
+from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
+from tranlog.service import status as status_module
+from tranlog.service import template as template_module
+from tranlog.service.capturing import CaptureThread, open_capture, open_tables
+from tranlog.service.clearing import CAVEATS, clear_log
+from tranlog.service.command import (
+    Progress,
+    confirm,
+    new_app,
+    print_json,
+    require_command,
+    run_app,
+    say,
+    stop_signals,
+)
+from tranlog.service.config import DEFAULT_FILE, Config, SourceKind, find_file, load, source_kind
+from tranlog.service.exits import ExitCode, error_line, exit_code_of
+from tranlog.service.listing import time_text
+from tranlog.service.position import Move, read_rows, reset_position, set_position
+from tranlog.service.tables import create_statements, tables_in_log
+from tranlog.service.verify import TableVerdict, select_tables, verify_tables
+from tranlog.target.options import open_target
+from tranlog.target.target import ChannelRow
+
+logger = logging.getLogger(__name__)
+
+LOCATING: Final = ("-service", "--service", "-conf", "--conf")
+WATCH_S: Final = 1.3
+"""How long a pipeline's row is watched for a sign of life: its driver moves it every second."""
+REPORT_EVERY_S: Final = 1.0
+ONCE_WAIT_S: Final = {SourceKind.SQLITE: 0.0, SourceKind.MARIADB: 2.0}
+"""How long `capture --once` waits for a source to show more: a server sends when it likes."""
+_SERVICE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+
+app = new_app(add_completion=True)
+tables_app = new_app(help="Tables at the target.\n\n\b\nExample:\n  tranlog tables create --dry-run")
+position_app = new_app(help="Where a pipeline stands at the target, by hand.\n\n\b\nExample:\n  tranlog position get")
+app.add_typer(tables_app, name="tables", invoke_without_command=True)
+app.add_typer(position_app, name="position", invoke_without_command=True)
+
+AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
+Pipeline = Annotated[
+    str | None, typer.Option("--pipeline", "-pipeline", metavar="NAME", help="Instead of the configured name.")
+]
+TakeOver = Annotated[
+    bool, typer.Option("--take-over", "-take-over", help="Although another process seems to run the pipeline.")
+]
+NewLog = Annotated[
+    bool,
+    typer.Option("--new-log", "-new-log", help="Begin a log without records without asking the target how far it is."),
+]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", "-until", metavar="SEQNO|now", help="End after this seqno, or after what is there now."),
+]
+Channels = Annotated[int | None, typer.Option("--channels", "-channels", metavar="N", help="How many channels.")]
+Master = Annotated[
+    str | None, typer.Option("--master", "-master", metavar="URL", help="Spark's master; default: this machine.")
+]
+Start = Annotated[
+    int | None,
+    typer.Option("--start", "-start", metavar="SEQNO", help="The first to apply where the target has no position."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def locate(
+    ctx: typer.Context,
+    conf: Annotated[
+        str | None, typer.Option("--conf", "-conf", metavar="FILE", help=f"The configuration; default: {DEFAULT_FILE}.")
+    ] = None,
+    service: Annotated[
+        str | None,
+        typer.Option("--service", "-service", metavar="NAME", help=f"The service of NAME.toml or {DEFAULT_FILE} here."),
+    ] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show all diagnostics, and the traceback of an error.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show diagnostics on stderr.")] = False,
+) -> None:
+    """A transaction log between databases: capture a source, apply to a target, exactly once.
+
+    \b
+    Example:
+      tranlog init
+      tranlog run
+      tranlog --conf shop.toml status
+
+    Exit codes: 0 done; 1 a check failed; 2 bad usage or configuration; 3 damaged or inconsistent data, a conflict at
+    the target among it; 4 the surroundings prevent it (lock held, disk full, server away, no Java): mend and start
+    again. `thl` looks into the log itself.
+    """
+    require_command(ctx)
+    ctx.obj = (conf, service)
+
+
+def _config(ctx: typer.Context) -> Config:
+    conf, service = ctx.obj
+    return load(find_file(conf=conf, service=service), environ=os.environ)
+
+
+# --- init ------------------------------------------------------------------------------------------------
+
+
+@app.command("init")
+def init(
+    ctx: typer.Context,
+    source: Annotated[
+        Literal["sqlite", "mariadb"], typer.Option("--source", "-source", help="The kind of source.")
+    ] = "sqlite",
+    target: Annotated[
+        Literal["sqlite", "postgres"], typer.Option("--target", "-target", help="The kind of target.")
+    ] = "sqlite",
+    as_json: AsJson = False,
+) -> None:
+    """Write a commented configuration to start from.
+
+    It works as it is, for SQLite on both ends. A file that is there is never overwritten.
+
+    The file is tranlog.toml, or what --conf names; the service's name is --service, or that of the folder.
+
+    \b
+    Example:
+      tranlog init
+      tranlog --conf shop.toml --service shop init --source mariadb --target postgres
+    """
+    conf, service = ctx.obj
+    file = conf or DEFAULT_FILE
+    name = service or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(file).absolute().parent.name).lstrip(".-") or "tranlog"
+    if not _SERVICE_NAME.fullmatch(name):
+        why = "a service's name is 1 to 63 letters, digits, dots, dashes and underscores"
+        raise ConfigError(option="--service", value=name, why=why)
+    text = template_module.template(service=name, source=source, target=target)
+    try:
+        with open(file, "x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError as exc:
+        raise ConfigError(option=file, value=None, why="is there already, and is not overwritten") from exc
+    if as_json:
+        print_json({"file": file, "service": name})
+    else:
+        print(f"wrote {file} for service {name}; next: `tranlog capture`, `tranlog apply`, or `tranlog run` for both")
+
+
+# --- capture, apply, run ---------------------------------------------------------------------------------
+
+
+@app.command("capture")
+def capture(
+    ctx: typer.Context,
+    once: Annotated[bool, typer.Option("--once", "-once", help="Capture what the source has by now, and end.")] = False,
+    new_log: NewLog = False,
+    as_json: AsJson = False,
+) -> None:
+    """Carry the source's transactions into the log.
+
+    Runs until SIGTERM or Ctrl-C. A transaction is freed at the source once the log has it durable.
+
+    \b
+    Example:
+      tranlog capture
+      tranlog --conf shop.toml capture --once
+    """
+    config = _config(ctx)
+    with open_capture(config, new_log=new_log) as (work, log):
+        _say_begin(log)
+        with stop_signals(work.stop), Progress() as progress, _Reporter(lambda: progress.update(_capture_text(work))):
+            done = work.catch_up(wait_s=ONCE_WAIT_S[source_kind(config.wanted_source())]) if once else work.run()
+        _show_capture(done, log, as_json)
+
+
+def _say_begin(log: Log) -> None:
+    found = log.recovered
+    begins = "a new log" if found.created else "the log"
+    say(f"capture: {begins} at {log.path}, epoch {log.epoch}, goes on behind seqno {log.last_seqno}")
+
+
+def _capture_text(work: Capture) -> str:
+    status = work.status()
+    if status.lag_ms is None:
+        return "capture: waiting for the source's first transaction"
+    return (
+        f"capture: {status.transactions} transactions, up to seqno {status.last_seqno}, "
+        f"{status.lag_ms} ms behind the source when the last came"
+    )
+
+
+def _show_capture(done: CaptureStatus, log: Log, as_json: bool) -> None:
+    if as_json:
+        print_json({**dataclasses.asdict(done), "log_ends_at": log.last_seqno, "epoch": log.epoch})
+    else:
+        print(f"captured {done.transactions} transactions; the log ends at seqno {log.last_seqno}, epoch {log.epoch}")
+
+
+class _Reporter:
+    """Calls `report` about once a second in a thread of its own while its block runs."""
+
+    def __init__(self, report: Any) -> None:
+        self._report = report
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="report", daemon=True)
+
+    def _run(self) -> None:
+        while not self._end.wait(REPORT_EVERY_S):
+            self._report()
+
+    def __enter__(self) -> _Reporter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def apply_options(
+    config: Config,
+    *,
+    until: str | None,
+    channels: int | None,
+    master: str | None,
+    start: int | None,
+    take_over: bool,
+    pipeline: str | None,
+) -> ApplyOptions:
+    """Put the pipeline's options together: the command line's over the file's. Raises ConfigError."""
+    options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
+    options = dataclasses.replace(
+        options,
+        channels=options.channels if channels is None else channels,
+        master=options.master if master is None else master,
+        start_seqno=options.start_seqno if start is None else start,
+        pipeline=options.pipeline if pipeline is None else pipeline,
+        until_seqno=_until(until),
+        take_over=take_over,
+    )
+    options.check()
+    return options
+
+
+def _until(text: str | None) -> int | str | None:
+    if text is None or text == "now":
+        return text
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise typer.BadParameter(f"{text!r} is neither a seqno nor the word now", param_hint="--until")
+    return int(text)
+
+
+@app.command("apply")
+def apply(
+    ctx: typer.Context,
+    until: Until = None,
+    channels: Channels = None,
+    master: Master = None,
+    start: Start = None,
+    take_over: TakeOver = False,
+    pipeline: Pipeline = None,
+    as_json: AsJson = False,
+) -> None:
+    """Apply the log to the target, on Spark.
+
+    One task per channel, until --until, SIGTERM or Ctrl-C. Starts where the target says that it ended; a stop waits
+    for the target transactions under way.
+
+    \b
+    Example:
+      tranlog apply
+      tranlog apply --until now --channels 4
+      tranlog --conf shop.toml apply --master spark://host:7077
+    """
+    options = apply_options(
+        _config(ctx),
+        until=until,
+        channels=channels,
+        master=master,
+        start=start,
+        take_over=take_over,
+        pipeline=pipeline,
+    )
+    stop = threading.Event()
+    with stop_signals(stop.set), Progress() as progress:
+        done = run_apply(options, stop=stop, report=lambda status: progress.update(_apply_text(status)))
+    _show_apply(done, as_json)
+
+
+def _apply_text(status: ApplyStatus) -> str:
+    return (
+        f"apply: {status.phase}, applied up to {status.restart_seqno} of {status.committed_seqno}, "
+        f"{status.transactions_per_s:.0f} transactions/s, {status.changes_per_s:.0f} changes/s, "
+        f"lag {status.lag.seqnos} transactions, {status.lag.ms / 1000:.1f} s"
+    )
+
+
+def _show_apply(done: ApplyResult, as_json: bool) -> None:
+    if as_json:
+        print_json(msgspec.to_builtins(done))
+        return
+    now = done.status
+    total = now.total
+    print(
+        f"applied up to seqno {now.restart_seqno} of {now.committed_seqno}; since this pipeline's first start "
+        f"{total.transactions} transactions, {total.changes} changes, {total.sections} serial sections"
+    )
+    for one in now.channels:
+        print(
+            f"  channel {one.channel}: seqno {one.applied_seqno}, {one.counters.transactions} transactions, "
+            f"{one.counters.changes} changes"
+        )
+    for note in now.notes:
+        say(f"apply: {note}")
+
+
+@app.command("run")
+def run(
+    ctx: typer.Context,
+    channels: Channels = None,
+    master: Master = None,
+    start: Start = None,
+    take_over: TakeOver = False,
+    pipeline: Pipeline = None,
+    new_log: NewLog = False,
+    as_json: AsJson = False,
+) -> None:
+    """Capture and apply in one process.
+
+    Runs until SIGTERM or Ctrl-C. If one of the two ends by an error, the other is stopped.
+
+    \b
+    Example:
+      tranlog run
+      tranlog run --channels 4
+    """
+    config = _config(ctx)
+    options = apply_options(
+        config,
+        until=None,
+        channels=channels,
+        master=master,
+        start=start,
+        take_over=take_over,
+        pipeline=pipeline,
+    )
+    stop = threading.Event()
+    with open_capture(config, new_log=new_log) as (work, log):
+        _say_begin(log)
+        capturing = CaptureThread(work, ended=stop.set)
+        with stop_signals(stop.set), Progress() as progress:
+            capturing.start()
+            try:
+                done = run_apply(
+                    options,
+                    stop=stop,
+                    report=lambda status: progress.update(f"{_capture_text(work)}; {_apply_text(status)}"),
+                )
+            except TranlogError:
+                capturing.stop()
+                if capturing.error is not None:
+                    say(error_line(capturing.error, prog="tranlog"))
+                raise
+            finally:
+                capturing.stop()
+        if capturing.error is not None:
+            raise capturing.error
+        if as_json:
+            print_json({"capture": dataclasses.asdict(work.status()), "apply": msgspec.to_builtins(done)})
+        else:
+            _show_capture(work.status(), log, False)
+            _show_apply(done, False)
+
+
+# --- looking ---------------------------------------------------------------------------------------------
+
+
+@app.command("status")
+def status(
+    ctx: typer.Context,
+    watch: Annotated[
+        bool, typer.Option("--watch/--no-watch", help="Watch the pipeline for a second, to see it move and how fast.")
+    ] = True,
+    as_json: AsJson = False,
+) -> int:
+    """Show positions, lag, rates, sizes, and what it waits for.
+
+    A part that cannot be read is shown with its error, and the exit code is that error's.
+
+    \b
+    Example:
+      tranlog status
+      tranlog status --json --no-watch
+    """
+    config = _config(ctx)
+    found, errors = status_module.gather(config, clock=SystemClock(), watch_s=WATCH_S if watch else 0.0)
+    if as_json:
+        print_json(found)
+    else:
+        for line in status_module.status_lines(found):
+            print(line)
+    return max((exit_code_of(error) for error in errors), default=ExitCode.DONE)
+
+
+@app.command("verify")
+def verify(
+    ctx: typer.Context,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", "-table", metavar="SCHEMA.TABLE", help="Only this one; repeatable.")
+    ] = None,
+    rows: Annotated[
+        int, typer.Option("--rows", "-rows", metavar="N", min=0, help="Name the first N differing keys of each table.")
+    ] = 3,
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            "--wait", "-wait", metavar="S", min=0, help="Compare again for up to S seconds until all is equal."
+        ),
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> int:
+    """Compare the source with the target, row by row.
+
+    Rows are equal when all their values are the same, type by type. Exit code 1 if a table differs. Both are read as
+    they are now: let the source rest and the target catch up first, or use --wait.
+
+    \b
+    Example:
+      tranlog verify
+      tranlog verify --table main.orders --rows 10
+    """
+    config = _config(ctx)
+    clock = SystemClock()
+    deadline = clock.monotonic() + wait_s
+    target = open_target(config.wanted_target())
+    try:
+        with Progress() as progress:
+            while True:
+                verdicts = _compare(config, target, table or (), rows, progress)
+                if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
+                    break
+                clock.sleep(min(0.5, max(0.0, deadline - clock.monotonic())))
+    finally:
+        target.close()
+    equal = all(one.equal for one in verdicts)
+    if as_json:
+        print_json({"equal": equal, "tables": [msgspec.to_builtins(one) for one in verdicts]})
+    else:
+        _show_verdicts(verdicts)
+    return ExitCode.DONE if equal else ExitCode.CHECK_FAILED
+
+
+def _compare(
+    config: Config, target: Any, tables: Sequence[str], differences: int, progress: Progress
+) -> list[TableVerdict]:
+    reader = open_tables(config.wanted_source())
+    try:
+        wanted = select_tables(reader.tables(), tables)
+        return list(
+            verify_tables(
+                reader,
+                target,
+                tables=wanted,
+                differences=differences,
+                report=lambda where, count: progress.update(f"verify: {count} rows of {where}"),
+            )
+        )
+    finally:
+        reader.close()
+
+
+def _show_verdicts(verdicts: Sequence[TableVerdict]) -> None:
+    for one in verdicts:
+        if one.equal:
+            print(f"equal   {one.table}: {one.source_rows} rows, checksum {one.source_checksum}")
+            continue
+        counts = f"{one.source_rows} rows at the source, {one.target_rows} at the target"
+        print(f"DIFFERS {one.table}: {one.problem or counts}")
+        for difference in one.differences:
+            print(f"        {difference.key}: {difference.what}")
+    differing = sum(not one.equal for one in verdicts)
+    if not verdicts:
+        print("the source has no captured table")
+    elif differing:
+        print(f"{differing} of {len(verdicts)} tables differ")
+    else:
+        print("source and target are equal")
+
+
+# --- tables ----------------------------------------------------------------------------------------------
+
+
+@tables_app.callback()
+def _tables(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+@tables_app.command("create")
+def tables_create(
+    ctx: typer.Context,
+    from_: Annotated[
+        Literal["log", "source"],
+        typer.Option(
+            "--from", "-from", help="Take the tables whose changes are in the log, or all that the source has."
+        ),
+    ] = "log",
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only print the statements.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create the tables that the target lacks.
+
+    \b
+    Example:
+      tranlog tables create --dry-run
+      tranlog tables create --from source
+    """
+    config = _config(ctx)
+    options = config.wanted_target()
+    with Progress() as progress:
+        tables = _tables_of_log(config, progress) if from_ == "log" else _tables_of_source(config)
+    if dry_run:
+        shown = {table.name: create_statements(options.kind, table) for table in tables}
+    else:
+        target = open_target(options)
+        try:
+            made = {table.name: target.create_table(table) for table in tables}
+        finally:
+            target.close()
+        shown = {name: [statements] for name, statements in made.items() if statements}
+    if as_json:
+        print_json({"created": {} if dry_run else shown, "statements": shown, "tables": len(tables)})
+        return
+    for table in tables:
+        if table.name not in shown:
+            print(f"-- {table.name} is there already")
+            continue
+        if not table.primary_key:
+            say(f"tables: {table.name} has no primary key; its rows are matched by all their values, which is slow")
+        for statement in shown[table.name]:
+            print(f"{statement};")
+    if tables and options.ddl != "ignore" and config.source is not None and source_kind(config.source) == options.kind:
+        say('tables: apply runs the DDL of the log itself here, and stops at what is there already; set ddl = "ignore"')
+    if not tables:
+        say(f"tables: the {from_} has no tables" + (", as far as its changes tell" if from_ == "log" else ""))
+
+
+def _tables_of_log(config: Config, progress: Progress) -> list[TableMap]:
+    with LogReader.open(config.log_dir) as reader:
+        return tables_in_log(reader, report=lambda at, last: progress.update(f"tables: seqno {at} of {last}"))
+
+
+def _tables_of_source(config: Config) -> list[TableMap]:
+    reader = open_tables(config.wanted_source())
+    try:
+        return reader.tables()
+    finally:
+        reader.close()
+
+
+# --- position --------------------------------------------------------------------------------------------
+
+
+@position_app.callback()
+def _position(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+@position_app.command("get")
+def position_get(ctx: typer.Context, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
+    """Print where each channel of the pipeline stands.
+
+    \b
+    Example:
+      tranlog position get
+      tranlog position get --json
+    """
+    config = _config(ctx)
+    name = config.pipeline.name if pipeline is None else pipeline
+    rows = read_rows(config.wanted_target(), name)
+    _show_rows(name, rows, as_json)
+
+
+def _show_rows(pipeline: str, rows: Sequence[ChannelRow], as_json: bool) -> None:
+    if as_json:
+        print_json({"pipeline": pipeline, "channels": [dataclasses.asdict(row) for row in rows]})
+    elif not rows:
+        print(f"pipeline {pipeline} has no position at this target")
+    for row in () if as_json else rows:
+        stands = f"GTID({row.epoch}, {row.applied_seqno}), event id {row.event_id!r}, {time_text(row.tstamp)} UTC"
+        print(f"channel {row.channel}: {stands if row.epoch else f'before seqno {row.applied_seqno + 1}'}")
+
+
+@position_app.command("set")
+def position_set(
+    ctx: typer.Context,
+    seqno: Annotated[int, typer.Argument(metavar="SEQNO", min=-1, help="Everything up to here counts as applied.")],
+    channel: Annotated[
+        int | None, typer.Option("--channel", "-channel", metavar="N", help="Move only this channel.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    take_over: TakeOver = False,
+    pipeline: Pipeline = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put the pipeline at SEQNO.
+
+    That transaction and all before it count as applied, the next one is applied next. Epoch and event id are taken
+    from the log. One before the log's first seqno means: nothing applied yet.
+
+    \b
+    Example:
+      tranlog position set 1200
+      tranlog position set 1200 --channel 2 -y
+    """
+    config = _config(ctx)
+    name = config.pipeline.name if pipeline is None else pipeline
+
+    def agree(move: Move) -> None:
+        told = move.consequences()
+        for line in told:
+            say(f"position: {line}")
+        if told and not yes:
+            confirm(f"Put pipeline {name} at seqno {seqno}?")
+
+    with LogReader.open(config.log_dir) as reader:
+        target = open_target(config.wanted_target())
+        try:
+            move = set_position(
+                target,
+                reader,
+                pipeline=name,
+                seqno=Seqno(seqno),
+                channel=channel,
+                plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).plan(),
+                clock=SystemClock(),
+                watch_s=WATCH_S,
+                take_over=take_over,
+                agree=agree,
+            )
+        finally:
+            target.close()
+    _show_rows(name, move.after, as_json)
+
+
+@position_app.command("reset")
+def position_reset(
+    ctx: typer.Context,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    take_over: TakeOver = False,
+    pipeline: Pipeline = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget where the pipeline stands.
+
+    The next start begins with the log's first transaction, or with --start. What is at the target stays there, and is
+    applied again unless you empty its tables.
+
+    \b
+    Example:
+      tranlog position reset -y
+    """
+    config = _config(ctx)
+    name = config.pipeline.name if pipeline is None else pipeline
+    if not yes:
+        confirm(f"Forget the position of pipeline {name} at {config.wanted_target().kind}?")
+    target = open_target(config.wanted_target())
+    try:
+        found = reset_position(
+            target,
+            pipeline=name,
+            plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).plan(),
+            clock=SystemClock(),
+            watch_s=WATCH_S,
+            take_over=take_over,
+        )
+    finally:
+        target.close()
+    if as_json:
+        print_json({"pipeline": name, "forgotten": found})
+    else:
+        print(f"pipeline {name} {'starts anew' if found else 'had no position'}")
+
+
+# --- reset -----------------------------------------------------------------------------------------------
+
+
+@app.command("reset")
+def reset(
+    ctx: typer.Context,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only say what would go.")] = False,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", "-after", metavar="GTID", help="The last GTID handed out, if the log is too damaged."),
+    ] = None,
+    forget_position: Annotated[
+        bool,
+        typer.Option(
+            "--forget-position",
+            "-forget-position",
+            help="Let the source start where its options say, not where the log ended: after restoring a backup of it.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Clear the log: remove all its records.
+
+    The next one goes on behind the last GTID, so that none is given out twice. Clear it only while the source is
+    idle: what was committed there and is not in the log may otherwise be captured twice, or be missed. Whoever has
+    not read the log yet loses what is cleared: a target that is behind cannot catch up, and a copy that is promoted
+    later may lack what others need. Refuses while somebody writes the log.
+
+    \b
+    Example:
+      tranlog reset
+      tranlog reset --dry-run
+    """
+    config = _config(ctx)
+    told = None if after is None else _gtid(after)
+    plan = clear_log(config.log_dir, after=told, dry_run=True)
+    for caveat in CAVEATS:
+        say(f"reset: {caveat}")
+    for one in read_holds(config.log_dir):
+        if one.restart_seqno is None or one.restart_seqno < plan.mark.seqno:
+            say(f"reset: {one.name} still needs seqno {one.restart_seqno or 0} to {plan.mark.seqno} of this log")
+    if not dry_run:
+        if not yes:
+            confirm(f"Remove {len(plan.files)} files, {plan.bytes} bytes, of the log at {config.log_dir}?")
+        plan = clear_log(config.log_dir, after=told, keep_position=not forget_position)
+    if as_json:
+        print_json({"cleared": not dry_run, "files": plan.files, "bytes": plan.bytes, "mark": plan.mark})
+        return
+    last = plan.mark.gtid
+    verb = "would remove" if dry_run else "removed"
+    print(f"{verb} {len(plan.files)} files, {plan.bytes} bytes; the next log begins behind {last}")
+
+
+def _gtid(text: str) -> Gtid:
+    try:
+        return Gtid.parse(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--after") from exc
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `tranlog` and return its exit code."""
+    return run_app(app, arguments, prog="tranlog", hoisted=LOCATING)

@@ -1,0 +1,462 @@
+"""From a TOML file to the options of each component, or one clear error.
+
+Owns the file's form and the finding of it; what an option means and which values are possible is said beside the
+component that has it. The hard idea: nothing is guessed. An unknown key is an error that suggests the nearest known
+one, since a misspelt option that is silently ignored is found only when it was needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import re
+import tomllib
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, assert_never
+
+import msgspec
+
+from tranlog.capture.capture import CaptureOptions
+from tranlog.errors import ConfigError, SourceSetupError, TargetUnavailableError
+from tranlog.log.log import LogOptions
+from tranlog.pipeline.apply import ApplyOptions
+from tranlog.pipeline.channel import GroupBounds
+from tranlog.pipeline.channels import AssignmentRule
+from tranlog.shard import ShardRule, ShardRuleKind
+from tranlog.target.options import TargetOptions
+
+if TYPE_CHECKING:
+    from tranlog.source.mariadb_connection import MariadbSourceOptions
+    from tranlog.source.sqlite import SqliteSourceOptions
+
+    SourceOptions: TypeAlias = SqliteSourceOptions | MariadbSourceOptions
+
+_SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+_BYTES: Final = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+}
+_SECRET: Final = ("password", "dsn")
+"""Keys whose values no message shows."""
+_NOWHERE: Final[Mapping[str, Collection[str]]] = {}
+_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)")
+
+OptionsT = TypeVar("OptionsT")
+
+
+class Section:
+    """One table of the file: hands out its values typed, and knows afterwards which keys nobody asked for.
+
+    Every error names the file, the key with dots, the value and the reason.
+    """
+
+    def __init__(self, file: str, name: str, values: Mapping[str, Any]) -> None:
+        self._file = file
+        self._name = name
+        self._values = values
+        self._known: dict[str, None] = {}
+
+    def key(self, name: str) -> str:
+        """Return how an error names a key: `FILE: section.key`."""
+        return f"{self._file}: {self._name}.{name}" if self._name else f"{self._file}: {name}"
+
+    def has(self, name: str) -> bool:
+        """Whether the file gives the key."""
+        self._known[name] = None
+        return name in self._values
+
+    def error(self, name: str, why: str) -> ConfigError:
+        """Return the error for a key's value."""
+        value = "(hidden)" if name in _SECRET else self._values.get(name)
+        return ConfigError(option=self.key(name), value=value, why=why)
+
+    def take(self, name: str, kind: Any, default: Any = dataclasses.MISSING) -> Any:
+        """Return a key's value as `kind`; `default` where the file has none; an error where that is missing too."""
+        if not self.has(name):
+            if default is dataclasses.MISSING:
+                raise ConfigError(option=self.key(name), value=None, why="is missing and has no default")
+            return default
+        value = self._values[name]
+        if isinstance(value, str):
+            value = self._quantity(name, value)
+        try:
+            return msgspec.convert(value, kind, strict=True)
+        except msgspec.ValidationError as exc:
+            raise self.error(name, _reason(str(exc), kind)) from exc
+
+    def path(self, name: str, default: Any = dataclasses.MISSING) -> Any:
+        """Return a path; a relative one counts from the file's folder."""
+        value = self.take(name, str, default)
+        return self.resolve(value) if isinstance(value, str) else value
+
+    def resolve(self, path: str) -> str:
+        """Return a path as seen from the file's folder; `~` is the home folder."""
+        return os.path.join(os.path.dirname(os.path.abspath(self._file)), os.path.expanduser(path))
+
+    def table(self, name: str) -> Section:
+        """Return a table inside this one; an empty one where the file has none."""
+        value = self._values.get(name, {})
+        self._known[name] = None
+        if not isinstance(value, dict):
+            raise self.error(name, "is a table: [" + (f"{self._name}." if self._name else "") + f"{name}]")
+        return Section(self._file, f"{self._name}.{name}" if self._name else name, value)
+
+    def options(self, kind: type[OptionsT], *, paths: Collection[str] = (), **given: Any) -> OptionsT:
+        """Fill a component's options dataclass from the keys that have its fields' names, and check it.
+
+        `paths` are fields that hold paths; `given` are fields that do not come from the file.
+        """
+        hints = typing.get_type_hints(kind)
+        values = dict(given)
+        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+            if field.name in given:
+                continue
+            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            if not required and not self.has(field.name):
+                continue
+            values[field.name] = (
+                self.path(field.name) if field.name in paths else self.take(field.name, hints[field.name])
+            )
+        options = kind(**values)
+        self.check(options)
+        return options
+
+    def check(self, options: object) -> None:
+        """Run a component's own check; its error then names the file and the section too."""
+        check = getattr(options, "check", None)
+        if check is None:
+            return
+        try:
+            check()
+        except ConfigError as exc:
+            name = exc.option.removeprefix(f"{self._name}.")
+            raise ConfigError(option=self.key(name), value=exc.value, why=exc.why) from exc
+
+    @property
+    def known(self) -> Collection[str]:
+        """The keys that were asked for."""
+        return self._known.keys()
+
+    def finish(self, elsewhere: Mapping[str, Collection[str]] = _NOWHERE) -> None:
+        """Raise ConfigError for a key that nobody knows; `elsewhere` are the keys of other tables, by table."""
+        for name in self._values:
+            if name in self._known:
+                continue
+            homes = [f"[{table}]" for table, keys in elsewhere.items() if name in keys]
+            near = get_close_matches(name, self._known, n=1)
+            if homes:
+                hint = f"it belongs to {' or '.join(homes)}"
+            elif near:
+                hint = f"did you mean {near[0]!r}?"
+            else:
+                hint = f"known keys are {', '.join(self._known)}"
+            raise self.error(name, f"unknown key; {hint}")
+
+    def _quantity(self, name: str, text: str) -> object:
+        """Turn "12h" under a key that counts seconds, or "64MiB" under one that counts bytes, into the number."""
+        for counted, units in ((name.endswith("_s"), _SECONDS), ("_bytes" in name, _BYTES)):
+            if counted:
+                match = _QUANTITY.fullmatch(text.strip())
+                if match is None or match[2].lower() not in units:
+                    raise self.error(name, f"a number, or one with a unit: {', '.join(units)}")
+                number = float(match[1]) * units[match[2].lower()]
+                return int(number) if number.is_integer() else number
+        return text
+
+
+def _reason(text: str, kind: object) -> str:
+    """Say in our words what msgspec found."""
+    text = text.partition(" - at ")[0]
+    if text.startswith("Invalid enum value"):
+        members: Iterable[object] = kind if isinstance(kind, enum.EnumMeta) else typing.get_args(kind)
+        return f"must be one of {', '.join(map(str, members))}"
+    return f"{text[:1].lower()}{text[1:]}".replace("`", "")
+
+
+def read_toml(file: str) -> Section:
+    """Read a file. Raises ConfigError where it is missing, unreadable or no TOML."""
+    try:
+        with open(file, "rb") as stream:
+            return Section(file, "", tomllib.load(stream))
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            option=file, value=None, why="there is no such file; `tranlog init` writes one, --conf FILE names another"
+        ) from exc
+    except OSError as exc:
+        raise ConfigError(option=file, value=None, why=f"cannot be read: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(option=file, value=None, why=f"is no TOML: {exc}") from exc
+
+
+DEFAULT_FILE: Final = "tranlog.toml"
+DEFAULT_SERVICE: Final = "tranlog"
+
+
+def find_file(*, conf: str | None, service: str | None) -> str:
+    """Return the configuration file that is meant.
+
+    `conf` names it. Else a `service` stands in `NAME.toml`, or in `tranlog.toml` if that file is the service's; else
+    it is `tranlog.toml`, all in the working directory. Raises ConfigError where the file is another service's.
+    """
+    if conf is None and service is not None:
+        conf = f"{service}.toml"
+        if not os.path.exists(conf):
+            if not os.path.exists(DEFAULT_FILE):
+                why = f"there is neither {conf} nor {DEFAULT_FILE} here; --conf FILE names a file elsewhere"
+                raise ConfigError(option="--service", value=service, why=why)
+            conf = DEFAULT_FILE
+    file = DEFAULT_FILE if conf is None else conf
+    if service is not None:
+        found = service_name(read_toml(file))
+        if found != service:
+            raise ConfigError(option="--service", value=service, why=f"{file} is the configuration of {found!r}")
+    return file
+
+
+def service_name(file: Section) -> str:
+    """Return the name of the service that a file configures."""
+    name = file.table("service").take("name", str, DEFAULT_SERVICE)
+    assert isinstance(name, str)
+    return name
+
+
+def find_log(*, conf: str | None, service: str | None, directory: str | None) -> str:
+    """Return the log directory that is meant: `directory` itself, or the one that a configuration names."""
+    if directory is not None:
+        if conf is not None or service is not None:
+            raise ConfigError(option="--dir", value=directory, why="stands alone, without --conf and --service")
+        return directory
+    return log_directory(read_toml(find_file(conf=conf, service=service)))
+
+
+def log_directory(file: Section) -> str:
+    """Return `log.dir` of a file."""
+    path = file.table("log").path("dir")
+    assert isinstance(path, str)
+    return path
+
+
+# --- the whole file --------------------------------------------------------------------------------------
+
+
+class SourceKind(enum.StrEnum):
+    """Which database is captured."""
+
+    SQLITE = "sqlite"
+    MARIADB = "mariadb"
+
+
+def source_kind(options: SourceOptions) -> SourceKind:
+    """Return which kind of database a source's options describe."""
+    from tranlog.source.sqlite import SqliteSourceOptions
+
+    return SourceKind.SQLITE if isinstance(options, SqliteSourceOptions) else SourceKind.MARIADB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One configuration file, read and checked; `source` and `target` are None where the file has no such table."""
+
+    file: str
+    service: str
+    log_dir: str
+    log: LogOptions
+    capture: CaptureOptions
+    source: SourceOptions | None
+    target: TargetOptions | None
+    pipeline: PipelineOptions
+
+    def wanted_source(self) -> SourceOptions:
+        """Return the source's options. Raises ConfigError where there are none."""
+        if self.source is None:
+            raise ConfigError(option=f"{self.file}: [source]", value=None, why="is missing, and this command needs it")
+        return self.source
+
+    def wanted_target(self) -> TargetOptions:
+        """Return the target's options. Raises ConfigError where there are none."""
+        if self.target is None:
+            raise ConfigError(option=f"{self.file}: [target]", value=None, why="is missing, and this command needs it")
+        return self.target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """The tables [pipeline] and, of [shards], what concerns the channels. What is None has ApplyOptions' default."""
+
+    name: str
+    channels: int = 4
+    master: str | None = None
+    assignment: AssignmentRule = AssignmentRule.RECORDED
+    serial: tuple[str, ...] = ()
+    shard_channels: tuple[tuple[str, int], ...] = ()
+    start_seqno: int | None = None
+    sync_interval_s: float = 1.0
+    idle_every: int = 10_000
+    retry_s: float = 30.0
+    resubmit: int = 5
+    checksum: bool = True
+    group_transactions: int = 300
+    group_changes: int = 5_000
+    group_bytes: int = 1 << 20
+    group_s: float = 0.25
+
+    def apply_options(self, *, log_dir: str, target: TargetOptions) -> ApplyOptions:
+        """Return them as the pipeline takes them."""
+        return ApplyOptions(
+            pipeline=self.name,
+            log_dir=log_dir,
+            target=target,
+            channels=self.channels,
+            master=self.master,
+            assignment=self.assignment,
+            serial_shards=self.serial,
+            shard_map=dict(self.shard_channels),
+            start_seqno=self.start_seqno,
+            sync_interval_s=self.sync_interval_s,
+            idle_every=self.idle_every,
+            group=GroupBounds(
+                transactions=self.group_transactions,
+                changes=self.group_changes,
+                bytes=self.group_bytes,
+                seconds=self.group_s,
+            ),
+            retry_s=self.retry_s,
+            resubmit=self.resubmit,
+            checksum=self.checksum,
+        )
+
+
+def load(file: str, *, environ: Mapping[str, str]) -> Config:
+    """Read and check a configuration file; `environ` is where `password_env` looks.
+
+    Raises ConfigError, naming file, key, value and reason.
+    """
+    top = read_toml(file)
+    service = top.table("service")
+    name = service.take("name", str, DEFAULT_SERVICE)
+    shards, log = top.table("shards"), top.table("log")
+    capture, pipeline = top.table("capture"), top.table("pipeline")
+    tables = {"service": service, "shards": shards, "log": log, "capture": capture, "pipeline": pipeline}
+    config = Config(
+        file=file,
+        service=name,
+        log_dir=log.path("dir"),
+        log=log.options(LogOptions),
+        capture=capture.options(CaptureOptions),
+        source=None,
+        target=None,
+        pipeline=_read_pipeline(pipeline, shards, name),
+    )
+    if top.has("source"):
+        tables["source"] = source = top.table("source")
+        config = dataclasses.replace(config, source=_read_source(source, shards, name, environ))
+    if top.has("target"):
+        tables["target"] = target = top.table("target")
+        config = dataclasses.replace(config, target=_read_target(target, environ))
+        assert config.target is not None
+        pipeline.check(config.pipeline.apply_options(log_dir=config.log_dir, target=config.target))
+    top.finish()
+    for one, section in tables.items():
+        section.finish({other: tables[other].known for other in tables if other != one})
+    return config
+
+
+def _read_pipeline(pipeline: Section, shards: Section, service: str) -> PipelineOptions:
+    channels = shards.take("channels", dict[str, int], {})
+    return pipeline.options(
+        PipelineOptions,
+        name=pipeline.take("name", str, service),
+        assignment=shards.take("assignment", AssignmentRule, AssignmentRule.RECORDED),
+        serial=shards.take("serial", tuple[str, ...], ()),
+        shard_channels=tuple(sorted(channels.items())),
+    )
+
+
+def _read_source(source: Section, shards: Section, service: str, environ: Mapping[str, str]) -> SourceOptions:
+    kind = source.take("kind", SourceKind)
+    mapping = shards.take("map", dict[str, str], {})
+    source_id = source.take("source_id", str, service)
+    match kind:
+        case SourceKind.SQLITE:
+            rule = shards.take("rule", ShardRuleKind, ShardRuleKind.TABLE)
+            _check_map(shards, rule, mapping)
+            from tranlog.source.sqlite import SqliteSourceOptions
+
+            return source.options(
+                SqliteSourceOptions, paths={"path"}, source_id=source_id, shard_rule=rule, shard_map=mapping
+            )
+        case SourceKind.MARIADB:
+            rule = shards.take("rule", ShardRuleKind, ShardRuleKind.SCHEMA)
+            _check_map(shards, rule, mapping)
+            try:
+                from tranlog.source.mariadb_connection import MariadbSourceOptions
+            except ImportError as exc:
+                raise SourceSetupError(
+                    why="the library PyMySQL is not installed", remedy="Install it: `pip install 'tranlog[mariadb]'`"
+                ) from exc
+            return source.options(
+                MariadbSourceOptions,
+                paths={"spool_directory"},
+                source_id=source_id,
+                password=_password(source, environ) or "",
+                shard_rule=ShardRule(kind=rule, mapping=mapping),
+            )
+    assert_never(kind)
+
+
+def _check_map(shards: Section, rule: ShardRuleKind, mapping: Mapping[str, str]) -> None:
+    if rule is ShardRuleKind.MAP and not mapping:
+        raise ConfigError(option=shards.key("map"), value=None, why='is missing, and the rule "map" needs it')
+    if rule is not ShardRuleKind.MAP and mapping:
+        raise shards.error("rule", f'the table {shards.key("map")} only serves the rule "map"')
+
+
+def _read_target(target: Section, environ: Mapping[str, str]) -> TargetOptions:
+    password = _password(target, environ)
+    options = target.options(TargetOptions, paths={"path"})
+    if password is None:
+        return options
+    if options.kind != "postgres":
+        raise ConfigError(option=target.key("password"), value="(hidden)", why=f"a {options.kind} target has none")
+    try:
+        from psycopg.conninfo import make_conninfo
+    except ImportError as exc:
+        raise TargetUnavailableError(
+            where="[target]", why="the library psycopg is not installed: `pip install 'tranlog[postgres]'`"
+        ) from exc
+    return dataclasses.replace(options, dsn=make_conninfo(options.dsn, password=password))
+
+
+def _password(section: Section, environ: Mapping[str, str]) -> str | None:
+    """Return the password that a table gives in one of three ways, None where it gives none."""
+    given = [name for name in ("password", "password_file", "password_env") if section.has(name)]
+    if len(given) > 1:
+        raise ConfigError(option=section.key(given[1]), value=None, why=f"stands beside {given[0]}; give one of them")
+    match given:
+        case ["password"]:
+            password = section.take("password", str)
+        case ["password_env"]:
+            name = section.take("password_env", str)
+            if name not in environ:
+                raise section.error("password_env", "there is no such environment variable")
+            password = environ[name]
+        case ["password_file"]:
+            try:
+                with open(section.path("password_file"), encoding="utf-8") as file:
+                    password = file.read().rstrip("\r\n")
+            except (OSError, UnicodeDecodeError) as exc:
+                why = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8"
+                raise section.error("password_file", f"cannot be read: {why}") from exc
+        case _:
+            return None
+    assert isinstance(password, str)
+    return password

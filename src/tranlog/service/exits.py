@@ -1,0 +1,169 @@
+"""From what went wrong to an exit code and one line: the one place that decides how a command ends.
+
+Owns the exit codes and the words on stderr. What happened and what to do next is the error's own message. The hard
+idea: a script that runs us must be able to tell "mend the surroundings and start again" (4) from "look at the data
+first" (3) without reading a message, so every error of the tree has its place in one table, and a test says so.
+"""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+import typer
+
+from tranlog import errors
+from tranlog.errors import TranlogError
+
+
+class ExitCode(enum.IntEnum):
+    """How a command ended. 0 to 4 are the contract; the others are the shell's customary ones."""
+
+    DONE = 0
+    CHECK_FAILED = 1
+    """A check that was asked for says no: tables differ, a seqno is not there, the operator declined."""
+    USAGE = 2
+    """The command line or the configuration."""
+    DATA = 3
+    """Damaged or inconsistent data, a conflict at the target among it: look before you start again."""
+    SURROUNDINGS = 4
+    """Lock held, disk full, server away, no Java: mend it and start again."""
+    BUG = 70
+    """An error that tranlog did not foresee (EX_SOFTWARE): please report it."""
+    INTERRUPTED = 130
+    """Ctrl-C in a command that has nothing to finish."""
+    READER_GONE = 141
+    """Whoever read our output went away, as in `thl list | head`."""
+
+
+class ReaderGone(Exception):
+    """Standard output was closed by whoever read it."""
+
+
+_DATA: Final = ExitCode.DATA
+_SURROUNDINGS: Final = ExitCode.SURROUNDINGS
+
+EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
+    TranlogError: _DATA,
+    errors.LogError: _DATA,
+    errors.CorruptRecordError: _DATA,
+    errors.LogMissingError: _SURROUNDINGS,
+    errors.LogUnreadableError: _SURROUNDINGS,
+    errors.LogCodecError: _SURROUNDINGS,
+    errors.HoldError: _SURROUNDINGS,
+    errors.SegmentGoneError: _DATA,
+    errors.PurgedError: _DATA,
+    errors.LogLockedError: _SURROUNDINGS,
+    errors.LogClosedError: _SURROUNDINGS,
+    errors.DiskFullError: _SURROUNDINGS,
+    errors.DiskFailedError: _SURROUNDINGS,
+    errors.RecordLimitError: _DATA,
+    errors.PayloadError: _DATA,
+    errors.NotInLogError: _DATA,
+    errors.SourceError: _DATA,
+    errors.SourceSetupError: _SURROUNDINGS,
+    errors.SourceUnavailableError: _SURROUNDINGS,
+    errors.PositionLostError: _DATA,
+    errors.UnsupportedEventError: _DATA,
+    errors.UnsupportedTypeError: _DATA,
+    errors.ForeignWriterError: _DATA,
+    errors.TargetError: _DATA,
+    errors.ConflictError: _DATA,
+    errors.TargetTableError: _DATA,
+    errors.TargetUnavailableError: _SURROUNDINGS,
+    errors.TransientTargetError: _SURROUNDINGS,
+    errors.DdlStopError: _DATA,
+    errors.TargetAheadError: _DATA,
+    errors.PipelineError: _SURROUNDINGS,
+    errors.ReplacedError: _SURROUNDINGS,
+    errors.PipelineHeldError: _SURROUNDINGS,
+    errors.EngineError: _SURROUNDINGS,
+    errors.ConfigError: ExitCode.USAGE,
+}
+"""The exit code of each error; one that is not listed has its nearest ancestor's."""
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """Return the exit code of whatever ended a command."""
+    match error:
+        case TranlogError():
+            return next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
+        case typer.TyperException():
+            return ExitCode.USAGE
+        case typer.Abort():
+            return ExitCode.CHECK_FAILED
+        case KeyboardInterrupt():
+            return ExitCode.INTERRUPTED
+        case ReaderGone() | BrokenPipeError():
+            return ExitCode.READER_GONE
+        case OSError():
+            return ExitCode.SURROUNDINGS
+        case _:
+            return ExitCode.BUG
+
+
+def error_line(error: BaseException, *, prog: str) -> str:
+    """Return what stderr says about the error: one line, what happened and what to do next.
+
+    Shape: no line breaks; control characters of names and values that came from outside are escaped.
+    """
+    return f"{prog}: {_one_line(_message(error, prog=prog))}"
+
+
+def error_json(error: BaseException, *, prog: str) -> str:
+    """Return the error as one line of JSON: `{"error": {"type", "exit_code", "message", and its own fields}}`."""
+    fields = dict(vars(error)) if isinstance(error, TranlogError) else {}
+    told = {
+        "type": type(error).__name__,
+        "exit_code": int(exit_code_of(error)),
+        "message": _message(error, prog=prog),
+        **{name: _plain(value) for name, value in fields.items() if not name.startswith("_")},
+    }
+    return msgspec.json.encode({"error": told}).decode()
+
+
+def error_trace(error: BaseException) -> str:
+    """Return the traceback with its causes, for `--debug`."""
+    return "".join(traceback.format_exception(error))
+
+
+def _message(error: BaseException, *, prog: str) -> str:
+    match error:
+        case TranlogError():
+            return str(error) or type(error).__name__
+        case typer.TyperException():
+            return f"{_usage(error)}. Try `{_command_path(error, prog)} --help`"
+        case typer.Abort():
+            return "declined; nothing was changed"
+        case KeyboardInterrupt():
+            return "interrupted"
+        case OSError():
+            where = "" if error.filename is None else f"{error.filename}: "
+            return f"{where}{error.strerror or error}"
+        case _:
+            what = str(error)
+            return (
+                f"unexpected {type(error).__name__}{': ' if what else ''}{what}; this is a defect of tranlog. "
+                "Run it again with --debug in front and report the traceback"
+            )
+
+
+def _usage(error: typer.TyperException) -> str:
+    text = error.format_message().rstrip(".")
+    return f"{text[:1].lower()}{text[1:]}"
+
+
+def _command_path(error: typer.TyperException, prog: str) -> str:
+    return getattr(getattr(error, "ctx", None), "command_path", prog)
+
+
+def _one_line(text: str) -> str:
+    lines = " ".join(part for part in (line.strip() for line in text.splitlines()) if part)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in lines)
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,342 @@
+"""Records as `thl` shows them: the ancestor's text forms, and the same as JSON. Decides, does not act.
+
+Owns the text of a transaction, of a header, of the index and of the overview. The hard idea: people and scripts know
+these forms from the ancestor, so names and order are its own; what our records say beyond it (the shard, which ours
+keep in the record's header) stands where the ancestor's user looks for it.
+
+Source: thl-internals, "'thl' Utility"; conformance/tungsten.md A9. Where the ancestor's output is a defect (B7-6:
+one event too few), ours is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from tranlog.change import Change, Op, Options, RowChange, Statement, TableMap
+from tranlog.log.format import RecordHeader
+from tranlog.log.verify import VerifyReport
+from tranlog.payload import DDL_OPTION, Payload
+from tranlog.types import UNCHANGED, Datetime, Unchanged, Value, datetime_text, value_text
+
+EVENT_TYPE: Final = "com.continuent.tungsten.replicator.event.ReplDBMSEvent"
+"""What the ancestor's users see as TYPE of every transaction."""
+
+
+def time_text(tstamp: int) -> str:
+    """Return ms since 1970 as `2011-07-01 15:15:17.0`, in UTC: no trailing zeros, at least one digit."""
+    text = datetime_text(Datetime(tstamp * 1000))
+    whole, _, fraction = text.partition(".")
+    return f"{whole}.{fraction.rstrip('0') or '0'}"
+
+
+# --- one fragment, for people ----------------------------------------------------------------------------
+
+
+def fragment_lines(header: RecordHeader, payload: Payload) -> Iterator[str]:
+    """Yield the lines of one fragment, as `thl list` prints them."""
+    yield f"SEQ# = {header.seqno} / FRAG# = {header.fragno}{' (last frag)' if header.last_frag else ''}"
+    yield f"- TIME = {time_text(header.tstamp)}"
+    yield f"- EPOCH# = {header.epoch}"
+    yield f"- EVENTID = {header.event_id}"
+    yield f"- SOURCEID = {header.source_id}"
+    yield f"- METADATA = [{metadata_text(payload.metadata, header.shard_id)}]"
+    yield f"- TYPE = {EVENT_TYPE}"
+    if payload.options:
+        yield f"- OPTIONS = [{_options_text(payload.options)}]"
+    schema = ""
+    for number, item in enumerate(_grouped(payload.changes)):
+        if isinstance(item, Statement):
+            options = _statement_options(item)
+            if options:
+                yield f"- OPTIONS = [{_options_text(options)}]"
+            if item.schema != schema:
+                schema = item.schema
+                yield f"- SCHEMA = {schema}"
+            yield f"- SQL({number}) = {sql_text(item)}"
+        else:
+            yield f"- SQL({number}) ="
+            yield from _row_lines(item)
+
+
+def metadata_text(metadata: Options, shard_id: str) -> str:
+    """Return `k=v;k=v`, a name alone where its value is empty; the shard stands last unless it is among them."""
+    pairs = list(metadata)
+    if not any(name == "shard" for name, _ in pairs):
+        pairs.append(("shard", shard_id))
+    return ";".join(f"{name}={value}" if value else name for name, value in pairs)
+
+
+def _options_text(options: Options) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in options)
+
+
+def _statement_options(statement: Statement) -> Options:
+    return (*statement.options, (DDL_OPTION, "true")) if statement.ddl else statement.options
+
+
+def sql_text(statement: Statement) -> str:
+    """Return a statement's text; bytes that are no UTF-8 are shown as escapes."""
+    return statement.sql if isinstance(statement.sql, str) else statement.sql.decode(errors="backslashreplace")
+
+
+def _grouped(changes: Sequence[Change]) -> Iterator[Statement | list[RowChange]]:
+    """Yield the statements one by one and the runs of row changes between them, each run one SQL(i)."""
+    run: list[RowChange] = []
+    for change in changes:
+        if isinstance(change, RowChange):
+            run.append(change)
+            continue
+        if run:
+            yield run
+            run = []
+        yield change
+    if run:
+        yield run
+
+
+def _row_lines(run: Sequence[RowChange]) -> Iterator[str]:
+    last: tuple[TableMap, Op] | None = None
+    row = 0
+    for change in run:
+        kind = (change.table, change.op)
+        if kind != last:
+            last, row = kind, 0
+            yield f" - ACTION = {change.op.name}"
+            yield f" - SCHEMA = {change.table.schema}"
+            yield f" - TABLE = {change.table.table}"
+        yield f" - ROW# = {row}"
+        row += 1
+        for label, image in (("COL", change.after), ("KEY", change.before)):
+            if image is not None:
+                for index, (column, value) in enumerate(zip(change.table.columns, image, strict=True), start=1):
+                    yield f"  - {label}({index}: {column.name}) = {value_text(value)}"
+
+
+# --- headers ---------------------------------------------------------------------------------------------
+
+
+def header_line(header: RecordHeader) -> str:
+    """Return one tab-separated line: seqno, epoch, fragno, last fragment, time, event id, source id, comments."""
+    return "\t".join(
+        (
+            str(header.seqno),
+            str(header.epoch),
+            str(header.fragno),
+            _bool_text(header.last_frag),
+            time_text(header.tstamp),
+            header.event_id,
+            header.source_id,
+            "",
+            "",
+        )
+    )
+
+
+def _bool_text(value: bool) -> str:
+    return "true" if value else "false"
+
+
+class HeaderJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One object of `thl list -headers -json`, with the ancestor's names."""
+
+    seqno: int
+    epoch: int
+    frag: int
+    last_frag: bool
+    time: str
+    event_id: str
+    source_id: str
+    comments: str = ""
+
+
+def header_json(header: RecordHeader) -> str:
+    """Return one object of `thl list -headers -json`, a line per member."""
+    shown = HeaderJson(
+        seqno=header.seqno,
+        epoch=header.epoch,
+        frag=header.fragno,
+        last_frag=header.last_frag,
+        time=time_text(header.tstamp),
+        event_id=header.event_id,
+        source_id=header.source_id,
+    )
+    return msgspec.json.format(msgspec.json.encode(shown), indent=1).decode().replace("\n ", "\n")
+
+
+# --- one fragment, for programs --------------------------------------------------------------------------
+
+
+class ChangeJson(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """One change inside FragmentJson; a column that the source did not send is missing from its image."""
+
+    op: str
+    schema: str
+    table: str = ""
+    key: dict[str, object] | None = None
+    before: dict[str, object] | None = None
+    after: dict[str, object] | None = None
+    statement: str = ""
+    ddl: bool = False
+    options: Options = ()
+
+
+class FragmentJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One line of `thl list -json`: the names of HeaderJson, and the content."""
+
+    seqno: int
+    epoch: int
+    gtid: str
+    frag: int
+    last_frag: bool
+    time: str
+    tstamp: int
+    event_id: str
+    source_id: str
+    shard_id: str
+    tables: list[str] | None
+    metadata: Options
+    options: Options
+    changes: list[ChangeJson]
+
+
+def fragment_json(header: RecordHeader, payload: Payload) -> str:
+    """Return one fragment as one line of JSON."""
+    shown = FragmentJson(
+        seqno=header.seqno,
+        epoch=header.epoch,
+        gtid=str(header.gtid),
+        frag=header.fragno,
+        last_frag=header.last_frag,
+        time=time_text(header.tstamp),
+        tstamp=header.tstamp,
+        event_id=header.event_id,
+        source_id=header.source_id,
+        shard_id=header.shard_id,
+        tables=None if header.tables is None else [f"{schema}.{table}" for schema, table in header.tables],
+        metadata=payload.metadata,
+        options=payload.options,
+        changes=[_change_json(change) for change in payload.changes],
+    )
+    return msgspec.json.encode(shown).decode()
+
+
+def _change_json(change: Change) -> ChangeJson:
+    if isinstance(change, Statement):
+        return ChangeJson(
+            op="STATEMENT",
+            schema=change.schema,
+            statement=sql_text(change),
+            ddl=change.ddl,
+            options=change.options,
+        )
+    table = change.table
+    image = change.after if change.before is None else change.before
+    assert image is not None
+    names = [table.columns[i].name for i in table.primary_key]
+    return ChangeJson(
+        op=change.op.name,
+        schema=table.schema,
+        table=table.table,
+        key=_image(names, table.key_of(image)) if names else None,
+        before=None if change.before is None else _image([c.name for c in table.columns], change.before),
+        after=None if change.after is None else _image([c.name for c in table.columns], change.after),
+    )
+
+
+def _image(names: Sequence[str], values: Sequence[Value]) -> dict[str, object]:
+    return {
+        name: json_value(value) for name, value in zip(names, values, strict=True) if not isinstance(value, Unchanged)
+    }
+
+
+def json_value(value: Value) -> object:
+    """Return a value as JSON has it where JSON can: numbers, texts, booleans, null; the rest as `thl list` shows it."""
+    assert value is not UNCHANGED
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return value_text(value)
+
+
+# --- the log as a whole ----------------------------------------------------------------------------------
+
+
+def index_line(file: str, first: int, last: int) -> str:
+    """Return one line of `thl index`; -1 for both ends of a segment without a transaction."""
+    return f"LogIndexEntry {file}({first}:{last})"
+
+
+class SegmentShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment in the overview: its file's name, the bytes written in it, when it was last written (ms)."""
+
+    file: str
+    bytes: int
+    modified_ms: int
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What `thl info` tells. `events` counts transactions: one per seqno."""
+
+    directory: str
+    files: int
+    bytes: int
+    min_seqno: int
+    max_seqno: int
+    events: int
+    oldest: SegmentShown | None
+    newest: SegmentShown | None
+
+
+def overview(directory: str, segments: Sequence[SegmentShown], *, first: int, last: int) -> Overview:
+    """Put the overview together; -1 for both ends of a log without a transaction."""
+    return Overview(
+        directory=directory.rstrip("/") + "/",
+        files=len(segments),
+        bytes=sum(segment.bytes for segment in segments),
+        min_seqno=first,
+        max_seqno=last,
+        events=last - first + 1 if last >= first >= 0 else 0,
+        oldest=segments[0] if segments else None,
+        newest=segments[-1] if segments else None,
+    )
+
+
+def overview_lines(shown: Overview) -> Iterator[str]:
+    """Yield the lines of `thl info`."""
+    yield f"log directory = {shown.directory}"
+    yield f"log files = {shown.files}"
+    yield f"logs size = {_megabytes(shown.bytes)}"
+    yield f"min seq# = {shown.min_seqno}"
+    yield f"max seq# = {shown.max_seqno}"
+    yield f"events = {shown.events}"
+    for which, segment in (("oldest", shown.oldest), ("newest", shown.newest)):
+        if segment is not None:
+            written = datetime_text(Datetime(segment.modified_ms // 1000 * 1_000_000))
+            yield f"{which} file = {segment.file} ({_megabytes(segment.bytes)}, {written})"
+
+
+def verify_lines(found: VerifyReport) -> Iterator[str]:
+    """Yield the lines of `thl verify`."""
+    yield f"log directory = {found.path.rstrip('/')}/"
+    yield f"log files = {found.segments}"
+    yield f"logs size = {_megabytes(found.bytes)}"
+    yield f"min seq# = {found.first_seqno}"
+    yield f"max seq# = {found.last_seqno}"
+    yield f"events = {found.transactions}"
+    yield f"fragments = {found.fragments}"
+    unproven = "none" if not found.unchecked else f"{found.unchecked} fragments, whose bytes nothing proves"
+    yield f"without checksum = {unproven if found.checksums_used else 'not looked at'}"
+    yield f"end = {found.tail or 'clean'}"
+    for problem in found.problems:
+        seqno = "" if problem.seqno is None else f", seqno {problem.seqno}"
+        yield f"PROBLEM at {problem.segment}, offset {problem.offset}{seqno}: {problem.why}"
+    yield f"sound = {'yes' if found.sound else 'no'}"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / (1024 * 1024):.2f} MB"

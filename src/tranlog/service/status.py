@@ -1,0 +1,490 @@
+"""Where everything stands: source, log, pipeline, and what it waits for.
+
+Owns gathering it and the two ways to show it. The hard idea: a status must tell most when something is wrong, so a
+part that cannot be read is shown with its error, beside the parts that can, and the exit code is the worst of them.
+Nothing is changed and no lock is taken, not even for a moment: a writer that starts meanwhile must get it.
+
+Source: design/conventions.md 6.7; design/asks.md 6 and 7; design/sources.md, "`status` that says what it waits for".
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tranlog.clock import Clock
+from tranlog.errors import SourceError, SourceUnavailableError, TargetError, TranlogError
+from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.log.positions import read_holds
+from tranlog.log.reader import LogReader
+from tranlog.log.segment import LOCK_NAME
+from tranlog.pipeline.progress import Counters, lag, restart_seqno
+from tranlog.service.clearing import read_holder
+from tranlog.service.config import Config
+from tranlog.service.listing import time_text
+from tranlog.service.position import is_there
+from tranlog.shard import UNKNOWN_SHARD
+from tranlog.target.options import open_target
+from tranlog.target.target import ChannelRow, PipelineRow, Target
+
+if TYPE_CHECKING:
+    from tranlog.source.mariadb_connection import MariadbSourceOptions
+    from tranlog.source.sqlite import SqliteSourceOptions
+
+# struct flock of 64-bit Linux, as in `disk`; F_OFD_GETLK asks without taking.
+_FLOCK: Final = struct.Struct("hhqqi4x")
+_F_OFD_GETLK: Final = 36
+NOBODY: Final = ""
+"""The holder of a pipeline whose last driver ended in order."""
+
+
+class HoldState(msgspec.Struct, frozen=True, kw_only=True):
+    """Up to where somebody still needs the log."""
+
+    name: str
+    restart_seqno: int | None
+    written_at: int
+
+
+class LogState(msgspec.Struct, frozen=True, kw_only=True):
+    """The log. Seqnos are -1 where there is none; `writer` is None while nobody writes."""
+
+    directory: str
+    writer: str | None
+    first_seqno: int = NO_SEQNO
+    last_seqno: int = NO_SEQNO
+    committed_seqno: int = NO_SEQNO
+    first_epoch: int = 0
+    epoch: int = 0
+    segments: int = 0
+    bytes: int = 0
+    holds: tuple[HoldState, ...] = ()
+
+
+class SourceState(msgspec.Struct, frozen=True, kw_only=True):
+    """The source: up to where it is captured, where it is itself, and what it keeps for us.
+
+    `waiting` counts transactions in SQLite's outbox; None where the source does not tell.
+    """
+
+    kind: str
+    where: str
+    source_id: str
+    captured_event_id: str = ""
+    captured_tstamp: int | None = None
+    now_at: str = ""
+    waiting: int | None = None
+    retained_bytes: int | None = None
+
+
+class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
+    """One channel of the pipeline; `behind` counts the committed transactions after its position."""
+
+    channel: int
+    applied_seqno: int
+    epoch: int
+    event_id: str
+    tstamp: int
+    updated_at: int
+    behind: int
+    transactions_per_s: float | None
+    counters: dict[str, int]
+
+
+class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
+    """The pipeline by the target's tables. Rates are None unless it was watched for a moment."""
+
+    pipeline: str
+    target: str
+    running: bool
+    holder: str = ""
+    shard_rule: str = ""
+    stop_at_seqno: int | None = None
+    restart_seqno: int = NO_SEQNO
+    lag_seqnos: int = 0
+    lag_ms: int = 0
+    transactions_per_s: float | None = None
+    changes_per_s: float | None = None
+    channels: tuple[ChannelState, ...] = ()
+    shards: dict[str, int] = {}
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """A part that could not be read."""
+
+    part: str
+    type: str
+    message: str
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything, as `status --json` prints it."""
+
+    service: str
+    file: str
+    at: int
+    source: SourceState | None
+    log: LogState | None
+    pipeline: PipelineState | None
+    waits_for: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+# --- gathering -------------------------------------------------------------------------------------------
+
+
+def writer_of(path: str) -> str | None:
+    """Return who holds the log at `path` for writing, None for nobody. Takes no lock.
+
+    The kernel names no holder of an open-file-description lock, so the name is what the writer left in the file.
+    """
+    try:
+        fd = os.open(os.path.join(path, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        asked = fcntl.fcntl(fd, _F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        return None if _FLOCK.unpack(asked)[0] == fcntl.F_UNLCK else read_holder(path)
+    finally:
+        os.close(fd)
+
+
+def gather(config: Config, *, clock: Clock, watch_s: float) -> tuple[Status, list[TranlogError]]:
+    """Read all parts; what cannot be read comes back as problems, and as the errors themselves.
+
+    `watch_s`: how long to watch a pipeline, which tells whether its driver is alive, and rates.
+    """
+    errors: list[TranlogError] = []
+    problems: list[Problem] = []
+
+    def failed(part: str, exc: TranlogError) -> None:
+        errors.append(exc)
+        problems.append(Problem(part=part, type=type(exc).__name__, message=str(exc)))
+
+    log = reader = pipeline = source = None
+    captured: tuple[str, int] | None = None
+    try:
+        try:
+            reader = LogReader.open(config.log_dir)
+            log, captured = _log_state(reader)
+        except TranlogError as exc:
+            failed("log", exc)
+        if config.source is not None:
+            try:
+                source = _source_state(config.source, captured)
+            except SourceError as exc:
+                failed("source", exc)
+        if config.target is not None:
+            try:
+                pipeline = _pipeline_state(config, reader, log, clock, watch_s)
+            except TargetError as exc:
+                failed("target", exc)
+        return (
+            Status(
+                service=config.service,
+                file=config.file,
+                at=clock.now_ms(),
+                source=source,
+                log=log,
+                pipeline=pipeline,
+                waits_for=tuple(_waits(source, log, pipeline, reader)),
+                problems=tuple(problems),
+            ),
+            errors,
+        )
+    finally:
+        if reader is not None:
+            reader.close()
+
+
+def _log_state(reader: LogReader) -> tuple[LogState, tuple[str, int] | None]:
+    held = reader.range()
+    segments = reader.index()
+    first, last = reader.header(held.first_seqno), reader.header(held.last_seqno)
+    state = LogState(
+        directory=reader.path,
+        writer=writer_of(reader.path),
+        first_seqno=held.first_seqno,
+        last_seqno=held.last_seqno,
+        committed_seqno=held.committed_seqno,
+        first_epoch=0 if first is None else first.epoch,
+        epoch=held.epoch,
+        segments=len(segments),
+        bytes=sum(segment.bytes for segment in segments),
+        holds=tuple(
+            HoldState(name=one.name, restart_seqno=one.restart_seqno, written_at=one.written_at)
+            for one in read_holds(reader.path)
+        ),
+    )
+    return state, None if last is None else (last.event_id, last.tstamp)
+
+
+def _source_state(options: SqliteSourceOptions | MariadbSourceOptions, captured: tuple[str, int] | None) -> SourceState:
+    from tranlog.source.sqlite import SqliteSourceOptions
+
+    event_id, tstamp = ("", None) if captured is None else captured
+    if isinstance(options, SqliteSourceOptions):
+        waiting, size = _outbox(options.path)
+        return SourceState(
+            kind="sqlite",
+            where=options.path,
+            source_id=options.source_id,
+            captured_event_id=event_id,
+            captured_tstamp=tstamp,
+            waiting=waiting,
+            retained_bytes=size,
+        )
+    return SourceState(
+        kind="mariadb",
+        where=options.where,
+        source_id=options.source_id,
+        captured_event_id=event_id,
+        captured_tstamp=tstamp,
+        now_at=_binlog_end(options),
+    )
+
+
+def _outbox(path: str) -> tuple[int, int]:
+    """Return how many transactions wait in a SQLite source's outbox, and their bytes."""
+    import apsw
+
+    from tranlog.source.sqlite_schema import OUTBOX_TABLE
+
+    if not os.path.exists(path):
+        raise SourceUnavailableError(where=path, why="there is no such file")
+    try:
+        db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            if not db.table_exists("main", OUTBOX_TABLE):
+                return 0, 0
+            sql = f"SELECT count(*) FILTER (WHERE last), coalesce(sum(length(payload)), 0) FROM main.{OUTBOX_TABLE}"
+            for waiting, size in db.execute(sql):
+                assert isinstance(waiting, int) and isinstance(size, int)
+                return waiting, size
+            raise AssertionError("an aggregate has one row")
+        finally:
+            db.close()
+    except apsw.Error as exc:
+        raise SourceUnavailableError(where=path, why=str(exc)) from exc
+
+
+def _binlog_end(options: MariadbSourceOptions) -> str:
+    """Return where a MariaDB's binlog ends now, as an event id."""
+    import pymysql
+
+    from tranlog.source.mariadb_connection import connect
+
+    db = connect(options)
+    try:
+        with db.cursor() as cursor:
+            cursor.execute("SELECT @@GLOBAL.gtid_binlog_pos")
+            row = cursor.fetchone()
+            return "" if row is None else str(row[0])
+    except pymysql.Error as exc:
+        raise SourceUnavailableError(where=options.where, why=str(exc)) from exc
+    finally:
+        db.close()
+
+
+def _pipeline_state(
+    config: Config, reader: LogReader | None, log: LogState | None, clock: Clock, watch_s: float
+) -> PipelineState:
+    name, options = config.pipeline.name, config.wanted_target()
+    if not is_there(options):
+        return PipelineState(pipeline=name, target=f"{options.path} (not made yet)", running=False)
+    target = open_target(options)
+    try:
+        row, channels = target.read_pipeline(name), target.read_channels(name)
+        if row is None:
+            return PipelineState(pipeline=name, target=target.describe(), running=False)
+        before, began, running = channels, clock.monotonic(), False
+        if row.holder != NOBODY and watch_s > 0:
+            clock.sleep(watch_s)
+            again = target.read_pipeline(name)
+            channels = target.read_channels(name)
+            running = again is not None and (again.alive_at, again.token) != (row.alive_at, row.token)
+            row = row if again is None else again
+        seconds = clock.monotonic() - began
+        return _shown_pipeline(target, row, before, channels, seconds, running, reader, log, clock.now_ms())
+    finally:
+        target.close()
+
+
+def _shown_pipeline(
+    target: Target,
+    row: PipelineRow,
+    before: Sequence[ChannelRow],
+    channels: Sequence[ChannelRow],
+    seconds: float,
+    running: bool,
+    reader: LogReader | None,
+    log: LogState | None,
+    now_ms: int,
+) -> PipelineState:
+    committed = NO_SEQNO if log is None else log.committed_seqno
+    restart = restart_seqno(channels)
+    following = None if reader is None else reader.header(Seqno(restart + 1))
+    behind = lag(
+        restart=restart,
+        committed=Seqno(committed),
+        next_tstamp=None if following is None else following.tstamp,
+        now_ms=now_ms,
+    )
+    earlier = {one.channel: Counters.parse(one.stats) for one in before}
+    shown = []
+    rates = []
+    for one in channels:
+        counters = Counters.parse(one.stats)
+        rate = None
+        if running and seconds > 0 and one.channel in earlier:
+            rate = (counters.transactions - earlier[one.channel].transactions) / seconds
+            rates.append((rate, (counters.changes - earlier[one.channel].changes) / seconds))
+        shown.append(
+            ChannelState(
+                channel=one.channel,
+                applied_seqno=one.applied_seqno,
+                epoch=one.epoch,
+                event_id=one.event_id,
+                tstamp=one.tstamp,
+                updated_at=one.updated_at,
+                behind=max(0, committed - one.applied_seqno),
+                transactions_per_s=rate,
+                counters={name: getattr(counters, name) for name in Counters.__slots__},
+            )
+        )
+    return PipelineState(
+        pipeline=row.pipeline,
+        target=target.describe(),
+        running=running,
+        holder=row.holder,
+        shard_rule=row.shard_rule,
+        stop_at_seqno=row.stop_at_seqno,
+        restart_seqno=restart,
+        lag_seqnos=behind.seqnos,
+        lag_ms=behind.ms,
+        transactions_per_s=sum(rate for rate, _ in rates) if rates else None,
+        changes_per_s=sum(rate for _, rate in rates) if rates else None,
+        channels=tuple(shown),
+        shards=target.read_assignment(row.pipeline),
+    )
+
+
+# --- what it waits for -----------------------------------------------------------------------------------
+
+
+def _waits(
+    source: SourceState | None, log: LogState | None, pipeline: PipelineState | None, reader: LogReader | None
+) -> Iterator[str]:
+    next_shard = None
+    if pipeline is not None and reader is not None and pipeline.lag_seqnos:
+        header = reader.header(Seqno(pipeline.restart_seqno + 1))
+        next_shard = None if header is None else header.shard_id
+    yield from waits_for(source, log, pipeline, next_shard)
+
+
+def waits_for(
+    source: SourceState | None, log: LogState | None, pipeline: PipelineState | None, next_shard: str | None
+) -> Iterator[str]:
+    """Say what keeps the whole from going on, first things first. Pure.
+
+    `next_shard` is the shard of the first transaction that is not applied.
+    """
+    if log is None or log.writer is None:
+        waiting = f"; {source.waiting} transactions wait in the source" if source and source.waiting else ""
+        yield f"capture: nobody writes the log{waiting} (`tranlog capture`)"
+    elif source is not None and source.waiting:
+        yield f"capture, which has {source.waiting} transactions to go"
+    if pipeline is None:
+        return
+    if not pipeline.running:
+        why = "it has never run here" if not pipeline.channels else "its driver is not alive"
+        if pipeline.channels and pipeline.holder == NOBODY:
+            why = "it was stopped"
+        yield f"apply: pipeline {pipeline.pipeline} does not run, {why} (`tranlog apply`)"
+    elif pipeline.lag_seqnos:
+        slowest = [one.channel for one in pipeline.channels if one.applied_seqno == pipeline.restart_seqno]
+        if next_shard == UNKNOWN_SHARD:
+            yield f"channel 0, which applies seqno {pipeline.restart_seqno + 1} alone: it is serial"
+        else:
+            which = "channel" if len(slowest) == 1 else "channels"
+            yield f"{which} {', '.join(map(str, slowest))} at seqno {pipeline.restart_seqno + 1}"
+    elif log is not None and log.writer is not None:
+        yield "the source: everything that was committed there is at the target"
+
+
+# --- for people ------------------------------------------------------------------------------------------
+
+
+def status_lines(status: Status) -> Iterator[str]:
+    """Yield the human form."""
+    yield f"service   {status.service} ({status.file})"
+    if status.source is not None:
+        yield from _source_lines(status.source, status.at)
+    if status.log is not None:
+        yield from _log_lines(status.log, status.at)
+    if status.pipeline is not None:
+        yield from _pipeline_lines(status.pipeline)
+    for problem in status.problems:
+        yield f"{problem.part:<9} PROBLEM: {problem.message}"
+    for number, what in enumerate(status.waits_for):
+        yield f"{'waits for' if not number else '':<9} {what}"
+
+
+def _source_lines(source: SourceState, now: int) -> Iterator[str]:
+    yield f"source    {source.kind} {source.where}, source id {source.source_id}"
+    if source.captured_event_id and source.captured_tstamp is not None:
+        when = f"{time_text(source.captured_tstamp)} UTC, {_seconds(now - source.captured_tstamp)} ago"
+        yield f"          captured up to {source.captured_event_id} ({when})"
+    else:
+        yield "          nothing captured yet"
+    if source.now_at:
+        yield f"          stands at {source.now_at}"
+    if source.waiting is not None:
+        yield f"          outbox: {source.waiting} transactions, {_size(source.retained_bytes or 0)}"
+
+
+def _log_lines(log: LogState, now: int) -> Iterator[str]:
+    epochs = f"epoch {log.epoch}" if log.first_epoch == log.epoch else f"epochs {log.first_epoch} to {log.epoch}"
+    writer = "nobody" if log.writer is None else log.writer
+    yield f"log       {log.directory}, written by {writer}"
+    yield f"          seqno {log.first_seqno} to {log.last_seqno}, committed {log.committed_seqno}, {epochs}"
+    yield f"          {log.segments} segments, {_size(log.bytes)}"
+    for one in log.holds:
+        upto = "everything (its file is damaged)" if one.restart_seqno is None else f"seqno {one.restart_seqno} on"
+        yield f"          held by {one.name}: {upto}, {_seconds(now - one.written_at)} ago"
+
+
+def _pipeline_lines(pipeline: PipelineState) -> Iterator[str]:
+    yield f"target    {pipeline.target}"
+    state = f"run by {pipeline.holder}" if pipeline.running else "not running"
+    yield f"pipeline  {pipeline.pipeline}, {state}"
+    if not pipeline.channels:
+        return
+    rate = "" if pipeline.transactions_per_s is None else f", {pipeline.transactions_per_s:.0f} transactions/s"
+    yield (
+        f"          applied up to {pipeline.restart_seqno}, lag {pipeline.lag_seqnos} transactions, "
+        f"{pipeline.lag_ms / 1000:.1f} s{rate}"
+    )
+    yield "          channel  applied   behind  transactions    changes  serial  waits      tx/s  commit time (UTC)"
+    for one in pipeline.channels:
+        rate = "-" if one.transactions_per_s is None else f"{one.transactions_per_s:.0f}"
+        when = time_text(one.tstamp) if one.epoch else "-"
+        counts = one.counters
+        yield (
+            f"          {one.channel:>7} {one.applied_seqno:>8} {one.behind:>8} {counts['transactions']:>13} "
+            f"{counts['changes']:>10} {counts['serial']:>7} {counts['waits']:>6} {rate:>9}  {when}"
+        )
+
+
+def _seconds(ms: int) -> str:
+    seconds = max(0, ms) / 1000
+    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def _size(size: int) -> str:
+    return f"{size / 1_000_000:.1f} MB" if size >= 100_000 else f"{size} bytes"

@@ -1,0 +1,124 @@
+"""The commands over real servers, as far as they need no Spark: issue 3, items 8, 10, 11."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tranlog.service import cli
+from tranlog.testing.servers import MariaDbAddress, PostgresAddress
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def conf(
+    mariadb: MariaDbAddress,
+    mariadb_database: str,
+    postgres: PostgresAddress,
+    postgres_database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    monkeypatch.setenv("SOURCE_PASSWORD", mariadb.password)
+    file = tmp_path / "tranlog.toml"
+    file.write_text(f"""
+[source]
+kind = "mariadb"
+host = "{mariadb.host}"
+port = {mariadb.port}
+user = "{mariadb.user}"
+password_env = "SOURCE_PASSWORD"
+databases = ["{mariadb_database}"]
+[log]
+dir = "log"
+[target]
+kind = "postgres"
+dsn = "{postgres.dsn(postgres_database)}"
+""")
+    return file
+
+
+def run(conf: Path, line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = cli.main(["--conf", str(conf), *line.split()])
+    told = capsys.readouterr()
+    assert "Traceback" not in told.err
+    return int(code), told.out, told.err
+
+
+def test_mariadb_to_postgres(
+    conf: Path,
+    mariadb: MariaDbAddress,
+    mariadb_database: str,
+    postgres: PostgresAddress,
+    postgres_database: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Capture, the target's tables from the log's table maps, verify by canonical values, status, and a reset."""
+    assert run(conf, "capture --once", capsys)[0] == 0
+    mariadb.execute(
+        "CREATE TABLE item (id INT PRIMARY KEY, name VARCHAR(20), price DECIMAL(8,2))", database=mariadb_database
+    )
+    mariadb.execute("INSERT INTO item VALUES (1, 'näh', 1.50), (2, NULL, -3)", database=mariadb_database)
+    code, out, err = run(conf, "capture --once --json", capsys)
+    assert code == 0, err
+    assert json.loads(out)["transactions"] >= 2
+
+    code, out, err = run(conf, "tables create", capsys)
+    assert code == 0 and "CREATE TABLE" in out, err
+    code, out, _ = run(conf, "verify", capsys)
+    assert code == 1 and "2 rows at the source, 0 at the target" in out
+    postgres.execute(
+        f"SET search_path = \"{mariadb_database}\"; INSERT INTO item VALUES (1, 'näh', 1.50), (2, NULL, -3)",
+        database=postgres_database,
+    )
+    code, out, err = run(conf, "verify", capsys)
+    assert (code, out.splitlines()[-1]) == (0, "source and target are equal"), out + err
+
+    code, out, err = run(conf, "status --json", capsys)
+    assert code == 0, err
+    state = json.loads(out)
+    assert state["source"]["kind"] == "mariadb" and state["source"]["now_at"]
+    assert state["source"]["captured_event_id"].startswith(state["source"]["now_at"])
+    assert mariadb.password == "" or mariadb.password not in out
+
+    # A cleared log goes on where it ended, although the options say "now".
+    assert run(conf, "position set 0", capsys)[0] == 0
+    code, out, _ = run(conf, "reset -y --json", capsys)
+    last = json.loads(out)["mark"]["seqno"]
+    mariadb.execute("INSERT INTO item VALUES (3, 'c', 0)", database=mariadb_database)
+    code, out, err = run(conf, "capture --once --json", capsys)
+    assert code == 0, err
+    done = json.loads(out)
+    assert done["transactions"] == 1 and done["log_ends_at"] == last + 2
+
+
+def test_servers_that_are_away(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each gives code 4 and one line; a status still shows what it can."""
+    assert run(conf, "capture --once", capsys)[0] == 0
+    text = conf.read_text()
+    away = conf.with_name("away.toml")
+    away.write_text(
+        "".join(
+            "port = 1\nconnect_timeout_s = 1\nreconnect_s = 0\n" if line.startswith("port") else f"{line}\n"
+            for line in text.splitlines()
+        )
+    )
+    code, out, err = run(away, "capture --once", capsys)
+    assert code == 4 and "does not answer" in err, err
+    code, out, _ = run(away, "status --no-watch", capsys)
+    assert code == 4 and "source    PROBLEM" in out and "log       " in out and "pipeline  " in out
+
+    away.write_text(
+        "".join(
+            'dsn = "postgresql://postgres@127.0.0.1:1/x"\n' if line.startswith("dsn") else f"{line}\n"
+            for line in text.splitlines()
+        )
+    )
+    for command in ("position get", "verify", "tables create"):
+        code, out, err = run(away, command, capsys)
+        assert code == 4 and err.splitlines()[-1].startswith("tranlog: the target at "), err
+    code, out, _ = run(away, "status --no-watch", capsys)
+    assert code == 4 and "target    PROBLEM" in out and "source    mariadb" in out

@@ -1,0 +1,137 @@
+"""`tranlog apply` and `tranlog run` as processes: issue 3, items 6 and 8, and "Bad input" at the target."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tranlog.source.sqlite import connect
+
+pytestmark = pytest.mark.spark
+PROGRAM = Path(sys.executable).with_name("tranlog")
+
+
+class Shop:
+    """A folder with a configuration of two channels; commands are processes in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self("--service", "shop", "init")
+        conf = path / "tranlog.toml"
+        conf.write_text(conf.read_text().replace("channels = 4", "channels = 2"))
+        self.write("CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT)", "CREATE TABLE line (a, b)")
+
+    def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=100, cwd=self.path)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr + done.stdout
+        return done
+
+    def write(self, *statements: str) -> None:
+        db = connect(self.path / "source.db")
+        for statement in statements:
+            db.execute(statement)
+        db.close()
+
+    @contextmanager
+    def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        with subprocess.Popen(
+            [PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.path
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def wait_until_running(self, process: subprocess.Popen[str], applied: int) -> None:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            assert process.poll() is None, process.communicate()
+            done = subprocess.run([PROGRAM, "status", "--json"], capture_output=True, text=True, cwd=self.path)
+            state = json.loads(done.stdout)["pipeline"] if done.returncode == 0 else None
+            if state and state["running"] and state["restart_seqno"] >= applied:
+                return
+            time.sleep(0.2)
+        raise AssertionError("it did not get there in time")
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_apply_and_its_conflict(shop: Shop) -> None:
+    """Up to now; then a row at the target is in the way: seqno, table and key are named, nothing half-applied."""
+    shop.write("INSERT INTO item VALUES (1, 'a'), (2, 'b')", "INSERT INTO line VALUES (1, 2), (1, 2)")
+    shop("capture", "--once")
+    done = json.loads(shop("apply", "--until", "now", "--json").stdout)
+    assert done["end"] == "limit" and done["status"]["lag"]["seqnos"] == 0
+    assert shop("verify").stdout.endswith("source and target are equal\n")
+
+    target = apsw.Connection(str(shop.path / "target.db"))
+    target.execute("DELETE FROM item WHERE id = 1")
+    shop.write("BEGIN", "INSERT INTO item VALUES (3, 'c')", "UPDATE item SET name = 'x' WHERE id = 1", "COMMIT")
+    shop("capture", "--once")
+    told = shop("apply", "--until", "now", code=3).stderr
+    assert re.search(r"tranlog: conflict at seqno \d+, table main\.item, key \(id=1\): ", told), told
+    assert list(target.execute("SELECT id FROM item")) == [(2,)], "nothing of the transaction is there"
+    error = json.loads(shop("apply", "--until", "now", "--json", code=3).stderr.splitlines()[-1])["error"]
+    assert (error["type"], error["table"], error["exit_code"]) == ("ConflictError", "main.item", 3)
+
+    target.execute("INSERT INTO item VALUES (1, 'a')")
+    target.close()
+    shop("apply", "--until", "now")
+    assert shop("verify").returncode == 0
+
+
+def test_run_until_a_signal(shop: Shop) -> None:
+    """Both halves in one process; others are kept out meanwhile; SIGTERM ends it cleanly."""
+    with shop.running("run", "--json") as process:
+        shop.write("INSERT INTO item VALUES (1, 'a')")
+        shop.wait_until_running(process, applied=3)
+        assert "is being run by" in shop("apply", "--until", "now", code=4).stderr
+        assert "is being run by" in shop("position", "set", "1", "-y", code=4).stderr
+        assert "held by another writer" in shop("capture", "--once", code=4).stderr
+        assert "held by another writer" in shop("reset", "-y", code=4).stderr
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert json.loads(out)["apply"]["end"] == "stopped"
+    assert shop("verify").returncode == 0
+    assert "it was stopped" in shop("status").stdout
+
+
+def test_a_cleared_log_and_a_target_that_is_behind(shop: Shop) -> None:
+    """A target that had everything goes on with the next log; one that had not is refused, with code 3."""
+    shop("capture", "--once")
+    shop("apply", "--until", "now")
+    shop("reset", "-y")
+    shop.write("INSERT INTO item VALUES (1, 'a')")
+    shop("capture", "--once")
+    shop("apply", "--until", "now")
+    assert shop("verify").returncode == 0
+
+    shop.write("INSERT INTO item VALUES (2, 'b')")
+    shop("capture", "--once")
+    shop("reset", "-y")
+    shop("capture", "--once")
+    told = shop("apply", "--until", "now", code=3).stderr
+    assert "is purged: the log starts at" in told, told
+
+
+def test_a_capture_that_fails_ends_the_run(shop: Shop) -> None:
+    shop("capture", "--once")
+    for name in ("source.db", "source.db-wal", "source.db-shm"):
+        (shop.path / name).unlink(missing_ok=True)
+    told = shop("run", code=4).stderr
+    assert "there is no database at" in told

@@ -1,0 +1,180 @@
+"""The frame of every command: options wherever they stand, questions, progress, signals, a reader that goes away."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from typing import Annotated
+
+import pytest
+import typer
+
+from tranlog.errors import DiskFullError
+from tranlog.service import command
+from tranlog.service.command import Progress, confirm, hoist, new_app, require_command, run_app, stop_signals
+
+LOCATING = ("-dir", "--dir", "-conf")
+
+
+@pytest.mark.parametrize(
+    ("given", "sorted_"),
+    [
+        ("list -seqno 1 -dir x", "-dir x list -seqno 1"),
+        ("list -dir=x --debug", "-dir=x --debug list"),
+        ("-dir x list", "-dir x list"),
+        ("list -- -dir x", "list -- -dir x"),
+        ("list -dir", "-dir list"),
+        ("list -directory x", "list -directory x"),
+    ],
+)
+def test_options_that_belong_in_front_are_moved_there(given: str, sorted_: str) -> None:
+    assert hoist(given.split(), LOCATING, ("--debug",)) == sorted_.split()
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    program = new_app(add_completion=False)
+
+    @program.callback(invoke_without_command=True)
+    def top(
+        ctx: typer.Context,
+        directory: Annotated[str | None, typer.Option("-dir", "--dir")] = None,
+        debug: Annotated[bool, typer.Option("--debug")] = False,
+    ) -> None:
+        """A program."""
+        require_command(ctx)
+
+    @program.command("list")
+    def list_(
+        seqno: Annotated[int | None, typer.Option("-seqno", "--seqno")] = None,
+        as_json: Annotated[bool, typer.Option("--json")] = False,
+    ) -> int:
+        """List."""
+        if seqno == 1:
+            raise DiskFullError(path="log")
+        if seqno == 2:
+            raise ZeroDivisionError("x")
+        if seqno == 3:
+            raise BrokenPipeError(32, "Broken pipe")
+        return seqno or 0
+
+    return program
+
+
+def run(app: typer.Typer, line: str) -> int:
+    return run_app(app, line.split(), prog="thl", hoisted=LOCATING)
+
+
+def test_the_commands_number_is_the_exit_code(app: typer.Typer) -> None:
+    assert run(app, "list") == 0
+    assert run(app, "list -seqno 3 --help") == 0
+
+
+def test_an_error_is_one_line(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, "list -seqno 1") == 4
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == f"thl: {DiskFullError(path='log')}\n"
+
+
+def test_an_error_as_json(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, "list -seqno 1 --json") == 4
+    told = json.loads(capsys.readouterr().err)["error"]
+    assert (told["type"], told["exit_code"], told["path"]) == ("DiskFullError", 4, "log")
+
+
+def test_a_traceback_only_on_demand(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, "list -seqno 2") == 70
+    assert "Traceback" not in capsys.readouterr().err
+    assert run(app, "list -seqno 2 --debug") == 70
+    told = capsys.readouterr().err
+    assert "Traceback" in told and "ZeroDivisionError: x" in told
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("list -sqno 1", "thl: no such option: -sqno, perhaps -seqno"),
+        ("list --sqno 1", "thl: no such option: --sqno, perhaps --seqno"),
+        ("list -seqno", "thl: option '-seqno' requires an argument"),
+        ("list -seqno x", "thl: invalid value for '-seqno' / '--seqno': Input should be a valid integer"),
+        ("lost", "thl: no such command 'lost'"),
+        ("list 5", "thl: got unexpected extra argument"),
+    ],
+)
+def test_bad_usage_is_named(app: typer.Typer, line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, line) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(told)
+    assert "--help`" in said and said.count("\n") == 1
+
+
+def test_no_command_is_bad_usage_and_shows_the_help(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, "") == 2
+    assert "Usage: thl" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    let_go: list[bool] = []
+    monkeypatch.setattr(command, "_let_go_of_stdout", lambda: let_go.append(True))
+    assert run(app, "list -seqno 3") == 141
+    assert let_go == [True]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "agreed"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)]
+)
+def test_only_a_yes_is_a_yes(answer: str, agreed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    if agreed:
+        confirm("Clear it?")
+    else:
+        with pytest.raises(typer.Abort):
+            confirm("Clear it?")
+
+
+class TickingClock:
+    """A second passes at each look."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def monotonic(self) -> float:
+        self.at += 1
+        return self.at
+
+    def now_ms(self) -> int:
+        return 0
+
+    def sleep(self, seconds: float) -> None:
+        raise AssertionError
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then() -> None:
+    out = io.StringIO()
+    with Progress(clock=TickingClock(), stream=out) as progress:
+        for number in range(12):
+            progress.update(f"at {number}")
+    assert out.getvalue() == "at 4\nat 9\n"
+    out = io.StringIO()
+    with Progress(clock=TickingClock(), stream=out, quiet=True) as progress:
+        for number in range(12):
+            progress.update(f"at {number}")
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_asks_and_the_handlers_come_back(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(number)
+    stopped: list[bool] = []
+    with stop_signals(lambda: stopped.append(True)):
+        os.kill(os.getpid(), number)
+        assert stopped == [True]
+        assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    assert signal.getsignal(number) == before
+    assert "stopping cleanly" in capsys.readouterr().err

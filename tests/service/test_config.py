@@ -1,0 +1,130 @@
+"""The configuration file: issue 3, "a configuration with an unknown key or impossible value"; conventions 6.4."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tranlog.errors import ConfigError
+from tranlog.service.config import Section, find_file, find_log, read_toml
+
+
+class Sync(enum.StrEnum):
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    path: str
+    count: int = 4
+    ratio: float = 0.5
+    wait_s: float | None = None
+    room_bytes: int = 100
+    sync: Sync = Sync.ALWAYS
+    names: tuple[str, ...] = ()
+    mapping: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        if self.count < 1:
+            raise ConfigError(option="count", value=self.count, why="must be 1 or more")
+
+
+def section(text: str, tmp_path: Path) -> Section:
+    file = tmp_path / "x.toml"
+    file.write_text(f"[part]\n{text}\n")
+    return read_toml(str(file)).table("part")
+
+
+def test_values_become_options(tmp_path: Path) -> None:
+    part = section(
+        'path = "a/b"\nwait_s = "1.5h"\nroom_bytes = "64MiB"\nsync = "never"\n'
+        'names = ["x"]\nmapping = {a = "b"}\nratio = 1',
+        tmp_path,
+    )
+    options = part.options(Options, paths={"path"})
+    part.finish()
+    assert options == Options(
+        path=str(tmp_path / "a" / "b"),
+        wait_s=5400,
+        room_bytes=64 << 20,
+        sync=Sync.NEVER,
+        names=("x",),
+        mapping={"a": "b"},
+        ratio=1.0,
+    )
+
+
+def test_a_path_may_be_absolute_or_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    assert section('path = "~/log"', tmp_path).path("path") == str(tmp_path / "me" / "log")
+    assert section(f'path = "{tmp_path}/log"', tmp_path).path("path") == str(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('path = "x"\ncont = 5', "x.toml: part.cont = 5: unknown key; did you mean 'count'?"),
+        ('path = "x"\nzzz = 5', "x.toml: part.zzz = 5: unknown key; known keys are path, count, "),
+        ('path = "x"\ncount = "five"', "x.toml: part.count = 'five': expected int, got str"),
+        ('path = "x"\ncount = true', "x.toml: part.count = True: expected int, got bool"),
+        ('path = "x"\ncount = 0', "x.toml: part.count = 0: must be 1 or more"),
+        ('path = "x"\nsync = "perhaps"', "x.toml: part.sync = 'perhaps': must be one of always, never"),
+        ('path = "x"\nwait_s = "soon"', "x.toml: part.wait_s = 'soon': a number, or one with a unit: ms, s, m"),
+        ('path = "x"\nroom_bytes = "5 stones"', "x.toml: part.room_bytes = '5 stones': a number, or one with a unit"),
+        ('path = "x"\nnames = "x"', "x.toml: part.names = 'x': expected array, got str"),
+        ("path = 5", "x.toml: part.path = 5: expected str, got int"),
+        ("count = 5", "x.toml: part.path: is missing and has no default"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(text: str, told: str, tmp_path: Path) -> None:
+    """File, key with dots, value, reason, and the nearest known key."""
+    part = section(text, tmp_path)
+
+    def read() -> None:
+        part.options(Options, paths={"path"})
+        part.finish()
+
+    with pytest.raises(ConfigError) as raised:
+        read()
+    assert str(raised.value).startswith(f"configuration: {tmp_path}/{told}")
+
+
+def test_a_value_where_a_table_belongs(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text("log = 5\n")
+    with pytest.raises(ConfigError, match=r"x\.toml: log = 5: is a table: \[log\]"):
+        read_toml(str(tmp_path / "x.toml")).table("log")
+
+
+def test_a_file_that_is_missing_or_no_toml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: there is no such file; `tranlog init` writes one"):
+        read_toml(str(tmp_path / "nowhere.toml"))
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_toml(str(tmp_path))
+    for raw in (b"[part\n", b"a = \xff\n"):
+        (tmp_path / "x.toml").write_bytes(raw)
+        with pytest.raises(ConfigError, match=r"x\.toml: is no TOML"):
+            read_toml(str(tmp_path / "x.toml"))
+
+
+def test_which_file_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_file(conf=None, service=None) == "tranlog.toml"
+    assert find_file(conf="other.toml", service=None) == "other.toml"
+    with pytest.raises(ConfigError, match=r"--service = 'shop': there is neither shop\.toml nor tranlog\.toml here"):
+        find_file(conf=None, service="shop")
+    Path("tranlog.toml").write_text('[service]\nname = "shop"\n[log]\ndir = "one"\n')
+    assert find_file(conf=None, service="shop") == "tranlog.toml"
+    with pytest.raises(ConfigError, match=r"--service = 'mart': tranlog\.toml is the configuration of 'shop'"):
+        find_file(conf=None, service="mart")
+    Path("mart.toml").write_text('[service]\nname = "mart"\n[log]\ndir = "two"\n')
+    assert find_file(conf=None, service="mart") == "mart.toml"
+    assert find_log(conf=None, service="mart", directory=None) == str(tmp_path / "two")
+    assert find_log(conf=None, service=None, directory=None) == str(tmp_path / "one")
+    assert find_log(conf=None, service=None, directory="three") == "three"
+    with pytest.raises(ConfigError, match="stands alone"):
+        find_log(conf=None, service="mart", directory="three")

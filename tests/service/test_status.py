@@ -1,0 +1,169 @@
+"""What `status` says: positions, lag, and what the whole waits for (design/sources.md, the last lines)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tranlog.disk import OsDisk
+from tranlog.service.status import (
+    ChannelState,
+    LogState,
+    PipelineState,
+    Problem,
+    SourceState,
+    Status,
+    status_lines,
+    waits_for,
+    writer_of,
+)
+from tranlog.shard import UNKNOWN_SHARD
+
+AT = 1309533317000
+
+
+def log_state(writer: str | None = "pid 7") -> LogState:
+    return LogState(directory="log", writer=writer, first_seqno=0, last_seqno=20, committed_seqno=20, epoch=2)
+
+
+def source_state(waiting: int = 0) -> SourceState:
+    return SourceState(kind="sqlite", where="s.db", source_id="s", waiting=waiting, retained_bytes=0)
+
+
+def pipeline_state(*applied: int, running: bool = True, holder: str = "vm pid 8") -> PipelineState:
+    restart = min(applied, default=-1)
+    return PipelineState(
+        pipeline="shop",
+        target="t.db",
+        running=running,
+        holder=holder,
+        restart_seqno=restart,
+        lag_seqnos=20 - restart,
+        lag_ms=1500,
+        transactions_per_s=12.0 if running else None,
+        channels=tuple(
+            ChannelState(
+                channel=number,
+                applied_seqno=seqno,
+                epoch=2,
+                event_id="e",
+                tstamp=AT,
+                updated_at=AT,
+                behind=20 - seqno,
+                transactions_per_s=6.0 if running else None,
+                counters={"transactions": 5, "changes": 9, "serial": 1, "waits": 2},
+            )
+            for number, seqno in enumerate(applied)
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "log", "pipeline", "next_shard", "told"),
+    [
+        (None, None, None, None, ["capture: nobody writes the log (`tranlog capture`)"]),
+        (
+            source_state(3),
+            log_state(None),
+            None,
+            None,
+            ["capture: nobody writes the log; 3 transactions wait in the source (`tranlog capture`)"],
+        ),
+        (source_state(3), log_state(), None, None, ["capture, which has 3 transactions to go"]),
+        (source_state(), log_state(), None, None, []),
+        (
+            source_state(),
+            log_state(),
+            pipeline_state(20, 20),
+            None,
+            ["the source: everything that was committed there is at the target"],
+        ),
+        (source_state(), log_state(), pipeline_state(20, 17, 18), "main.item", ["channel 1 at seqno 18"]),
+        (source_state(), log_state(), pipeline_state(17, 17, 18), "main.item", ["channels 0, 1 at seqno 18"]),
+        (
+            source_state(),
+            log_state(),
+            pipeline_state(17, 17),
+            UNKNOWN_SHARD,
+            ["channel 0, which applies seqno 18 alone: it is serial"],
+        ),
+        (
+            source_state(),
+            log_state(),
+            pipeline_state(running=False),
+            None,
+            ["apply: pipeline shop does not run, it has never run here (`tranlog apply`)"],
+        ),
+        (
+            source_state(),
+            log_state(),
+            pipeline_state(17, 17, running=False),
+            None,
+            ["apply: pipeline shop does not run, its driver is not alive (`tranlog apply`)"],
+        ),
+        (
+            source_state(),
+            log_state(),
+            pipeline_state(17, 17, running=False, holder=""),
+            None,
+            ["apply: pipeline shop does not run, it was stopped (`tranlog apply`)"],
+        ),
+        (source_state(), log_state(None), pipeline_state(20, 20), None, ["capture: nobody writes the log"]),
+    ],
+)
+def test_what_it_waits_for(
+    source: SourceState | None,
+    log: LogState | None,
+    pipeline: PipelineState | None,
+    next_shard: str | None,
+    told: list[str],
+) -> None:
+    found = list(waits_for(source, log, pipeline, next_shard))
+    assert len(found) == len(told)
+    assert all(line.startswith(start) for line, start in zip(found, told, strict=True)), found
+
+
+def test_the_human_form_tells_all_parts() -> None:
+    shown = "\n".join(
+        status_lines(
+            Status(
+                service="shop",
+                file="tranlog.toml",
+                at=AT + 2500,
+                source=SourceState(
+                    kind="mariadb",
+                    where="db:3306",
+                    source_id="db",
+                    captured_event_id="0-1-5;bin.000001:99",
+                    captured_tstamp=AT,
+                    now_at="0-1-7",
+                ),
+                log=log_state(),
+                pipeline=pipeline_state(17, 20),
+                waits_for=("channel 0 at seqno 18",),
+                problems=(Problem(part="target", type="X", message="does not answer"),),
+            )
+        )
+    )
+    for told in (
+        "service   shop (tranlog.toml)",
+        "captured up to 0-1-5;bin.000001:99 (2011-07-01 15:15:17.0 UTC, 2.5 s ago)",
+        "stands at 0-1-7",
+        "log       log, written by pid 7",
+        "applied up to 17, lag 3 transactions, 1.5 s, 12 transactions/s",
+        "          0       17        3             5          9       1      2         6  2011-07-01 15:15:17.0",
+        "target    PROBLEM: does not answer",
+        "waits for channel 0 at seqno 18",
+    ):
+        assert told in shown, shown
+
+
+def test_who_writes_a_log_is_seen_without_taking_its_lock(tmp_path: Path) -> None:
+    assert writer_of(str(tmp_path)) is None, "there is no log"
+    lock = OsDisk().lock(str(tmp_path / "disklog.lck"))
+    (tmp_path / "disklog.lck").write_text("pid 4711\n")
+    assert writer_of(str(tmp_path)) == "pid 4711"
+    lock.release()
+    assert writer_of(str(tmp_path)) is None, "the name in the file alone does not hold it"
+    OsDisk().lock(str(tmp_path / "disklog.lck")).release()
