@@ -1,0 +1,114 @@
+"""The main job on the embedded default: SQLite to log to Spark to SQLite, killed once in the middle.
+
+`make demo` runs it. Four programs write to one shop database; `tranlog capture` carries what they commit into the log
+while they write; `tranlog apply` brings it into a second database with Spark, on four channels. In the middle the apply
+is killed with -9 and started again. At the end both databases are compared row by row. What it made stays in
+build/shop-demo, to look at: `thl -dir build/shop-demo/log list -low 10 -high 12`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from demo_steps import TRANLOG, Process, StepFailedError, applied_seqno, say, status, summary, tranlog, wait_until
+from shop_workload import STORES, make_shop
+
+HERE = Path(__file__).resolve().parent
+CHANNELS = 4
+TRANSACTIONS = 1000
+"""Per store."""
+
+CONFIG = """\
+[service]
+name = "shop"
+
+[source]
+kind = "sqlite"
+path = "shop.db"
+
+[log]
+dir = "log"
+
+[shards]
+rule = "table"   # tables that foreign keys join are one shard
+
+[target]
+kind = "sqlite"
+path = "copy.db"
+ddl = "ignore"   # `tranlog tables create` makes the tables
+
+[pipeline]
+channels = {channels}
+"""
+
+
+def run(folder: Path) -> None:
+    """Do the whole job in `folder`. Raises StepFailedError where a step does not do what it must."""
+    began = time.monotonic()
+    conf = folder / "tranlog.toml"
+    conf.write_text(CONFIG.format(channels=CHANNELS))
+    shop = folder / "shop.db"
+    processes: list[Process] = []
+
+    def start(name: str, *command: str) -> Process:
+        process = Process(name, list(command), folder)
+        processes.append(process)
+        return process
+
+    def apply() -> Process:
+        return start("apply", *TRANLOG, "--conf", str(conf), "apply")
+
+    try:
+        say(f"1  a shop of {len(STORES)} stores in SQLite, and tables like them in the target")
+        make_shop(str(shop))
+        tranlog("--conf", str(conf), "tables", "create", "--from", "source")
+        say(f"2  four programs write, {TRANSACTIONS} transactions each; capture follows them into the log")
+        capture = start("capture", *TRANLOG, "--conf", str(conf), "capture")
+        writers = [
+            start(
+                f"writer-{store}",
+                sys.executable,
+                str(HERE / "shop_workload.py"),
+                str(shop),
+                store,
+                str(TRANSACTIONS),
+                "0.002",
+            )
+            for store in STORES
+        ]
+        wait_until("there is a log", lambda: status(conf)["log"] is not None, [capture], 30)
+        say(f"3  Spark applies on {CHANNELS} channels")
+        first = apply()
+        some = len(STORES) * TRANSACTIONS // 6
+        wait_until("some transactions applied", lambda: applied_seqno(conf) > some, [capture, first], 90)
+        first.kill()
+        say(f"4  kill -9 of the pipeline at seqno {applied_seqno(conf)}, and start it again")
+        second = apply()
+        for writer in writers:
+            writer.finish(90)
+        wait_until("capture has everything", lambda: status(conf)["source"]["waiting"] == 0, [capture, second], 60)
+        capture.stop()
+        last = int(status(conf)["log"]["committed_seqno"])
+        wait_until(f"everything applied, up to seqno {last}", lambda: applied_seqno(conf) >= last, [second], 90)
+        second.stop()
+        say("5  compare source and target, row by row\n")
+        verdict = json.loads(tranlog("--conf", str(conf), "verify", "--json", codes=(0, 1)))
+        summary(status(conf), verdict, seconds=time.monotonic() - began)
+    finally:
+        for process in processes:
+            process.abandon()
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1] if len(sys.argv) > 1 else "build/shop-demo").resolve()
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    try:
+        run(place)
+    except StepFailedError as exc:
+        print(f"\nthe demo failed: {exc}\nwhat it left is in {place}", file=sys.stderr)
+        sys.exit(1)
