@@ -190,7 +190,11 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             wait_until("capture has the tables", captured_all, [following], 60)
             tranlog("--conf", str(conf), "tables", "create")
             audit(postgres, schemas)
-            say(f"2  sysbench writes {options.events} transactions per schema, {options.cross} more cross schemas")
+            say(f"2  Spark applies on {options.channels} channels")
+            applying = apply()
+            prepared = int(status(conf)["log"]["committed_seqno"])
+            wait_until("the prepared tables", lambda: applied_seqno(conf) >= prepared, [following, applying], 120)
+            say(f"3  sysbench writes {options.events} transactions per schema, {options.cross} more cross schemas")
             began = time.monotonic()
             writers = []
             for number, schema in enumerate(schemas):
@@ -198,14 +202,17 @@ def run(folder: Path, options: argparse.Namespace) -> None:
                 writers.append(start(f"sysbench-{schema}", *sysbench("run", script, schema, mariadb.port, options)))
             crossing = Crossing(mariadb, schemas, options.cross, options.table_size)
             crossing.start()
-            say(f"3  Spark applies on {options.channels} channels")
-            applying = apply()
-            some = options.events * len(schemas) // 6
+            some = prepared + options.events * len(schemas) // 6
             wait_until("some transactions applied", lambda: applied_seqno(conf) > some, [following, applying], 120)
             following.kill()
             say("4  kill -9 of the capture, and start it again")
             following = capture()
-            wait_until("more transactions applied", lambda: applied_seqno(conf) > 2 * some, [following, applying], 120)
+            wait_until(
+                "more transactions applied",
+                lambda: applied_seqno(conf) > some + (some - prepared),
+                [following, applying],
+                120,
+            )
             applying.kill()
             say(f"5  kill -9 of the pipeline at seqno {applied_seqno(conf)}, and start it again")
             applying = apply()

@@ -18,6 +18,7 @@ from demo_steps import TRANLOG, Process, StepFailedError, applied_seqno, say, st
 from shop_workload import STORES, make_shop
 
 HERE = Path(__file__).resolve().parent
+SHOP_WRITER = [sys.executable, str(HERE / "shop_workload.py")]
 CHANNELS = 4
 TRANSACTIONS = 1000
 """Per store."""
@@ -48,7 +49,6 @@ channels = {channels}
 
 def run(folder: Path) -> None:
     """Do the whole job in `folder`. Raises StepFailedError where a step does not do what it must."""
-    began = time.monotonic()
     conf = folder / "tranlog.toml"
     conf.write_text(CONFIG.format(channels=CHANNELS))
     shop = folder / "shop.db"
@@ -66,23 +66,16 @@ def run(folder: Path) -> None:
         say(f"1  a shop of {len(STORES)} stores in SQLite, and tables like them in the target")
         make_shop(str(shop))
         tranlog("--conf", str(conf), "tables", "create", "--from", "source")
-        say(f"2  four programs write, {TRANSACTIONS} transactions each; capture follows them into the log")
         capture = start("capture", *TRANLOG, "--conf", str(conf), "capture")
-        writers = [
-            start(
-                f"writer-{store}",
-                sys.executable,
-                str(HERE / "shop_workload.py"),
-                str(shop),
-                store,
-                str(TRANSACTIONS),
-                "0.002",
-            )
-            for store in STORES
-        ]
         wait_until("there is a log", lambda: status(conf)["log"] is not None, [capture], 30)
-        say(f"3  Spark applies on {CHANNELS} channels")
+        say(f"2  capture follows it into the log; Spark applies the log on {CHANNELS} channels")
         first = apply()
+        wait_until("the pipeline runs", lambda: applied_seqno(conf) >= 0, [capture, first], 90)
+        say(f"3  four programs write, {TRANSACTIONS} transactions each")
+        began = time.monotonic()
+        writers = [
+            start(f"writer-{store}", *SHOP_WRITER, str(shop), store, str(TRANSACTIONS), "0.002") for store in STORES
+        ]
         some = len(STORES) * TRANSACTIONS // 6
         wait_until("some transactions applied", lambda: applied_seqno(conf) > some, [capture, first], 90)
         first.kill()
@@ -94,10 +87,11 @@ def run(folder: Path) -> None:
         capture.stop()
         last = int(status(conf)["log"]["committed_seqno"])
         wait_until(f"everything applied, up to seqno {last}", lambda: applied_seqno(conf) >= last, [second], 90)
+        seconds = time.monotonic() - began
         second.stop()
         say("5  compare source and target, row by row\n")
         verdict = json.loads(tranlog("--conf", str(conf), "verify", "--json", codes=(0, 1)))
-        summary(status(conf), verdict, seconds=time.monotonic() - began)
+        summary(status(conf), verdict, seconds=seconds)
     finally:
         for process in processes:
             process.abandon()

@@ -57,6 +57,7 @@ PURE = {
     "tranlog.replication.election",
     "tranlog.replication.packets",
     "tranlog.replication.syncup",
+    "tranlog.target.target",
 }
 
 NOT_IN_PURE = {
