@@ -38,16 +38,17 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 check: install ## style, types, layers and tidiness: ruff, mypy, two test modules
-	$(call verdict,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy tests \
+	$(call verdict,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy --config-file tests/mypy.ini \
 	  && $(BIN)/pytest -q $(ARGS) tests/test_layers.py tests/test_tidy.py)
 
 unit: install ## tests that need neither Java nor a server: under a minute
-	$(call verdict,$(call within,3m,$(BIN)/pytest -q -m "not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
+	$(call verdict,$(call within,3m,$(BIN)/pytest -q -n auto -m "not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
 
 test: install ## everything that CI runs: 15 minutes at most
 	@$(PACKAGES) java mariadb postgres sysbench
 	@$(MAKE) --no-print-directory check
-	$(call verdict,$(call within,15m,$(BIN)/pytest -q -m "not slow" $(ARGS) $(TESTS)))
+	@$(MAKE) --no-print-directory unit
+	$(call verdict,$(call within,13m,$(BIN)/pytest -q -m "(integration or spark or e2e) and not slow" $(ARGS) $(TESTS)))
 
 soak: install ## hours: the slow tests, then all others with many more examples and rounds
 	@$(PACKAGES) java mariadb postgres sysbench

@@ -39,6 +39,7 @@ PURE = {
     "tranlog.errors",
     "tranlog.ids",
     "tranlog.payload",
+    "tranlog.row_text",
     "tranlog.shard",
     "tranlog.types",
     "tranlog.log.format",
@@ -57,6 +58,13 @@ PURE = {
     "tranlog.replication.election",
     "tranlog.replication.packets",
     "tranlog.replication.syncup",
+    "tranlog.target.binding",
+    "tranlog.target.batches",
+    "tranlog.target.dialect",
+    "tranlog.target.text_forms",
+    "tranlog.target.sqlite_dialect",
+    "tranlog.target.postgres_dialect",
+    "tranlog.source.packer",
     "tranlog.target.target",
 }
 

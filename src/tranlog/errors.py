@@ -324,13 +324,13 @@ class TargetTableError(TargetError):
 
 @dataclass(eq=False, kw_only=True)
 class TargetUnavailableError(TargetError):
-    """The target does not answer."""
+    """The target does not answer, or refuses to work: away, disk full, not permitted."""
 
     where: str
     why: str
 
     def __str__(self) -> str:
-        return f"the target at {self.where} does not answer: {self.why}. Start it, then start apply again"
+        return f"the target at {self.where} cannot be used: {self.why}. Mend that, then start again"
 
 
 @dataclass(eq=False, kw_only=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from tranlog.errors import ConfigError, EngineError, LogMissingError
 from tranlog.pipeline.apply import ApplyOptions, run_apply
 from tranlog.pipeline.channel import GroupBounds
-from tranlog.pipeline.session import check_slots, default_master, find_java, master_slots
+from tranlog.pipeline.session import _make_scratch, check_slots, default_master, find_java, master_slots
 from tranlog.target.options import TargetOptions
 
 
@@ -76,6 +79,19 @@ def test_options_travel(tmp_path: Path) -> None:
     given = options(tmp_path, shard_map={"a": 1}, serial_shards=("b",), until_seqno="now")
     given.check()
     assert pickle.loads(pickle.dumps(given)) == given
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what nobody uses: a lock that fell with its process tells."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    child = "import os, signal; from tranlog.pipeline.session import _make_scratch as m; m(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", child], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    (left,) = tmp_path.iterdir()
+    (tmp_path / "tranlog-spark-of-a-stranger").mkdir()
+    made = Path(_make_scratch())
+    assert not left.exists()
+    another = Path(_make_scratch())
+    assert {made, another, tmp_path / "tranlog-spark-of-a-stranger"} == set(tmp_path.iterdir())
 
 
 def test_no_java_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from tranlog.source.sqlite import connect
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # several starts of a JVM, on a shared machine
 PROGRAM = Path(sys.executable).with_name("tranlog")
 
 
@@ -82,11 +82,10 @@ def test_apply_and_its_conflict(shop: Shop) -> None:
     target.execute("DELETE FROM item WHERE id = 1")
     shop.write("BEGIN", "INSERT INTO item VALUES (3, 'c')", "UPDATE item SET name = 'x' WHERE id = 1", "COMMIT")
     shop("capture", "--once")
-    told = shop("apply", "--until", "now", code=3).stderr
-    assert re.search(r"tranlog: conflict at seqno \d+, table main\.item, key \(id=1\): ", told), told
-    assert list(target.execute("SELECT id FROM item")) == [(2,)], "nothing of the transaction is there"
     error = json.loads(shop("apply", "--until", "now", "--json", code=3).stderr.splitlines()[-1])["error"]
     assert (error["type"], error["table"], error["exit_code"]) == ("ConflictError", "main.item", 3)
+    assert re.match(r"conflict at seqno \d+, table main\.item, key \(id=1\): ", error["message"]), error
+    assert list(target.execute("SELECT id FROM item")) == [(2,)], "nothing of the transaction is there"
 
     target.execute("INSERT INTO item VALUES (1, 'a')")
     target.close()
@@ -114,7 +113,8 @@ def test_run_until_a_signal(shop: Shop) -> None:
 def test_a_cleared_log_and_a_target_that_is_behind(shop: Shop) -> None:
     """A target that had everything goes on with the next log; one that had not is refused, with code 3."""
     shop("capture", "--once")
-    shop("apply", "--until", "now")
+    shop("position", "set", "2")
+    shop("tables", "create", "--from", "source")
     shop("reset", "-y")
     shop.write("INSERT INTO item VALUES (1, 'a')")
     shop("capture", "--once")

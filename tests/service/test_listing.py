@@ -234,7 +234,7 @@ def test_a_fragment_as_json() -> None:
         "key": {"id": 1},
         "after": {"id": 1, "name": "one", "sum": "1.50"},
     }
-    assert update["before"] == {"id": 1, "name": "one"}, "what the source did not send is not there, and is not null"
+    assert update["before"] == {"id": 1, "name": "one", "sum": {"unchanged": True}}, "not sent is not null"
     assert delete["before"] == {"id": 2, "name": None, "sum": None}
     assert statement == {"op": "STATEMENT", "schema": "s", "statement": "x", "ddl": True}
 

@@ -277,6 +277,7 @@ class _Driver:
         self._target: Target | None = None
         self._token = 0
         """The pipeline's as last seen, and as soon as we are its driver, ours."""
+        self._tried = False
         self._driving = False
         self._phase = "starting"
         self._notes: list[str] = []
@@ -403,9 +404,11 @@ class _Driver:
         target, name = self._open()
         row = target.read_pipeline(name)
         if row is not None:
-            known = row.token == self._token or row.holder in (NOBODY, self._holder)
+            # After a lost connection it may be our own first step that we see.
+            known = row.token == self._token or row.holder == (self._holder if self._tried else NOBODY)
             if not known and not self._options.take_over:
                 raise PipelineHeldError(pipeline=name, holder=row.holder)  # somebody else was faster
+            self._tried = True
             self._token = target.take(
                 pipeline=name,
                 expected_token=row.token,

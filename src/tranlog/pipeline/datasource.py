@@ -40,7 +40,7 @@ from tranlog.ids import Seqno
 from tranlog.log.cursor import StoredTransaction
 from tranlog.log.reader import LogReader
 from tranlog.payload import decode
-from tranlog.pipeline.row_text import key_text, pairs_text, row_text
+from tranlog.row_text import key_text, pairs_text, row_text
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import logging
 import os
 import re
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 INSTALL_JAVA = "Install Java 17 or later (Debian: `apt-get install openjdk-17-jre-headless`), or set JAVA_HOME to it"
 INSTALL_SPARK = "Install it: `pip install 'tranlog[spark]'`"
 _JVM_OUTPUT = "jvm.log"
+_SCRATCH = "tranlog-spark-"
+_LOCK = "in-use"
 _LOCAL = re.compile(r"local(?:\[\s*(\*|\d+)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 
@@ -102,8 +105,7 @@ def build_context(master: str, app: str, settings: Mapping[str, str] | None = No
             raise EngineError(why=why, remedy="Stop the other one first")
         return running
     local = master_slots(master) is not None
-    scratch = tempfile.mkdtemp(prefix="tranlog-spark-")
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    scratch = _make_scratch()
     conf = pyspark.SparkConf(loadDefaults=False)
     conf.setAll(list({**_settings(scratch, local=local), **(settings or {})}.items()))
     conf.setMaster(master).setAppName(app)
@@ -115,7 +117,26 @@ def build_context(master: str, app: str, settings: Mapping[str, str] | None = No
     except EngineError:
         raise
     except Exception as exc:  # whatever the JVM or Py4J raises, Spark did not start
-        raise EngineError(why=_reason(output, exc), remedy=f"{output} has the rest. {INSTALL_JAVA}") from exc
+        raise EngineError(why=_reason(output, exc), remedy=INSTALL_JAVA) from exc
+
+
+def _make_scratch() -> str:
+    """Make a directory for what Spark leaves, and remove those of processes that were killed before they could.
+
+    A lock says whose is in use, and it falls with its process. A directory gets its name when it is locked already.
+    """
+    folder = tempfile.gettempdir()
+    for name in os.listdir(folder):
+        if name.startswith(_SCRATCH):
+            with contextlib.suppress(OSError), open(os.path.join(folder, name, _LOCK), "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    made = tempfile.mkdtemp(prefix="tranlog-new-")
+    fcntl.flock(os.open(os.path.join(made, _LOCK), os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)  # until we end
+    scratch = os.path.join(folder, _SCRATCH + os.path.basename(made).removeprefix("tranlog-new-"))
+    os.rename(made, scratch)
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    return scratch
 
 
 def _settings(scratch: str, *, local: bool) -> dict[str, str]:
@@ -127,7 +148,7 @@ def _settings(scratch: str, *, local: bool) -> dict[str, str]:
         "spark.speculation": "false",
         "spark.python.worker.reuse": "true",
         "spark.sql.warehouse.dir": os.path.join(scratch, "warehouse"),
-        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={log4j.as_uri()}"',
+        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={log4j.as_uri()}" "-Djava.io.tmpdir={scratch}"',
     }
     if local:
         settings |= {

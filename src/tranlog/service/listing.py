@@ -10,7 +10,6 @@ one event too few), ours is right.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -20,7 +19,8 @@ from tranlog.change import Change, Op, Options, RowChange, Statement, TableMap
 from tranlog.log.format import RecordHeader
 from tranlog.log.verify import VerifyReport
 from tranlog.payload import DDL_OPTION, Payload
-from tranlog.types import UNCHANGED, Datetime, Unchanged, Value, datetime_text, value_text
+from tranlog.row_text import json_form
+from tranlog.types import Datetime, Value, datetime_text, value_text
 
 EVENT_TYPE: Final = "com.continuent.tungsten.replicator.event.ReplDBMSEvent"
 """What the ancestor's users see as TYPE of every transaction."""
@@ -248,19 +248,7 @@ def _change_json(change: Change) -> ChangeJson:
 
 
 def _image(names: Sequence[str], values: Sequence[Value]) -> dict[str, object]:
-    return {
-        name: json_value(value) for name, value in zip(names, values, strict=True) if not isinstance(value, Unchanged)
-    }
-
-
-def json_value(value: Value) -> object:
-    """Return a value as JSON has it where JSON can: numbers, texts, booleans, null; the rest as `thl list` shows it."""
-    assert value is not UNCHANGED
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    return value_text(value)
+    return {name: json_form(value) for name, value in zip(names, values, strict=True)}
 
 
 # --- the log as a whole ----------------------------------------------------------------------------------

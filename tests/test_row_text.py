@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tranlog.change import Column, TableMap
-from tranlog.pipeline.row_text import key_text, pairs_text, row_text
+from tranlog.row_text import key_text, pairs_text, row_text
 from tranlog.types import (
     F32,
     UNCHANGED,

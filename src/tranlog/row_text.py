@@ -1,4 +1,4 @@
-"""Rows as JSON text, for columns that a query engine reads: `key`, `before`, `after` of the data source.
+"""Values and rows as JSON, for whoever reads the log as a table or by a script: Spark's `thl` source, `thl list -json`.
 
 Owns that text form. The hard idea: a column of a table holds one kind of value, so the text need not carry the tag
 again; what JSON has no form for is a string where a reader of that column expects one, and an object where a plain
@@ -61,7 +61,7 @@ def row_text(table: TableMap, row: tuple[Value, ...]) -> str:
     plain = _PLAIN
     return _encode(
         {
-            column.name: value if type(value) in plain else _json(value)
+            column.name: value if type(value) in plain else json_form(value)
             for column, value in zip(table.columns, row, strict=True)
         }
     )
@@ -71,7 +71,7 @@ def key_text(table: TableMap, row: tuple[Value, ...]) -> str | None:
     """Return the primary key's columns as a JSON object; None for a table without a primary key."""
     if not table.primary_key:
         return None
-    return _encode({table.columns[index].name: _json(row[index]) for index in table.primary_key})
+    return _encode({table.columns[index].name: json_form(row[index]) for index in table.primary_key})
 
 
 def pairs_text(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -79,7 +79,8 @@ def pairs_text(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     return dict(reversed(pairs))
 
 
-def _json(value: Value) -> Any:
+def json_form(value: Value) -> Any:
+    """Return a value as the JSON encoder takes it, in the form that the table above has."""
     match value:
         case None | bool() | int() | str():
             return value

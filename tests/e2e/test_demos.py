@@ -1,0 +1,55 @@
+"""The demos, smaller: the whole picture in processes of its own, with a kill -9 of each of ours.
+
+They hold tables against tables and an audit trigger's counts against the log's, and end with 0 only if all is equal.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+
+def run(program: str, *arguments: str) -> str:
+    """Run a demo to its end and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / program), *arguments], capture_output=True, text=True, check=False, timeout=380
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_shop(tmp_path: Path) -> None:
+    told = run("shop_demo.py", str(tmp_path / "demo"))
+    assert told.splitlines()[-1] == "source and target are equal"
+    assert "kill -9 of the pipeline" in told
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that the servers' own users may pass; those of pytest are closed to them."""
+    with tempfile.TemporaryDirectory(prefix="tranlog-demo-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_mariadb_to_postgresql(public: Path) -> None:
+    told = run("mariadb_demo.py", str(public / "demo"), "--events=400", "--cross=60", "--table-size=100")
+    assert "source and target are equal" in told
+    assert "no transaction was applied twice" in told
+
+
+def test_mariadb_with_one_schema(public: Path) -> None:
+    """One schema is one shard: correct, if not parallel."""
+    arguments = ("--schemas=1", "--events=400", "--cross=60", "--table-size=100")
+    told = run("mariadb_demo.py", str(public / "demo"), *arguments)
+    assert "source and target are equal" in told
+    assert "no transaction was applied twice" in told
