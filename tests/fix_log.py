@@ -119,7 +119,7 @@ def forget_positions(disk: SimDisk) -> None:
 
 def after_kill(disk: SimDisk) -> SimDisk:
     """Return the disk as a process finds it after kill -9 of the writer: all that was written is there."""
-    disk._locks.clear()
+    disk.kill()
     return disk
 
 

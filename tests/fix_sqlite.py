@@ -33,11 +33,12 @@ def content(db: apsw.Connection) -> dict[str, list[Any]]:
     """Return every user table's rows, sorted, with storage classes and text as bytes."""
     tables: dict[str, list[Any]] = {}
     listed = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table'"
-    for (name,) in db.execute(listed).fetchall():
+    names: list[Any] = db.execute(listed).fetchall()
+    for (name,) in names:
         if name.startswith(("sqlite_", "_tranlog_")):
             continue
-        columns = [column for (column,) in db.execute("SELECT name FROM pragma_table_xinfo(?)", (name,)).fetchall()]
-        parts = [f"typeof({quoted(c)}), CAST({quoted(c)} AS BLOB)" for c in columns]
+        columns: list[Any] = db.execute("SELECT name FROM pragma_table_xinfo(?)", (name,)).fetchall()
+        parts = [f"typeof({quoted(c)}), CAST({quoted(c)} AS BLOB)" for (c,) in columns]
         rows = db.execute(f"SELECT {', '.join(parts)} FROM {quoted(name)}").fetchall()
         tables[name] = sorted(rows, key=repr)
     return tables
@@ -55,9 +56,10 @@ class Replica:
     def follow(self, db: apsw.Connection) -> int:
         """Apply what the outbox of `db` holds beyond what was seen; return how many transactions that were."""
         before = self.transactions
-        rows = db.execute("SELECT id, last, payload FROM _tranlog_outbox WHERE id > ? ORDER BY id", (self.seen,))
+        asked = "SELECT id, last, payload FROM _tranlog_outbox WHERE id > ? ORDER BY id"
+        rows: list[Any] = db.execute(asked, (self.seen,)).fetchall()
         last = 1
-        for number, last, payload in rows.fetchall():
+        for number, last, payload in rows:
             self.seen = number
             self.apply(decode(payload).changes)
             self.transactions += last

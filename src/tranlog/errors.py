@@ -244,7 +244,7 @@ class PositionLostError(SourceError):
     def __str__(self) -> str:
         return (
             f"the source cannot go on after event id {self.event_id!r}: {self.why}. Nothing was captured; take a new "
-            "copy of the target and start a new log after it (`tranlog reset`)"
+            "copy of the target and start a new log after it (`tranlog reset --forget-position`)"
         )
 
 
@@ -430,4 +430,5 @@ class ConfigError(TranlogError):
 
     def __str__(self) -> str:
         given = "" if self.value is None else f" = {self.value!r}"
-        return f"configuration: {self.option}{given}: {self.why}. Correct it and start again"
+        stop = "" if self.why.endswith("?") else "."
+        return f"configuration: {self.option}{given}: {self.why}{stop} Correct it and start again"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -62,7 +63,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place.db.close()
 
 
-def logged(path: str) -> list[tuple[str, list[object]]]:
+def logged(path: str) -> list[tuple[str, list[Any]]]:
     """Return each transaction's shard and the values of `a` that it inserted, without the no-ops."""
     with LogReader.open(path) as reader, reader.cursor() as cursor:
         found = []

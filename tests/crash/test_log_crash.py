@@ -187,20 +187,20 @@ def calls_of(seed: int, steps: int) -> int:
 
 
 def run_once(seed: int, cut: int, fate: int, steps: int) -> None:
-    """Cut the workload at call `cut`; cut the reopening after it too; then it must hold."""
+    """Cut the workload at call `cut`, then the reopening after it, by a kill or a loss of power; then it must hold."""
     disk = SimDisk()
     ledger = Ledger()
     disk.cut_at = cut
     with contextlib.suppress(PowerCut):
         work(disk, ledger, seed, steps)
     rng = random.Random(seed * 1_000_003 + cut * 101 + fate)
-    disk = disk.after_crash(rng)
+    disk = end(disk, rng)
     for _ in range(rng.randrange(3)):
         look(disk, ledger)
-        disk.cut_at = rng.randrange(1, 16)
+        disk.cut_at = disk.calls + rng.randrange(1, 20)
         with contextlib.suppress(PowerCut):
-            open_log(disk, ledger, seed, ManualClock())
-        disk = disk.after_crash(rng)
+            append(open_log(disk, ledger, seed, ManualClock()), ledger, "between", 2, rng)
+        disk = end(disk, rng)
     look(disk, ledger)
     log = open_log(disk, ledger, seed, ManualClock())
     assert log.epoch == max(ledger.epochs)
@@ -215,15 +215,23 @@ def run_once(seed: int, cut: int, fate: int, steps: int) -> None:
     log.close()
 
 
+def end(disk: SimDisk, rng: random.Random) -> SimDisk:
+    """End the process, and mostly the machine with it."""
+    if rng.random() < 0.3:
+        disk.kill()
+        return disk
+    return disk.after_crash(rng)
+
+
 STEPS = 40
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_cut_at_a_sample_of_calls_loses_nothing(seed: int) -> None:
     """log-format.md, "Ends of a log"; conventions.md, tier crash, the short form."""
     total = calls_of(seed, STEPS)
     assert total > 100
-    for cut in range(1 + seed, total + 2, 5):
+    for cut in range(1 + seed, total + 2, 4):
         with replayable(seed, cut, 0, STEPS):
             run_once(seed, cut, 0, STEPS)
 

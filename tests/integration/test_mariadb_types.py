@@ -62,7 +62,8 @@ BYTES = """CREATE TABLE bytes (
     g VARBINARY(500), h BLOB COMPRESSED, i BINARY(16), j BINARY(4))"""
 SPECIAL = """CREATE TABLE special (
     id INT PRIMARY KEY, a ENUM('x','y''z','é','q\\\\r','') CHARACTER SET latin1,
-    b SET('p','q','ü') CHARACTER SET utf8mb3, c ENUM('日','本'), d UUID, e INET6, f INET4, g GEOMETRY, h POINT, i POLYGON, j GEOMETRYCOLLECTION,
+    b SET('p','q','ü') CHARACTER SET utf8mb3, c ENUM('日','本'), d UUID, e INET6, f INET4, g GEOMETRY,
+    h POINT, i POLYGON, j GEOMETRYCOLLECTION,
     k INT AS (id * 2) VIRTUAL, l INT AS (id * 3) STORED, m INT INVISIBLE DEFAULT 7,
     n SET('01','02','03','04','05','06','07','08','09','10','11','12','13','14','15','16','17','18','19','20',
           '21','22','23','24','25','26','27','28','29','30','31','32','33','34','35','36','37','38','39','40',
@@ -310,7 +311,8 @@ def test_unsigned_float_and_invisible_columns_are_described(
         mariadb_database,
         "CREATE TABLE parent (a INT, b VARCHAR(20), PRIMARY KEY (b, a))",
         "CREATE TABLE child (id BIGINT UNSIGNED NOT NULL PRIMARY KEY, f FLOAT UNSIGNED, "
-        "d DECIMAL(5,1) UNSIGNED NOT NULL, x INT, y VARCHAR(20) CHARACTER SET latin1 COLLATE latin1_bin, z VARCHAR(20), UNIQUE KEY one (x, d), "
+        "d DECIMAL(5,1) UNSIGNED NOT NULL, x INT, y VARCHAR(20) CHARACTER SET latin1 COLLATE latin1_bin, "
+        "z VARCHAR(20), UNIQUE KEY one (x, d), "
         "UNIQUE KEY part (y(3)), CONSTRAINT up FOREIGN KEY (z, x) REFERENCES parent (b, a))",
         "CREATE TABLE prefixed (t TEXT, n INT, PRIMARY KEY (t(5), n))",
     )

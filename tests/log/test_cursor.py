@@ -285,6 +285,21 @@ def test_waiting_in_the_process_wakes_at_once() -> None:
         assert [one[0] for one in got] == list(range(1, 21))
 
 
+def test_waiting_for_what_is_committed_wakes_by_the_sync() -> None:
+    disk = SimDisk()
+    with Log.open(PATH, source_id="db1", disk=disk) as log, log.cursor(committed_only=True) as cursor:
+        assert seqnos(cursor) == [0]
+        log.append(make_fragment())
+        log.commit(sync=False)
+        assert cursor.next(0.001) is None
+        syncing = threading.Timer(0.01, log.commit)
+        syncing.start()
+        began = time.monotonic()
+        assert cursor.next(60.0) is not None
+        assert time.monotonic() - began < 30
+        syncing.join()
+
+
 def test_waiting_ends_with_its_time() -> None:
     """D: testReadTimeout, LogFileTest.testReadEmpty1."""
     disk = SimDisk()
@@ -486,6 +501,23 @@ def test_a_segment_that_belongs_elsewhere_is_damage() -> None:
         for wrong in (prev_seqno - 1, prev_seqno + 1):
             disk.set_content(segment_path(3), encode_header(wrong) + raw[16:])
             with open_reader(disk) as reader, reader.cursor() as cursor:
+                with pytest.raises(CorruptRecordError, match="prev_seqno") as caught:
+                    seqnos(cursor)
+                assert (caught.value.segment, caught.value.offset) == ("thl.data.0000000003", 0)
+
+
+def test_a_segment_that_lost_its_last_record_is_damage() -> None:
+    """The next segment begins behind a hole: whoever wants what was there is not given what follows."""
+    disk = SimDisk()
+    with open_log(disk, segment_bytes=1_000) as log:
+        fill(log, 40)
+        raw = disk.content(segment_path(2))
+        starts = record_starts(disk, 2)
+        disk.set_content(segment_path(2), raw[: starts[-2]] + raw[starts[-1] :])
+        lost = log.segments()[1].last_seqno
+        for start in (lost, lost - 1):
+            with open_reader(disk) as reader, reader.cursor() as cursor:
+                cursor.seek(Seqno(start))
                 with pytest.raises(CorruptRecordError, match="prev_seqno") as caught:
                     seqnos(cursor)
                 assert (caught.value.segment, caught.value.offset) == ("thl.data.0000000003", 0)

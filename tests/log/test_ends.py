@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+
 import pytest
 
 from fix_log import (
@@ -22,7 +25,7 @@ from tranlog.errors import (
     CorruptRecordError,
 )
 from tranlog.ids import Seqno, lsn
-from tranlog.testing.disk import SimDisk
+from tranlog.testing.disk import PowerCut, SimDisk
 
 
 def crashed(*, synced: int = 3, unsynced: int = 3) -> tuple[SimDisk, list[int]]:
@@ -253,3 +256,21 @@ def test_a_log_that_ends_before_what_was_synced_says_so(caplog: pytest.LogCaptur
         assert log.recovered.missing_seqno == 30
         assert "ends before what its last writer had synced" in caplog.text
         assert log.epoch == 2
+
+
+def test_a_reopening_that_is_cut_off_proves_nothing_it_has_not_synced() -> None:
+    """A killed writer left unsynced records. Its successor's first sync record claims them: only after a sync."""
+    for cut in range(1, 14):
+        for seed in range(12):
+            disk = SimDisk()
+            log = open_log(disk)
+            fill(log, 2)
+            for number in range(2, 6):
+                log.append(make_fragment(f"e{number}", bytes(700)))
+            log.commit(sync=False)
+            disk.kill()
+            disk.cut_at = disk.calls + cut
+            with contextlib.suppress(PowerCut):
+                open_log(disk)
+            with open_log(disk.after_crash(random.Random(seed))) as log:
+                assert [one[1] for one in contents(log)][:2] == ["e0", "e1"], f"cut {cut}, seed {seed}"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from fix_log import PATH, contents, fill, make_fragment, open_log, read_all, segment_names
-from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError
+from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, LogLockedError
 from tranlog.log.log import Log
 from tranlog.testing.disk import SimDisk
 
@@ -182,25 +182,28 @@ def test_an_abandoned_transaction_under_a_running_sync_proves_nothing() -> None:
     """The sync covered bytes that were cut meanwhile: what is written in their place is not durable yet."""
     disk = SimDisk()
     log = open_log(disk, buffer_bytes=1)
-    gate = Gate(disk)
     log.append(make_fragment("first"))
     end = len(disk.content("/log/thl.data.0000000001"))
     log.append(make_fragment("open", bytes(1_000), last=False))
+    running, go_on = threading.Event(), threading.Event()
+
+    def hold_the_first(path: str) -> None:
+        if not running.is_set():
+            running.set()
+            assert go_on.wait(60)
+
+    disk.before_sync = hold_the_first
     leader = threading.Thread(target=log.commit)
     leader.start()
-    gate.await_reached()
-    gate.let(1)  # for the sync of the cut itself, whichever of the two comes first
-    abandoning = threading.Thread(target=log.abandon_open)
-    abandoning.start()
-    gate.let(1)
-    abandoning.join(60)
+    assert running.wait(60)
+    log.abandon_open()
+    log.append(make_fragment("second", bytes(2_000)))
+    go_on.set()
     leader.join(60)
-    assert log._durable_end <= end
-    gate.let(10)
-    log.append(make_fragment("second"))
+    assert log._durable_end == end
+    assert log.durable_seqno == 1
     log.commit()
     log.close()
-    disk.before_sync = None
     with open_log(disk) as log:
         assert [one[1] for one in contents(log)] == ["first", "second"]
 
@@ -303,3 +306,31 @@ def test_closing_waits_for_a_running_sync_and_ends_those_who_wait() -> None:
     disk.before_sync = None
     with open_log(disk) as log:
         assert contents(log) == []
+
+
+def test_a_lock_that_is_lost_under_a_running_sync_is_told_and_nothing_is_published() -> None:
+    disk = SimDisk()
+    log = open_log(disk)
+    gate = Gate(disk)
+    log.append(make_fragment("first"))
+    told: list[LogError] = []
+
+    def commit() -> None:
+        try:
+            log.commit()
+        except LogError as exc:
+            told.append(exc)
+
+    leader = threading.Thread(target=commit)
+    leader.start()
+    gate.await_reached()
+    disk.unlink(f"{PATH}/disklog.lck")
+    log.append(make_fragment("second"))
+    with pytest.raises(LogLockedError):
+        log.commit(sync=False)
+    before = disk.content(f"{PATH}/positions")
+    gate.let(10)
+    leader.join(60)
+    assert [type(one) for one in told] == [LogClosedError]
+    log.close()
+    assert disk.content(f"{PATH}/positions") == before

@@ -49,6 +49,20 @@ def test_places_closer_than_the_stride_are_not_kept() -> None:
     assert index.locate(Seqno(5)) == Place(Seqno(0), lsn(1, 16))
 
 
+def test_places_may_be_learned_in_any_order() -> None:
+    """A reader knows the end of the log before it knows the middle."""
+    places = [(n * 10, lsn(1, 16 + n * STRIDE_BYTES)) for n in range(1, 40)]
+    for seed in range(10):
+        index = index_of(-1)
+        index.note(Seqno(500), lsn(1, 16 + 50 * STRIDE_BYTES))
+        for seqno, position in random.Random(seed).sample(places, len(places)):
+            index.note(Seqno(seqno), position)
+            index.note(Seqno(seqno + 1), position + 100)  # type: ignore[arg-type]
+            index.note(Seqno(seqno - 1), position - 100)  # type: ignore[arg-type]
+        for seqno, position in places:
+            assert index.locate(Seqno(seqno + 5)) == Place(Seqno(seqno), position), f"seed {seed}"
+
+
 def test_two_segments_with_one_start_lead_to_the_later() -> None:
     """A segment without a transaction in front of another one."""
     index = index_of(-1, 9, 9)

@@ -434,6 +434,17 @@ def test_abandoned_fragments_leave_no_trace() -> None:
             assert [one[1] for one in contents(log)] == ["e0", "e1", "e2", "kept"]
 
 
+def test_a_cut_is_synced_before_anything_stands_behind_it() -> None:
+    """Else a loss of power could bring back what was cut, behind records that took its place."""
+    disk = SimDisk()
+    with open_log(disk, buffer_bytes=1) as log:
+        log.append(make_fragment("gone", last=False))
+        counts = dict(disk.counts)
+        log.abandon_open()
+        assert disk.counts["truncate"] == counts.get("truncate", 0) + 1
+        assert disk.counts["sync"] == counts["sync"] + 1
+
+
 def test_an_abandoned_transaction_that_a_sync_covered_is_cut_below_it() -> None:
     disk = SimDisk()
     log = open_log(disk)

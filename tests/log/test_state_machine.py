@@ -83,8 +83,11 @@ class LogAgainstList(RuleBasedStateMachine):
 
     def rotated(self) -> None:
         """Before a first fragment a full segment is closed: what is complete is then durable and visible."""
-        if self.log._flushed_end + len(self.log._pending) >= self.options.segment_bytes:
+        if self.is_full():
             self.visible = self.durable = len(self.entries)
+
+    def is_full(self) -> bool:
+        return self.log._flushed_end + len(self.log._pending) >= self.options.segment_bytes
 
     @rule(size=st.integers(0, 800))
     def leave_open(self, size: int) -> None:
@@ -109,18 +112,22 @@ class LogAgainstList(RuleBasedStateMachine):
     @rule(room=st.integers(0, 500))
     def fill_the_disk(self, room: int) -> None:
         self.disk.room = room
-        self.rotated()
+        number = len(self.entries)
+        rotates = not self.open_parts and self.is_full()
+        self.open_parts.append(b"x" * 700)
         try:
-            number = len(self.entries)
-            self.open_parts.append(b"x" * 700)
             self.log.append(make_fragment(f"e{number}", self.open_parts[-1]))
-            self.entries.append((f"e{number}", b"".join(self.open_parts)))
+            if rotates:
+                self.visible = self.durable = number
             self.log.commit(sync=False)
+            self.entries.append((f"e{number}", b"".join(self.open_parts)))
             self.visible = len(self.entries)
         except DiskFullError:
-            self.visible = max(self.visible, self.log.visible_seqno + 1)
+            # Everything since the last commit, or since a rotation that still worked, is refused.
+            assert self.visible <= self.log.visible_seqno + 1 <= number
+            assert self.log.visible_seqno + 1 in ((self.visible, number) if rotates else (self.visible,))
+            self.visible = self.log.visible_seqno + 1
             self.durable = max(self.durable, self.log.durable_seqno + 1)
-            assert self.log.last_seqno == self.visible - 1
             del self.entries[self.visible :]
         self.open_parts = []
         self.disk.room = None
@@ -134,8 +141,7 @@ class LogAgainstList(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         """The process ends here; what it has written stays, what it has not is gone."""
-        kept = len(self.entries)
-        self.disk._locks.clear()
+        self.disk.kill()
         with open_reader(self.disk) as reader:
             assert reader.range().last_seqno == self.visible - 1
         self.log = Log.open(PATH, source_id="db1", options=self.options, disk=self.disk, clock=self.clock)

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -89,9 +90,9 @@ def test_transactions_come_whole_in_order_and_once(place: Place) -> None:
     first = fragments[0]
     assert (first.source_id, first.shard_id, first.tables, first.last) == ("shop", "main.t", (("main", "t"),), True)
     assert decode(first.payload).metadata == (("dbms_type", "sqlite"),)
-    uuid, number = first.event_id.split(":")
+    uuid, outbox_id = first.event_id.split(":")
     assert uuid == place.db.uuid
-    assert place.db.execute("SELECT min(id) FROM _tranlog_outbox").fetchone() == (int(number),)
+    assert place.db.execute("SELECT min(id) FROM _tranlog_outbox").fetchone() == (int(outbox_id),)
 
 
 def test_more_than_a_page_of_transactions(place: Place) -> None:
@@ -285,7 +286,7 @@ def write_for_shards(db: Connection) -> None:
         ),
     ],
 )
-def test_the_rule_decides_at_capture(place: Place, options: dict[str, object], expected: list[str]) -> None:
+def test_the_rule_decides_at_capture(place: Place, options: dict[str, Any], expected: list[str]) -> None:
     write_for_shards(place.db)
     assert shards(list(place.started(**options).read(0))) == expected
 

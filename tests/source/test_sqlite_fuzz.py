@@ -266,8 +266,10 @@ class Fuzz:
         self.replica.follow(self.source)
 
     def close(self) -> None:
-        for db in (*self.connections, self.source, self.replica.db):
+        for db in self.connections:
             db.close()
+        self.source.close()
+        self.replica.db.close()
 
 
 def run_fuzz(seed: int, path: Path, statements: int) -> Fuzz:

@@ -20,7 +20,7 @@ import pytest
 
 from fix_sqlite import Replica, content
 from tranlog.change import Change, Op, RowChange, Statement
-from tranlog.errors import SourceSetupError, UnsupportedTypeError
+from tranlog.errors import SourceError, SourceSetupError, UnsupportedTypeError
 from tranlog.payload import Payload, decode
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.sqlite import Connection, connect, install
@@ -50,9 +50,9 @@ class Captured:
         return found
 
     def payloads(self) -> Iterator[tuple[Payload, bool]]:
-        for number, last, payload in self.raw.execute(
-            "SELECT id, last, payload FROM _tranlog_outbox WHERE id > ? ORDER BY id", (self.seen,)
-        ).fetchall():
+        asked = "SELECT id, last, payload FROM _tranlog_outbox WHERE id > ? ORDER BY id"
+        rows: list[Any] = self.raw.execute(asked, (self.seen,)).fetchall()
+        for number, last, payload in rows:
             self.seen = number
             yield decode(payload), bool(last)
 
@@ -549,6 +549,43 @@ def test_a_null_in_a_key_makes_that_row_keyless(captured: Captured) -> None:
     assert content(replica.db) == content(captured.raw)
 
 
+def test_rowids_under_other_names(captured: Captured) -> None:
+    """A failed statement's rows are looked for by rowid, whatever the columns are called."""
+    db = captured.db
+    db.execute("CREATE TABLE a(rowid TEXT, _rowid_, oid INTEGER PRIMARY KEY, v UNIQUE)")
+    db.execute("CREATE TABLE b(rowid TEXT UNIQUE, v CHECK(v < 3))")
+    db.execute("CREATE TABLE d(id INTEGER PRIMARY KEY DESC, v UNIQUE)")
+    for sql in (
+        "INSERT OR FAIL INTO a VALUES('x', 'y', 5, 1), ('x', 'y', 6, 1)",
+        "INSERT INTO a VALUES('x', 'y', 7, 3), ('x', 'y', 8, 3)",
+        "INSERT OR FAIL INTO b VALUES('x', 1), ('y', 2), ('x', 1)",
+        "INSERT INTO b VALUES('z', 1), ('zz', 7)",
+        "INSERT OR FAIL INTO d VALUES(NULL, 1), (5, 2), (6, 2)",
+    ):
+        with pytest.raises(apsw.ConstraintError):
+            db.execute(sql)
+    assert captured.transactions()[3:] == [
+        [("+", "a", ("x", "y", 5, 1))],
+        [("+", "b", ("x", 1)), ("+", "b", ("y", 2))],
+        [("+", "d", (None, 1)), ("+", "d", (5, 2))],
+    ]
+
+
+def test_a_row_that_cannot_be_looked_for_rolls_back(captured: Captured) -> None:
+    """Every name of the rowid is taken: after a failed statement nobody can tell, and so nothing commits."""
+    db = captured.db
+    db.execute("CREATE TABLE a(rowid, _rowid_, oid, v UNIQUE)")
+    captured.transactions()
+    db.execute("INSERT INTO a VALUES(1, 2, 3, 4)")
+    db.execute("BEGIN")
+    db.execute("INSERT INTO u VALUES(1, 1)")
+    with pytest.raises(SourceError, match="cannot tell") as caught:
+        db.execute("INSERT INTO a VALUES(1, 2, 3, 5), (1, 2, 3, 4)")
+    assert isinstance(caught.value.__cause__, apsw.ConstraintError)
+    assert not db.in_transaction
+    assert captured.transactions() == [[("+", "a", (1, 2, 3, 4))]]
+
+
 def test_defaults_of_a_column_added_later(captured: Captured) -> None:
     """SQLite reports the REAL default of a row that is older than its column as an integer."""
     db = captured.db
@@ -863,7 +900,9 @@ def test_a_large_transaction_comes_in_fragments(tmp_path: Path) -> None:
     db.execute("ROLLBACK")
     db.execute("UPDATE a SET v = 'one statement'")
     raw = apsw.Connection(str(tmp_path / "large.db"))
-    rows = raw.execute("SELECT last, shard, tables, length(payload) FROM _tranlog_outbox ORDER BY id").fetchall()
+    rows: list[Any] = raw.execute(
+        "SELECT last, shard, tables, length(payload) FROM _tranlog_outbox ORDER BY id"
+    ).fetchall()
     replica = Replica()
     assert replica.follow(raw) == 5
     assert content(replica.db) == content(raw)
@@ -898,6 +937,34 @@ def test_two_writer_processes(captured: Captured) -> None:
     assert len(transactions) == 120
     # in commit order: each update goes on from the one before
     assert [t[1] for t in transactions] == [("~", "u", (0, n), (0, n + 1)) for n in range(120)]
+
+
+def test_a_busy_writer_leaves_others_their_turn(captured: Captured) -> None:
+    """SQLite's own way of waiting sleeps through the moments in which the lock is free."""
+    busy = subprocess.Popen([sys.executable, "-c", WRITER, captured.path, "busy", "1000000"])
+    try:
+        while captured.rows("SELECT count(*) FROM t") == [(0,)]:
+            assert busy.poll() is None
+        captured.db.set_busy_timeout(30_000)
+        for number in range(20):
+            captured.db.execute("INSERT INTO t(a, b) VALUES('mine', ?)", (number,))
+        assert busy.poll() is None
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def test_the_busy_timeout_ends_waiting(captured: Captured) -> None:
+    other = connect(captured.path, busy_timeout_s=0.01)
+    captured.db.execute("BEGIN IMMEDIATE")
+    with pytest.raises(apsw.BusyError):
+        other.execute("INSERT INTO u VALUES(1, 1)")
+    other.set_busy_timeout(0)
+    with pytest.raises(apsw.BusyError):
+        other.execute("BEGIN IMMEDIATE")
+    captured.db.rollback()
+    other.execute("INSERT INTO u VALUES(1, 1)")
+    other.close()
 
 
 def test_connections_that_prepare_the_same_database_at_once(tmp_path: Path) -> None:

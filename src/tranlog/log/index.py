@@ -86,13 +86,16 @@ class SeqnoIndex:
         return None
 
     def note(self, seqno: Seqno, position: Lsn) -> None:
-        """Learn where a transaction begins. Kept if it lies far enough behind what is known of its segment."""
+        """Learn where a transaction begins, in any order. Kept if it lies far enough from what is known."""
         number, offset = lsn_segment(position), lsn_offset(position)
         for bucket in reversed(self._buckets):
             if bucket.number == number:
-                if offset - (bucket.offsets[-1] if bucket.offsets else self._first_offset) >= STRIDE_BYTES:
-                    bucket.seqnos.append(seqno)
-                    bucket.offsets.append(offset)
+                offsets = bucket.offsets
+                at = bisect_right(offsets, offset)
+                before = offsets[at - 1] if at else self._first_offset
+                if offset - before >= STRIDE_BYTES and (at == len(offsets) or offsets[at] - offset >= STRIDE_BYTES):
+                    bucket.seqnos.insert(at, seqno)
+                    offsets.insert(at, offset)
                 return
 
     def locate(self, seqno: Seqno) -> Place | None:

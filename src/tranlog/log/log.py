@@ -11,6 +11,7 @@ Source: seeds/thl-internals; design/log-format.md; design/performance.md, "One l
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -471,6 +472,8 @@ class Log:
             self._changed.notify_all()
         if failure is not None:
             raise self._stop_for(failure, "sync") from failure
+        if self._stopped is not None:
+            self._check(get_ident())  # stopped meanwhile: the positions file may be another writer's already
         self._syncs += 1
         self._durable = max(self._durable, covered)
         self._durable_end = self._sync_end
@@ -514,10 +517,9 @@ class Log:
         if self._fragno:
             self._appenders.add(self._owner)
         self._write_positions()
-        self._grown.notify_all()
 
     def _write_positions(self, *, look: bool = False) -> None:
-        """Publish; with `look`, see first whether the file is still where readers look for it."""
+        """Tell readers, here and elsewhere; with `look`, see first whether the file is still where they look for it."""
         assert self._positions is not None
         try:
             if look:
@@ -536,6 +538,7 @@ class Log:
             )
         except OSError as exc:
             raise self._stop_for(exc, "write") from exc
+        self._grown.notify_all()
 
     # --- refusing and stopping -----------------------------------------------------------------------
 
@@ -763,6 +766,8 @@ class Log:
             self._file.sync()
         except OSError as exc:
             # Everything is durable; only the next open has more to look at.
+            with contextlib.suppress(OSError):
+                self._file.truncate(end)
             logger.warning("The mark of a clean close could not be written. path=%s why=%s", self._path, exc)
 
     def _let_go(self) -> None:

@@ -10,6 +10,7 @@ Source: design/log-format.md, "Ends of a log", "on open for writing".
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -86,7 +87,6 @@ def make_directory(path: str, disk: Disk) -> None:
     if not disk.exists(parent):
         raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
     disk.make_dir(path)
-    disk.sync_dir(parent)
 
 
 def take_lock(path: str, disk: Disk) -> DiskLock:
@@ -151,6 +151,8 @@ def open_newest(path: str, disk: Disk, segments: Segments, *, start_after: Gtid 
             if start_after is not None:
                 last = start_after.seqno
                 epoch = max(epoch, start_after.epoch)
+            with contextlib.suppress(PermissionError):  # who may not list the parent did not create the directory
+                disk.sync_dir(posixpath.dirname(path) or ".")
             file = create_segment(path, disk, decided.number, last)
             segments.adopt(decided.number, last)
             return OpenedSegment(
@@ -195,6 +197,8 @@ def _continue(
         kept_in = _cut(path, disk, file, decided)
         _write_again(file, max(decided.proven, HEADER.size), end)
         file.sync()
+        # A writer that was killed may have left a segment whose name is not durable yet.
+        disk.sync_dir(path)
         segments.drop_end(lsn(number, end))
         if decided.next_segment is not None:
             following = create_segment(path, disk, decided.next_segment, decided.last_seqno)

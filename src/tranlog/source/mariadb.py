@@ -14,7 +14,6 @@ import errno
 import logging
 import struct
 import tempfile
-import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -61,6 +60,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_FIRST_S: Final = 0.1
 _RETRY_LONGEST_S: Final = 2.0
+_PAUSE_SLICE_S: Final = 0.1
 _LAYOUTS_MAX: Final = 20_000
 _ANNOTATIONS_MAX: Final = 100
 _EVENT_LENGTH: Final = struct.Struct("<I")
@@ -123,8 +123,7 @@ class MariadbSource:
         self._packer = TransactionPacker(
             source_id=options.source_id, rule=options.shard_rule, fragment_bytes=options.fragment_bytes
         )
-        self._stopping = threading.Event()
-        self._stream_changes = threading.Lock()  # guards _stream against `stop`
+        self._stopping = False  # plain, since a signal handler may set it
         self._stream: BinlogStream | None = None
         self._assembler: GroupAssembler | None = None
         self._events: deque[bytes] = deque()
@@ -156,7 +155,7 @@ class MariadbSource:
         PositionLostError; then nothing was read.
         """
         self._disconnect()
-        self._stopping.clear()
+        self._stopping = False
         self._failure = None
         self._lost_at = None
         self._forget_tables()
@@ -179,10 +178,9 @@ class MariadbSource:
         self._know_keys()
         self._charsets, self._collations = self._catalog.collations()
         stream = BinlogStream(self.options, self._position)
-        with self._stream_changes:
-            self._stream = stream
-            if self._stopping.is_set():
-                stream.interrupt()
+        self._stream = stream
+        if self._stopping:  # `stop` sets this first, then looks for the stream
+            stream.interrupt()
         self._assembler = GroupAssembler(
             self._position,
             new_store=lambda: _WaitingEvents(self.options.memory_bytes, self.options.spool_directory),
@@ -192,8 +190,7 @@ class MariadbSource:
         self._retry_s = _RETRY_FIRST_S
 
     def _disconnect(self) -> None:
-        with self._stream_changes:
-            stream, self._stream = self._stream, None
+        stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
         self._control.close()
@@ -213,11 +210,14 @@ class MariadbSource:
         self._released = event_id
 
     def stop(self) -> None:
-        """Make a waiting `read` end soon, and later ones at once, until the next `start`. From any thread."""
-        self._stopping.set()
-        with self._stream_changes:
-            if self._stream is not None:
-                self._stream.interrupt()
+        """Make a waiting `read` end soon, and later ones at once, until the next `start`.
+
+        From any thread, and from a signal handler.
+        """
+        self._stopping = True
+        stream = self._stream
+        if stream is not None:
+            stream.interrupt()
 
     def close(self) -> None:
         """Free connections and temporary files; closing twice is harmless."""
@@ -257,11 +257,19 @@ class MariadbSource:
                 group = self._next_group(0.0 if handed else deadline - self._clock.monotonic())
                 if group is None:
                     break
-                for fragment in self._fragments(group):
-                    handed += len(fragment.payload) + 1
-                    if fragment.last:
-                        self._done(group, told=True)
-                    yield fragment
+                begun = False
+                try:
+                    for fragment in self._fragments(group):
+                        handed += len(fragment.payload) + 1
+                        if fragment.last:
+                            self._done(group, told=True)
+                        begun = True
+                        yield fragment
+                except SourceUnavailableError as exc:  # a question to the catalog found nobody
+                    if begun:
+                        raise
+                    self._lose(exc)
+                    continue
                 if self._pending is group:
                     self._done(group, told=False)
                     if self._is_time_to_tell():
@@ -269,9 +277,14 @@ class MariadbSource:
                         handed += 1
             if self._is_time_to_tell():
                 yield self._position_fragment()
-        except (SourceError, DiskFullError, DiskFailedError) as exc:
-            if isinstance(exc, SourceError) and not isinstance(exc, SourceUnavailableError):
-                self._failure = exc
+        except SourceUnavailableError:
+            raise
+        except SourceError as exc:
+            self._failure = exc
+            raise
+        except (DiskFullError, DiskFailedError):
+            # Events of a waiting transaction are lost: the next read fetches it anew.
+            self._disconnect()
             raise
 
     def _done(self, group: EventGroup, *, told: bool) -> None:
@@ -317,7 +330,7 @@ class MariadbSource:
                 if group is not None:
                     self._pending = group
                     return group
-            if self._stopping.is_set():
+            if self._stopping:
                 return None
             left = max(0.0, deadline - self._clock.monotonic())
             if self._stream is None:
@@ -344,7 +357,7 @@ class MariadbSource:
     def _reconnect(self, wait_s: float) -> bool:
         """Try to connect until it works or `wait_s` is over. Raises what `start` raises, the server's absence late."""
         deadline = self._clock.monotonic() + wait_s
-        while not self._stopping.is_set():
+        while not self._stopping:
             try:
                 self._forget_tables()  # the server may have come back with other tables
                 self._connect()
@@ -355,7 +368,7 @@ class MariadbSource:
                 if now - self._lost_at >= self.options.reconnect_s:
                     raise
                 self._control.close()
-                self._stopping.wait(min(self._retry_s, max(0.0, deadline - now)))
+                self._pause(min(self._retry_s, max(0.0, deadline - now)))
                 self._retry_s = min(self._retry_s * 2, _RETRY_LONGEST_S)
                 if self._clock.monotonic() >= deadline:
                     return False
@@ -366,6 +379,11 @@ class MariadbSource:
                 )
                 return True
         return False
+
+    def _pause(self, seconds: float) -> None:
+        end = self._clock.monotonic() + seconds
+        while not self._stopping and (left := end - self._clock.monotonic()) > 0:
+            self._clock.sleep(min(left, _PAUSE_SLICE_S))
 
     def _damaged(self, error: EventFormatError) -> UnsupportedEventError:
         assembler = self._assembler

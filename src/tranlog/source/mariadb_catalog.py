@@ -39,6 +39,8 @@ _WANTED: Final = (
     ("binlog_row_metadata", "FULL"),
     ("log_bin_compress", "OFF"),
 )
+_FILE_START: Final = 4
+"""Every binlog file begins with four bytes that are no event."""
 _CHANGES_OTHER_ROWS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
 
 
@@ -118,19 +120,23 @@ class Catalog:
         start = parse_start(text)
         match start:
             case StartNow():
-                # Without a file: between two questions the server may have gone on.
-                return BinlogPosition(gtids=parse_gtids(self._control.rows("SELECT @@global.gtid_binlog_pos")[0][0]))
+                return self._now()
             case StartEarliest():
-                files = self._files()
-                if not files:
-                    raise SourceSetupError(why=f"{self._options.where} has no binlog file", remedy="Check its log_bin")
-                return self._at_file(files[0][0], 4, text)
+                return self._at_file(self._files()[0][0], _FILE_START, text)
             case StartAtGtids():
                 position = BinlogPosition(gtids=start.gtids)
                 self.check_position(position)
                 return position
             case StartAtFile():
                 return self._at_file(start.file, start.offset, text)
+
+    def _now(self) -> BinlogPosition:
+        gtids = parse_gtids(self._control.rows("SELECT @@global.gtid_binlog_pos")[0][0])
+        if gtids:
+            # Without a file: between two questions the server may have gone on.
+            return BinlogPosition(gtids=gtids)
+        # A server that has written no transaction yet: the start of its file, so that the event id is not empty.
+        return BinlogPosition(file=self._files()[-1][0], offset=_FILE_START)
 
     def _at_file(self, file: str, offset: int, text: str) -> BinlogPosition:
         gtids = self._control.rows("SELECT BINLOG_GTID_POS(%s, %s)", (file, offset))[0][0]
@@ -142,7 +148,11 @@ class Catalog:
         return BinlogPosition(gtids=parse_gtids(gtids), file=file, offset=offset)
 
     def _files(self) -> list[tuple[str, int]]:
-        return [(str(row[0]), int(row[1])) for row in self._control.rows("SHOW BINARY LOGS")]
+        """Return the binlog's files and their sizes, the oldest first; there is at least one."""
+        files = [(str(row[0]), int(row[1])) for row in self._control.rows("SHOW BINARY LOGS")]
+        if not files:
+            raise SourceSetupError(why=f"{self._options.where} has no binlog file", remedy="Check its log_bin")
+        return files
 
     def check_position(self, position: BinlogPosition) -> None:
         """Refuse a position that this server never had or has lost. Raises PositionLostError.

@@ -37,6 +37,7 @@ from tranlog.errors import (
     SourceUnavailableError,
 )
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind, ShardTally
+from tranlog.source.sqlite_opening import install, open_database
 from tranlog.source.sqlite_schema import (
     OUTBOX_TABLE,
     SCHEMA,
@@ -49,7 +50,7 @@ from tranlog.source.sqlite_schema import (
     schema_version,
     typed_row,
 )
-from tranlog.source.sqlite_writer import Connection, Cursor, connect, install, open_database
+from tranlog.source.sqlite_writer import Connection, Cursor, connect
 from tranlog.types import Value
 
 __all__ = ["Connection", "Cursor", "SqliteSource", "SqliteSourceOptions", "SqliteTables", "connect", "install"]
@@ -132,12 +133,11 @@ class SqliteSource:
                 why=f"there is no database at {path}",
                 remedy="Create it by writing through tranlog.source.sqlite.connect, or check the path",
             )
-        self._reader = reader = self._open()
+        self._reader = reader = self._open(self.options.busy_timeout_s)
         try:
             # Capture's own writes need not survive a loss of power: a restart skips what the log has.
-            self._writer = self._open()
+            self._writer = self._open(_RELEASE_WAIT_S)
             self._writer.execute("PRAGMA main.synchronous=NORMAL")
-            self._writer.set_busy_timeout(round(_RELEASE_WAIT_S * 1000))
             installed = read_installed(reader, path)
             if installed is None:
                 if event_id is not None:
@@ -163,9 +163,10 @@ class SqliteSource:
             raise
         self._stopped.clear()
 
-    def _open(self) -> apsw.Connection:
+    def _open(self, busy_timeout_s: float) -> apsw.Connection:
         try:
-            return open_database(self.options.path, busy_timeout_s=self.options.busy_timeout_s, create=False)
+            path = self.options.path
+            return open_database(path, busy_timeout_s=busy_timeout_s, clock=self._clock, create=False)[0]
         except apsw.Error as exc:
             raise SourceUnavailableError(where=self.options.path, why=str(exc)) from exc
 

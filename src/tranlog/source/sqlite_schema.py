@@ -165,7 +165,8 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool) -> TablePla
     rows = db.execute(
         'SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?, ?)', (name, SCHEMA)
     ).fetchall()
-    declared_keys = sum(1 for row in rows if row[3])
+    key_index = db.execute("SELECT 1 FROM pragma_index_list(?, ?) WHERE origin = 'pk'", (name, SCHEMA)).fetchone()
+    rowid_column = ""  # INTEGER PRIMARY KEY is the rowid itself, unless it says DESC: then it has an index
     for at, (column, declared, notnull, pk, hidden) in enumerate(rows):
         assert isinstance(column, str) and isinstance(declared, str) and isinstance(pk, int)
         every.add(fold(column))
@@ -176,7 +177,9 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool) -> TablePla
             reals.append(len(columns))
         if pk:
             keys.append((pk, len(columns)))
-        rowid_alias = bool(pk) and declared_keys == 1 and not without_rowid and fold(declared) == "integer"
+        rowid_alias = bool(pk) and not without_rowid and key_index is None
+        if rowid_alias:
+            rowid_column = quote(column)
         number[fold(column)] = len(columns)
         kept.append(at)
         columns.append(
@@ -210,9 +213,7 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool) -> TablePla
         key = [quote(columns[index].name) for index in primary_key]
         where = " AND ".join(f"{part} = ?{n} AND {part} COLLATE BINARY = ?{n}" for n, part in enumerate(key, start=1))
     else:
-        alias = next((word for word in ("rowid", "_rowid_", "oid") if word not in every), "")
-        if not alias and any(not columns[index].nullable and len(primary_key) == 1 for index in primary_key):
-            alias = quote(columns[primary_key[0]].name)
+        alias = next((word for word in ("rowid", "_rowid_", "oid") if word not in every), rowid_column)
         where = f"{alias} = ?1" if alias else ""
     every_kept = len(kept) == len(rows)
     return TablePlan(

@@ -11,7 +11,6 @@ Source: design/sources.md, "SQLite, the embedded default".
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -24,6 +23,7 @@ from tranlog.errors import SourceSetupError
 from tranlog.payload import encode_row
 from tranlog.source.packer import FRAGMENT_BYTES
 from tranlog.source.sqlite_buffer import BufferedRow
+from tranlog.source.sqlite_opening import open_database
 from tranlog.source.sqlite_outbox import OutboxWriter
 from tranlog.source.sqlite_recorder import RowRecorder
 from tranlog.source.sqlite_schema import (
@@ -37,7 +37,6 @@ from tranlog.source.sqlite_schema import (
     quote,
     read_installed,
     read_schema,
-    register_guard,
     schema_version,
     typed_row,
 )
@@ -72,62 +71,6 @@ def connect(
     return Connection(os.fspath(path), busy_timeout_s=busy_timeout_s, fragment_bytes=fragment_bytes, clock=clock)
 
 
-def install(path: str | os.PathLike[str]) -> str:
-    """Prepare a database for capture and return its uuid; adopt tables that a foreign program has made.
-
-    Rows that such a table holds by now are taken for known to the target: copy them there first.
-    """
-    db = open_database(os.fspath(path), busy_timeout_s=10.0)
-    try:
-        with db:
-            install_in(db)
-        installed = read_installed(db, os.fspath(path))
-        assert installed is not None
-        return installed.uuid
-    finally:
-        db.close()
-
-
-def open_database(path: str, *, busy_timeout_s: float, create: bool = True) -> apsw.Connection:
-    """Open a plain connection in WAL mode with synchronous FULL, allowed to write guarded tables."""
-    if path in ("", ":memory:") or path.startswith("file:"):
-        raise SourceSetupError(why=f"{path!r} is no file of its own", remedy="Name a database file by its path")
-    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
-    try:
-        db = apsw.Connection(path, flags=flags)
-    except apsw.CantOpenError as exc:
-        raise SourceSetupError(why=f"{path} cannot be opened: {exc}", remedy="Check path and permissions") from exc
-    try:
-        db.set_busy_timeout(round(busy_timeout_s * 1000))
-        mode = _enter_wal(db, busy_timeout_s)
-        if mode != "wal":
-            raise SourceSetupError(
-                why=f"{path} is in journal mode {mode} and cannot be put into WAL",
-                remedy="Keep the database on a local disk and run `PRAGMA journal_mode=WAL` on it",
-            )
-        db.execute("PRAGMA main.synchronous=FULL")
-        register_guard(db)
-    except apsw.NotADBError as exc:
-        db.close()
-        raise SourceSetupError(why=f"{path} is no SQLite database", remedy="Check the path") from exc
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _enter_wal(db: apsw.Connection, timeout_s: float) -> object:
-    """Return the journal mode after asking for WAL. The change to it does not wait for locks by itself."""
-    end = time.monotonic() + timeout_s
-    while True:
-        try:
-            return db.pragma("journal_mode", "wal", schema=SCHEMA)
-        except apsw.BusyError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-
-
 class Connection:
     """A connection to a captured database, with the surface of the usual ones.
 
@@ -156,7 +99,7 @@ class Connection:
     ) -> None:
         self.path = path
         self._clock = clock if clock is not None else SystemClock()
-        self._db = open_database(path, busy_timeout_s=busy_timeout_s)
+        self._db, self._patience = open_database(path, clock=self._clock, busy_timeout_s=busy_timeout_s)
         try:
             installed = read_installed(self._db, path)
             if installed is None:
@@ -275,7 +218,7 @@ class Connection:
 
     def set_busy_timeout(self, milliseconds: int) -> None:
         """Set how long a statement waits for another writer."""
-        self._db.set_busy_timeout(milliseconds)
+        self._patience.timeout_s = milliseconds / 1000
 
     def create_scalar_function(
         self, name: str, callback: Callable[..., Any] | None, numargs: int = -1, *, deterministic: bool = False

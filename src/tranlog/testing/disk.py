@@ -222,6 +222,16 @@ class SimDisk:
             disk._root = copy(self._root)
             return disk
 
+    def kill(self) -> None:
+        """End the process that used this disk, not the machine: locks fall, all that was written stays readable.
+
+        What was not synced is still at risk: it goes with the power, if that goes before the next sync.
+        """
+        with self._lock:
+            self._locks.clear()
+            self.dead = False
+            self.cut_at = None
+
     def copy_files(self, source: str, target: str) -> None:
         """Copy a directory's files into another, new one, as `cp -r` does: new files, everything synced."""
         with self._lock:
