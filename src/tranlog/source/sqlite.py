@@ -37,7 +37,7 @@ from tranlog.errors import (
     SourceUnavailableError,
 )
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind, ShardTally
-from tranlog.source.sqlite_opening import install, open_database
+from tranlog.source.sqlite_opening import Patience, install, open_database
 from tranlog.source.sqlite_schema import (
     OUTBOX_TABLE,
     SCHEMA,
@@ -133,11 +133,13 @@ class SqliteSource:
                 why=f"there is no database at {path}",
                 remedy="Create it by writing through tranlog.source.sqlite.connect, or check the path",
             )
-        self._reader = reader = self._open(self.options.busy_timeout_s)
+        self._reader, _ = self._open()
+        reader = self._reader
         try:
             # Capture's own writes need not survive a loss of power: a restart skips what the log has.
-            self._writer = self._open(_RELEASE_WAIT_S)
+            self._writer, patience = self._open()
             self._writer.execute("PRAGMA main.synchronous=NORMAL")
+            patience.timeout_s = _RELEASE_WAIT_S
             installed = read_installed(reader, path)
             if installed is None:
                 if event_id is not None:
@@ -163,10 +165,10 @@ class SqliteSource:
             raise
         self._stopped.clear()
 
-    def _open(self, busy_timeout_s: float) -> apsw.Connection:
+    def _open(self) -> tuple[apsw.Connection, Patience]:
+        options = self.options
         try:
-            path = self.options.path
-            return open_database(path, busy_timeout_s=busy_timeout_s, clock=self._clock, create=False)[0]
+            return open_database(options.path, busy_timeout_s=options.busy_timeout_s, clock=self._clock, create=False)
         except apsw.Error as exc:
             raise SourceUnavailableError(where=self.options.path, why=str(exc)) from exc
 

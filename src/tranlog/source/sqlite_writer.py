@@ -525,7 +525,7 @@ class _Run:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.begin("")
+        self.description: tuple[tuple[Any, ...], ...] | None = None
 
     def begin(self, sql: str) -> None:
         """Start anew."""
@@ -533,7 +533,7 @@ class _Run:
         self.sql = sql
         self.kind = verdict.kind
         self.savepoint = verdict.savepoint
-        self.description: tuple[tuple[Any, ...], ...] | None = None
+        self.description = None
         self.lazy = False  # reads only: its rows are fetched as they are asked for
         self.writes = False
         self.own_transaction = False

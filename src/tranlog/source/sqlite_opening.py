@@ -1,0 +1,103 @@
+"""Opening a captured SQLite database: WAL, durable, allowed past the guards, and patient with other writers.
+
+Owns what every connection of ours has in common, and `install`. The hard idea is patience: SQLite's own busy handler
+soon sleeps a tenth of a second between two tries, while a busy writer leaves the lock free for some microseconds at a
+time; so one of two writers can wait for ever. A try each millisecond gets its turn.
+"""
+
+from __future__ import annotations
+
+import os
+
+import apsw
+
+from tranlog.clock import Clock, SystemClock
+from tranlog.errors import SourceSetupError
+from tranlog.source.sqlite_schema import install_in, read_installed, register_guard
+
+_RETRY_S = 0.001
+
+
+class Patience:
+    """SQLite's busy handler: tries again each millisecond until `timeout_s` is over. Threads: as its connection."""
+
+    __slots__ = ("_clock", "_since", "timeout_s")
+
+    def __init__(self, timeout_s: float, clock: Clock) -> None:
+        self.timeout_s = timeout_s
+        self._clock = clock
+        self._since = 0.0
+
+    def __call__(self, tries: int) -> bool:
+        """Wait a moment; False when it was long enough."""
+        now = self._clock.monotonic()
+        if tries == 0:
+            self._since = now
+        if now - self._since >= self.timeout_s:
+            return False
+        self._clock.sleep(_RETRY_S)
+        return True
+
+
+def open_database(
+    path: str, *, busy_timeout_s: float, clock: Clock, create: bool = True
+) -> tuple[apsw.Connection, Patience]:
+    """Open a plain connection in WAL mode with synchronous FULL, allowed to write guarded tables.
+
+    Raises SourceSetupError for what is no database file of its own, and apsw's errors.
+    """
+    if path in ("", ":memory:") or path.startswith("file:"):
+        raise SourceSetupError(why=f"{path!r} is no file of its own", remedy="Name a database file by its path")
+    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
+    try:
+        db = apsw.Connection(path, flags=flags)
+    except apsw.CantOpenError as exc:
+        raise SourceSetupError(why=f"{path} cannot be opened: {exc}", remedy="Check path and permissions") from exc
+    patience = Patience(busy_timeout_s, clock)
+    try:
+        db.set_busy_handler(patience)
+        mode = _enter_wal(db, patience)
+        if mode != "wal":
+            raise SourceSetupError(
+                why=f"{path} is in journal mode {mode} and cannot be put into WAL",
+                remedy="Keep the database on a local disk and run `PRAGMA journal_mode=WAL` on it",
+            )
+        db.execute("PRAGMA main.synchronous=FULL")
+        register_guard(db)
+    except apsw.NotADBError as exc:
+        db.close()
+        raise SourceSetupError(why=f"{path} is no SQLite database", remedy="Check the path") from exc
+    except BaseException:
+        db.close()
+        raise
+    return db, patience
+
+
+def _enter_wal(db: apsw.Connection, patience: Patience) -> object:
+    """Return the journal mode after asking for WAL. The change to it does not always ask the busy handler."""
+    tries = 0
+    while True:
+        try:
+            ((mode,),) = db.execute("PRAGMA main.journal_mode=WAL").fetchall()
+            return mode
+        except apsw.BusyError:
+            if not patience(tries):
+                raise
+            tries += 1
+
+
+def install(path: str | os.PathLike[str]) -> str:
+    """Prepare a database for capture and return its uuid; adopt tables that a foreign program has made.
+
+    Rows that such a table holds by now are taken for known to the target: copy them there first.
+    """
+    db, _ = open_database(os.fspath(path), busy_timeout_s=10.0, clock=SystemClock())
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        install_in(db)
+        db.execute("COMMIT")
+        installed = read_installed(db, os.fspath(path))
+        assert installed is not None
+        return installed.uuid
+    finally:
+        db.close()
