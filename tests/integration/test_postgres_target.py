@@ -265,7 +265,7 @@ HOSTILE = {
     "extra_float_digits": "-15",
     "bytea_output": "'escape'",
     "standard_conforming_strings": "off",
-    "statement_timeout": "1",
+    "statement_timeout": "200",
     "lock_timeout": "1",
     "default_transaction_isolation": "'serializable'",
     "default_transaction_read_only": "on",
