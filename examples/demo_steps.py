@@ -110,7 +110,7 @@ def summary(state: dict[str, Any], verdict: dict[str, Any], *, seconds: float) -
     transactions = log["committed_seqno"] - log["first_seqno"] + 1
     say(f"   log        {transactions} transactions in {log['segments']} segment(s), {log['bytes'] / 1e6:.1f} MB")
     say(
-        f"   applied    {total['transactions']} transactions, {total['changes']} row changes, "
+        f"   applied    {total['transactions']} transactions, {total['changes']} changes, "
         f"{total['serial']} of them serial in {total['sections']} sections"
     )
     rate = f"{transactions / seconds:.0f} transactions/s"

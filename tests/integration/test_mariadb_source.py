@@ -49,6 +49,22 @@ def follow() -> Iterator[Callable[..., Follower]]:
     yield from followers()
 
 
+@pytest.fixture(scope="module")
+def second_mariadb() -> Iterator[MariaDbServer]:
+    """A server of this module's own, for tests that reset its binlog; never stopped."""
+    with MariaDbServer() as server:
+        yield server
+
+
+@pytest.fixture
+def fresh_binlog(second_mariadb: MariaDbServer) -> Iterator[MariaDbServer]:
+    """That server with an empty binlog and a database `s`, which is dropped after the test."""
+    second_mariadb.execute("RESET MASTER")
+    second_mariadb.execute("CREATE DATABASE s")
+    yield second_mariadb
+    second_mariadb.execute("DROP DATABASE s")
+
+
 def test_the_seams_are_filled(mariadb: MariaDbAddress) -> None:
     """source/source.py: a MariaDB is a Source, its tables a TableReader."""
     source: Source = MariadbSource(options_for(mariadb))
@@ -487,12 +503,10 @@ def test_two_domains(mariadb: MariaDbAddress, mariadb_database: str, follow: Cal
         assert [t.rows[0].after for t in again.transactions if t.rows] == [(n,) for n in range(number + 1, 6)]
 
 
-def test_where_a_log_without_an_event_starts(
-    start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]
-) -> None:
+def test_where_a_log_without_an_event_starts(fresh_binlog: MariaDbServer, follow: Callable[..., Follower]) -> None:
     """Issue item 10: "start from GTID or file and position, or from now"; and from the earliest."""
-    server = start_mariadb()
-    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)")
+    server = fresh_binlog
+    run(server, "", "CREATE TABLE s.t (id INT PRIMARY KEY)")
     places = []
     for number in range(4):
         if number == 2:
@@ -682,10 +696,33 @@ def test_rotation_and_checksums(
     assert [t.event_id for t in again.transactions if t.rows] == [t.event_id for t in found]
 
 
-def test_purged_binlogs(start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]) -> None:
-    """Issue, bad input: a source "whose wanted binlog is gone"."""
+def test_a_damaged_binlog(start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]) -> None:
+    """sources.md: "Verify the checksums". What is whole before the damage comes; then capture stops there for good."""
     server = start_mariadb()
-    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)")
+    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY, v TEXT)")
+    run(server, "s", "INSERT INTO t VALUES (1, 'first')", "INSERT INTO t VALUES (2, 'second')", "FLUSH BINARY LOGS")
+    file = server.data_directory / "binlog.000001"
+    raw = bytearray(file.read_bytes())
+    raw[raw.rindex(b"second")] ^= 1
+    file.write_bytes(bytes(raw))
+    follower = Follower(options_for(server, start="earliest"))
+    try:
+        follower.start()
+        for _ in range(2):
+            with pytest.raises(
+                UnsupportedEventError, match=r"damaged.*WRITE_ROWS_V1 event that ends at .* checksum"
+            ) as caught:
+                follower.catch_up()
+            assert [change.after for t in follower.transactions for change in t.rows] == [(1, "first")]
+            assert caught.value.event_id == follower.transactions[-1].event_id
+    finally:
+        follower.close()
+
+
+def test_purged_binlogs(fresh_binlog: MariaDbServer, follow: Callable[..., Follower]) -> None:
+    """Issue, bad input: a source "whose wanted binlog is gone"."""
+    server = fresh_binlog
+    run(server, "", "CREATE TABLE s.t (id INT PRIMARY KEY)")
     follower = follow(options_for(server))
     run(server, "s", "INSERT INTO t VALUES (1)")
     (transaction,) = follower.catch_up()
@@ -701,10 +738,10 @@ def test_purged_binlogs(start_mariadb: Callable[..., MariaDbServer], follow: Cal
     follow(options_for(server), f"{at_rotation[0]}-{int(at_rotation[1]) - 1}")
 
 
-def test_a_source_behind_the_log(start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]) -> None:
+def test_a_source_behind_the_log(fresh_binlog: MariaDbServer, follow: Callable[..., Follower]) -> None:
     """Issue, bad input: a source "whose position is behind the log's": it lost its tail, or is a restored backup."""
-    server = start_mariadb()
-    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)")
+    server = fresh_binlog
+    run(server, "", "CREATE TABLE s.t (id INT PRIMARY KEY)")
     follower = follow(options_for(server))
     for number in range(5):
         run(server, "s", f"INSERT INTO t VALUES ({number})")
@@ -775,6 +812,7 @@ def test_kill_9_of_the_server_loses_and_repeats_nothing(
     finally:
         done.set()
         writer.join()
+    run(server, "s", "INSERT INTO t VALUES (0, 'the last one')")
     follower.catch_up()
     captured = [t.rows[0].after[0] for t in follower.transactions if t.rows and t.rows[0].after]
     assert len(captured) == len(set(captured)), "a transaction came twice"
@@ -902,6 +940,21 @@ def test_an_iteration_given_up_inside_a_transaction_comes_again_whole(
     assert follower.catch_up() == []
 
 
+def test_a_read_ends_after_so_many_bytes(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """A busy source must not keep its reader from making things durable; nor one whose changes are not captured."""
+    run(mariadb, mariadb_database, "CREATE TABLE t (id INT PRIMARY KEY)")
+    follower = follow(options_for(mariadb, databases=(mariadb_database,), read_bytes=1))
+    blind = follow(options_for(mariadb, databases=("nothing",), read_bytes=1))
+    run(mariadb, mariadb_database, *(f"INSERT INTO t VALUES ({number})" for number in range(3)))
+    assert [len(follower.read(20)) for _ in range(3)] == [1, 1, 1]
+    for _ in range(3):
+        assert blind.read(20) == []
+    assert [t.event_id for t in blind.transactions[1:]] == [t.event_id for t in follower.transactions[1:]]
+    assert all(t.is_noop for t in blind.transactions), "to yield nothing would say that nothing is left"
+
+
 def test_stop_ends_a_waiting_read(mariadb: MariaDbAddress, follow: Callable[..., Follower]) -> None:
     """source.py: `stop` makes a waiting read end soon, from another thread."""
     follower = follow(options_for(mariadb, databases=("nothing",)))
@@ -917,12 +970,11 @@ def test_stop_ends_a_waiting_read(mariadb: MariaDbAddress, follow: Callable[...,
     assert follower.read(0.1) == []
 
 
-def test_a_reader_that_is_slow_is_not_cut(
-    start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]
-) -> None:
+def test_a_reader_that_is_slow_is_not_cut(fresh_binlog: MariaDbServer, follow: Callable[..., Follower]) -> None:
     """sources.md: "The server cuts a slow reader". With a full queue the server waits, and the line stays up."""
-    server = start_mariadb(options={"net_write_timeout": 1})
-    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY, v VARBINARY(4000))")
+    server = fresh_binlog
+    run(server, "", "CREATE TABLE s.t (id INT PRIMARY KEY, v VARBINARY(4000))")
+    server.execute("SET GLOBAL net_write_timeout = 1")
     follower = follow(options_for(server, queue_bytes=100_000))
     run(
         server,
@@ -931,6 +983,7 @@ def test_a_reader_that_is_slow_is_not_cut(
     )
     time.sleep(3)
     follower.catch_up()
+    server.execute("SET GLOBAL net_write_timeout = DEFAULT")
     assert sum(len(t.rows) for t in follower.transactions) == 8000
     assert follower.source.status().reconnects == 0
 
@@ -1149,12 +1202,11 @@ def test_foreign_keys_that_change_rows_by_themselves(
     ], "if the server logs cascades now, the refusal can go"
 
 
-def test_rows_from_before_the_metadata_was_full(
-    start_mariadb: Callable[..., MariaDbServer], follow: Callable[..., Follower]
-) -> None:
+def test_rows_from_before_the_metadata_was_full(fresh_binlog: MariaDbServer, follow: Callable[..., Follower]) -> None:
     """The set-up is right now, and was not when the wanted binlog was written."""
-    server = start_mariadb(options={"binlog_row_metadata": "NO_LOG"})
-    run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)", "INSERT INTO s.t VALUES (1)")
+    server = fresh_binlog
+    server.execute("SET GLOBAL binlog_row_metadata = NO_LOG")
+    run(server, "", "CREATE TABLE s.t (id INT PRIMARY KEY)", "INSERT INTO s.t VALUES (1)")
     server.execute("SET GLOBAL binlog_row_metadata = FULL")
     with pytest.raises(UnsupportedEventError, match=r"rows of s\.t without the names of their columns"):
         follow(options_for(server, start="earliest"))

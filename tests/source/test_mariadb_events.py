@@ -113,8 +113,11 @@ def test_checksums_are_verified_and_taken_off() -> None:
     raw = bytearray(stream("transactions"))
     at = raw.index(b"kept")
     raw[at] ^= 1
-    with pytest.raises(EventFormatError, match="ANNOTATE_ROWS event that ends at offset 1417 fails its checksum"):
-        EventSplitter().feed(bytes(raw))
+    splitter = EventSplitter()
+    before = splitter.feed(bytes(raw))
+    assert "ANNOTATE_ROWS event that ends at offset 1417 fails its checksum" in str(splitter.failure)
+    assert before == events[: len(before)] and len(before) > 20, "what was whole before it comes out"
+    assert splitter.feed(bytes(raw)) == []
 
 
 def test_an_event_of_several_packets() -> None:
@@ -153,8 +156,9 @@ def test_errors_of_the_server_are_its_words() -> None:
     ],
 )
 def test_packets_that_are_none(packet: bytes, words: str) -> None:
-    with pytest.raises(EventFormatError, match=words):
-        EventSplitter().feed(struct.pack("<I", len(packet)) + packet)
+    splitter = EventSplitter()
+    assert splitter.feed(struct.pack("<I", len(packet)) + packet) == []
+    assert words in str(splitter.failure)
 
 
 def test_changed_bytes_end_in_events_or_in_an_error_of_ours() -> None:
@@ -168,11 +172,13 @@ def test_changed_bytes_end_in_events_or_in_an_error_of_ours() -> None:
         changed = bytearray(raw)
         for _ in range(rng.randint(1, 4)):
             changed[rng.randrange(len(changed))] = rng.randrange(256)
+        splitter = EventSplitter()
         try:
-            groups_of(EventSplitter().feed(bytes(changed)))
+            groups_of(splitter.feed(bytes(changed)))
         except TranlogError:
-            refused += 1
-    assert refused > 100, "checksums catch nearly all"
+            continue
+        refused += splitter.failure is not None
+    assert refused > 50, "checksums catch what comes before the XA transaction"
 
 
 def test_changed_events_end_in_a_value_or_in_an_error_of_ours() -> None:

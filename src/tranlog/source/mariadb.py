@@ -123,6 +123,7 @@ class MariadbSource:
         self._packer = TransactionPacker(
             source_id=options.source_id, rule=options.shard_rule, fragment_bytes=options.fragment_bytes
         )
+        self._started = False
         self._stopping = False  # plain, since a signal handler may set it
         self._stream: BinlogStream | None = None
         self._assembler: GroupAssembler | None = None
@@ -159,6 +160,15 @@ class MariadbSource:
         self._failure = None
         self._lost_at = None
         self._forget_tables()
+        try:
+            self._start(event_id)
+        except SourceError as exc:
+            self._failure = exc
+            self._disconnect()
+            raise
+        self._started = True
+
+    def _start(self, event_id: str | None) -> None:
         if event_id is None:
             self._catalog.check_setup()
             self._position = self._catalog.first_position()
@@ -240,7 +250,7 @@ class MariadbSource:
     def read(self, timeout_s: float) -> Iterator[Fragment]:
         """Yield the fragments that are there, waiting up to `timeout_s` for the first; end when none is left for now.
 
-        Shape: whole transactions in commit order. Ends between transactions, also after `read_bytes` of payload.
+        Shape: whole transactions in commit order. Ends between transactions, also after `read_bytes`.
         A lost connection is mended from the last whole transaction, without a repeat, for up to `reconnect_s`.
         Raises: SourceUnavailableError after that; PositionLostError, SourceSetupError when the server came back
         another; UnsupportedEventError, UnsupportedTypeError for what cannot be carried: again at each `read`, until
@@ -248,12 +258,13 @@ class MariadbSource:
         """
         if self._failure is not None:
             raise self._failure
+        assert self._started, "start comes first"
         deadline = self._clock.monotonic() + timeout_s
         handed = 0
         try:
             if self._told is None:
                 yield self._position_fragment()
-            while handed < self.options.read_bytes:
+            while handed < self.options.read_bytes and not self._stopping:
                 group = self._next_group(0.0 if handed else deadline - self._clock.monotonic())
                 if group is None:
                     break
@@ -272,10 +283,11 @@ class MariadbSource:
                     continue
                 if self._pending is group:
                     self._done(group, told=False)
+                    handed += group.size  # so that a read over what is not captured ends as well
                     if self._is_time_to_tell():
                         yield self._position_fragment()
-                        handed += 1
-            if self._is_time_to_tell():
+            # A read that yields nothing says that nothing is left: one that went far without a change must yield.
+            if self._is_time_to_tell() or (handed >= self.options.read_bytes and self._told != self._position):
                 yield self._position_fragment()
         except SourceUnavailableError:
             raise

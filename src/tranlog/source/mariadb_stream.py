@@ -168,7 +168,7 @@ class BinlogStream:
                 raise setup_error(ER.SPECIFIC_ACCESS_DENIED_ERROR, text, options) from exc
             raise translated(exc, options) from exc
         self._events = deque(self._splitter.feed(first))
-        self._heed(self._splitter.word)
+        self._heed()
 
     def take(self, timeout_s: float) -> Sequence[bytes]:
         """Return the events that have come, waiting up to `timeout_s` for some; empty when none came.
@@ -180,8 +180,7 @@ class BinlogStream:
             events = list(self._events)
             self._events.clear()
             return events
-        if self._splitter.word is not None:
-            self._heed(self._splitter.word)
+        self._heed()
         try:
             chunks = self._pump.take(timeout_s)
         except Exception as exc:
@@ -189,16 +188,16 @@ class BinlogStream:
         events = []
         for chunk in chunks:
             events += self._splitter.feed(chunk)
-            if self._splitter.word is not None:
-                break
         if not events:
-            self._heed(self._splitter.word)
+            self._heed()
         return events
 
-    def _heed(self, word: ServerWord | None) -> None:
-        if word is None:
-            return
-        raise self._meaning(word)
+    def _heed(self) -> None:
+        """Raise what ended the stream, if something did."""
+        if self._splitter.failure is not None:
+            raise self._splitter.failure
+        if self._splitter.word is not None:
+            raise self._meaning(self._splitter.word)
 
     def _meaning(self, word: ServerWord) -> SourceError:
         options = self._options

@@ -43,8 +43,8 @@ class EventSplitter:
     """Cuts what a connection delivers into events. One per connection; not for threads.
 
     Shape: events in order, each with its header and without its checksum. When the server says something else,
-    `word` is set and no event follows.
-    Raises: EventFormatError, after which nothing more may be fed.
+    `word` is set and no event follows; when bytes are damaged, `failure` is set, what was whole before them is
+    returned, and no event follows.
     """
 
     def __init__(self) -> None:
@@ -54,18 +54,27 @@ class EventSplitter:
         self._long: list[bytes] = []  # full packets of an event that is longer than one
         self._checksums: bool | None = None
         self.word: ServerWord | None = None
+        self.failure: EventFormatError | None = None
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Take the next bytes, return the events that they complete."""
+        events: list[bytes] = []
+        if self.word is None and self.failure is None:
+            try:
+                self._split(chunk, events)
+            except EventFormatError as exc:
+                self.failure = exc
+        return events
+
+    def _split(self, chunk: bytes, events: list[bytes]) -> None:
         if self._waiting:
             self._parts.append(chunk)
             self._waiting += len(chunk)
             if self._waiting < self._needed:
-                return []
+                return
             chunk = b"".join(self._parts)
             self._parts.clear()
             self._waiting = 0
-        events: list[bytes] = []
         at, size = 0, len(chunk)
         checksums = self._checksums
         crc32, read_u32 = zlib.crc32, _U32.unpack_from
@@ -95,13 +104,12 @@ class EventSplitter:
                 self._long.clear()
             found = self._event(packet)
             if found is None:
-                return events
+                return
             events.append(found)
             checksums = self._checksums
         if at < size:
             self._parts.append(chunk[at:])
             self._waiting = size - at
-        return events
 
     def _event(self, packet: bytes) -> bytes | None:
         """Return the event of a packet; None where it is the server's word."""
