@@ -19,7 +19,7 @@ DDL, ADMINISTRATION, ROWS = StatementKind.DDL, StatementKind.ADMINISTRATION, Sta
         ("/* why */ -- and more\n # and\n ALTER TABLE t ADD b INT", False, DDL),
         ("/*!40000 ALTER TABLE t DISABLE KEYS */", False, DDL),
         ("/*M!100301 RENAME TABLE a TO b */", False, DDL),
-        ("TRUNCATE TABLE t", True, DDL),
+        ("TRUNCATE TABLE t", True, StatementKind.EMPTIES),
         ("ALTER SEQUENCE s RESTART 5", False, DDL),
         ("CREATE VIEW v AS SELECT 1", True, DDL),
         ("CREATE PROCEDURE p() SELECT 1", True, DDL),

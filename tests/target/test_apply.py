@@ -405,6 +405,18 @@ def test_ignored_statements_are_counted_and_warned_of_once(
     assert bench.rows(ITEMS) == content([row(1), row(2)])
 
 
+def test_a_statement_that_changes_rows_is_not_passed_over_with_the_ddl(
+    options: TargetOptions, open_bench: Callable[[TargetOptions], Bench]
+) -> None:
+    bench = open_bench(replace(options, ddl="ignore"))
+    bench.target.create_table(ITEMS)
+    emptied = Statement(schema="shop", sql="TRUNCATE TABLE items", ddl=False)
+    with pytest.raises(DdlStopError, match="TRUNCATE TABLE items.*it changes rows"):
+        bench.apply([insert(ITEMS, row(1))], [emptied], metadata=(("dbms_type", "mariadb"),))
+    assert not bench.rows(ITEMS)
+    assert bench.stored_seqno() == -1
+
+
 # --- net effect -----------------------------------------------------------------------------------------------------
 
 

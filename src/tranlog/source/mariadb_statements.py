@@ -18,14 +18,16 @@ class StatementKind(enum.Enum):
     """What a statement does, judged by its first word."""
 
     DDL = "ddl"
-    """Changes tables or other objects, or empties a table."""
+    """Changes tables or other objects."""
+    EMPTIES = "empties"
+    """TRUNCATE: removes a table's rows without a row event. No DDL to whoever passes over DDL."""
     ADMINISTRATION = "administration"
     """Changes neither rows nor tables: rights, statistics, caches."""
     ROWS = "rows"
     """Changes rows, and the binlog holds the statement in their place."""
 
 
-_DDL_WORDS: Final = frozenset({"CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE"})
+_DDL_WORDS: Final = frozenset({"CREATE", "ALTER", "DROP", "RENAME"})
 _ADMINISTRATION_WORDS: Final = frozenset(
     {
         *("GRANT", "REVOKE", "SET", "ANALYZE", "OPTIMIZE", "REPAIR", "CHECK", "FLUSH", "RESET", "PURGE", "CACHE"),
@@ -56,6 +58,8 @@ def statement_kind(text: str, *, marked_ddl: bool) -> StatementKind:
     behind it.
     """
     word = first_word(text)
+    if word == "TRUNCATE":
+        return StatementKind.EMPTIES
     if word in _DDL_WORDS or marked_ddl:
         bare = _QUOTED.sub(" ", text)
         if _CREATE_TABLE.match(bare) and _SELECT.search(bare):

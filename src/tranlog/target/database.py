@@ -389,7 +389,7 @@ class _Attempt:
     def _run_statement(self, seqno: Seqno, statement: Statement) -> None:
         target = self._target
         sql = statement.sql if isinstance(statement.sql, str) else statement.sql.decode(errors="replace")
-        if target._options.ddl == "ignore":
+        if statement.ddl and target._options.ddl == "ignore":
             self._ignore(seqno, sql, 'ddl = "ignore"')
             return
         kind = next(
@@ -397,7 +397,9 @@ class _Attempt:
         )
         if kind not in target._dialect.runs_ddl_of:
             source = f"from {kind}, " if kind else ""
-            raise DdlStopError(seqno=seqno, text=_shortened(sql), why=f"it is {source}and this target is {target.kind}")
+            what = "" if statement.ddl else ", and it changes rows, so it is not passed over with the DDL"
+            why = f"it is {source}and this target is {target.kind}{what}"
+            raise DdlStopError(seqno=seqno, text=_shortened(sql), why=why)
         if skipped := target._dialect.ddl_to_skip(sql):
             self._ignore(seqno, sql, skipped)
             return

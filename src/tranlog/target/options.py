@@ -26,7 +26,8 @@ class TargetOptions:
     """PostgreSQL: `postgresql://user:password@host:port/database`, or any connection string of libpq's."""
     ddl: Literal["stop", "ignore"] = "stop"
     """What to do with a recorded statement. `stop`: run it where source and target are of one kind, else stop and
-    name it. `ignore`: pass over all of them, counted; the first is warned of. Then tables are the operator's."""
+    name it. `ignore`: pass over DDL, counted; the first is warned of. Then tables are the operator's. A statement that
+    changes rows (TRUNCATE, a statement in a row's place) is never passed over."""
     net_effect: bool = False
     """Collapse the changes of one key in a target transaction to their net effect: faster on hot rows, for targets
     whose triggers and foreign keys do not mind. Changes of tables without a key, changes with NULL in the key, and
