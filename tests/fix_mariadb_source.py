@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from tranlog.change import Change, Fragment, RowChange, Statement, TableMap
 from tranlog.payload import decode
 from tranlog.source.mariadb import MariadbSource
-from tranlog.source.mariadb_connection import Control, MariadbSourceOptions
-from tranlog.source.mariadb_position import BinlogPosition, parse_gtids
-from tranlog.source.mariadb_tables import MariadbTables
+from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
+from tranlog.source.mariadb.position import BinlogPosition, parse_gtids
+from tranlog.source.mariadb.tables import MariadbTables
 from tranlog.testing.servers import MariaDbAddress
 from tranlog.types import Value, canonical
 

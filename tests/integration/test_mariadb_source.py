@@ -9,7 +9,8 @@ import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import cast
 
 import pymysql
 import pytest
@@ -23,7 +24,7 @@ from fix_mariadb_source import (
     run,
     selected,
 )
-from tranlog.change import Op, RowChange, Statement
+from tranlog.change import Fragment, Op, RowChange, Statement
 from tranlog.errors import (
     ConfigError,
     DiskFailedError,
@@ -35,7 +36,7 @@ from tranlog.errors import (
 from tranlog.payload import decode
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.mariadb import MariadbSource
-from tranlog.source.mariadb_tables import MariadbTables
+from tranlog.source.mariadb.tables import MariadbTables
 from tranlog.source.source import Source, TableReader
 from tranlog.testing.servers import MariaDbAddress, MariaDbServer
 from tranlog.types import Value
@@ -927,7 +928,7 @@ def test_an_iteration_given_up_inside_a_transaction_comes_again_whole(
     run(mariadb, mariadb_database, "INSERT INTO t SELECT seq, REPEAT('x', 3000) FROM seq_1_to_50")
     run(mariadb, mariadb_database, "INSERT INTO t VALUES (100, '')")
     for _ in range(2):
-        iterator = follower.source.read(5)
+        iterator = cast(Generator[Fragment, None, None], follower.source.read(5))
         assert not next(iterator).last
         assert not next(iterator).last
         iterator.close()
@@ -935,7 +936,7 @@ def test_an_iteration_given_up_inside_a_transaction_comes_again_whole(
     assert len(first.rows) == 50 and second.rows[0].after == (100, b"")
     # Given up behind the last fragment: that transaction is over.
     run(mariadb, mariadb_database, "INSERT INTO t VALUES (101, ''), (102, '')")
-    iterator = follower.source.read(5)
+    iterator = cast(Generator[Fragment, None, None], follower.source.read(5))
     assert next(iterator).last
     iterator.close()
     assert follower.catch_up() == []

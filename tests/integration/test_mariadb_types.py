@@ -23,11 +23,11 @@ from tranlog.errors import (
     SourceSetupError,
     UnsupportedTypeError,
 )
-from tranlog.source.mariadb_catalog import Catalog
-from tranlog.source.mariadb_charsets import CHARSET_NAMES, text_decoder
-from tranlog.source.mariadb_connection import Control
-from tranlog.source.mariadb_events import sql_mode_text
-from tranlog.source.mariadb_tables import MariadbTables
+from tranlog.source.mariadb.catalog import Catalog
+from tranlog.source.mariadb.charsets import CHARSET_NAMES, text_decoder
+from tranlog.source.mariadb.connection import Control
+from tranlog.source.mariadb.events import sql_mode_text
+from tranlog.source.mariadb.tables import MariadbTables
 from tranlog.testing.servers import MariaDbAddress
 from tranlog.types import Bit, CharsetBytes, EnumLabel, Instant, SetLabels
 

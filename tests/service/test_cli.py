@@ -23,7 +23,7 @@ from tranlog.service import cli, thl
 from tranlog.service.clearing import MARK_NAME, read_mark
 from tranlog.service.config import load
 from tranlog.service.template import SOURCES, TARGETS, template
-from tranlog.source.mariadb_connection import MariadbSourceOptions
+from tranlog.source.mariadb.connection import MariadbSourceOptions
 from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow

@@ -47,7 +47,7 @@ def open_tables(options: SourceOptions) -> TableReader:
 
     if isinstance(options, SqliteSourceOptions):
         return SqliteTables(options.path)
-    from tranlog.source.mariadb_tables import MariadbTables
+    from tranlog.source.mariadb.tables import MariadbTables
 
     return MariadbTables(options)
 

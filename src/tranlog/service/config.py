@@ -30,7 +30,7 @@ from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.target.options import TargetOptions
 
 if TYPE_CHECKING:
-    from tranlog.source.mariadb_connection import MariadbSourceOptions
+    from tranlog.source.mariadb.connection import MariadbSourceOptions
     from tranlog.source.sqlite import SqliteSourceOptions
 
     SourceOptions: TypeAlias = SqliteSourceOptions | MariadbSourceOptions
@@ -398,7 +398,7 @@ def _read_source(source: Section, shards: Section, service: str, environ: Mappin
             rule = shards.take("rule", ShardRuleKind, ShardRuleKind.SCHEMA)
             _check_map(shards, rule, mapping)
             try:
-                from tranlog.source.mariadb_connection import MariadbSourceOptions
+                from tranlog.source.mariadb.connection import MariadbSourceOptions
             except ImportError as exc:
                 raise SourceSetupError(
                     why="the library PyMySQL is not installed", remedy="Install it: `pip install 'tranlog[mariadb]'`"

@@ -33,7 +33,7 @@ from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow, PipelineRow, Target
 
 if TYPE_CHECKING:
-    from tranlog.source.mariadb_connection import MariadbSourceOptions
+    from tranlog.source.mariadb.connection import MariadbSourceOptions
     from tranlog.source.sqlite import SqliteSourceOptions
 
 # struct flock of 64-bit Linux, as in `disk`; F_OFD_GETLK asks without taking.
@@ -253,7 +253,7 @@ def _outbox(path: str) -> tuple[int, int]:
     """Return how many transactions wait in a SQLite source's outbox, and their bytes."""
     import apsw
 
-    from tranlog.source.sqlite_schema import OUTBOX_TABLE
+    from tranlog.source.sqlite.schema import OUTBOX_TABLE
 
     if not os.path.exists(path):
         raise SourceUnavailableError(where=path, why="there is no such file")
@@ -277,7 +277,7 @@ def _binlog_end(options: MariadbSourceOptions) -> str:
     """Return where a MariaDB's binlog ends now, as an event id."""
     import pymysql
 
-    from tranlog.source.mariadb_connection import connect
+    from tranlog.source.mariadb.connection import connect
 
     db = connect(options)
     try:

@@ -1,7 +1,7 @@
 """SQLite as a source: reads the outbox that the writers' connections fill.
 
 Owns following `_tranlog_outbox` in id order, freeing it, and the checks at start. Leaves writing it to
-`sqlite_writer`, whose `connect` is the only door for writers. The hard idea: an event id is the database's uuid and
+`writer`, whose `connect` is the only door for writers. The hard idea: an event id is the database's uuid and
 an outbox id. The database knows up to which id the log has everything (`captured`, moved with the rows' deletion),
 and ids rise by random steps; so an id that is neither `captured` nor in the outbox comes from another history: a
 database restored from a copy, even if it was written since.
@@ -37,8 +37,8 @@ from tranlog.errors import (
     SourceUnavailableError,
 )
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind, ShardTally
-from tranlog.source.sqlite_opening import Patience, install, open_database
-from tranlog.source.sqlite_schema import (
+from tranlog.source.sqlite.opening import Patience, open_database
+from tranlog.source.sqlite.schema import (
     OUTBOX_TABLE,
     SCHEMA,
     SOURCE_TABLE,
@@ -50,10 +50,7 @@ from tranlog.source.sqlite_schema import (
     schema_version,
     typed_row,
 )
-from tranlog.source.sqlite_writer import Connection, Cursor, connect
 from tranlog.types import Value
-
-__all__ = ["Connection", "Cursor", "SqliteSource", "SqliteSourceOptions", "SqliteTables", "connect", "install"]
 
 logger = logging.getLogger(__name__)
 

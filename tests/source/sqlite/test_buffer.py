@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tranlog.change import Column, Op, TableMap
-from tranlog.source.sqlite_buffer import BufferedRow, Entry, NetChange, TransactionBuffer, net_change
+from tranlog.source.sqlite.buffer import BufferedRow, Entry, NetChange, TransactionBuffer, net_change
 from tranlog.types import LogicalType
 
 TABLE = TableMap(schema="main", table="t", columns=(Column(name="a", source_type="", logical=LogicalType.ANY),))

@@ -18,8 +18,8 @@ from tranlog.change import Fragment, Statement, TableName
 from tranlog.clock import Clock
 from tranlog.shard import ShardRule
 from tranlog.source.packer import TransactionPacker
-from tranlog.source.sqlite_buffer import Entry
-from tranlog.source.sqlite_schema import OUTBOX_TABLE
+from tranlog.source.sqlite.buffer import Entry
+from tranlog.source.sqlite.schema import OUTBOX_TABLE
 
 DBMS_METADATA = (("dbms_type", "sqlite"),)
 ID_STEP = 0xFFFF

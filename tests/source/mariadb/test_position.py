@@ -1,4 +1,4 @@
-"""source/mariadb_position: event ids, start options, and positions that a server cannot go on from."""
+"""source/mariadb/position: event ids, start options, and positions that a server cannot go on from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranlog.source.mariadb_position import (
+from tranlog.source.mariadb.position import (
     BinlogPosition,
     DomainGtid,
     StartAtFile,

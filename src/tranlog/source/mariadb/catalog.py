@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from tranlog.change import TableName
 from tranlog.errors import PositionLostError, SourceSetupError
-from tranlog.source.mariadb_connection import Control, MariadbSourceOptions
-from tranlog.source.mariadb_position import (
+from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
+from tranlog.source.mariadb.position import (
     OFFSETS_WRAP_AT,
     BinlogPosition,
     StartAtFile,
@@ -29,7 +29,7 @@ from tranlog.source.mariadb_position import (
     parse_start,
     why_lost,
 )
-from tranlog.source.mariadb_types import CatalogColumn, KnownForeignKey, KnownTable
+from tranlog.source.mariadb.types import CatalogColumn, KnownForeignKey, KnownTable
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from tranlog.errors import SourceError, SourceSetupError, UnsupportedTypeError
 from tranlog.payload import Payload, decode
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.sqlite import Connection, connect, install
-from tranlog.source.sqlite_outbox import ID_STEP
+from tranlog.source.sqlite.outbox import ID_STEP
 from tranlog.types import CharsetBytes
 
 

@@ -22,11 +22,11 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.errors import SourceSetupError
 from tranlog.payload import encode_row
 from tranlog.source.packer import FRAGMENT_BYTES
-from tranlog.source.sqlite_buffer import BufferedRow
-from tranlog.source.sqlite_opening import open_database
-from tranlog.source.sqlite_outbox import OutboxWriter
-from tranlog.source.sqlite_recorder import RowRecorder
-from tranlog.source.sqlite_schema import (
+from tranlog.source.sqlite.buffer import BufferedRow
+from tranlog.source.sqlite.opening import open_database
+from tranlog.source.sqlite.outbox import OutboxWriter
+from tranlog.source.sqlite.recorder import RowRecorder
+from tranlog.source.sqlite.schema import (
     OUTBOX_TABLE,
     SCHEMA,
     SOURCE_TABLE,
@@ -40,7 +40,7 @@ from tranlog.source.sqlite_schema import (
     schema_version,
     typed_row,
 )
-from tranlog.source.sqlite_statement import StatementKind, classify, is_blank
+from tranlog.source.sqlite.statement import StatementKind, classify, is_blank
 
 Bindings: TypeAlias = Sequence[Any] | Mapping[str, Any]
 

@@ -23,7 +23,7 @@ import apsw
 from tranlog.change import Column, ForeignKey, TableMap, TableName
 from tranlog.errors import SourceSetupError
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
-from tranlog.source.sqlite_statement import fold
+from tranlog.source.sqlite.statement import fold
 from tranlog.types import CharsetBytes, LogicalType, Value
 
 SCHEMA = "main"

@@ -18,7 +18,7 @@ from pymysql.constants import CR, ER
 
 from tranlog.errors import ConfigError, SourceError, SourceSetupError, SourceUnavailableError
 from tranlog.shard import ShardRule, ShardRuleKind
-from tranlog.source.mariadb_position import parse_start
+from tranlog.source.mariadb.position import parse_start
 from tranlog.source.packer import FRAGMENT_BYTES
 
 logger = logging.getLogger(__name__)

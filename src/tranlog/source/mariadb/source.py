@@ -32,10 +32,10 @@ from tranlog.errors import (
 )
 from tranlog.payload import encode_row
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
-from tranlog.source.mariadb_catalog import Catalog
-from tranlog.source.mariadb_charsets import text_decoder
-from tranlog.source.mariadb_connection import Control, MariadbSourceOptions
-from tranlog.source.mariadb_events import (
+from tranlog.source.mariadb.catalog import Catalog
+from tranlog.source.mariadb.charsets import text_decoder
+from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
+from tranlog.source.mariadb.events import (
     HEADER,
     HEADER_BYTES,
     ROWS_EVENTS,
@@ -48,12 +48,12 @@ from tranlog.source.mariadb_events import (
     table_map_name,
     table_number,
 )
-from tranlog.source.mariadb_groups import START_ANEW, EventGroup, GroupAssembler
-from tranlog.source.mariadb_position import BinlogPosition
-from tranlog.source.mariadb_rows import RowsDecoder, rows_decoder
-from tranlog.source.mariadb_statements import StatementKind, statement_kind
-from tranlog.source.mariadb_stream import BinlogStream
-from tranlog.source.mariadb_types import table_map, types_in_binlog
+from tranlog.source.mariadb.groups import START_ANEW, EventGroup, GroupAssembler
+from tranlog.source.mariadb.position import BinlogPosition
+from tranlog.source.mariadb.rows import RowsDecoder, rows_decoder
+from tranlog.source.mariadb.statements import StatementKind, statement_kind
+from tranlog.source.mariadb.stream import BinlogStream
+from tranlog.source.mariadb.types import table_map, types_in_binlog
 from tranlog.source.packer import TransactionPacker
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """The events of MariaDB's binary log: bytes in, small values out.
 
 Owns the layout of every event that we understand, and the names of those that we do not. Row images are
-`mariadb_rows`'s; which events make a transaction is `mariadb_groups`'s. Pure. The hard idea: an event that is not
+`rows`'s; which events make a transaction is `groups`'s. Pure. The hard idea: an event that is not
 understood to its last byte must stop the reader by name, since skipping it would lose a change without a trace.
 
 All functions take an event as the stream hands it over: the 19 bytes of the header in front, no checksum behind.
@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from tranlog.errors import SourceError
-from tranlog.source.mariadb_position import DomainGtid
+from tranlog.source.mariadb.position import DomainGtid
 
 HEADER: Final = struct.Struct("<IBIIIH")
 """Of every event: timestamp in seconds, type, server id, size with header and checksum, end offset, flags."""

@@ -13,7 +13,7 @@ import apsw
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import SourceSetupError
-from tranlog.source.sqlite_schema import install_in, read_installed, register_guard
+from tranlog.source.sqlite.schema import install_in, read_installed, register_guard
 
 _RETRY_S = 0.001
 

@@ -17,8 +17,8 @@ import apsw
 from tranlog.change import Op, TableMap
 from tranlog.errors import SourceError, UnsupportedTypeError
 from tranlog.payload import encode_row
-from tranlog.source.sqlite_buffer import BufferedRow, Place, TransactionBuffer, net_change
-from tranlog.source.sqlite_schema import SCHEMA, TablePlan, typed_row
+from tranlog.source.sqlite.buffer import BufferedRow, Place, TransactionBuffer, net_change
+from tranlog.source.sqlite.schema import SCHEMA, TablePlan, typed_row
 from tranlog.types import Value
 
 Row: TypeAlias = tuple[Value, ...]

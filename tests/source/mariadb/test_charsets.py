@@ -1,4 +1,4 @@
-"""source/mariadb_charsets: text as the server reads it. The integration tests hold every code against a server."""
+"""source/mariadb/charsets: text as the server reads it. The integration tests hold every code against a server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranlog.source.mariadb_charsets import CHARSET_NAMES, bytes_per_character, text_decoder
+from tranlog.source.mariadb.charsets import CHARSET_NAMES, bytes_per_character, text_decoder
 from tranlog.types import CharsetBytes
 
 

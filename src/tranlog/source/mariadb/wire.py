@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from tranlog.source.mariadb_events import (
+from tranlog.source.mariadb.events import (
     ARTIFICIAL,
     HEADER_BYTES,
     EventFormatError,

@@ -1,6 +1,6 @@
 """Row images of the binary log: a decoder written for each table, and compiled.
 
-Owns the bytes of rows; what a value is worth is `mariadb_values`'s. Pure. The hard idea: a loop over columns that asks
+Owns the bytes of rows; what a value is worth is `values`'s. Pure. The hard idea: a loop over columns that asks
 each for its type costs several times what the values cost, so the decoder of a table is Python text with the columns
 written out one after the other, neighbours of fixed size read by one `struct` call. A row without NULLs takes that
 path; a row with NULLs, or with text that does not decode, takes a second one, column by column.
@@ -17,10 +17,10 @@ from functools import lru_cache
 from typing import Any, Final, cast
 from uuid import UUID
 
-from tranlog.source.mariadb_charsets import is_utf8, text_decoder
-from tranlog.source.mariadb_events import BinlogTable, EventFormatError, FieldType
-from tranlog.source.mariadb_types import Family, MariadbType
-from tranlog.source.mariadb_values import (
+from tranlog.source.mariadb.charsets import is_utf8, text_decoder
+from tranlog.source.mariadb.events import BinlogTable, EventFormatError, FieldType
+from tranlog.source.mariadb.types import Family, MariadbType
+from tranlog.source.mariadb.values import (
     FromBytes,
     Memo,
     bit_bytes,

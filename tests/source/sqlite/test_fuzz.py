@@ -293,6 +293,7 @@ def test_a_replica_stays_equal_after_every_transaction(seed: int, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_replica_stays_equal_for_long(tmp_path: Path) -> None:
     total = Counter[str]()
     for seed in range(1000, 1060):

@@ -17,8 +17,8 @@ from typing import Final
 
 from tranlog.change import Column, ForeignKey, TableMap
 from tranlog.errors import UnsupportedTypeError
-from tranlog.source.mariadb_charsets import BINARY, bytes_per_character, text_decoder
-from tranlog.source.mariadb_events import BinlogColumn, BinlogTable, EventFormatError, FieldType
+from tranlog.source.mariadb.charsets import BINARY, bytes_per_character, text_decoder
+from tranlog.source.mariadb.events import BinlogColumn, BinlogTable, EventFormatError, FieldType
 from tranlog.types import CharsetBytes, LogicalType
 
 

@@ -22,7 +22,7 @@ import pymysql
 from pymysql.constants import ER
 
 from tranlog.errors import PositionLostError, SourceError, SourceUnavailableError
-from tranlog.source.mariadb_connection import (
+from tranlog.source.mariadb.connection import (
     SAME_SERVER_ID,
     MariadbSourceOptions,
     close,
@@ -30,8 +30,8 @@ from tranlog.source.mariadb_connection import (
     setup_error,
     translated,
 )
-from tranlog.source.mariadb_position import BinlogPosition, gtid_text
-from tranlog.source.mariadb_wire import EventSplitter, ServerWord
+from tranlog.source.mariadb.position import BinlogPosition, gtid_text
+from tranlog.source.mariadb.wire import EventSplitter, ServerWord
 
 logger = logging.getLogger(__name__)
 

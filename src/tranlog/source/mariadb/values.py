@@ -1,7 +1,7 @@
 """MariaDB's values: the stored bytes of each type, and what they are worth.
 
 Owns the conversions that the binlog's rows and the rows of a SELECT share, so that `tranlog verify` compares like with
-like. Which bytes of a row belong to which column is `mariadb_rows`'s. Pure. The hard idea: MariaDB stores dates that
+like. Which bytes of a row belong to which column is `rows`'s. Pure. The hard idea: MariaDB stores dates that
 no calendar has; those keep the server's own text, in the column's own number of digits.
 
 Source: design/data-model.md, "Values"; MariaDB's manual, "Data types".

@@ -1,4 +1,4 @@
-"""source/mariadb_rows, mariadb_values and mariadb_types: rows that a real server sent, and rows that none would."""
+"""source/mariadb/rows, mariadb/values and mariadb/types: rows that a real server sent, and rows that none would."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tranlog.errors import SourceError, UnsupportedTypeError
 from tranlog.payload import encode_row
-from tranlog.source.mariadb_events import (
+from tranlog.source.mariadb.events import (
     HEADER_BYTES,
     BinlogColumn,
     BinlogTable,
@@ -23,8 +23,8 @@ from tranlog.source.mariadb_events import (
     parse_rows_shape,
     parse_table_map,
 )
-from tranlog.source.mariadb_rows import rows_decoder
-from tranlog.source.mariadb_types import (
+from tranlog.source.mariadb.rows import rows_decoder
+from tranlog.source.mariadb.types import (
     CatalogColumn,
     Family,
     KnownForeignKey,
@@ -35,7 +35,7 @@ from tranlog.source.mariadb_types import (
     type_in_catalog,
     types_in_binlog,
 )
-from tranlog.source.mariadb_values import (
+from tranlog.source.mariadb.values import (
     Memo,
     date_value,
     decimal_bytes,
@@ -44,7 +44,7 @@ from tranlog.source.mariadb_values import (
     set_value,
     uncompressed,
 )
-from tranlog.source.mariadb_wire import EventSplitter
+from tranlog.source.mariadb.wire import EventSplitter
 from tranlog.types import (
     F32,
     Bit,
@@ -62,7 +62,7 @@ from tranlog.types import (
     canonical,
 )
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "mariadb"
+GOLDEN = Path(__file__).parents[2] / "golden" / "mariadb"
 COLLATIONS = {45: "utf8mb4", 46: "utf8mb4", 8: "latin1", 63: "binary", 35: "ucs2", 33: "utf8mb3", 10: "swe7"}
 OLD = "/* mariadb-5.3 */"
 KNOWN = {

@@ -1,4 +1,4 @@
-"""source/mariadb_connection: options that make no sense are refused in a sentence."""
+"""source/mariadb/connection: options that make no sense are refused in a sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tranlog.errors import ConfigError
 from tranlog.source.mariadb import MariadbSource
-from tranlog.source.mariadb_connection import MariadbSourceOptions
+from tranlog.source.mariadb.connection import MariadbSourceOptions
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from tranlog.errors import UnsupportedEventError
-from tranlog.source.mariadb_events import (
+from tranlog.source.mariadb.events import (
     HEADER,
     HEADER_BYTES,
     INFORMATIVE,
@@ -28,7 +28,7 @@ from tranlog.source.mariadb_events import (
     parse_gtid,
     parse_rotate,
 )
-from tranlog.source.mariadb_position import BinlogPosition, DomainGtid
+from tranlog.source.mariadb.position import BinlogPosition, DomainGtid
 
 START_ANEW: Final = (
     "What is before it is in the log. To go on behind it, take a new copy of the target and start a new log after it "

@@ -1,4 +1,4 @@
-"""source/mariadb_wire, mariadb_events and mariadb_groups, on what a real server sent (tests/golden/mariadb)."""
+"""source/mariadb/wire, mariadb/events and mariadb/groups, on what a real server sent (tests/golden/mariadb)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tranlog.errors import TranlogError, UnsupportedEventError
-from tranlog.source.mariadb_events import (
+from tranlog.source.mariadb.events import (
     HEADER_BYTES,
     BinlogColumn,
     EventFormatError,
@@ -29,11 +29,11 @@ from tranlog.source.mariadb_events import (
     table_map_name,
     table_number,
 )
-from tranlog.source.mariadb_groups import EventGroup, GroupAssembler
-from tranlog.source.mariadb_position import BinlogPosition, DomainGtid, parse_gtids
-from tranlog.source.mariadb_wire import EventSplitter, ServerWord
+from tranlog.source.mariadb.groups import EventGroup, GroupAssembler
+from tranlog.source.mariadb.position import BinlogPosition, DomainGtid, parse_gtids
+from tranlog.source.mariadb.wire import EventSplitter, ServerWord
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "mariadb"
+GOLDEN = Path(__file__).parents[2] / "golden" / "mariadb"
 
 
 def stream(name: str) -> bytes:

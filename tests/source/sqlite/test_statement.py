@@ -8,8 +8,8 @@ from __future__ import annotations
 import apsw
 import pytest
 
-from tranlog.source.sqlite_statement import StatementKind as Kind
-from tranlog.source.sqlite_statement import classify, is_blank
+from tranlog.source.sqlite.statement import StatementKind as Kind
+from tranlog.source.sqlite.statement import classify, is_blank
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ import pymysql.cursors
 
 from tranlog.change import TableMap
 from tranlog.errors import UnsupportedTypeError
-from tranlog.source.mariadb_catalog import Catalog
-from tranlog.source.mariadb_charsets import text_decoder
-from tranlog.source.mariadb_connection import Control, MariadbSourceOptions, close, connect, translated
-from tranlog.source.mariadb_types import Family, MariadbType, table_map, type_in_catalog
-from tranlog.source.mariadb_values import date_value, datetime_value, instant_value, set_value
+from tranlog.source.mariadb.catalog import Catalog
+from tranlog.source.mariadb.charsets import text_decoder
+from tranlog.source.mariadb.connection import Control, MariadbSourceOptions, close, connect, translated
+from tranlog.source.mariadb.types import Family, MariadbType, table_map, type_in_catalog
+from tranlog.source.mariadb.values import date_value, datetime_value, instant_value, set_value
 from tranlog.types import F32, Bit, Datetime, EnumLabel, Other, Time, Value
 
 _READ_TIMEOUT_S: Final = 600

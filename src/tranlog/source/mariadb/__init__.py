@@ -1,0 +1,12 @@
+"""MariaDB as a source: its binlog, followed from a GTID position.
+
+Bytes come from `connection` and `stream` and are cut by `wire`; `events` says what they are, `groups` puts events
+together to transactions, `rows` makes a decoder per table from `types`, `values` and `charsets`. `source` hands
+transactions out and knows where it is (`position`); `catalog` and `tables` ask the server by SQL.
+"""
+
+from tranlog.source.mariadb.connection import MariadbSourceOptions
+from tranlog.source.mariadb.source import MariadbSource
+from tranlog.source.mariadb.tables import MariadbTables
+
+__all__ = ["MariadbSource", "MariadbSourceOptions", "MariadbTables"]
