@@ -31,6 +31,7 @@ from tranlog.log.format import (
     EVENT_TYPE,
     HEADER,
     HEADER_LENGTH_MAX,
+    RECORD_START,
     ROTATE_MIN,
     TRAILER,
     BadChecksum,
@@ -104,7 +105,8 @@ class SegmentReader:
         """
         position = self._base | offset
         at = offset - self.start
-        if 0 <= at < len(self.window):
+        # Fewer bytes than a record's first ones are no ground for a verdict: a length may begin with zeros.
+        if 0 <= at <= len(self.window) - RECORD_START.size:
             outcome = parse_record(self.window, at, position, verify)
             if not isinstance(outcome, Partial) or (at == 0 and len(self.window) == WINDOW_BYTES):
                 return outcome if not isinstance(outcome, Partial) else self._read_large(offset, outcome, verify)
