@@ -1,8 +1,8 @@
 """kill -9 of everything, again and again, under load: what was acknowledged arrives, and nothing arrives twice.
 
 `make kill ROUNDS=n SEED=s` runs it. Writers work on MariaDB; capture carries what they commit into the log; apply
-brings it into PostgreSQL with Spark on four channels. Each round ends one process with -9, or stops one and lets it go on
-later, and starts again what is gone. At the end it prints one JSON object. *Acknowledged* is what a writer's COMMIT
+brings it into PostgreSQL with Spark on four channels. Each round ends one process with -9, or stops one and lets it go
+on later, and starts again what is gone. At the end it prints one JSON object. *Acknowledged* is what a writer's COMMIT
 returned for; *lost* what of that is not at the target, or in the log and not at the target; *doubled* what an audit
 trigger at the target counted more often than the log holds it. It ends with 1 unless both are 0.
 """

@@ -5,6 +5,7 @@ They hold tables against tables and an audit trigger's counts against the log's,
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -18,11 +19,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 
-def run(program: str, *arguments: str) -> str:
+def run(program: str, *arguments: str, timeout_s: float = 380) -> str:
     """Run a demo to its end and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / program), *arguments], capture_output=True, text=True, check=False, timeout=380
-    )
+    command = [sys.executable, str(EXAMPLES / program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -53,3 +53,12 @@ def test_mariadb_with_one_schema(public: Path) -> None:
     told = run("mariadb_demo.py", str(public / "demo"), *arguments)
     assert "source and target are equal" in told
     assert "no transaction was applied twice" in told
+
+
+@pytest.mark.timeout(3600)
+def test_kills_lose_and_double_nothing(public: Path, rounds: int) -> None:
+    """A few rounds at each push, fifty when soaking; the order and the moments come from the seed."""
+    told = run("kill_rounds.py", str(public / "kill"), f"--rounds={rounds}", "--seed=3", timeout_s=60 + 40 * rounds)
+    result = json.loads(told)
+    assert (result["lost"], result["doubled"], result["equal"]) == (0, 0, True)
+    assert result["acknowledged"] > 0 and sum(result["kills"].values()) > 0
