@@ -402,6 +402,14 @@ def test_a_task_that_stood_still_writes_nothing_more(tmp_path: Path, context: Sp
     check_equal(target, workload)
 
 
+def _program(pid: int) -> str:
+    """The name of the program that a process runs; empty when it has just ended."""
+    try:
+        return Path(os.readlink(f"/proc/{pid}/exe")).name
+    except OSError:
+        return ""
+
+
 def test_a_spark_that_dies_is_one_clear_error(tmp_path: Path) -> None:
     workload = Workload(seed=94)
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
@@ -409,11 +417,12 @@ def test_a_spark_that_dies_is_one_clear_error(tmp_path: Path) -> None:
     driver = Driver(options(tmp_path, target, until_seqno=None))
     try:
         wait_until(lambda: min(positions(target.options).values(), default=-1) == 30)
-        (jvm,) = [pid for pid in driver.children() if Path(f"/proc/{pid}/exe").resolve().name == "java"]
+        (jvm,) = [pid for pid in driver.children() if _program(pid) == "java"]
         os.kill(jvm, signal.SIGKILL)
         stdout, stderr = driver.process.communicate(timeout=60)
     finally:
         driver.process.kill()
+        driver.process.communicate()
     assert stdout.splitlines()[-1].startswith("EngineError Spark cannot run the pipeline: "), stdout
     assert "goes on from the positions in the target" in stdout
     assert stderr == "" and driver.process.returncode == 0
