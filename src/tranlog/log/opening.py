@@ -96,7 +96,7 @@ def take_lock(path: str, disk: Disk) -> DiskLock:
     except NotADirectoryError as exc:
         raise LogMissingError(path=path, why="it is not a directory") from exc
     except BlockingIOError as exc:
-        raise LogLockedError(path=path, holder=_read_holder(path, disk)) from exc
+        raise LogLockedError(path=path, holder=read_holder(path, disk)) from exc
 
 
 def _sign_lock(path: str, disk: Disk) -> None:
@@ -108,7 +108,8 @@ def _sign_lock(path: str, disk: Disk) -> None:
         file.close()
 
 
-def _read_holder(path: str, disk: Disk) -> str:
+def read_holder(path: str, disk: Disk) -> str:
+    """Return what the last writer of the log at `path` left in its lock file: `pid 4711`; `unknown` without it."""
     try:
         file = disk.open(join(path, LOCK_NAME))
     except OSError:

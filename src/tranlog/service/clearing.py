@@ -21,6 +21,7 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.log.opening import read_holder
 from tranlog.log.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.reader import LogReader
 from tranlog.log.segment import LOCK_NAME
@@ -28,7 +29,6 @@ from tranlog.target.target import ChannelRow
 
 MARK_NAME: Final = "cleared"
 _SEGMENT: Final = re.compile(r"thl\.data\.\d{10}")
-_HOLDER_BYTES: Final = 64
 
 CAVEATS: Final = (
     "Clear a log only while its source is idle. What was committed there and is not in the log yet may otherwise be "
@@ -116,21 +116,6 @@ def has_records(path: str, *, disk: Disk | None = None) -> bool:
         raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
 
 
-def read_holder(path: str, *, disk: Disk | None = None) -> str:
-    """Return what the last writer of the log at `path` wrote into its lock file: `pid 4711`."""
-    disk = OsDisk() if disk is None else disk
-    try:
-        file = disk.open(os.path.join(path, LOCK_NAME))
-    except OSError:
-        return "unknown"
-    try:
-        return file.pread(_HOLDER_BYTES, 0).decode(errors="replace").strip() or "unknown"
-    except OSError:
-        return "unknown"
-    finally:
-        file.close()
-
-
 def clear_log(
     path: str,
     *,
@@ -154,7 +139,7 @@ def clear_log(
     try:
         lock = disk.lock(os.path.join(path, LOCK_NAME))
     except BlockingIOError as exc:
-        raise LogLockedError(path=path, holder=read_holder(path, disk=disk)) from exc
+        raise LogLockedError(path=path, holder=read_holder(path, disk)) from exc
     except OSError as exc:
         raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
     try:

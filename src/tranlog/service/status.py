@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tranlog.clock import Clock
+from tranlog.disk import OsDisk
 from tranlog.errors import SourceError, SourceUnavailableError, TargetError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.log.opening import read_holder
 from tranlog.log.positions import read_holds
 from tranlog.log.reader import LogReader
 from tranlog.log.segment import LOCK_NAME
 from tranlog.pipeline.progress import Counters, lag, restart_seqno
-from tranlog.service.clearing import read_holder
 from tranlog.service.config import Config
 from tranlog.service.listing import time_text
 from tranlog.service.position import is_there
@@ -149,7 +150,7 @@ def writer_of(path: str) -> str | None:
         return None
     try:
         asked = fcntl.fcntl(fd, _F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        return None if _FLOCK.unpack(asked)[0] == fcntl.F_UNLCK else read_holder(path)
+        return None if _FLOCK.unpack(asked)[0] == fcntl.F_UNLCK else read_holder(path, OsDisk())
     finally:
         os.close(fd)
 
