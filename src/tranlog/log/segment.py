@@ -343,16 +343,16 @@ class Segments:
     def _read_header(self, number: int, *, newest: bool) -> SegmentHeader | None:
         file = self._open(number)
         try:
-            header = parse_header(file.pread(HEADER.size, 0))
+            for _ in range(_READ_TRIES):  # a rotation may write the header between two of our looks
+                header = parse_header(file.pread(HEADER.size, 0))
+                if not (isinstance(header, Partial) and newest):
+                    break
+                if file.size() <= HEADER.size or only_zeros(file, 0, file.size()):
+                    return None  # a rotation under way, or cut short
             if isinstance(header, SegmentHeader):
                 refuse_tungsten(file, self.directory)
                 return header
-            if isinstance(header, Partial):
-                if newest and (file.size() <= HEADER.size or only_zeros(file, 0, file.size())):
-                    return None  # a rotation under way, or cut short
-                why = "bad header: cut short or zeros"
-            else:
-                why = header.why
+            why = "bad header: cut short or zeros" if isinstance(header, Partial) else header.why
             raise CorruptRecordError(segment=segment_name(number), offset=0, seqno=None, why=why)
         finally:
             file.close()
