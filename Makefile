@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed-for-pyproject
 PACKAGES := PYTHON=$(PYTHON) scripts/install-packages
-# For one run of some tests: make unit TESTS=tests/log ARGS='-k torn -x'
+# For one run of some tests: make unit TESTS=tests/log ARGS='-k torn -x'. For make bench: ARGS='--record append'
 TESTS ?= tests
 ARGS ?=
 # For `make soak` and `make kill`: examples per Hypothesis test, rounds of kill -9.
@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml
 	@$(PACKAGES) venv
 	@echo "make install: installing tranlog and its libraries into $(VENV) (PySpark among them, 900 MB; minutes the first time)"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --use-pep517 --editable '.[spark,mariadb,postgres,dev]' || { \
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --use-pep517 --editable '.[spark,mariadb,postgres,bench,dev]' || { \
 	  echo "make install: FAILED: pip's reason is above; mend it and start again" >&2; exit 4; }
 	@touch $@
 
@@ -57,12 +57,11 @@ soak: install ## hours: the slow tests, then all others with many more examples 
 
 kill: install ## ROUNDS=50 rounds of kill -9 of everything, under load, from SEED=1: nothing lost, nothing doubled
 	@$(PACKAGES) java mariadb postgres
-	$(call verdict,$(BIN)/python examples/kill_rounds.py --rounds $(ROUNDS) --seed $(SEED))
+	$(call verdict,$(BIN)/python examples/kill_rounds.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
 
-bench: install ## each program in bench/, one question each
-	@set -e; found=no; for program in bench/*.py; do [ -e "$$program" ] || continue; found=yes; \
-	  echo "make bench: $$program"; $(BIN)/python "$$program" || { echo "make bench: FAILED in $$program" >&2; exit 1; }; done; \
-	if [ $$found = yes ]; then echo "make bench: passed"; else echo "make bench: bench/ holds no program yet: nothing was measured"; fi
+bench: install ## the programs in bench/, one question each, and one table; fails where a must is missed
+	@$(PACKAGES) java mariadb postgres
+	$(call verdict,$(BIN)/python bench $(ARGS))
 
 demo: install ## SQLite to log to Spark to SQLite, with a kill in the middle: 2 minutes
 	@$(PACKAGES) java

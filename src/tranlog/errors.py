@@ -165,6 +165,20 @@ class DiskFailedError(LogError):
 
 
 @dataclass(eq=False, kw_only=True)
+class PurgeFailedError(LogError):
+    """A segment that nobody needs any more cannot be removed. The log stays open; the next purge tries again."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"removing {self.path} failed: {self.why}. The log goes on, and the next purge tries again; check the disk "
+            "and the permissions of its directory"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
 class RecordLimitError(LogError):
     """A record that the format cannot hold: refused at append, nothing written."""
 
@@ -316,10 +330,11 @@ class TargetTableError(TargetError):
     table: str
     why: str
     seqno: int | None = None
+    remedy: str = "Create it, or run `tranlog tables create`"
 
     def __str__(self) -> str:
         where = "" if self.seqno is None else f" (seqno {self.seqno})"
-        return f"target table {self.table}{where}: {self.why}. Create it, or run `tranlog tables create`"
+        return f"target table {self.table}{where}: {self.why}. {self.remedy}"
 
 
 @dataclass(eq=False, kw_only=True)

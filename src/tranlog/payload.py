@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Context, Decimal, InvalidOperation
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -57,6 +57,7 @@ DDL_OPTION: Final = "schema_change"
 _TAG_PACKED: Final = b"\xa2\x06"  # field 100, length-delimited
 _F32: Final = struct.Struct(">f")
 _F64: Final = struct.Struct(">d")
+_TAGGED_F64: Final = struct.Struct(">Bd")
 _TYPE_STATEMENT: Final = 2  # OneChange.type STATEMENT_DATA
 _COLUMN_UNSIGNED, _COLUMN_NULLABLE, _COLUMN_CHARSET = 1, 2, 4
 _U64_MAX: Final = (1 << 64) - 1
@@ -78,24 +79,29 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 # --- encoding --------------------------------------------------------------------------------------------
 
 
+_LOW: Final = [bytes((low,)) for low in range(0x80, 0x100)]
+_ENDS: Final = tuple([bytes((n,)) for n in range(0x80)] + [low + bytes((n,)) for n in range(1, 0x80) for low in _LOW])
+"""The varints of the numbers below 2^14, by number."""
+_STARTS: Final = tuple([low + high for high in _LOW for low in _LOW])
+"""What 14 bits of a varint are that go on. Two tables, since a step per seven bits costs several times as much."""
+
+
 def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-_SHORT: Final = tuple(bytes([n]) for n in range(128))
-
-
-def _length(number: int) -> bytes:
-    return _SHORT[number] if 0 <= number < 128 else _varint(number)
+    """Return the varint of a number from 0."""
+    if 0 <= number < 0x4000:
+        return _ENDS[number]
+    if number < 0:
+        raise ValueError(f"{number} is below 0")
+    out = _STARTS[number & 0x3FFF]
+    number >>= 14
+    while number >= 0x4000:
+        out += _STARTS[number & 0x3FFF]
+        number >>= 14
+    return out + _ENDS[number]
 
 
 def _sized(raw: bytes) -> bytes:
-    return _length(len(raw)) + raw
+    return _varint(len(raw)) + raw
 
 
 def _text(text: str) -> bytes:
@@ -104,32 +110,38 @@ def _text(text: str) -> bytes:
 
 def _zigzag(number: int) -> bytes:
     folded = number << 1 if number >= 0 else ~(number << 1)
+    if folded < 0x4000:
+        return _ENDS[folded]
+    if folded < 0x1000_0000:
+        return _STARTS[folded & 0x3FFF] + _ENDS[folded >> 14]
     if folded > _U64_MAX:
         raise ValueError(f"{number} does not fit 64 bits")
-    return _length(folded)
+    return _varint(folded)
 
 
 def _encode_bit(value: Bit) -> bytes:
     width, bits = value.width, value.value
     if not 0 <= width <= _U64_MAX or bits < 0 or bits.bit_length() > width:
         raise ValueError(f"the bits {bits:#x} do not fit a width of {width}")
-    return b"\x12" + _length(width) + bits.to_bytes((width + 7) // 8, "big")
+    return b"\x12" + _varint(width) + bits.to_bytes((width + 7) // 8, "big")
 
 
 _ENCODERS: Final[dict[type, Callable[..., bytes]]] = {
+    bool: lambda value: b"\x03" if value else b"\x02",
+    float: lambda value: _TAGGED_F64.pack(7, value),
     Unchanged: lambda value: b"\x01",
     F32: lambda value: b"\x06" + _F32.pack(value.value),
     Decimal: lambda value: b"\x08" + _text(str(value)),
     CharsetBytes: lambda value: b"\x0b" + _text(value.charset) + _sized(value.raw),
     Date: lambda value: b"\x0c" + _zigzag(value.days),
     Time: lambda value: b"\x0d" + _zigzag(value.micros),
-    Datetime: lambda value: b"\x0e" + _zigzag(value.micros),
+    Datetime: lambda value: encode_datetime(value.micros),
     Instant: lambda value: b"\x0f" + _zigzag(value.micros),
     ZeroDate: lambda value: b"\x10" + _text(value.text),
     InfiniteDate: lambda value: b"\x11\x01" if value.negative else b"\x11\x00",
     Bit: _encode_bit,
     EnumLabel: lambda value: b"\x13" + _text(value.label),
-    SetLabels: lambda value: b"\x14" + _length(len(value.labels)) + b"".join(map(_text, value.labels)),
+    SetLabels: lambda value: b"\x14" + _varint(len(value.labels)) + b"".join(map(_text, value.labels)),
     Json: lambda value: b"\x15" + _text(value.text),
     UUID: lambda value: b"\x16" + value.bytes,
     Other: lambda value: b"\x17" + _text(value.type_name) + _text(value.text),
@@ -143,58 +155,96 @@ def encode_row(row: Iterable[Value]) -> bytes:
     Raises ValueError for a value that no tag can carry: an integer beyond 64 bits, a float beyond its four bytes,
     bits beyond their width, text that has no UTF-8, a foreign type.
     """
-    out = bytearray()
-    try:
-        _put_row(out, row)
-    except OverflowError as exc:
-        raise ValueError(str(exc)) from exc
-    return bytes(out)
-
-
-def _put_row(out: bytearray, row: Iterable[Any]) -> None:
-    """Append a row's values. The tags stand as numbers, the frequent ones in line: this loop is the writer's cost."""
-    push = out.append
-    encoders = _ENCODERS
+    parts: list[bytes] = []
+    push = parts.append
+    ends = _ENDS
+    pack_float = _TAGGED_F64.pack
+    # The frequent tags stand here as bytes, in line: this loop is the writer's cost.
     for value in row:
         kind = type(value)
         if kind is int:
-            number: int = value
-            folded = number << 1 if number >= 0 else ~(number << 1)
-            if folded <= _U64_MAX:
-                push(4)
-            elif 0 <= number <= _U64_MAX:
-                push(5)
-                folded = number
+            if 0 <= value < 0x2000:  # type: ignore[operator]
+                push(b"\x04" + ends[value << 1])  # type: ignore[operator]
             else:
-                raise ValueError(f"integer {number} does not fit 64 bits")
-            while folded > 0x7F:
-                push(folded & 0x7F | 0x80)
-                folded >>= 7
-            push(folded)
+                push(encode_int(value))  # type: ignore[arg-type]
         elif kind is str or kind is bytes:
             if kind is str:
-                push(9)
-                raw: bytes = value.encode()
+                tag = b"\x09"
+                raw: bytes = value.encode()  # type: ignore[union-attr]
             else:
-                push(10)
-                raw = value
+                tag = b"\x0a"
+                raw = value  # type: ignore[assignment]
             size = len(raw)
-            if size < 0x80:
-                push(size)
-            else:
-                out += _varint(size)
-            out += raw
+            push(tag + (ends[size] if size < 0x4000 else _varint(size)) + raw)
         elif value is None:
-            push(0)
+            push(b"\0")
         elif kind is float:
-            push(7)
-            out += _F64.pack(value)
-        elif kind is bool:
-            push(3 if value else 2)
-        elif kind in encoders:
-            out += encoders[kind](value)
+            push(pack_float(7, value))
         else:
-            raise ValueError(f"no value tag carries the type {kind.__name__}")
+            push(encode_other(value))
+    return b"".join(parts)
+
+
+def encode_int(number: int) -> bytes:
+    """Return an integer's tag and bytes. Raises ValueError for one beyond 64 bits."""
+    folded = number << 1 if number >= 0 else ~(number << 1)
+    if folded < 0x4000:
+        return b"\x04" + _ENDS[folded]
+    if folded < 0x1000_0000:
+        return b"\x04" + _STARTS[folded & 0x3FFF] + _ENDS[folded >> 14]
+    if folded <= _U64_MAX:
+        return b"\x04" + _varint(folded)
+    if 0 <= number <= _U64_MAX:
+        return b"\x05" + _varint(number)
+    raise ValueError(f"integer {number} does not fit 64 bits")
+
+
+def encode_float(number: float) -> bytes:
+    """Return the tag and the bytes of a float of eight bytes."""
+    return _TAGGED_F64.pack(7, number)
+
+
+def encode_decimal(text: str) -> bytes:
+    """Return the tag and the bytes of a decimal, given as `str` of a Decimal writes it."""
+    raw = text.encode()
+    return b"\x08" + _ENDS[len(raw)] + raw
+
+
+def encode_datetime(micros: int) -> bytes:
+    """Return the tag and the bytes of a Datetime, given its microseconds."""
+    return b"\x0e" + _zigzag(micros)
+
+
+def encode_utf8(raw: bytes) -> bytes:
+    """Return the tag and the bytes of a text in UTF-8. Raises UnicodeDecodeError for what is none."""
+    if not raw.isascii():
+        raw.decode()
+    size = len(raw)
+    return b"\x09" + (_ENDS[size] if size < 0x4000 else _varint(size)) + raw
+
+
+def encode_bytes(raw: bytes) -> bytes:
+    """Return the tag and the bytes of binary content."""
+    size = len(raw)
+    return b"\x0a" + (_ENDS[size] if size < 0x4000 else _varint(size)) + raw
+
+
+def encode_value(value: Value) -> bytes:
+    """Return the tag and the bytes of any value. Raises as `encode_row`."""
+    return encode_row((value,))
+
+
+def encode_other(value: Value) -> bytes:
+    """Return the tag and the bytes of a value that is no integer, text, bytes or NULL. Raises as `encode_row`."""
+    kind = type(value)
+    try:
+        encode = _ENCODERS[kind]
+    except KeyError:
+        raise ValueError(f"no value tag carries the type {kind.__name__}") from None
+    try:
+        return encode(value)
+    except OverflowError as exc:
+        raise ValueError(str(exc)) from exc
 
 
 @lru_cache(maxsize=4096)
@@ -205,7 +255,7 @@ def encode_table_map(table: TableMap) -> bytes:
     that has no UTF-8.
     """
     columns = len(table.columns)
-    out = [_text(table.schema), _text(table.table), _length(columns)]
+    out = [_text(table.schema), _text(table.table), _varint(columns)]
     for column in table.columns:
         flags = (
             (_COLUMN_UNSIGNED if column.unsigned else 0)
@@ -217,27 +267,34 @@ def encode_table_map(table: TableMap) -> bytes:
             out.append(_text(column.charset))
         if not 0 <= column.length <= _U64_MAX:
             raise ValueError(f"column {column.name} of table {table.name} has the length {column.length}")
-        out.append(_length(column.length))
+        out.append(_varint(column.length))
     for key in (table.primary_key, *table.unique_keys, *[key.columns for key in table.foreign_keys]):
         if not all(0 <= index < columns for index in key):
             raise ValueError(f"a key of table {table.name} names the columns {key} of {columns}, counted from 0")
     out.append(_indexes(table.primary_key))
-    out.append(_length(len(table.unique_keys)))
+    out.append(_varint(len(table.unique_keys)))
     out += map(_indexes, table.unique_keys)
-    out.append(_length(len(table.foreign_keys)))
+    out.append(_varint(len(table.foreign_keys)))
     for foreign in table.foreign_keys:
         out += [
             _indexes(foreign.columns),
             _text(foreign.ref_schema),
             _text(foreign.ref_table),
-            _length(len(foreign.ref_columns)),
+            _varint(len(foreign.ref_columns)),
         ]
         out += map(_text, foreign.ref_columns)
     return b"".join(out)
 
 
+@lru_cache(maxsize=256)
+def _packed_head(tables: tuple[TableMap, ...]) -> bytes:
+    """Return what stands before the number of changes: the version and the tables."""
+    maps = b"".join([_sized(encode_table_map(table)) for table in tables])
+    return b"%c" % PACKED_VERSION + _varint(len(tables)) + maps
+
+
 def _indexes(indexes: tuple[int, ...]) -> bytes:
-    return _length(len(indexes)) + b"".join(map(_length, indexes))
+    return _varint(len(indexes)) + b"".join(map(_varint, indexes))
 
 
 @lru_cache(maxsize=4096)
@@ -302,15 +359,37 @@ class PayloadBuilder:
             number = self._tables[table] = len(self._tables)
         changes = self._changes
         changes.append(op)
-        changes += _length(number)
+        changes += _varint(number)
         changes += images
         self._count += 1
+
+    def add_encoded_rows(self, table: TableMap, op: Op, rows: Sequence[bytes], *, start: int, limit: int) -> int:
+        """Add a row change for each of `rows` from `start` on, each as in `add_encoded`, until `size` reaches `limit`.
+
+        Return the index behind the last one added; at least one is, so `start` must be one of theirs.
+        """
+        number = self._tables.get(table)
+        if number is None:
+            self._size += len(encode_table_map(table)) + 4
+            number = self._tables[table] = len(self._tables)
+        head = b"%c" % op + _varint(number)
+        changes = self._changes
+        room = limit - self._size
+        at = start
+        for images in rows[start:] if start else rows:
+            changes += head
+            changes += images
+            at += 1
+            if len(changes) >= room:
+                break
+        self._count += at - start
+        return at
 
     def add_statement(self, statement: Statement) -> None:
         """Add a statement at its place. Raises ValueError for one that could not be read back."""
         raw = _encode_statement(statement)
         self._changes.append(OP_STATEMENT)
-        self._changes += _length(len(self._statements))
+        self._changes += _varint(len(self._statements))
         self._count += 1
         self._statements.append(raw)
         self._size += len(raw)
@@ -321,15 +400,13 @@ class PayloadBuilder:
 
     def take(self, *, metadata: Options = (), options: Options = ()) -> bytes:
         """Return the payload of all that was collected, and start anew."""
-        out = list(self._statements)
-        out += [_delimited(2, _option(name, value)) for name, value in metadata]
-        out += [_delimited(3, _option(name, value)) for name, value in options]
+        out: list[bytes | bytearray] = [*self._statements, *[_delimited_option(2, *one) for one in metadata]]
+        if options:
+            out += [_delimited_option(3, *one) for one in options]
         if self._tables:
-            packed = [_SHORT[PACKED_VERSION], _length(len(self._tables))]
-            packed += [_sized(encode_table_map(table)) for table in self._tables]
-            packed += [_length(self._count), bytes(self._changes)]
-            body = b"".join(packed)
-            out += [_TAG_PACKED, _length(len(body)), body]
+            head, count, changes = _packed_head(tuple(self._tables)), _varint(self._count), self._changes
+            size = len(head) + len(count) + len(changes)
+            out += (_TAG_PACKED, _varint(size), head, count, changes)  # joined once: a row may have 1 GB
         self.drop()
         return b"".join(out)
 
@@ -347,7 +424,12 @@ def encode(payload: Payload) -> bytes:
 
 
 def _delimited(field: int, body: bytes) -> bytes:
-    return _length(field << 3 | 2) + _length(len(body)) + body
+    return _varint(field << 3 | 2) + _varint(len(body)) + body
+
+
+@lru_cache(maxsize=4096)
+def _delimited_option(field: int, name: str, value: str) -> bytes:
+    return _delimited(field, _option(name, value))
 
 
 def _option(name: str, value: str) -> bytes:
@@ -371,7 +453,7 @@ def _encode_statement(statement: Statement) -> bytes:
     body.append(b"\x28" + _varint(error_code & _U64_MAX))
     if isinstance(statement.sql, bytes):
         body.append(_delimited(6, statement.sql))
-    return _delimited(1, b"\x08" + _SHORT[_TYPE_STATEMENT] + _delimited(3, b"".join(body)))
+    return _delimited(1, b"\x08" + _varint(_TYPE_STATEMENT) + _delimited(3, b"".join(body)))
 
 
 # --- decoding --------------------------------------------------------------------------------------------

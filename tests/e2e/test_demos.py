@@ -5,7 +5,6 @@ They hold tables against tables and an audit trigger's counts against the log's,
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -53,12 +52,3 @@ def test_mariadb_with_one_schema(public: Path) -> None:
     told = run("mariadb_demo.py", str(public / "demo"), *arguments)
     assert "source and target are equal" in told
     assert "no transaction was applied twice" in told
-
-
-@pytest.mark.timeout(3600)
-def test_kills_lose_and_double_nothing(public: Path, rounds: int) -> None:
-    """A few rounds at each push, fifty when soaking; the order and the moments come from the seed."""
-    told = run("kill_rounds.py", str(public / "kill"), f"--rounds={rounds}", "--seed=3", timeout_s=60 + 40 * rounds)
-    result = json.loads(told)
-    assert (result["lost"], result["doubled"], result["equal"]) == (0, 0, True)
-    assert result["acknowledged"] > 0 and sum(result["kills"].values()) > 0

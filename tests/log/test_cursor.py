@@ -111,6 +111,53 @@ def test_every_transaction_is_read_from_every_place(seed: int) -> None:
         assert reader.header(Seqno(-1)) is None
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_passing_over_ends_where_reading_would(seed: int) -> None:
+    """pipeline.md: a channel passes others' transactions by their record headers; in any mixture none is missed."""
+    disk = SimDisk()
+    log, _ = mixed_log(disk, seed)
+    rng = random.Random(seed)
+    with log, open_reader(disk) as reader:
+        whole = [one.header for one in read_all(log.cursor())]
+        passed_over = 0
+        with reader.cursor() as cursor:
+            at = 0
+            while at < len(whole):
+                upto = at + rng.choice((0, 1, 3, 50))
+                passed = cursor.pass_over({b"shop"} if rng.random() < 0.9 else {b"depot"}, Seqno(upto))
+                assert at - 1 <= passed <= upto
+                if passed >= at:
+                    passed_over += passed + 1 - at
+                    assert cursor.passed() == whole[passed]
+                    at = passed + 1
+                if rng.random() < 0.5 or passed < at:
+                    header = cursor.next_header()
+                    assert header == (whole[at] if at < len(whole) else None)
+                    at += 1
+        assert passed_over > 30
+        assert reader.cursor().pass_over({b"shop"}, Seqno(9)) == -1, "nothing was read yet"
+
+
+def test_damage_behind_what_was_passed_is_named() -> None:
+    """A length that lies is found at the record behind it, and blamed on the one that has it."""
+    disk = SimDisk()
+    with open_log(disk) as log:
+        fill(log, 6)
+        third = log.cursor()
+        third.seek(Seqno(3))
+        header = third.next_header()
+        assert header is not None
+        place = lsn_offset(header.lsn)
+    flip(disk, segment_path(1), place + 3)  # the length of seqno 3
+    with open_reader(disk) as reader, reader.cursor() as cursor:
+        cursor.seek(Seqno(1))
+        assert cursor.next_header() is not None
+        assert cursor.pass_over({b"shop"}, Seqno(6)) == 3, "its checksum is only looked at with its payload"
+        with pytest.raises(CorruptRecordError) as caught:
+            cursor.next_header()
+        assert caught.value.offset == place
+
+
 def test_records_are_shown_fragment_by_fragment() -> None:
     disk = SimDisk()
     with open_log(disk) as log:
@@ -561,3 +608,24 @@ def test_what_was_cut_and_written_again_is_not_read_from_an_old_window() -> None
                 found = read_all(cursor)
                 assert [one.header.event_id for one in found] == ["e0", "e1", "e2"]
                 assert [b"".join(one.payloads()) for one in found] == [make_payload(n, 100) for n in range(3)]
+
+
+@pytest.mark.parametrize("seqno", [1, 2, 5])
+def test_zeros_over_a_records_end_do_not_read_as_a_record_without_checksum(seqno: int) -> None:
+    """Method 00 among records with 01 of one epoch: payload and trailer were lost; recovery refuses it as well."""
+    disk = SimDisk()
+    with open_log(disk) as log:
+        fill(log, 5, size=300)
+    path = segment_path(1)
+    raw = bytearray(disk.content(path))
+    with open_reader(disk) as reader, reader.cursor() as cursor:
+        header = next(one.header for one in read_all(cursor) if one.header.seqno == seqno)
+    start = header.lsn & 0xFFFFFFFF
+    raw[start + header.record_length - 100 : start + header.record_length] = bytes(100)
+    disk.set_content(path, bytes(raw))
+    with open_reader(disk) as reader, reader.cursor() as cursor:
+        cursor.seek(header.seqno)
+        found = cursor.next()
+        assert found is not None
+        with pytest.raises(CorruptRecordError, match="without a checksum behind records with one"):
+            found.payload()

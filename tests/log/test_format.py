@@ -33,6 +33,7 @@ from tranlog.log.format import (
     parse_event,
     parse_header,
     parse_record,
+    pass_events,
     segment_name,
     segment_number,
     skip_events,
@@ -296,6 +297,7 @@ def test_any_bytes_end_in_a_value(raw: bytes, at: int, checksum: bool) -> None:
     parse_header(raw)
     is_tungsten(raw)
     assert skip_events(raw, at, 1 << 62) >= at
+    assert pass_events(raw, at, 1, 1 << 62, {b"shop", b""}) == (at, 1, -1), "no room for a whole record"
 
 
 @given(st.integers(0, 400), st.binary(min_size=1, max_size=6), st.booleans())
@@ -306,6 +308,33 @@ def test_damaged_records_end_in_a_value(at: int, damage: bytes, resign: bool) ->
     raw = record[:at] + damage + record[at + len(damage) :]
     outcome = parse_record(signed(raw) if resign else raw, 0, 0)
     assert isinstance(outcome, Outcome)
+
+
+@given(st.lists(st.sampled_from(("shop", "depot", "a\u00e9", "")), max_size=12), st.integers(0, 12), st.integers(0, 60))
+def test_a_run_of_others_transactions_is_passed(shards: list[str], upto: int, cut: int) -> None:
+    """Up to the first of another shard, the last seqno wanted, or the end of the bytes, whichever comes first."""
+    records = [event(seqno=number, shard_id=shard) for number, shard in enumerate(shards)]
+    raw = b"".join(records)
+    raw = raw[: len(raw) - cut]
+    passed = 0
+    while (
+        passed < len(shards)
+        and shards[passed] in ("shop", "a\u00e9")
+        and passed <= upto
+        and sum(map(len, records[: passed + 1])) <= len(raw)
+    ):
+        passed += 1
+    at, last = sum(map(len, records[:passed])), sum(map(len, records[: max(passed - 1, 0)]))
+    wanted = {b"shop", "a\u00e9".encode()}
+    assert pass_events(raw, 0, 0, upto, wanted) == (at, passed, last if passed else -1)
+
+
+@pytest.mark.parametrize("changed", [{"fragno": 1}, {"last_frag": False}, {"seqno": 8}])
+def test_what_is_no_whole_transaction_is_not_passed(changed: dict[str, Any]) -> None:
+    """Only a transaction of one fragment, and the one that belongs there, can be passed by its start alone."""
+    assert pass_events(event(**changed), 0, 7, 9, {b"shop"}) == (0, 7, -1)
+    record = event()
+    assert pass_events(record[:4] + b"\x03" + record[5:], 0, 7, 9, {b"shop"}) == (0, 7, -1)
 
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)

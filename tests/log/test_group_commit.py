@@ -247,6 +247,33 @@ def test_a_full_disk_tells_every_thread_whose_transaction_it_took() -> None:
         assert sorted(one[1] for one in contents(log)) == ["e0", *(f"later{n}" for n in range(4))]
 
 
+def test_who_waits_for_what_a_full_disk_took_from_others_is_let_go() -> None:
+    """A thread that commits what others appended has lost nothing: it neither fails nor syncs for ever."""
+    disk = SimDisk()
+    with open_log(disk) as log:
+        gate = Gate(disk)
+        log.append(make_fragment("first"))
+        leader = threading.Thread(target=log.commit, daemon=True)
+        leader.start()
+        gate.await_reached()
+        log.append(make_fragment("refused"))
+        covered: list[int] = []
+        waiting = threading.Thread(target=lambda: covered.append(log.commit()), daemon=True)
+        waiting.start()
+        until_waiting(log, 1)
+        disk.room = 10
+        before = disk.counts["sync"]
+        disk.before_sync = None  # the leader's sync is held at the gate; cutting back takes one of its own
+        with pytest.raises(DiskFullError):
+            log.commit(sync=False)
+        gate.let(1)
+        leader.join(60)
+        waiting.join(60)
+        assert covered == [1]
+        assert disk.counts["sync"] == before + 2
+        disk.room = None
+
+
 def test_a_failed_sync_is_told_to_everybody_who_waits() -> None:
     disk = SimDisk()
     log = open_log(disk)

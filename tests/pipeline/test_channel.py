@@ -5,6 +5,7 @@ Spark only starts these tasks; here threads do, so that what is tested is the ch
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +28,18 @@ from fix_pipeline import (
     write_log,
 )
 from tranlog.change import Op, RowChange
-from tranlog.errors import ConflictError, LogMissingError, ReplacedError, TargetAheadError, TargetTableError
+from tranlog.errors import (
+    ConfigError,
+    ConflictError,
+    LogMissingError,
+    ReplacedError,
+    TargetAheadError,
+    TargetTableError,
+)
 from tranlog.ids import Seqno
 from tranlog.log.log import Log
-from tranlog.pipeline.channel import GroupBounds, TaskEnd
+from tranlog.log.reader import LogReader
+from tranlog.pipeline.channel import Channel, GroupBounds, TaskEnd
 from tranlog.pipeline.channels import AssignmentRule, ShardPlan
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
@@ -274,3 +283,27 @@ def test_a_locked_target_is_waited_for(tmp_path: Path, workload: Workload, targe
     assert {result.end for result in running.join()} == {TaskEnd.LIMIT}
     check_equal(target, workload)
     assert counters(target.options).retries > 0
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_an_assignment_of_another_plan(
+    tmp_path: Path, workload: Workload, target: SqliteTarget, replaced: bool
+) -> None:
+    """A row beyond the task's channels is an operator's only if no later driver with a larger plan has put it there."""
+    last = write_log(tmp_path / "log", workload, 20)
+    two = ShardPlan(channels=2)
+    task, _ = tasks_for(target.options, tmp_path / "log", two, take(target.options, two), until=last)
+    opened = open_target(target.options)
+    read_assignment = opened.read_assignment
+
+    def read_later(pipeline: str) -> dict[str, int]:
+        if replaced:
+            take(target.options, FOUR)
+        target.query("INSERT INTO tranlog_shard VALUES ('p', 'north', 3)")
+        return read_assignment(pipeline)
+
+    opened.read_assignment = read_later  # type: ignore[method-assign]
+    with contextlib.closing(Channel(task, lambda: opened, lambda: LogReader.open(tmp_path / "log"))) as channel:
+        result = channel.run()
+    assert result.end is (TaskEnd.REPLACED if replaced else TaskEnd.FAILED)
+    assert isinstance(result.error, ReplacedError if replaced else ConfigError)

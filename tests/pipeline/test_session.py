@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,15 @@ import pytest
 from tranlog.errors import ConfigError, EngineError, LogMissingError
 from tranlog.pipeline.apply import ApplyOptions, run_apply
 from tranlog.pipeline.channel import GroupBounds
-from tranlog.pipeline.session import _make_scratch, check_slots, default_master, find_java, master_slots
+from tranlog.pipeline.session import (
+    _make_scratch,
+    _note_folders,
+    check_slots,
+    default_master,
+    find_java,
+    master_slots,
+    restore_scratch,
+)
 from tranlog.target.options import TargetOptions
 
 
@@ -112,3 +121,16 @@ def test_no_log_is_said_before_spark_starts(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(LogMissingError, match="log"):
         run_apply(options(tmp_path))
+
+
+def test_deleted_scratch_folders_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that Spark made at its start, and those for blocks, which it believes to have made: issue 4, item 1."""
+    monkeypatch.setattr("tranlog.pipeline.session._folders", [])
+    (tmp_path / "s" / "blockmgr-1" / "0a").mkdir(parents=True)
+    (tmp_path / "s" / "spark-1" / "pyspark-1").mkdir(parents=True)
+    _note_folders(str(tmp_path / "s"))
+    shutil.rmtree(tmp_path / "s")
+    restore_scratch()
+    assert (tmp_path / "s" / "spark-1" / "pyspark-1").is_dir()
+    blocks = tmp_path / "s" / "blockmgr-1"
+    assert sorted(folder.name for folder in blocks.iterdir()) == [f"{number:02x}" for number in range(64)]

@@ -152,6 +152,24 @@ def test_encoded_images_give_the_same_fragments() -> None:
     assert plain.finish(event_id="e", tstamp=0) == encoded.finish(event_id="e", tstamp=0)
 
 
+@pytest.mark.parametrize("at_once", [1, 7, 300])
+def test_encoded_rows_give_the_same_fragments_however_many_come_at_once(at_once: int) -> None:
+    """Also no table without a row: not for no rows, and not in the fragment behind one that the last row filled."""
+    one_by_one, several = packer(fragment_bytes=500), packer(fragment_bytes=500)
+    images = [encode_row((str(number) * (number % 40),)) for number in range(300)]
+    assert list(several.add_encoded_rows(ITEMS, Op.INSERT, [], event_id="e", tstamp=1)) == []
+    plain = [one_by_one.add_encoded(ORDERS, Op.INSERT, image, event_id="e", tstamp=1) for image in images]
+    cut: list[Fragment] = []
+    for at in range(0, len(images), at_once):
+        cut += several.add_encoded_rows(ORDERS, Op.INSERT, images[at : at + at_once], event_id="e", tstamp=1)
+    assert cut == [fragment for fragment in plain if fragment is not None] and len(cut) > 5
+    full = encode_row(("x" * 500,))
+    for into in (one_by_one, several):
+        assert len(list(into.add_encoded_rows(ORDERS, Op.INSERT, [full], event_id="e", tstamp=1))) == 1
+    assert one_by_one.finish(event_id="e", tstamp=0) == several.finish(event_id="e", tstamp=0)
+    assert len(several) == 0
+
+
 def test_begin_drops_an_unfinished_transaction() -> None:
     into = packer(fragment_bytes=100)
     for _ in range(3):

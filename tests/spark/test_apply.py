@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from fix_driver import SMALL, Driver, Run, alive, options, program, wait_until
 from fix_pipeline import (
     BY_SCHEMA,
     PostgresTarget,
@@ -29,10 +23,11 @@ from fix_pipeline import (
     write_log,
 )
 from tranlog.change import Op, RowChange
-from tranlog.errors import ConflictError, EngineError, PipelineHeldError, ReplacedError, TargetAheadError
+from tranlog.errors import ConflictError, EngineError, TargetAheadError
+from tranlog.ids import NO_SEQNO
 from tranlog.log.log import Log
 from tranlog.log.positions import read_holds
-from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.apply import ApplyStatus, run_apply
 from tranlog.pipeline.channel import GroupBounds, TaskEnd
 from tranlog.pipeline.channels import AssignmentRule
 from tranlog.pipeline.session import build_session
@@ -45,54 +40,11 @@ if TYPE_CHECKING:
 
 # Some start a JVM of their own, which takes its time on a busy machine.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-SMALL = GroupBounds(transactions=3)
 
 
 @pytest.fixture
 def context(spark: SparkSession) -> SparkContext:
     return spark.sparkContext
-
-
-def options(tmp_path: Path, target: SqliteTarget | PostgresTarget, **more) -> ApplyOptions:
-    return ApplyOptions(
-        **{"pipeline": "p", "log_dir": str(tmp_path / "log"), "target": target.options, "until_seqno": "now", **more}
-    )
-
-
-class Run:
-    """A run in a thread, to be disturbed."""
-
-    def __init__(self, given: ApplyOptions, context: SparkContext) -> None:
-        self.stop = threading.Event()
-        self.reports: list[ApplyStatus] = []
-        self.result: ApplyResult | None = None
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(given, context), daemon=True)
-        self._thread.start()
-
-    def _run(self, given: ApplyOptions, context: SparkContext) -> None:
-        try:
-            self.result = run_apply(given, stop=self.stop, report=self.reports.append, spark=context)
-        except BaseException as exc:
-            self.error = exc
-
-    def join(self) -> ApplyResult:
-        self.ended()
-        if self.error is not None:
-            raise self.error
-        assert self.result is not None
-        return self.result
-
-    def ended(self) -> None:
-        self._thread.join(120)
-        assert not self._thread.is_alive(), "it did not end"
-
-
-def wait_until(true: Callable[[], bool], timeout_s: float = 100.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("seed", [21, 22])
@@ -142,67 +94,28 @@ def test_a_pipeline_follows_until_it_is_stopped(tmp_path: Path, context: SparkCo
     check_equal(target, workload)
 
 
-def worker_of(target: SqliteTarget, channel: int) -> int | None:
-    """The process that has claimed a channel, from `tranlog_channel.session`."""
+def test_a_stop_that_the_user_did_not_ask_for_is_no_end(tmp_path: Path, context: SparkContext) -> None:
+    """A task that cannot go on asks all to stop; if its job then fails, as when a worker is killed, its reason is lost.
+
+    What is left is its wish in the target. Taken for the user's it would end the run with exit code 0.
+    """
+    workload = Workload(seed=43)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
     opened = open_target(target.options)
-    try:
-        session = next((row.session for row in opened.read_channels("p") if row.channel == channel), "")
-    finally:
+    with Log.open(str(tmp_path / "log"), source_id="test") as log:
+        run = Run(options(tmp_path, target, until_seqno=None), context)
+        workload.write(log, 20)
+        wait_until(lambda: set(positions(target.options).values()) == {log.last_seqno})
+        row = opened.read_pipeline("p")
+        assert row is not None
+        opened.request_stop(pipeline="p", token=row.token, stop_at_seqno=NO_SEQNO)
         opened.close()
-    return int(session.split()[0]) if session else None
-
-
-def test_a_task_that_dies_is_run_again(tmp_path: Path, context: SparkContext) -> None:
-    """kill -9 of one channel's worker, again and again: Spark runs the task again (local[4,3]), and where it gives
-    up, the driver submits the job again; nothing is lost or done twice."""
-    workload = Workload(seed=51)
-    target = SqliteTarget(tmp_path / "target.db", workload.tables)
-    last = write_log(tmp_path / "log", workload, 3000)
-    run = Run(options(tmp_path, target, group=SMALL), context)
-    killed: set[int] = set()
-    wait_until(lambda: min(positions(target.options).values(), default=-1) >= 0)
-    while len(killed) < 4 and run.result is None and run.error is None:
-        pid = worker_of(target, 1)
-        if pid is not None and pid not in killed and pid != os.getpid():
-            os.kill(pid, signal.SIGKILL)
-            killed.add(pid)
-        time.sleep(0.02)
-    result = run.join()
-    assert len(killed) == 4, f"the run was over after {len(killed)} kills; give it more to do"
-    assert result.resubmissions >= 1, "three deaths of one task end a job"
-    assert any("submitted again" in note for note in result.status.notes)
-    assert set(positions(target.options).values()) == {last}
-    check_equal(target, workload)
-
-
-def test_a_second_driver_refuses_or_takes_over(tmp_path: Path, context: SparkContext) -> None:
-    workload = Workload(seed=61)
-    target = SqliteTarget(tmp_path / "target.db", workload.tables)
-    write_log(tmp_path / "log", workload, 50)
-    first = Run(options(tmp_path, target, until_seqno=None), context)
-    wait_until(lambda: bool(first.reports))
-    with pytest.raises(PipelineHeldError, match=r"is being run by .* pid \d+\. Stop it first, or use --take-over"):
-        run_apply(options(tmp_path, target), spark=context)
-    result = run_apply(options(tmp_path, target, take_over=True), spark=context)
-    assert result.end is TaskEnd.LIMIT
-    first.ended()
-    assert isinstance(first.error, ReplacedError)
-    check_equal(target, workload)
-
-
-def test_of_two_that_start_at_once_one_runs(tmp_path: Path, context: SparkContext) -> None:
-    """Neither sees the other's alive_at move, since there is no row yet: the token decides."""
-    workload = Workload(seed=62)
-    target = SqliteTarget(tmp_path / "target.db", workload.tables)
-    last = write_log(tmp_path / "log", workload, 50)
-    both = [Run(options(tmp_path, target, until_seqno=None), context) for _ in range(2)]
-    wait_until(lambda: any(run.error is not None for run in both))
-    wait_until(lambda: set(positions(target.options).values()) == {last})
-    for run in both:
+        wait_until(lambda: any("asked all others to stop" in note for one in run.reports for note in one.notes))
+        workload.write(log, 20)
+        wait_until(lambda: set(positions(target.options).values()) == {log.last_seqno})
         run.stop.set()
-        run.ended()
-    (error,) = [run.error for run in both if run.error is not None]
-    assert isinstance(error, PipelineHeldError | ReplacedError)
+        result = run.join()
+    assert (result.end, result.resubmissions) == (TaskEnd.STOPPED, 1)
     check_equal(target, workload)
 
 
@@ -298,60 +211,6 @@ def test_a_second_spark_of_another_kind_is_refused(spark: SparkSession) -> None:
         build_session("local[2]", "another")
 
 
-DRIVER = """
-import pickle, signal, sys, threading
-from tranlog.errors import TranlogError
-from tranlog.pipeline.apply import run_apply
-stop = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stop.set())
-options = pickle.loads(bytes.fromhex(sys.argv[1]))
-def report(status):
-    print(status.phase, status.restart_seqno, flush=True)
-try:
-    result = run_apply(options, stop=stop, report=report)
-    print("ended", result.end, flush=True)
-except TranlogError as exc:
-    print(type(exc).__name__, exc, flush=True)
-"""
-
-
-class Driver:
-    """A driver in a process of its own, with a JVM of its own."""
-
-    def __init__(self, given: ApplyOptions) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, pickle.dumps(given).hex()],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def children(self) -> set[int]:
-        """All processes below it, by their parents."""
-        parents: dict[int, int] = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                except OSError:
-                    continue
-        found = {self.process.pid}
-        while more := {pid for pid, parent in parents.items() if parent in found} - found:
-            found |= more
-        return found - {self.process.pid}
-
-
-def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if Path(f"/proc/{pid}").exists() and " Z " not in _stat(pid)}
-
-
-def _stat(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return " Z "
-
-
 def test_a_driver_that_is_killed_loses_nothing(tmp_path: Path, context: SparkContext) -> None:
     """kill -9 in the middle: its JVM and workers go with it, and the next driver goes on from the positions."""
     workload = Workload(seed=91)
@@ -374,42 +233,6 @@ def test_a_driver_that_is_killed_loses_nothing(tmp_path: Path, context: SparkCon
     check_equal(target, workload)
 
 
-def test_a_task_that_stood_still_writes_nothing_more(tmp_path: Path, context: SparkContext) -> None:
-    """ "SIGSTOP a worker, kill -9 the driver, start `tranlog apply` again, SIGCONT": maybe inside a transaction."""
-    workload = Workload(seed=93)
-    target = SqliteTarget(tmp_path / "target.db", workload.tables)
-    write_log(tmp_path / "log", workload, 3000)
-    driver = Driver(options(tmp_path, target, group=SMALL))
-    stopped: list[int] = []
-    try:
-        wait_until(lambda: min(positions(target.options).values(), default=-1) > 20)
-        for channel in (0, 2):
-            pid = worker_of(target, channel)
-            assert pid is not None
-            os.kill(pid, signal.SIGSTOP)
-            stopped.append(pid)
-        driver.process.kill()
-        driver.process.communicate(timeout=60)
-        given = replace(options(tmp_path, target), target=replace(target.options, lock_timeout_s=1.0))
-        run = Run(given, context)
-        wait_until(lambda: min(positions(target.options).values()) > 500 or run.error is not None)
-    finally:
-        driver.process.kill()
-        for pid in alive(set(stopped)):
-            os.kill(pid, signal.SIGCONT)
-    assert run.join().end is TaskEnd.LIMIT
-    wait_until(lambda: not alive(set(stopped)))
-    check_equal(target, workload)
-
-
-def _program(pid: int) -> str:
-    """The name of the program that a process runs; empty when it has just ended."""
-    try:
-        return Path(os.readlink(f"/proc/{pid}/exe")).name
-    except OSError:
-        return ""
-
-
 def test_a_spark_that_dies_is_one_clear_error(tmp_path: Path) -> None:
     workload = Workload(seed=94)
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
@@ -417,7 +240,7 @@ def test_a_spark_that_dies_is_one_clear_error(tmp_path: Path) -> None:
     driver = Driver(options(tmp_path, target, until_seqno=None))
     try:
         wait_until(lambda: min(positions(target.options).values(), default=-1) == 30)
-        (jvm,) = [pid for pid in driver.children() if _program(pid) == "java"]
+        (jvm,) = [pid for pid in driver.children() if program(pid) == "java"]
         os.kill(jvm, signal.SIGKILL)
         stdout, stderr = driver.process.communicate(timeout=60)
     finally:

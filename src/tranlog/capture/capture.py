@@ -23,6 +23,9 @@ from tranlog.source.source import Source
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_BATCH_S = 2.0
+"""A disk that stood still for a minute is no reason to show nothing for another."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
@@ -31,7 +34,11 @@ class CaptureOptions:
     batch_bytes: int = 4 << 20
     """Payload bytes after which a sync is due, at the next transaction's end."""
     batch_s: float = 0.05
-    """Seconds after which a sync is due while the source has ever more: a bound on how late a transaction shows."""
+    """Seconds after which a sync is due while the source has ever more: a bound on how late a transaction shows.
+
+    On a disk whose syncs take longer than that, as long as the last one took, up to 2 seconds: else most of the time
+    would go to waiting for syncs of next to nothing.
+    """
     poll_s: float = 0.5
     """Seconds that one wait for the source lasts; also how late an event given to `run` may be seen."""
 
@@ -81,6 +88,7 @@ class Capture:
         self._batch_transactions = 0
         self._batch_fragments = 0
         self._batch_bytes = 0
+        self._sync_s = 0.0  # how long the last sync took, up to _LONGEST_BATCH_S
         self._status = CaptureStatus(
             source_id=source.source_id,
             transactions=0,
@@ -152,7 +160,8 @@ class Capture:
                     self._batch_fragments += parts
                     self._batch_bytes += size
                     parts = size = 0
-                    if self._batch_bytes >= options.batch_bytes or clock.monotonic() - began >= options.batch_s:
+                    waited = clock.monotonic() - began
+                    if self._batch_bytes >= options.batch_bytes or waited >= max(options.batch_s, self._sync_s):
                         self._commit()
                         began = clock.monotonic()
                 if stop.is_set() or self._stop.is_set():
@@ -176,7 +185,9 @@ class Capture:
 
     def _commit(self) -> None:
         """Make the batch durable in the log, and only then let the source forget it."""
+        began = self._clock.monotonic()
         seqno = self._log.commit()
+        self._sync_s = min(self._clock.monotonic() - began, _LONGEST_BATCH_S)
         last = self._batch_last
         assert last is not None
         before = self._status

@@ -10,7 +10,7 @@ Source: seeds/thl-internals, "Reading from the THL"; design/log-format.md, "Who 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Protocol
 
 from tranlog.change import Change
@@ -18,6 +18,7 @@ from tranlog.errors import CorruptRecordError, LogClosedError, LogUnreadableErro
 from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment
 from tranlog.log.format import (
     BAD_CHECKSUM,
+    CRC_NONE,
     HEADER,
     BadChecksum,
     End,
@@ -30,6 +31,7 @@ from tranlog.log.format import (
     SyncRecord,
     parse_event,
     parse_header,
+    pass_events,
     segment_name,
     skip_events,
 )
@@ -89,7 +91,8 @@ class StoredTransaction:
         """Return the payload of the one fragment, from the window that its header was found in where it fits."""
         header = self.header
         at = lsn_offset(header.lsn) - self._window_start
-        if at >= 0 and at + header.record_length <= len(self._window):
+        unsure = header.crc_method == CRC_NONE and self._view.checksum
+        if at >= 0 and at + header.record_length <= len(self._window) and not unsure:
             payload = payload_at(self._window, at, header, checksum=self._view.checksum)
             if payload is None:
                 name = segment_name(lsn_segment(header.lsn))
@@ -176,6 +179,7 @@ class Cursor:
         self._next: Seqno = view.segments.first_seqno()
         self._limit = NO_SEQNO
         self._last: tuple[SegmentReader, Lsn, int, RecordHeader] | None = None
+        self._passed: tuple[bytes, int, Lsn] | None = None  # window, place in it, and LSN of the last one passed over
         self._closed = False
 
     @property
@@ -192,7 +196,7 @@ class Cursor:
             raise PurgedError(seqno=seqno, first=first)
         if not (self._reader is not None and self._expect <= seqno and seqno - self._expect < 64):
             self._leave()
-        self._last = None
+        self._last = self._passed = None
         self._next = seqno
 
     def next(self, timeout_s: float = 0.0) -> StoredTransaction | None:
@@ -255,6 +259,36 @@ class Cursor:
         self._offset = offset
         self._expect = self._next = Seqno(wanted + 1)
         self._last = (reader, Lsn(base | first), fragno + 1, header)
+        return header
+
+    def pass_over(self, shards: Container[bytes], upto: Seqno) -> Seqno:
+        """Pass the next transactions that belong to one of `shards` (in UTF-8); return the seqno passed last.
+
+        Ends: in front of any other transaction, behind `upto`, and wherever going on would cost more than a look into
+        the bytes read already: then `next_header` goes on. Nothing but the row of seqnos is verified.
+        """
+        reader, seqno = self._reader, self._next
+        at = -1 if reader is None or self._expect != seqno else self._offset - reader.start
+        if reader is None or at < 0:
+            return Seqno(seqno - 1)
+        window = reader.window
+        behind, following, last = pass_events(window, at, seqno, min(upto, self._limit), shards)
+        if last >= 0:
+            self._offset = reader.start + behind
+            self._expect = self._next = Seqno(following)
+            self._last = None
+            self._passed = window, last, Lsn(reader.number << 32 | reader.start + last)
+        return Seqno(following - 1)
+
+    def passed(self) -> RecordHeader:
+        """Return the header of the transaction that `pass_over` passed last. Raises CorruptRecordError."""
+        assert self._passed is not None, "pass_over() has passed nothing since the last seek"
+        window, at, place = self._passed
+        header = parse_event(window, at, place)
+        if header is None:
+            name, seqno = segment_name(lsn_segment(place)), Seqno(self._next - 1)
+            why = "a header that does not fit its record"
+            raise CorruptRecordError(segment=name, offset=lsn_offset(place), seqno=seqno, why=why)
         return header
 
     def _skip_to(self, wanted: Seqno) -> None:
@@ -350,9 +384,14 @@ class Cursor:
 
     def _before(self, offset: int) -> int:
         """Return where the transaction returned last begins, if it lies in this segment; else `offset`."""
-        if self._last is None or self._reader is None:
+        if self._last is not None:
+            start = self._last[1]
+        elif self._passed is not None:
+            start = self._passed[2]
+        else:
             return offset
-        start = self._last[1]
+        if self._reader is None:
+            return offset
         return lsn_offset(start) if lsn_segment(start) == self._reader.number else offset
 
     def _blame(self, first: int, offset: int, seqno: Seqno, why: str) -> CorruptRecordError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Container
 from functools import lru_cache
 from typing import Final, TypeAlias
 from zlib import crc32
@@ -97,6 +98,7 @@ NAME_LENGTH: Final = struct.Struct(">H")
 CRC: Final = struct.Struct(">I")
 
 _EVENT_SKIP: Final = struct.Struct(">IBIQ")
+_EVENT_PASS: Final = struct.Struct(">IBIQHB")
 
 BEFORE_HEADER: Final = 9
 """Bytes of an event record before those that header_length counts."""
@@ -440,6 +442,31 @@ def skip_events(raw: bytes, at: int, seqno: int) -> int:
             break
         at += length
     return at
+
+
+def pass_events(raw: bytes, at: int, seqno: int, upto: int, shards: Container[bytes]) -> tuple[int, int, int]:
+    """Pass over transactions of one fragment each that belong to one of `shards`, from `seqno`, at `raw[at]`, on.
+
+    Ends: in front of the first that is something else, does not lie wholly in `raw`, or is behind `upto`. Return its
+    place and seqno, and the place of the last one passed, -1 for none. As in `parse_event` no checksum is looked at.
+    """
+    unpack, index, end = _EVENT_PASS.unpack_from, raw.index, len(raw)
+    last = -1
+    try:
+        while seqno <= upto:
+            length, kind, header_length, number, fragno, last_frag = unpack(raw, at)
+            if number != seqno or fragno or last_frag != 1 or kind != EVENT_TYPE or not EVENT_MIN <= length <= end - at:
+                break
+            shard = index(0, index(0, at + 28) + 1) + 1
+            behind = index(0, shard)
+            if raw[shard:behind] not in shards or behind > at + header_length:
+                break
+            last = at
+            at += length
+            seqno += 1
+    except (ValueError, struct.error):
+        pass  # the window ends in the middle of a header
+    return at, seqno, last
 
 
 def event_checksum_holds(header: RecordHeader, crc: int) -> bool:

@@ -29,6 +29,7 @@ from tranlog.errors import (
     LogClosedError,
     LogError,
     LogLockedError,
+    PurgeFailedError,
     RecordLimitError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn
@@ -56,6 +57,7 @@ from tranlog.log.opening import (
 from tranlog.log.positions import (
     HOLDS_DIR,
     NO_LSN,
+    POSITIONS_NAME,
     Positions,
     PositionsFile,
     drop_hold,
@@ -75,6 +77,8 @@ from tranlog.shard import UNKNOWN_SHARD
 
 logger = logging.getLogger(__name__)
 
+_NAMED_TABLES = 5
+"""So many tables of a transaction that is refused are named."""
 _ROOM_FOR_OTHERS = 2 * HEADER_LENGTH_MAX
 """What a segment keeps free behind its largest transaction: its rotate and sync records, and a margin."""
 
@@ -157,6 +161,7 @@ class Log:
         self._segments = Segments(path, disk)
         self._positions: PositionsFile | None = None
         self._written_at: dict[int, int | None] = {}
+        self._going: list[int] = []  # segments given up to purge that are not removed for certain, from the front
         self._epoch = NO_EPOCH
         self._syncs = 0
         self._stopped: LogError | None = None
@@ -377,9 +382,12 @@ class Log:
             if fragno:
                 size += self._transaction_bytes
             if size > self._options.spill_above:
+                names = ", ".join([f"{schema}.{table}" for schema, table in (fragment.tables or ())[:_NAMED_TABLES]])
+                changes = f"with changes of {names or 'many tables'}, "
                 raise RecordLimitError(
                     event_id=fragment.event_id,
-                    why=f"its records take {size} bytes or more, and spill_above is {self._options.spill_above}",
+                    why=f"its records, {changes}take {size} bytes or more, and spill_above is "
+                    f"{self._options.spill_above}",
                 )
         except RecordLimitError:
             if fragno:
@@ -441,7 +449,8 @@ class Log:
                     self._flush()
                     self._publish()
                 return target
-            while self._durable < target:
+            # What a full disk took from others meanwhile is not waited for: this thread's own would have been told.
+            while self._durable < (target := min(target, self._complete)):
                 if self._syncing:
                     self._changed.wait()
                     if self._stopped is not None or self._refused:
@@ -537,7 +546,7 @@ class Log:
                 )
             )
         except OSError as exc:
-            raise self._stop_for(exc, "write") from exc
+            raise self._stop_for(exc, "write", POSITIONS_NAME) from exc
         self._grown.notify_all()
 
     # --- refusing and stopping -----------------------------------------------------------------------
@@ -563,10 +572,10 @@ class Log:
         self._grown.notify_all()
         logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
 
-    def _stop_for(self, exc: OSError, what: str) -> DiskFailedError:
-        """Close the log for writing and return the error that says so."""
+    def _stop_for(self, exc: OSError, what: str, name: str | None = None) -> DiskFailedError:
+        """Close the log for writing and return the error that says so; `name`: the file, if not the newest segment."""
         error = DiskFailedError(
-            path=join(self._path, segment_name(self._number)), why=f"{what} failed: {exc.strerror or exc}"
+            path=join(self._path, name or segment_name(self._number)), why=f"{what} failed: {exc.strerror or exc}"
         )
         self._stop(error)
         return error
@@ -663,13 +672,16 @@ class Log:
             try:
                 self._purge(None)
             except (OSError, LogError) as exc:
+                if self._stopped is not None:
+                    raise
                 logger.warning("Retention could not remove segments. path=%s why=%s", self._path, exc)
 
     def purge(self, *, below: Seqno | None = None) -> list[str]:
         """Remove whole segments from the front; return their names.
 
         With `below`: those that hold nothing but transactions below it; without: those that retention gives up.
-        The newest two stay, and whatever a hold needs. Raises HoldError, LogClosedError, DiskFailedError.
+        The newest two stay, and whatever a hold needs. What could not be removed goes first the next time. Raises
+        HoldError, PurgeFailedError, LogClosedError, DiskFailedError.
         """
         with self._lock:
             if self._stopped is not None:
@@ -677,7 +689,7 @@ class Log:
             try:
                 return self._purge(below)
             except OSError as exc:
-                raise DiskFailedError(path=self._path, why=f"removing a segment failed: {exc.strerror}") from exc
+                raise PurgeFailedError(path=self._path, why=exc.strerror or str(exc)) from exc
 
     def _purge(self, below: Seqno | None) -> list[str]:
         holds = []
@@ -703,16 +715,25 @@ class Log:
             )
         else:
             gone = []
-        if not gone:
-            return []
-        # Range first, so that no reader starts in what will go; and one by one, so that no crash leaves a hole.
-        self._segments.drop_front(gone[-1] + 1)
-        self._write_positions()
-        for number in gone:
-            self._disk.unlink(join(self._path, segment_name(number)))
-            self._disk.sync_dir(self._path)
+        if gone:  # range first, so that no reader starts in what will go
+            self._segments.drop_front(gone[-1] + 1)
+            self._going += gone
+            self._write_positions()
+        names: list[str] = []
+        while self._going:  # one by one from the front, so that neither a crash nor an error leaves a hole
+            number = self._going[0]
+            path = join(self._path, segment_name(number))
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(path)
+                self._disk.sync_dir(self._path)
+            except OSError as exc:
+                raise PurgeFailedError(path=path, why=exc.strerror or str(exc)) from exc
+            del self._going[0]
             self._written_at.pop(number, None)
-        names = [segment_name(number) for number in gone]
+            names.append(segment_name(number))
+        if not names:
+            return []
         logger.info("Purged. first=%s last=%s first_seqno=%d", names[0], names[-1], self._segments.first_seqno())
         return names
 

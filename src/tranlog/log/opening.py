@@ -196,7 +196,8 @@ def _continue(
     file = disk.open(join(path, segment_name(number)), write=True)
     try:
         kept_in = _cut(path, disk, file, decided)
-        _write_again(file, max(decided.proven, HEADER.size), end)
+        _write_again(file, decided.proven, end)
+        file.truncate(end)
         file.sync()
         # A writer that was killed may have left a segment whose name is not durable yet.
         disk.sync_dir(path)
@@ -301,9 +302,10 @@ def _keep(path: str, disk: Disk, file: DiskFile, decided: Continue) -> str:
 
 
 def _write_again(file: DiskFile, start: int, end: int) -> None:
-    """Write what is there once more, so that the next sync carries it.
+    """Write what is there once more, so that the next sync carries it; the header too while nothing proves it.
 
-    After a failed sync the system may hold these bytes in memory, take them for written, and lose them.
+    After a failed sync the system may hold these bytes in memory, take them for written, and lose them. The same
+    goes for the file's length, which the caller sets once more.
     """
     for at in range(start, end, WINDOW_BYTES):
         file.pwrite(file.pread(min(WINDOW_BYTES, end - at), at), at)

@@ -165,6 +165,8 @@ class PositionsFile:
         self.boot_id = disk.boot_id()
         self._file = disk.open(self._path, write=True, create=True)
         self.identity = self._file.identity()
+        if self._file.size() < POSITIONS_BYTES:  # take its room while a full disk can still be refused
+            self._file.pwrite(bytes(POSITIONS_BYTES), 0)
 
     def write(self, positions: Positions) -> None:
         """Publish: one pwrite of the whole block. Raises OSError."""

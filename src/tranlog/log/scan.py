@@ -38,6 +38,7 @@ from tranlog.log.format import (
 from tranlog.log.index import STRIDE_BYTES, Place
 from tranlog.log.recovery import BadRecord, SegmentGlance, SegmentScan, Survey
 from tranlog.log.segment import (
+    UNCHECKED,
     WINDOW_BYTES,
     SegmentReader,
     glance_at,
@@ -199,7 +200,7 @@ class SegmentScanner:
             if self._method == CRC_32 and not (header.epoch > self._epoch and self._is_noop(header)):
                 # One writer writes all its records with checksums or none. A record whose end was lost with the
                 # power has zeros there, which read "no checksum".
-                return "a record without a checksum behind records with one"
+                return UNCHECKED
             self._unchecked += 1
         if self._fragno == 0:
             self._start = self._offset

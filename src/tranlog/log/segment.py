@@ -27,6 +27,7 @@ from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn, lsn_offset
 from tranlog.log.format import (
     BAD_CHECKSUM,
     BEFORE_HEADER,
+    CRC_NONE,
     EVENT_DATA_LENGTH,
     EVENT_TYPE,
     HEADER,
@@ -59,6 +60,9 @@ CUT_DIR = "cut"
 WINDOW_BYTES = 256 * 1024
 """How much is read at once. A larger record is read in parts."""
 
+UNCHECKED = "a record without a checksum behind records with one"
+"""One writer writes all its records with checksums or none: this one has lost its end."""
+
 _READ_TRIES = 5
 
 
@@ -74,7 +78,7 @@ class SegmentReader:
     was visible before they were read: `forget` drops them.
     """
 
-    __slots__ = ("_base", "checksum", "file", "name", "number", "start", "window")
+    __slots__ = ("_base", "_methods", "checksum", "file", "name", "number", "start", "window")
 
     def __init__(self, file: DiskFile, number: int, *, checksum: bool = True) -> None:
         self.file = file
@@ -84,6 +88,7 @@ class SegmentReader:
         self.window = b""
         self.start = 0
         self._base = number << 32
+        self._methods: dict[int, int] = {}  # crc_method by epoch, for records that say they have none
 
     def load(self, offset: int) -> None:
         """Read a window that begins at `offset`."""
@@ -148,8 +153,29 @@ class SegmentReader:
             offset += len(chunk)
         return crc
 
+    def check_method(self, header: RecordHeader) -> None:
+        """Raise CorruptRecordError for a record without a checksum in an epoch whose records have them.
+
+        Zeros over a record's last bytes read "no checksum"; one writer writes all its records with them or without.
+        """
+        if header.crc_method != CRC_NONE or not self.checksum:
+            return
+        epoch = header.epoch
+        if epoch not in self._methods:
+            walk = SegmentReader(self.file, self.number)  # leaves our window alone
+            method, at = CRC_NONE, HEADER.size
+            while isinstance(outcome := walk.read(at, verify=False), RecordHeader | SyncRecord):
+                at += outcome.record_length
+                if isinstance(outcome, RecordHeader) and outcome.lsn != header.lsn and outcome.epoch >= epoch:
+                    method = outcome.crc_method if outcome.epoch == epoch else CRC_NONE
+                    break
+            self._methods[epoch] = method
+        if self._methods.get(epoch, CRC_NONE) != CRC_NONE:
+            raise self.corrupt(lsn_offset(header.lsn), header.seqno, UNCHECKED)
+
     def payload(self, header: RecordHeader) -> bytes:
         """Return a record's payload, its checksum verified. Raises CorruptRecordError."""
+        self.check_method(header)
         offset = lsn_offset(header.lsn)
         at = offset - self.start
         if at >= 0 and at + header.record_length <= len(self.window):

@@ -55,9 +55,10 @@ from tranlog.pipeline.progress import (
     plan_start,
     restart_seqno,
 )
-from tranlog.pipeline.session import build_context, check_slots, default_master, find_java
+from tranlog.pipeline.session import build_context, check_slots, default_master, find_java, restore_scratch
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow, PipelineRow, Target
+from tranlog.types import Datetime, datetime_text
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -76,6 +77,7 @@ _STOP_WAIT_S = 60.0
 _CANCEL_WAIT_S = 10.0
 _REPLACED_WAIT_S = 5.0
 _SLOTS_WAIT_S = 30.0
+_DAEMON = "tranlog.pipeline.daemon"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
 _Result = TypeVar("_Result")
 NOBODY = ""
@@ -273,7 +275,8 @@ class _Driver:
         self._report = report
         self._context = context
         self._own_context = context is None
-        self._holder = f"{socket.gethostname()} pid {os.getpid()}"
+        since = datetime_text(Datetime(self._clock.now_ms() // 1000 * 1_000_000))
+        self._holder = f"{socket.gethostname()} pid {os.getpid()} since {since} UTC"
         self._target: Target | None = None
         self._token = 0
         """The pipeline's as last seen, and as soon as we are its driver, ours."""
@@ -341,7 +344,8 @@ class _Driver:
     def _start_spark(self) -> SparkContext:
         options = self._options
         if self._context is None:
-            self._context = build_context(options.wanted_master(), f"tranlog apply {options.pipeline}")
+            settings = {"spark.python.daemon.module": _DAEMON}
+            self._context = build_context(options.wanted_master(), f"tranlog apply {options.pipeline}", settings)
         check_slots(self._context.master or "", options.channels)
         deadline = time.monotonic() + _SLOTS_WAIT_S
         while self._context.defaultParallelism < options.channels and not self._stop.is_set():
@@ -460,6 +464,7 @@ class _Driver:
     def _run(self, context: SparkContext, plan: ShardPlan, until: Seqno | None) -> TaskEnd:
         """Run one plan to its end, submitting the job again while that helps. Raises what cannot be cured."""
         options = self._options
+        here = options.target.absolute()
         number = 0
         while True:
             number += 1
@@ -470,7 +475,7 @@ class _Driver:
                     channel=channel,
                     plan=plan,
                     log_dir=os.path.abspath(options.log_dir),
-                    target=options.target,
+                    target=here,
                     until=until,
                     bounds=options.group,
                     sync_interval_s=options.sync_interval_s,
@@ -494,9 +499,12 @@ class _Driver:
                 if errors:
                     raise _most_telling([error for error in errors if error is not None])
                 ends = {result.end for result in job.results}
-                if TaskEnd.REPLACED not in ends:
+                if TaskEnd.REPLACED in ends:
+                    why = "another attempt of a task had taken its channel"
+                elif TaskEnd.STOPPED in ends and not self._stop.is_set():
+                    why = "a task of the job before it had asked all others to stop"
+                else:
                     return TaskEnd.STOPPED if TaskEnd.STOPPED in ends else TaskEnd.LIMIT
-                why = "another attempt of a task had taken its channel"
             # Raises ReplacedError where it was another driver.
             self._persist(self._target_keep_alive)
             self._again(context, why)
@@ -508,6 +516,11 @@ class _Driver:
         if not _lives(context) or not self._resubmissions.again(row.applied_seqno for row in rows):
             remedy = "Nothing is lost: mend it and start again, it goes on from the positions in the target"
             raise EngineError(why=f"the job failed and got no further: {why}", remedy=remedy)
+        restore_scratch()
+        # A task that could not go on asks the others to stop, and when its job fails then, its reason is lost. It will
+        # come again; but nobody may take that wish for the user's, and end as if all were well.
+        if not self._stop.is_set():
+            self._persist(lambda: target.request_stop(pipeline=name, token=self._token, stop_at_seqno=None))
         logger.warning("the job failed and is submitted again pipeline=%s why=%s", name, why)
         self._notes.append(f"submitted again: {why}")
 
@@ -606,7 +619,7 @@ class _Driver:
                 restart=restart,
                 committed=committed,
                 next_tstamp=None if following is None else following.tstamp,
-                now_ms=time.time_ns() // 1_000_000,
+                now_ms=self._clock.now_ms(),
             ),
             transactions_per_s=max(0, total.transactions - done.transactions) / seconds,
             changes_per_s=max(0, total.changes - done.changes) / seconds,

@@ -178,7 +178,9 @@ class Channel:
         self._token = 0
         self._walk = Walk(channel=task.channel, channels=task.plan.channels, position=NO_SEQNO, run=False)
         self._owners: dict[str, int] = {}
-        self._last: RecordHeader | None = None
+        self._foreign: set[bytes] = set()  # shards of other channels, as headers have them
+        self._cursor: Cursor | None = None
+        self._last: RecordHeader | None = None  # of the transaction at `passed`; None: the cursor knows it
         self._stop_at: Seqno | None = None
         self._group: list[_Taken] = []
         self._group_bytes = 0
@@ -264,7 +266,7 @@ class Channel:
         row = self._target.claim(pipeline=task.pipeline, channel=task.channel, driver_token=task.driver_token)
         self._token = row.token
         header = self._check(self._reader, row)
-        self._owners = {}
+        self._owners, self._foreign = {}, set()
         for shard, channel in self._target.read_assignment(task.pipeline).items():
             self._own(shard, channel)
         run = header is not None and row.epoch != NO_EPOCH and self._owner(header.shard_id) == SERIAL
@@ -282,6 +284,7 @@ class Channel:
         self._last = header
         cursor = self._reader.cursor(committed_only=True)
         cursor.seek(Seqno(row.applied_seqno + 1))
+        self._cursor = cursor
         self._meet()
         return cursor
 
@@ -313,7 +316,7 @@ class Channel:
             owner = self._task.plan.owner(shard, {})
             if owner is None:
                 owner = self._own(shard, self._assign(shard))
-            self._owners[shard] = owner
+            self._note_owner(shard, owner)
         return owner
 
     def _assign(self, shard: str) -> int:
@@ -327,19 +330,42 @@ class Channel:
         owner = self._task.plan.owner(shard, {shard: stored})
         assert owner is not None
         if owner >= self._task.plan.channels:
+            self._meet()  # raises ReplacedError where the row is a later plan's, and this task a replaced one
             why = f"stored in tranlog_shard, but there are {self._task.plan.channels} channels; delete that row"
             raise ConfigError(option=f"channel of shard {shard!r}", value=owner, why=why)
-        self._owners[shard] = owner
+        self._note_owner(shard, owner)
         return owner
+
+    def _note_owner(self, shard: str, owner: int) -> None:
+        self._owners[shard] = owner
+        if owner not in (SERIAL, self._task.channel):
+            self._foreign.add(shard.encode())
 
     # --- the loop ---
 
     def _go(self, cursor: Cursor) -> TaskEnd:
-        walk, bounds, owners = self._walk, self._task.bounds, self._owners
+        walk, bounds, owners, foreign = self._walk, self._task.bounds, self._owners, self._foreign
         at, move_on, next_header, clock = walk.at, walk.move_on, cursor.next_header, self._clock
+        look_at = walk.passed
         while True:
             if walk.done:
                 return self._finish()
+            if walk.passed >= look_at:
+                look_at = Seqno(walk.passed + _LOOK_EVERY)
+                now = clock.monotonic()
+                late = self._group and now - self._group_since >= bounds.seconds
+                if now >= self._next_sync or late or walk.passed - walk.published >= self._task.idle_every:
+                    self._commit()
+                    continue  # there may be a wish to stop
+            if foreign and not walk.run:
+                upto = min(look_at, Seqno(walk.published + self._task.idle_every))
+                passed = cursor.pass_over(foreign, upto if walk.limit is None else min(upto, walk.limit))
+                if passed > walk.passed:
+                    walk.pass_others(passed)
+                    self._last = None
+                    if passed >= upto or walk.done:
+                        look_at = passed
+                        continue
             header = next_header(0.0)
             if header is None:
                 if walk.owes:
@@ -380,10 +406,6 @@ class Channel:
                 or walk.passed - walk.published >= self._task.idle_every
             ):
                 self._commit()
-            elif not seqno % _LOOK_EVERY:
-                now = clock.monotonic()
-                if now >= self._next_sync or (self._group and now - self._group_since >= bounds.seconds):
-                    self._commit()
 
     def _finish(self) -> TaskEnd:
         self._commit()
@@ -454,16 +476,19 @@ class Channel:
         """Apply the group, if any, and move the position to where the walk has come; then look at the meeting."""
         walk, group = self._walk, self._group
         if walk.passed > walk.published or self._pending.changes:
-            assert self._last is not None
+            if self._last is None:
+                assert self._cursor is not None
+                self._last = self._cursor.passed()
+            last = self._last
             try:
-                self._move(group, self._last, walk.passed)
+                self._move(group, last, walk.passed)
             except (ConflictError, TargetTableError, DdlStopError):
                 if len(group) < 2:
                     raise
                 # Singly, so that all before the one at fault are in the target and the error names that one.
                 for taken in group:
                     self._move([taken], taken.header, taken.header.seqno)
-                self._move([], self._last, walk.passed)
+                self._move([], last, walk.passed)
             self._drop_group()
         self._meet()
 

@@ -213,6 +213,11 @@ class Walk:
             if owner == self.channel:
                 self.owes = True
 
+    def pass_others(self, seqno: Seqno) -> None:
+        """Note that everything up to `seqno` was another channel's and not serial; only outside a serial run."""
+        assert not self.run
+        self.passed = seqno
+
     def published_up_to(self, seqno: Seqno) -> None:
         """Note that the target's position of this channel is `seqno` now."""
         self.published = seqno

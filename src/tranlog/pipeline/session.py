@@ -37,6 +37,10 @@ INSTALL_SPARK = "Install it: `pip install 'tranlog[spark]'`"
 _JVM_OUTPUT = "jvm.log"
 _SCRATCH = "tranlog-spark-"
 _LOCK = "in-use"
+_BLOCK_FOLDERS = 64
+"""Spark's default of spark.diskStore.subDirectories."""
+_folders: list[str] = []
+"""Of the one Spark that a process can have."""
 _LOCAL = re.compile(r"local(?:\[\s*(\*|\d+)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 
@@ -113,7 +117,9 @@ def build_context(master: str, app: str, settings: Mapping[str, str] | None = No
     try:
         with _environment(local=local), _interrupts_as_before():
             gateway = pyspark.SparkContext._gateway or _launch(conf, output)
-            return pyspark.SparkContext(conf=conf, gateway=gateway)
+            context = pyspark.SparkContext(conf=conf, gateway=gateway)
+        _note_folders(scratch)
+        return context
     except EngineError:
         raise
     except Exception as exc:  # whatever the JVM or Py4J raises, Spark did not start
@@ -137,6 +143,24 @@ def _make_scratch() -> str:
     os.rename(made, scratch)
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     return scratch
+
+
+def restore_scratch() -> None:
+    """Make the folders again that Spark had in its scratch folder when it started, where somebody has deleted them.
+
+    A pipeline runs for weeks, and its scratch folder is an old temporary one to whoever tidies up. Spark remembers
+    which folders it has made and looks at none a second time, so it could not start another job without them.
+    """
+    for folder in _folders:
+        os.makedirs(folder, exist_ok=True)
+
+
+def _note_folders(scratch: str) -> None:
+    """Note what `restore_scratch` makes again. Spark makes the folders for blocks when it first needs each."""
+    _folders.clear()
+    for folder, _, _ in os.walk(scratch):
+        blocks = _BLOCK_FOLDERS if os.path.basename(folder).startswith("blockmgr-") else 0
+        _folders.extend([folder, *(os.path.join(folder, f"{number:02x}") for number in range(blocks))])
 
 
 def _settings(scratch: str, *, local: bool) -> dict[str, str]:

@@ -28,9 +28,11 @@ from tranlog.target.target import ChannelRow
 
 if TYPE_CHECKING:
     from tranlog.service.config import SourceOptions
+    from tranlog.source.mariadb import MariadbSource
+    from tranlog.source.sqlite import SqliteSource
 
 
-def open_source(options: SourceOptions) -> Source:
+def open_source(options: SourceOptions) -> SqliteSource | MariadbSource:
     """Return the source, not started yet."""
     from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
 
@@ -39,6 +41,13 @@ def open_source(options: SourceOptions) -> Source:
     from tranlog.source.mariadb import MariadbSource
 
     return MariadbSource(options)
+
+
+def check_source(options: SourceOptions) -> SqliteSource | MariadbSource:
+    """Return the source, not started, but known to be there. Raises SourceSetupError, SourceUnavailableError."""
+    source = open_source(options)
+    source.check()
+    return source
 
 
 def open_tables(options: SourceOptions) -> TableReader:
@@ -125,11 +134,11 @@ class ResumedSource:
 def open_capture(config: Config, *, new_log: bool) -> Iterator[tuple[Capture, Log]]:
     """Open log and source for a capture that has not begun; both are closed at the end.
 
-    Raises what opening either raises, and `find_beginning`.
+    Raises what opening either raises, and `find_beginning`. A source that is not there leaves the log as it is, also
+    without the no-op with which a writer begins.
     """
-    options = config.wanted_source()
+    source: Source = check_source(config.wanted_source())
     beginning = find_beginning(config, new_log=new_log)
-    source = open_source(options)
     if beginning.event_id is not None:
         source = ResumedSource(source, beginning.event_id)
     try:

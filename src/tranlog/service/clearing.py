@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -28,6 +28,7 @@ from tranlog.log.segment import LOCK_NAME
 from tranlog.target.target import ChannelRow
 
 MARK_NAME: Final = "cleared"
+_NUMBER_MAX: Final = (1 << 63) - 1
 _SEGMENT: Final = re.compile(r"thl\.data\.\d{10}")
 
 CAVEATS: Final = (
@@ -42,8 +43,8 @@ CAVEATS: Final = (
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """What a cleared log leaves: the last GTID that it had handed out, and the source's position there."""
 
-    epoch: int
-    seqno: int
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=_NUMBER_MAX)]
+    seqno: Annotated[int, msgspec.Meta(ge=NO_SEQNO, le=_NUMBER_MAX)]
     event_id: str
     cleared_at: int
 
@@ -98,7 +99,7 @@ def read_mark(path: str, *, disk: Disk | None = None) -> Mark | None:
         raise LogUnreadableError(path=name, why=exc.strerror or str(exc)) from exc
     try:
         return msgspec.json.decode(file.pread(file.size(), 0), type=Mark)
-    except (OSError, msgspec.DecodeError) as exc:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
         why = f"the mark of the last clearing is damaged ({exc}); it says which GTIDs were handed out"
         raise LogUnreadableError(path=name, why=why) from exc
     finally:

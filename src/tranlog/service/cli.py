@@ -28,9 +28,10 @@ from tranlog.log.log import Log
 from tranlog.log.positions import read_holds
 from tranlog.log.reader import LogReader
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.session import find_java
 from tranlog.service import status as status_module
 from tranlog.service import template as template_module
-from tranlog.service.capturing import CaptureThread, open_capture, open_tables
+from tranlog.service.capturing import CaptureThread, check_source, open_capture, open_tables
 from tranlog.service.clearing import CAVEATS, clear_log
 from tranlog.service.command import (
     Progress,
@@ -370,6 +371,11 @@ def run(
         pipeline=pipeline,
     )
     stop = threading.Event()
+    # What costs little is looked at first: Spark takes seconds to start, and a writer adds to the log.
+    check_source(config.wanted_source())
+    find_java()
+    if options.target.kind != "sqlite" or os.path.exists(options.target.path):  # opening would make the file
+        open_target(options.target).close()
     with open_capture(config, new_log=new_log) as (work, log):
         _say_begin(log)
         capturing = CaptureThread(work, ended=stop.set)

@@ -17,12 +17,19 @@ from difflib import get_close_matches
 from types import FrameType, TracebackType
 from typing import Any, Final, TextIO
 
-import msgspec
 import typer
 from typer.core import TyperGroup
 
 from tranlog.clock import Clock, SystemClock
-from tranlog.service.exits import ExitCode, ReaderGone, error_json, error_line, error_trace, exit_code_of
+from tranlog.service.exits import (
+    ExitCode,
+    ReaderGone,
+    error_json,
+    error_line,
+    error_trace,
+    exit_code_of,
+    json_line,
+)
 
 HELP_NAMES: Final = {"help_option_names": ["-h", "-help", "--help"]}
 GLOBAL_FLAGS: Final = ("--debug", "--verbose")
@@ -114,7 +121,7 @@ def hoist(arguments: Sequence[str], valued: Sequence[str], flags: Sequence[str])
 
 def print_json(result: object) -> None:
     """Print one result as one line of JSON."""
-    print(msgspec.json.encode(result).decode())
+    print(json_line(result))
 
 
 def say(text: str) -> None:

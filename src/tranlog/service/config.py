@@ -16,6 +16,7 @@ import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, assert_never
 
 import msgspec
@@ -48,6 +49,7 @@ _BYTES: Final = {
 _SECRET: Final = ("password", "dsn")
 """Keys whose values no message shows."""
 _NOWHERE: Final[Mapping[str, Collection[str]]] = {}
+_type_hints: Final = cache(typing.get_type_hints)
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)")
 
 OptionsT = TypeVar("OptionsT")
@@ -107,7 +109,8 @@ class Section:
         value = self._values.get(name, {})
         self._known[name] = None
         if not isinstance(value, dict):
-            raise self.error(name, "is a table: [" + (f"{self._name}." if self._name else "") + f"{name}]")
+            why = "is a table: [" + (f"{self._name}." if self._name else "") + f"{name}]"
+            raise ConfigError(option=self.key(name), value=_without_text(value), why=why)
         return Section(self._file, f"{self._name}.{name}" if self._name else name, value)
 
     def options(self, kind: type[OptionsT], *, paths: Collection[str] = (), **given: Any) -> OptionsT:
@@ -115,7 +118,8 @@ class Section:
 
         `paths` are fields that hold paths; `given` are fields that do not come from the file.
         """
-        hints = typing.get_type_hints(kind)
+        hashable: Any = kind
+        hints = _type_hints(hashable)
         values = dict(given)
         for field in dataclasses.fields(kind):  # type: ignore[arg-type]
             if field.name in given:
@@ -159,7 +163,10 @@ class Section:
                 hint = f"did you mean {near[0]!r}?"
             else:
                 hint = f"known keys are {', '.join(self._known)}"
-            raise self.error(name, f"unknown key; {hint}")
+            if homes:
+                raise self.error(name, f"unknown key; {hint}")
+            shown = _without_text(self._values[name])
+            raise ConfigError(option=self.key(name), value=shown, why=f"unknown key; {hint}")
 
     def _quantity(self, name: str, text: str) -> object:
         """Turn "12h" under a key that counts seconds, or "64MiB" under one that counts bytes, into the number."""
@@ -171,6 +178,18 @@ class Section:
                 number = float(match[1]) * units[match[2].lower()]
                 return int(number) if number.is_integer() else number
         return text
+
+
+def _without_text(value: object) -> object:
+    """Return a value for a message, its texts hidden: what a misspelt key or table holds may be a password."""
+    match value:
+        case str():
+            return "(hidden)"
+        case dict():
+            return {key: _without_text(one) for key, one in value.items()}
+        case list():
+            return [_without_text(one) for one in value]
+    return value
 
 
 def _reason(text: str, kind: object) -> str:
@@ -193,7 +212,9 @@ def read_toml(file: str) -> Section:
         ) from exc
     except OSError as exc:
         raise ConfigError(option=file, value=None, why=f"cannot be read: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except RecursionError as exc:
+        raise ConfigError(option=file, value=None, why="is nested too deeply") from exc
+    except ValueError as exc:  # TOML's own error, bytes that are no UTF-8, a number of thousands of digits
         raise ConfigError(option=file, value=None, why=f"is no TOML: {exc}") from exc
 
 
@@ -428,12 +449,17 @@ def _read_target(target: Section, environ: Mapping[str, str]) -> TargetOptions:
     if options.kind != "postgres":
         raise ConfigError(option=target.key("password"), value="(hidden)", why=f"a {options.kind} target has none")
     try:
+        from psycopg import ProgrammingError
         from psycopg.conninfo import make_conninfo
     except ImportError as exc:
         raise TargetUnavailableError(
             where="[target]", why="the library psycopg is not installed: `pip install 'tranlog[postgres]'`"
         ) from exc
-    return dataclasses.replace(options, dsn=make_conninfo(options.dsn, password=password))
+    try:
+        return dataclasses.replace(options, dsn=make_conninfo(options.dsn, password=password))
+    except ProgrammingError as exc:
+        why = "not a connection string of PostgreSQL's; it reads postgresql://user@host:port/database"
+        raise target.error("dsn", why) from exc
 
 
 def _password(section: Section, environ: Mapping[str, str]) -> str | None:

@@ -8,6 +8,7 @@ first" (3) without reading a message, so every error of the tree has its place i
 from __future__ import annotations
 
 import enum
+import json
 import traceback
 from collections.abc import Mapping
 from typing import Final
@@ -60,6 +61,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.LogClosedError: _SURROUNDINGS,
     errors.DiskFullError: _SURROUNDINGS,
     errors.DiskFailedError: _SURROUNDINGS,
+    errors.PurgeFailedError: _SURROUNDINGS,
     errors.RecordLimitError: _DATA,
     errors.PayloadError: _DATA,
     errors.NotInLogError: _DATA,
@@ -122,12 +124,20 @@ def error_json(error: BaseException, *, prog: str) -> str:
         "message": _message(error, prog=prog),
         **{name: _plain(value) for name, value in fields.items() if not name.startswith("_")},
     }
-    return msgspec.json.encode({"error": told}).decode()
+    return json_line({"error": told})
+
+
+def json_line(value: object) -> str:
+    """Return a value as one line of JSON, also where it names a file by bytes that are no UTF-8."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
 
 
 def error_trace(error: BaseException) -> str:
     """Return the traceback with its causes, for `--debug`."""
-    return "".join(traceback.format_exception(error))
+    return "".join(traceback.format_exception(error)).encode(errors="backslashreplace").decode()
 
 
 def _message(error: BaseException, *, prog: str) -> str:

@@ -7,6 +7,9 @@ Source: design/data-model.md, "Large transactions stream as fragments", "Shards"
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
 from tranlog.change import Change, Fragment, Op, Options, Statement, TableMap
 from tranlog.payload import PayloadBuilder
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardTally
@@ -62,9 +65,26 @@ class TransactionPacker:
         self._tally.touch(table.schema, table.table)
         return self._cut(event_id, tstamp)
 
+    def add_encoded_rows(
+        self, table: TableMap, op: Op, rows: Sequence[bytes], *, event_id: str, tstamp: int
+    ) -> Iterator[Fragment]:
+        """Add a row change for each of `rows`, as `add_encoded` does, and yield the fragments that get full.
+
+        Ends: everything is added only when the iteration has ended.
+        """
+        builder, limit = self._builder, self._limit
+        at, end = 0, len(rows)
+        if end:
+            self._tally.touch(table.schema, table.table)
+        while at < end:
+            at = builder.add_encoded_rows(table, op, rows, start=at, limit=limit)
+            if builder.size >= limit:
+                yield self._take(event_id, tstamp)
+
     def _cut(self, event_id: str, tstamp: int) -> Fragment | None:
-        if self._builder.size < self._limit:
-            return None
+        return None if self._builder.size < self._limit else self._take(event_id, tstamp)
+
+    def _take(self, event_id: str, tstamp: int) -> Fragment:
         tables = tuple({(t.schema, t.table): None for t in self._builder.tables()})
         self._emitted += 1
         return Fragment(
@@ -93,5 +113,6 @@ class TransactionPacker:
         return fragment
 
 
+@lru_cache(maxsize=1024)
 def _list_bytes(tables: tuple[tuple[str, str], ...]) -> int:
     return sum(7 + len(schema.encode()) + len(table.encode()) for schema, table in tables)

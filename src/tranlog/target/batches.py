@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import msgspec
+
 from tranlog.change import Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
 from tranlog.target.binding import Binding, Form, Row, heavy_columns, weigh
@@ -33,8 +35,7 @@ _DELETE: Final = Op.DELETE
 _UPDATE: Final = Op.UPDATE
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, eq=False):
     """Rows for one statement, in the order of the log."""
 
     form: Form
@@ -79,7 +80,8 @@ def batch_up(
                 keys.clear()
             keys.add(key)
         rows.append(row)
-        size += binding.weigh(row)
+        if binding.has_heavy:
+            size += binding.weigh(row)
     if form is not None and rows:
         yield Batch(form, rows, size)
 

@@ -153,6 +153,7 @@ class Binding:
         "_updates",
         "_width",
         "_written",
+        "has_heavy",
         "key_of",
         "name",
         "table",
@@ -175,6 +176,7 @@ class Binding:
         heavy = heavy_columns(table)
         self._heavy = tuple(heavy)
         self._heavy_twice = tuple(heavy + [i + self._width for i in heavy])
+        self.has_heavy = bool(heavy)
         self._insert = forms.insert(name, columns)
         self._delete = forms.delete(name, self._key) if self._key else None
         self._updates: dict[tuple[int, ...], Form] = {}

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
-from tranlog.change import Op, RowChange, Statement, TableMap
+from tranlog.change import Op, RowChange, Statement, TableMap, TableName
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TransientTargetError
 from tranlog.ids import Seqno
 from tranlog.target.batches import Batch, Placed, batch_up, net_effect
 from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetTable, UnfitError
 from tranlog.target.dialect import Dialect
-from tranlog.target.position import Positions
+from tranlog.target.position import OUR_TABLES, Positions
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session
 from tranlog.target.target import Advance, Applied, ChannelRow, Meeting, PipelineRow, Unit
 from tranlog.types import UNCHANGED, Value
@@ -52,6 +52,8 @@ class DatabaseTarget:
         self._connect = connect
         self._where = where
         self._bindings: dict[TableMap, Binding] = {}
+        self._homes: dict[str, TableName] = {}
+        """By a name here: the source's table that has it."""
         self._warned: set[str] = set()
         self._open()
 
@@ -161,10 +163,30 @@ class DatabaseTarget:
     def _bind(self, table: TableMap, seqno: Seqno | None) -> Binding:
         binding = self._bindings.get(table)
         if binding is None:
+            self._claim_name(table, seqno)
             target, columns = self._columns(table, seqno)
             name = self._dialect.table_name(table)
             binding = self._bindings[table] = Binding(table, target, name, columns, self._dialect.forms)
         return binding
+
+    def _claim_name(self, table: TableMap, seqno: Seqno | None) -> None:
+        """Refuse a table whose name here is one of ours, or another table's already: two would become one."""
+        name = (table.schema, table.table)
+        if table.table.lower() in OUR_TABLES:
+            raise TargetTableError(
+                table=table.name,
+                why="tranlog keeps its own positions in a table of this name",
+                seqno=seqno,
+                remedy="Rename it at the source, or leave it out of capture",
+            )
+        holder = self._homes.setdefault(self._dialect.one_name(table), name)
+        if holder != name:
+            raise TargetTableError(
+                table=table.name,
+                why=f"at this target its name would be the one of {'.'.join(holder)}, and their rows would mix",
+                seqno=seqno,
+                remedy="Rename one of them at the source; if it is the same table renamed, start again",
+            )
 
     def _columns(self, table: TableMap, seqno: Seqno | None) -> tuple[TargetTable, list[BoundColumn]]:
         """Join a table's columns with the target's; generated ones stay out. Raises TargetTableError."""
@@ -193,6 +215,7 @@ class DatabaseTarget:
 
     def create_table(self, table: TableMap) -> str:
         """Create the table, its schema too, where it is missing. Return what was run, empty if nothing was."""
+        self._claim_name(table, None)
         try:
             self._session.table(table)
             return ""
@@ -229,11 +252,16 @@ class DatabaseTarget:
             names.append(self._dialect.selected(source, quote(source.name)))
             readers.append(self._dialect.reader(source, column))
         sql = f"SELECT {', '.join(names)} FROM {self._dialect.table_name(table)}"
-        return self._read(sql, readers)
+        return self._read(table, sql, readers)
 
-    def _read(self, sql: str, readers: Sequence[Callable[[Any], Value]]) -> Iterator[tuple[Value, ...]]:
-        for row in self._session.stream(sql):
-            yield tuple([None if value is None else read(value) for read, value in zip(readers, row, strict=True)])
+    def _read(
+        self, table: TableMap, sql: str, readers: Sequence[Callable[[Any], Value]]
+    ) -> Iterator[tuple[Value, ...]]:
+        try:
+            for row in self._session.stream(sql):
+                yield tuple([None if value is None else read(value) for read, value in zip(readers, row, strict=True)])
+        except MisfitError as exc:  # a value whose text, which is longer than it, passes the database's limit
+            raise TargetTableError(table=table.name, why=f"its rows cannot be read back: {exc}") from exc
 
 
 class _Attempt:
@@ -409,6 +437,7 @@ class _Attempt:
             raise DdlStopError(seqno=seqno, text=_shortened(sql), why=str(exc)) from exc
         self._statements += 1
         target._bindings.clear()
+        target._homes.clear()
 
     def _ignore(self, seqno: Seqno, sql: str, why: str) -> None:
         self._ignored += 1

@@ -48,6 +48,8 @@ class Dialect:
     """Quote one name, so shortened that the target does not shorten it."""
     table_name: Callable[[TableMap], str]
     """The quoted name that a source's table has here."""
+    one_name: Callable[[TableMap], str]
+    """What is equal for two of a source's tables whose names would be one name here."""
     create_table: Callable[[TableMap], tuple[str, ...]]
     """The statements that make the table, and its schema, where they are missing."""
 

@@ -6,7 +6,8 @@ only when a target of their kind is opened.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from tranlog.errors import ConfigError
@@ -36,12 +37,16 @@ class TargetOptions:
     """Whether the target's own triggers run while changes are applied. `off` needs a superuser at PostgreSQL, and
     turns off foreign keys there too; SQLite's foreign keys are always off, since their cascades arrive as rows."""
     lock_timeout_s: float = 10.0
-    """Seconds to wait for a lock on our own tables, at SQLite for the write lock; then whoever stopped while holding
-    it is ended, or named. Long enough for any target transaction."""
+    """Seconds to wait for a lock on our own tables, at SQLite for the write lock, before who has it is named. Long
+    enough for any target transaction. A replaced task that has it is ended much sooner: `position.FREEING_AFTER_S`."""
     idle_timeout_s: float = 60.0
     """PostgreSQL: seconds after which the server ends a session that has stopped inside a transaction; 0: never."""
     connect_timeout_s: float = 10.0
     """PostgreSQL: seconds to wait for a connection."""
+
+    def absolute(self) -> TargetOptions:
+        """Return the same target for a process in another folder: a relative path counts from here."""
+        return replace(self, path=os.path.abspath(self.path)) if self.path else self
 
     def check(self) -> None:
         """Refuse what cannot be. Raises ConfigError."""

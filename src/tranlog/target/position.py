@@ -30,6 +30,9 @@ TOKEN_STEP: Final = 1 << 32
 """A channel's token is the driver's token times this, plus how often tasks claimed the channel since."""
 FREEING_ROUNDS: Final = 3
 """How often a locked row is freed and tried again before it is somebody else's matter."""
+FREEING_AFTER_S: Final = 2.0
+"""How long a locked row is waited for before the sessions of replaced tasks that may keep it are looked for: much
+longer than a group takes. What they were doing is rolled back, and whoever asks does it again."""
 
 _TABLES: Final = {
     "tranlog_pipeline": """CREATE TABLE IF NOT EXISTS tranlog_pipeline (
@@ -62,6 +65,7 @@ _TABLES: Final = {
     PRIMARY KEY (pipeline, shard)
 )""",
 }
+OUR_TABLES: Final = frozenset(_TABLES)
 _PIPELINE_COLUMNS: Final = "pipeline, token, holder, channels, shard_rule, stop_at_seqno, alive_at"
 _CHANNEL_COLUMNS: Final = (
     "channel, epoch, applied_seqno, source_id, event_id, token, session, stats, tstamp, updated_at"
@@ -106,7 +110,11 @@ class Positions:
         self._raise_channels = sql("UPDATE tranlog_channel SET token = $2, session = '' WHERE pipeline = $1")
         self._drop_channel = sql("DELETE FROM tranlog_channel WHERE pipeline = $1 AND channel = $2")
         self._drop_shards = sql("DELETE FROM tranlog_shard WHERE pipeline = $1")
-        self._move_alive = sql("UPDATE tranlog_pipeline SET alive_at = {now} WHERE pipeline = $1 AND token = $2")
+        self._move_alive = sql(
+            # It moves also while the clock stands, or has jumped back.
+            "UPDATE tranlog_pipeline SET alive_at = CASE WHEN {now} > alive_at THEN {now} ELSE alive_at + 1 END "
+            "WHERE pipeline = $1 AND token = $2"
+        )
         self._set_stop = sql("UPDATE tranlog_pipeline SET stop_at_seqno = $3 WHERE pipeline = $1 AND token = $2")
         self._claim = sql(
             "UPDATE tranlog_channel SET token = token + 1, session = $3, updated_at = {now} "
@@ -218,7 +226,13 @@ class Positions:
                 run(self._drop_shards, (pipeline,))
             return token
 
-        return self._in_transaction(work, lambda: self._stored_sessions(pipeline), f"pipeline {pipeline!r}")
+        def holders() -> list[str]:
+            # Only who may become the driver may end its predecessor's sessions.
+            if expected_token:
+                self._check_driver(self._read_token, pipeline, expected_token)
+            return self._left_behind(pipeline)
+
+        return self._in_transaction(work, holders, f"pipeline {pipeline!r}")
 
     def keep_alive(self, *, pipeline: str, token: int) -> PipelineRow:
         """Move alive_at and return the row."""
@@ -255,7 +269,7 @@ class Positions:
         def holders() -> list[str]:
             # Only a task whose driver is still the driver may end another's session.
             self._check_driver(self._read_token, pipeline, driver_token)
-            return self._stored_sessions(pipeline, channel)
+            return self._left_behind(pipeline, channel)
 
         return self._in_transaction(work, holders, f"channel {channel} of pipeline {pipeline!r}")
 
@@ -334,22 +348,31 @@ class Positions:
         rows = self._session.fetch(self._read_pipeline, (pipeline,))
         return ReplacedError(pipeline=pipeline, holder=_pipeline_row(rows[0]).holder if rows else _GONE)
 
-    def _stored_sessions(self, pipeline: str, channel: int | None = None) -> list[str]:
+    def _left_behind(self, pipeline: str, channel: int | None = None) -> list[str]:
         rows = [_channel_row(row) for row in self._session.fetch(self._read_channels, (pipeline,))]
-        return [row.session for row in rows if row.session and channel in (None, row.channel)]
+        stored = [row.session for row in rows if row.session and channel in (None, row.channel)]
+        # A driver, and a task that stopped while it claimed, are not stored.
+        return [*stored, *self._session.stopped_inside()]
 
     def _in_transaction(self, work: Callable[[], _Result], holders: Callable[[], list[str]], what: str) -> _Result:
-        """Run `work` in a transaction of its own; where a lock does not come, end the `holders` that keep it."""
-        for left in reversed(range(FREEING_ROUNDS)):
+        """Run `work` in a transaction of its own; where a lock does not come soon, end the `holders` that keep it.
+
+        Where nobody is to be ended, the lock is waited for as long as the options say.
+        """
+        freed, waited = 0, 0.0
+        while True:
+            wait = min(FREEING_AFTER_S, self._lock_timeout_s) if not waited else self._lock_timeout_s - waited
             try:
-                self._session.begin(lock_timeout_s=self._lock_timeout_s)
+                self._session.begin(lock_timeout_s=wait)
                 result = work()
                 self._session.commit()
                 return result
             except LockTimeoutError as exc:
                 self._session.rollback()
-                freed = self._free(holders())
-                if not freed or not left:
+                waited += wait
+                if freed < FREEING_ROUNDS and self._free(holders()):
+                    freed, waited = freed + 1, 0.0
+                elif waited >= self._lock_timeout_s:
                     raise self._locked(what) from exc
             except MissingTableError as exc:
                 self._session.rollback()
@@ -360,7 +383,6 @@ class Positions:
             except BaseException:
                 self._session.rollback()
                 raise
-        raise AssertionError("the last round returns or raises")
 
     def _free(self, holders: Sequence[str]) -> bool:
         freed = False

@@ -61,6 +61,8 @@ FEW_ROWS: Final = 4
 """So few rows of a batch go one by one: a join with an array costs the server as much as four plain statements."""
 PREPARED_MOST: Final = 500
 """Prepared statements that a session keeps."""
+MESSAGE_MOST: Final = (1 << 30) - (1 << 20)
+"""Bytes of parameters in one message: at 1 GiB the server ends the connection without saying why."""
 FLUSH_EVERY: Final = 32
 """Commands that are collected before the socket is given them."""
 
@@ -105,6 +107,12 @@ EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.granted AND l.locktype 
         AND l.relation IN (to_regclass('tranlog_channel'), to_regclass('tranlog_pipeline'))
         AND l.mode IN ('RowShareLock', 'RowExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
                        'AccessExclusiveLock'))"""
+
+_STOPPED_INSIDE: Final = """
+  FROM pg_stat_activity a
+ WHERE a.pid <> pg_backend_pid() AND a.usename = current_user AND a.datname = current_database()
+   AND a.application_name = current_setting('application_name') AND a.application_name <> ''
+   AND a.state LIKE 'idle in transaction%' AND a.state_change < clock_timestamp() - interval '1 s'"""
 
 
 def read_dsn(dsn: str) -> dict[str, Any]:
@@ -226,6 +234,9 @@ class PostgresSession:
 
     def _send(self, form: Form, rows: Sequence[Row]) -> None:
         parameters = [None if text is None else text.encode() for text in form.bind(rows)]
+        size = sum([len(text) for text in parameters if text is not None])
+        if size > MESSAGE_MOST:
+            raise MisfitError(f"{size} bytes in one statement; PostgreSQL takes {MESSAGE_MOST} at most")
         if len(self._prepared) >= PREPARED_MOST and form.sql not in self._prepared:
             self.settle()
             for old in self._prepared.values():
@@ -350,6 +361,10 @@ class PostgresSession:
                 self._where,
                 f"{whose[0][0]} keeps a row of tranlog_channel locked and may not be ended by this user: {exc.why}",
             ) from exc
+
+    def stopped_inside(self) -> list[str]:
+        rows = self.fetch(f"SELECT a.pid || ' ' || a.backend_start {_STOPPED_INSIDE} AND {_HOLDS_OUR_ROWS}")
+        return [identity for (identity,) in rows]
 
     def lock_holders(self) -> tuple[str, bool]:
         rows = self.fetch(

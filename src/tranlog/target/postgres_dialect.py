@@ -80,6 +80,9 @@ CATEGORY_OF: Final[dict[str, str]] = {
 }
 """By pg_type.typname, of a domain's base type. Whatever is not here is "other", an array "array"."""
 
+BYTES_MOST: Final = (1 << 29) - (1 << 20)
+"""Bytes of one binary value: they travel as hexadecimal text, and neither a text nor a message may pass 1 GiB."""
+
 _Write: TypeAlias = Callable[[Any], str]
 
 
@@ -220,6 +223,11 @@ def _plain_number(value: float) -> str:
 
 
 def _hex(value: bytes) -> str:
+    if len(value) > BYTES_MOST:
+        raise UnfitError(
+            f"{len(value)} bytes; PostgreSQL takes values of up to 1 GiB, and two characters for each byte: "
+            f"{BYTES_MOST} bytes at most"
+        )
     return "\\x" + value.hex()
 
 
@@ -574,6 +582,7 @@ POSTGRES: Final = Dialect(
     ddl_to_skip=lambda statement: "",
     quote=quote,
     table_name=table_name,
+    one_name=table_name,
     create_table=create_table,
     accepts=accepts,
     forms=PostgresForms(),

@@ -96,6 +96,9 @@ class Session(Protocol):
     def end(self, identity: str) -> bool:
         """End the session that was named so, if it is still that one and is what others wait for; return whether."""
 
+    def stopped_inside(self) -> list[str]:
+        """Return the identities of sessions like this one that hold our rows and stopped inside a transaction."""
+
     def lock_holders(self) -> tuple[str, bool]:
         """Say who holds locks on our tables now, for a message; and whether it is at work, so that waiting helps."""
 

@@ -198,10 +198,10 @@ class SqliteSession:
 
     def table(self, table: TableMap) -> TargetTable:
         name = plain_name(table)
-        kinds = self.fetch("SELECT type, wr FROM pragma_table_list(?1) WHERE schema = 'main'", (name,))
+        kinds = self.fetch("SELECT type, wr, strict FROM pragma_table_list(?1) WHERE schema = 'main'", (name,))
         if not kinds:
             raise MissingTableError("there is no such table")
-        kind, without_rowid = kinds[0]
+        kind, without_rowid, strict = kinds[0]
         if kind != "table":
             raise MissingTableError(f"this name is a {kind}'s, not a table's")
         columns = {}
@@ -210,7 +210,7 @@ class SqliteSession:
                 name=column,
                 type_name=declared,
                 declared=declared or "without a type",
-                category=affinity(declared),
+                category=affinity("" if strict and declared.upper() == "ANY" else declared),
                 generated=hidden in _GENERATED,
             )
         taken = {column.lower() for column in columns}
@@ -245,6 +245,10 @@ class SqliteSession:
         while pid in self._writers() and time.monotonic() < deadline:
             time.sleep(0.01)
         return True
+
+    def stopped_inside(self) -> list[str]:
+        """Nobody: whose a process is that holds the file's lock, only a stored identity tells."""
+        return []
 
     def lock_holders(self) -> tuple[str, bool]:
         writers = [pid for pid in self._writers() if pid != os.getpid()]

@@ -11,6 +11,7 @@ Source: design/data-model.md, "SQLite: the tag follows the stored value"; design
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Sequence
 from math import copysign
 from operator import itemgetter
@@ -41,6 +42,10 @@ _PLAIN_TYPE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_ ]*(\([0-9+\-, .]*\))?[A-Z
 _GENERATED: Final = re.compile(r"\s*generated\s+always\s*$", re.IGNORECASE)
 _COMMENTS: Final = re.compile(r"\s+|--[^\n]*(\n|$)|/\*.*?(\*/|$)", re.DOTALL)
 _TRIGGER: Final = re.compile(r"(create\s+(temp\s+|temporary\s+)?trigger|drop\s+trigger)\b", re.IGNORECASE)
+
+
+_ASCII_SMALL: Final = {ord(letter): letter.lower() for letter in string.ascii_uppercase}
+"""SQLite takes names for equal that differ in the case of these letters, and of no others."""
 
 
 def quote(name: str) -> str:
@@ -119,9 +124,15 @@ def skip_triggers(statement: str) -> str:
 
 
 def accepts(column: Column, target: TargetColumn) -> None:
-    """Refuse an affinity that would change the values of a typed source. Raises MismatchError."""
+    """Refuse an affinity that would change the source's values. Raises MismatchError."""
     logical = column.logical
     if logical == LogicalType.ANY:
+        own = affinity(_GENERATED.sub("", column.source_type))
+        if target.category not in (NONE, own) and {target.category, own} != {INTEGER, NUMERIC}:
+            raise MismatchError(
+                f"column {column.name} is declared {target.declared} here, which converts values that the source's "
+                f"{column.source_type or 'column without a type'} keeps; declare it the same, or without a type"
+            )
         return
     if logical in _LOOKS_NUMERIC and target.category not in _KEEPS_TEXT:
         raise MismatchError(
@@ -361,6 +372,7 @@ SQLITE: Final = Dialect(
     ddl_to_skip=skip_triggers,
     quote=quote,
     table_name=lambda table: quote(plain_name(table)),
+    one_name=lambda table: plain_name(table).translate(_ASCII_SMALL),
     create_table=create_table,
     accepts=accepts,
     forms=SqliteForms(),

@@ -169,7 +169,7 @@ class SimDisk:
     Knobs, to be set at any time:
     `cut_at`: the number of the call at which the power goes; from then on every call raises PowerCut.
     `fail_at`: errno by number of a call, raised once. A write has done half by then; a sync has lost what it was
-    to carry, while everybody still reads it.
+    to carry, while everybody still reads it. With `chance` it has lost a random part of it.
     `room`: bytes by which files may still grow, None for no end; then ENOSPC, what fits is written.
     `read_only`: nothing can be changed (EROFS). `denied`: paths that nobody may open or list (EACCES).
     `broken`: paths that cannot be read (EIO).
@@ -189,6 +189,7 @@ class SimDisk:
         self.dead = False
         self.cut_at: int | None = None
         self.fail_at: dict[int, int] = {}
+        self.chance: random.Random | None = None
         self.room: int | None = None
         self.read_only = False
         self.denied: set[str] = set()
@@ -485,6 +486,8 @@ class SimFile:
             failure = disk._changing("sync", self._path)
             if failure:
                 # The system takes the pages for written, and they are not: no later sync carries them.
+                if disk.chance is not None:
+                    self._file.durable = self._file.after_crash(disk.chance)
                 self._file.pending.clear()
                 raise OSError(failure, f"injected at call {disk.calls}", self._path)
             self._file.sync()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import struct
 import zlib
-from decimal import Decimal
+from decimal import Context, Decimal
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from tranlog.errors import SourceError, UnsupportedTypeError
-from tranlog.payload import encode_row
+from tranlog.payload import encode_decimal, encode_row
 from tranlog.source.mariadb.events import (
     HEADER_BYTES,
     BinlogColumn,
@@ -23,7 +23,7 @@ from tranlog.source.mariadb.events import (
     parse_rows_shape,
     parse_table_map,
 )
-from tranlog.source.mariadb.rows import rows_decoder
+from tranlog.source.mariadb.rows import rows_decoder, rows_encoder
 from tranlog.source.mariadb.types import (
     CatalogColumn,
     Family,
@@ -39,6 +39,7 @@ from tranlog.source.mariadb.values import (
     Memo,
     date_value,
     decimal_bytes,
+    decimal_text,
     inet4_text,
     inet6_text,
     set_value,
@@ -363,18 +364,56 @@ def test_rows_that_end_too_early_or_too_late() -> None:
         decoded(table, row + b"\xfc")
 
 
+def test_an_encoder_gives_the_bytes_of_the_decoders_values() -> None:
+    """Of every row of the golden stream, with NULLs and without, and text that is not what its charset says."""
+    for name, (table, events) in golden().items():
+        types = types_in_binlog(table, collations=COLLATIONS, known=KNOWN.get(name))
+        decode, encode = rows_decoder(table, types), rows_encoder(table, types)
+        for event in events:
+            at = parse_rows_shape(event).images_at
+            assert encode(event, at) == [encode_row(row) for row in decode(event, at)], name
+
+
+@pytest.mark.parametrize(("precision", "decimals"), [(10, 2), (6, 6), (18, 9), (5, 0), (65, 30), (12, 3), (7, 6)])
+def test_decimals_are_encoded_as_decimal_writes_them(precision: int, decimals: int) -> None:
+    """Also the smallest, for which Decimal takes an exponent from seven decimals on."""
+    numbers = [0, 1, -1, 10**decimals, -(10**precision) + 1, 10**precision - 1, 5 * 10 ** (precision // 2)]
+    size, convert = decimal_text(precision, decimals)
+    for number in (number for number in numbers if abs(number) < 10**precision):
+        expected = Decimal(number).scaleb(-decimals, Context(prec=precision))
+        raw = stored_decimal(number, precision, decimals)
+        assert len(raw) == size
+        assert Decimal(convert(raw)).as_tuple() == expected.as_tuple()
+        if decimals <= 6:
+            assert encode_decimal(convert(raw)) == encode_row((expected,))
+
+
+def stored_decimal(number: int, precision: int, decimals: int) -> bytes:
+    """Return a DECIMAL as the server stores it: groups of nine digits in four bytes, from the point outwards."""
+    text = f"{abs(number):0{precision}d}"
+    whole, part = text[: precision - decimals], text[precision - decimals :]
+    groups = [whole[: len(whole) % 9], *(whole[at : at + 9] for at in range(len(whole) % 9, len(whole), 9))]
+    groups += [part[at : at + 9] for at in range(0, len(part), 9)]
+    raw = bytearray(
+        b"".join(int(group).to_bytes((0, 1, 1, 2, 2, 3, 3, 4, 4, 4)[len(group)], "big") for group in groups if group)
+    )
+    raw[0] ^= 0x80
+    return bytes(byte ^ 0xFF for byte in raw) if number < 0 else bytes(raw)
+
+
 def test_changed_rows_end_in_values_or_in_an_error_of_ours() -> None:
-    """conventions 6.5, for row images: whatever comes out can also be put into a payload."""
+    """conventions 6.5, for row images; and an encoder gives what the values of a decoder give in a payload."""
     seed = random.SystemRandom().getrandbits(32)
     print(f"replay: seed = {seed}")
     rng = random.Random(seed)
     sources = []
     for name, (table, events) in golden().items():
-        decode = rows_decoder(table, types_in_binlog(table, collations=COLLATIONS, known=KNOWN.get(name)))
-        sources += [(decode, event, parse_rows_shape(event).images_at) for event in events]
+        types = types_in_binlog(table, collations=COLLATIONS, known=KNOWN.get(name))
+        both = rows_decoder(table, types), rows_encoder(table, types)
+        sources += [(*both, event, parse_rows_shape(event).images_at) for event in events]
     values = refused = 0
     for _ in range(6000):
-        decode, event, at = rng.choice(sources)
+        decode, encode, event, at = rng.choice(sources)
         changed = bytearray(event)
         if rng.random() < 0.2:
             del changed[rng.randrange(at, len(changed)) :]
@@ -382,11 +421,14 @@ def test_changed_rows_end_in_values_or_in_an_error_of_ours() -> None:
             for _ in range(rng.randint(1, 4)):
                 changed[rng.randrange(at, len(changed))] = rng.randrange(256)
         try:
-            for row in decode(bytes(changed), at):
-                encode_row(row)
-                values += 1
+            rows = decode(bytes(changed), at)
         except EventFormatError:
             refused += 1
+            with pytest.raises(EventFormatError):
+                encode(bytes(changed), at)
+            continue
+        assert encode(bytes(changed), at) == [encode_row(row) for row in rows]
+        values += len(rows)
     assert values > 500 and refused > 500
 
 
@@ -408,12 +450,13 @@ def test_changed_table_maps_end_in_types_or_in_an_error_of_ours() -> None:
         try:
             table = parse_table_map(bytes(changed))
             known = KNOWN.get(table.table)
-            decode = rows_decoder(table, types_in_binlog(table, collations=COLLATIONS, known=known))
+            types = types_in_binlog(table, collations=COLLATIONS, known=known)
+            decode, encode = rows_decoder(table, types), rows_encoder(table, types)
             event = rng.choice(rows)
             shape = parse_rows_shape(event)
             if shape.columns == len(table.columns):
-                for row in decode(event, shape.images_at):
-                    encode_row(row)
+                found = decode(event, shape.images_at)
+                assert encode(event, shape.images_at) == [encode_row(row) for row in found]
             outcomes["decoded"] += 1
         except SourceError:
             outcomes["refused"] += 1

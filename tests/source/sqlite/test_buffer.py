@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tranlog.change import Column, Op, TableMap
+import io
+import random
+
+from tranlog.change import Column, Op, Statement, TableMap
 from tranlog.source.sqlite.buffer import BufferedRow, Entry, NetChange, TransactionBuffer, net_change
 from tranlog.types import LogicalType
 
@@ -72,3 +75,55 @@ def test_net_change_is_none_where_all_cancels_out() -> None:
     entries: list[Entry] = [insert(1), delete(1), delete(2, b"q"), insert(2, b"q"), update(3, 3, b"s", b"s")]
     assert net_change(entries) is None
     assert net_change([]) is None
+
+
+def test_a_spill_file_makes_no_difference() -> None:
+    """The same entries, marks and savepoints, whether some of them were moved to the spill file or not."""
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"replay: seed = {seed}")
+    rng = random.Random(seed)
+    for _ in range(60):
+        buffer, plain = TransactionBuffer(io.BytesIO), TransactionBuffer()
+        for step in range(rng.randint(1, 60)):
+            match rng.randrange(8):
+                case 0:
+                    for one in (buffer, plain):
+                        one.savepoint(str(step % 3))
+                case 1 if plain.savepoints:
+                    name = plain._savepoints[rng.randrange(plain.savepoints)][0]
+                    for one in (buffer, plain):
+                        one.rollback_to(name)
+                case 2:
+                    mark = rng.randint(0, len(plain))
+                    if all(mark >= at for _, at in plain._savepoints):
+                        for one in (buffer, plain):
+                            one.cut(mark)
+                case 3 | 4:
+                    buffer.spill()
+                case _:
+                    place = rng.randrange(4)
+                    choices: list[Entry] = [
+                        insert(place, b"%d" % step),
+                        delete(place),
+                        update(place, rng.randrange(4), b"x", b"y"),
+                        Statement(schema="main", sql=f"CREATE TABLE t{step}(a)", ddl=True),
+                    ]
+                    entry = rng.choice(choices)
+                    buffer.entries.append(entry)
+                    plain.entries.append(entry)
+            mark = rng.randint(0, len(plain))
+            assert (len(buffer), list(buffer)) == (len(plain), plain.entries)
+            assert list(buffer.since(mark)) == plain.entries[mark:]
+            assert net_change(buffer.since(mark)) == net_change(plain.entries[mark:])
+        buffer.clear()
+        assert len(buffer) == 0 and list(buffer) == []
+
+
+def test_net_change_of_many_rows_is_found_by_parts() -> None:
+    """Of more rows than are followed at a time, the one that differs is found wherever it is; none where none is."""
+    many: list[Entry] = [entry for place in range(30_000) for entry in (insert(place), delete(place))]
+    assert net_change(many) is None
+    for at in (0, 41, 59_999):
+        assert net_change([*many[:at], update(70_000, 70_000, b"a", b"b"), *many[at:]]) == NetChange(
+            "t", 70_000, b"a", b"b"
+        )

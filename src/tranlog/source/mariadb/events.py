@@ -504,6 +504,8 @@ _METADATA_BYTES: Final = {
     FieldType.STRING: 2,
     FieldType.GEOMETRY: 1,
 }
+_COLUMNS_MAX: Final = 4096
+"""The server's own limit."""
 _NUMERIC: Final = frozenset(
     {
         FieldType.DECIMAL,
@@ -584,6 +586,8 @@ def parse_table_map(event: bytes) -> BinlogTable:
     schema, table = reader.name(), reader.name()
     reader = _Reader(event, reader.at, len(event), f"the table map of {schema}.{table}")
     count = reader.packed()
+    if not 0 < count <= _COLUMNS_MAX:
+        raise reader.fail(f"{count} columns")
     raw_kinds = reader.take(count)
     try:
         kinds = [FieldType(kind) for kind in raw_kinds]

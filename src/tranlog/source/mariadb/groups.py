@@ -11,6 +11,7 @@ Source: design/sources.md, "MariaDB".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
@@ -27,6 +28,7 @@ from tranlog.source.mariadb.events import (
     event_name,
     parse_gtid,
     parse_rotate,
+    table_map_name,
 )
 from tranlog.source.mariadb.position import BinlogPosition, DomainGtid
 
@@ -80,6 +82,8 @@ _KEPT: Final = frozenset(
 # Plain numbers: a member of an enum costs several times as much to look up and to compare.
 _GTID: Final = int(EventType.GTID)
 _XID: Final = int(EventType.XID)
+_TABLE_MAP: Final = int(EventType.TABLE_MAP)
+_NAMED_TABLES: Final = 5
 _QUERY: Final = int(EventType.QUERY)
 _INFORMATIVE: Final = frozenset(int(kind) for kind in INFORMATIVE)
 _COMPRESSED: Final = range(EventType.QUERY_COMPRESSED, EventType.DELETE_ROWS_COMPRESSED + 1)
@@ -187,7 +191,8 @@ class GroupAssembler:
             assert self._gtid is not None
             raise self._stop(
                 event,
-                f"the transaction with GTID {self._gtid.gtid} has {self._size} bytes so far, and the option "
+                f"the transaction with GTID {self._gtid.gtid}{_changes_of(store)} has {self._size} bytes so far, and "
+                f"the option "
                 f"transaction_bytes_max allows {self._limit}",
                 "Raise the option if the disks have room for it, then start capture again",
             )
@@ -282,11 +287,23 @@ class GroupAssembler:
         return self._stop(event, f"a {name}", START_ANEW)
 
 
+def _changes_of(store: EventStore) -> str:
+    """Name the tables whose changes wait in a store, for a message; the first few."""
+    names: dict[str, None] = {}
+    for event in store:
+        if event[4] == _TABLE_MAP and len(names) < _NAMED_TABLES:
+            with suppress(EventFormatError):
+                names[".".join(table_map_name(event))] = None
+    return f", with changes of {', '.join(names)}," if names else ""
+
+
 _CONTROL: Final = (b"BEGIN", b"COMMIT", b"ROLLB", b"SAVEP", b"RELEA", b"XA")
 
 
 def _control_words(event: bytes) -> tuple[str, ...] | None:
     """Return the words of a statement that steers a transaction, a savepoint's name in small letters; else None."""
+    if len(event) < HEADER_BYTES + 13:  # kept, and refused when it is read
+        return None
     text = event[HEADER_BYTES + 13 + event[HEADER_BYTES + 8] + int.from_bytes(event[30:32], "little") + 1 :]
     head = text[:6].upper()
     if not head.startswith(_CONTROL):

@@ -3,7 +3,9 @@
 Owns the bytes of rows; what a value is worth is `values`'s. Pure. The hard idea: a loop over columns that asks
 each for its type costs several times what the values cost, so the decoder of a table is Python text with the columns
 written out one after the other, neighbours of fixed size read by one `struct` call. A row without NULLs takes that
-path; a row with NULLs, or with text that does not decode, takes a second one, column by column.
+path; a row with NULLs, or with text that does not decode, takes a second one, column by column. Two kinds come from
+one description of the columns: a decoder gives values; an encoder, which capture uses, gives `payload.encode_row` of
+them without making most of them: text that is ASCII is copied, a label is looked up with its tag.
 
 Source: design/sources.md, "Decoders generated per table map".
 """
@@ -12,11 +14,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, cast
 from uuid import UUID
 
+from tranlog.payload import (
+    encode_bytes,
+    encode_datetime,
+    encode_decimal,
+    encode_float,
+    encode_int,
+    encode_other,
+    encode_utf8,
+    encode_value,
+)
 from tranlog.source.mariadb.charsets import is_utf8, text_decoder
 from tranlog.source.mariadb.events import BinlogTable, EventFormatError, FieldType
 from tranlog.source.mariadb.types import Family, MariadbType
@@ -27,6 +39,7 @@ from tranlog.source.mariadb.values import (
     date3,
     datetime2,
     decimal_bytes,
+    decimal_text,
     inet_value,
     old_datetime,
     old_time,
@@ -42,6 +55,8 @@ from tranlog.types import F32, CharsetBytes, EnumLabel, Value
 Row = tuple[Value, ...]
 RowsDecoder = Callable[[bytes, int], list[Row]]
 """Takes a rows event and the offset of its first image; returns all images in order. Raises EventFormatError."""
+RowsEncoder = Callable[[bytes, int], list[bytes]]
+"""As a decoder, and returns each image as `payload.encode_row` writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,7 @@ class _Piece:
 
     Of fixed size: `code` for struct, and `size`. Else `prefix` bytes of length in front. `value` is an expression
     over `{}`, the number or the bytes read; `safe` is the one that never raises for bad text, where it differs.
+    `coded` and `safe_coded` are the same for the value's bytes in a payload.
     """
 
     code: str = ""
@@ -57,13 +73,20 @@ class _Piece:
     prefix: int = 0
     value: str = "{}"
     safe: str = ""
+    coded: str
+    safe_coded: str = ""
+
+    def as_coded(self) -> _Piece:
+        """The piece that gives bytes in the place of the value."""
+        return replace(self, value=self.coded, safe=self.safe_coded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """All that a decoder depends on: tables of equal shapes share one."""
+    """All that a decoder or an encoder depends on: tables of equal shapes share one."""
 
     columns: tuple[tuple[FieldType, int, MariadbType], ...]
+    encodes: bool
 
 
 def rows_decoder(table: BinlogTable, types: Sequence[MariadbType]) -> RowsDecoder:
@@ -71,11 +94,20 @@ def rows_decoder(table: BinlogTable, types: Sequence[MariadbType]) -> RowsDecode
 
     Shape: full images only; the caller has looked at the event's column bits.
     """
+    return cast(RowsDecoder, _checked(table, types, encodes=False))
+
+
+def rows_encoder(table: BinlogTable, types: Sequence[MariadbType]) -> RowsEncoder:
+    """Return what gives a table's rows as `payload.encode_row` writes them; else as `rows_decoder`."""
+    return cast(RowsEncoder, _checked(table, types, encodes=True))
+
+
+def _checked(table: BinlogTable, types: Sequence[MariadbType], *, encodes: bool) -> Callable[[bytes, int], list[Any]]:
     columns = tuple((column.kind, column.length, kind) for column, kind in zip(table.columns, types, strict=True))
-    decode = _compile(_Shape(columns=columns))
+    decode = _compile(_Shape(columns=columns, encodes=encodes))
     name = f"{table.schema}.{table.table}"
 
-    def checked(event: bytes, at: int) -> list[Row]:
+    def checked(event: bytes, at: int) -> list[Any]:
         try:
             return decode(event, at)
         except (IndexError, ValueError, struct.error, OverflowError, KeyError) as exc:
@@ -85,23 +117,33 @@ def rows_decoder(table: BinlogTable, types: Sequence[MariadbType]) -> RowsDecode
 
 
 @lru_cache(maxsize=1024)
-def _compile(shape: _Shape) -> RowsDecoder:
-    scope: dict[str, Any] = {}
+def _compile(shape: _Shape) -> Callable[[bytes, int], list[Any]]:
+    scope: dict[str, Any] = dict(_ENCODERS)
     source = rows_decoder_source(shape, scope)
     exec(compile(source, "<rows decoder>", "exec"), scope)
-    return cast(RowsDecoder, scope["decode"])
+    return cast(Callable[[bytes, int], list[Any]], scope["decode"])
+
+
+_ENCODERS: Final = {
+    one.__name__: one for one in (encode_bytes, encode_float, encode_int, encode_other, encode_utf8, encode_value)
+}
 
 
 def rows_decoder_source(shape: _Shape, scope: dict[str, Any]) -> str:
-    """Return the text of a decoder, and put what it names into `scope`."""
+    """Return the text of a decoder or an encoder, and put what it names into `scope`."""
     pieces = [_piece(at, kind, length, typed, scope) for at, (kind, length, typed) in enumerate(shape.columns)]
     count = len(pieces)
     null_bytes = (count + 7) // 8
     scope["from_bytes"] = int.from_bytes
     nulls = "raw[at]" if null_bytes == 1 else f"from_bytes(raw[at : at + {null_bytes}], 'little')"
-    row = ", ".join(f"c{at}" for at in range(count)) + ","
+    row = "(" + ", ".join(f"c{at}" for at in range(count)) + ",)"
+    null = "None"
+    if shape.encodes:
+        pieces = [piece.as_coded() for piece in pieces]
+        scope["join"] = b"".join
+        row, null = f"join({row})", repr(encode_value(None))
     fast = _fast_path(pieces, scope)
-    slow = _slow_path(pieces, scope)
+    slow = _slow_path(pieces, scope, null)
     return "\n".join(
         [
             "def decode(raw, at):",
@@ -115,12 +157,12 @@ def rows_decoder_source(shape: _Shape, scope: dict[str, Any]) -> str:
             "        if not nulls:",
             "            try:",
             *(f"                {line}" for line in fast),
-            f"                append(({row}))",
+            f"                append({row})",
             "                continue",
             "            except UnicodeDecodeError:",
             "                at = start",
             *(f"        {line}" for line in slow),
-            f"        append(({row}))",
+            f"        append({row})",
             "    if at != end:",
             "        raise ValueError(f'it passes the end of the event by {at - end} bytes')",
             "    return rows",
@@ -156,12 +198,12 @@ def _fast_path(pieces: Sequence[_Piece], scope: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _slow_path(pieces: Sequence[_Piece], scope: dict[str, Any]) -> list[str]:
+def _slow_path(pieces: Sequence[_Piece], scope: dict[str, Any], null: str) -> list[str]:
     """Return the lines for a row with NULLs or with text that does not decode."""
     lines: list[str] = []
     for at, piece in enumerate(pieces):
         lines.append(f"if nulls & {1 << at:#x}:")
-        lines.append(f"    c{at} = None")
+        lines.append(f"    c{at} = {null}")
         lines.append("else:")
         if piece.code:
             name = f"one{at}"
@@ -207,7 +249,6 @@ _OLD_TIMES: Final[Mapping[FieldType, Callable[[int], tuple[int, FromBytes]]]] = 
 }
 _TIMES: Final[Mapping[FieldType, Callable[[int], tuple[int, FromBytes]]]] = {
     FieldType.TIME2: time2,
-    FieldType.DATETIME2: datetime2,
     FieldType.TIMESTAMP2: timestamp2,
 }
 
@@ -217,41 +258,57 @@ def _piece(at: int, kind: FieldType, length: int, typed: MariadbType, scope: dic
     match kind:
         case FieldType.TINY | FieldType.SHORT | FieldType.LONG | FieldType.LONGLONG:
             code = _INTEGER_CODES[kind]
-            return _Piece(code=code.upper() if typed.unsigned else code, size=_INTEGER_SIZES[code])
+            return _Piece(
+                code=code.upper() if typed.unsigned else code, size=_INTEGER_SIZES[code], coded="encode_int({})"
+            )
         case FieldType.INT24:
             signed = "" if typed.unsigned else ", signed=True"
-            return _Piece(code="3s", size=3, value="from_bytes({}, 'little'" + signed + ")")
+            value = "from_bytes({}, 'little'" + signed + ")"
+            return _Piece(code="3s", size=3, value=value, coded=f"encode_int({value})")
         case FieldType.FLOAT:
             scope["F32"] = F32
-            return _Piece(code="f", size=4, value="F32({})")
+            return _Piece(code="f", size=4, value="F32({})", coded="encode_other(F32({}))")
         case FieldType.DOUBLE:
-            return _Piece(code="d", size=8)
+            return _Piece(code="d", size=8, coded="encode_float({})")
         case FieldType.YEAR:
             scope["year_value"] = year_value
-            return _Piece(code="B", size=1, value="year_value({})")
+            return _Piece(code="B", size=1, value="year_value({})", coded="encode_int(year_value({}))")
         case FieldType.DATE | FieldType.NEWDATE:
             scope["dates"] = _DATES
-            return _Piece(code="3s", size=3, value="dates[{}]")
+            scope["coded_dates"] = _CODED_DATES
+            return _Piece(code="3s", size=3, value="dates[{}]", coded="coded_dates[{}]")
         case FieldType.TIME | FieldType.DATETIME | FieldType.TIMESTAMP:
             return _converted(name, *_OLD_TIMES[kind](typed.decimals), scope=scope)
-        case FieldType.TIME2 | FieldType.DATETIME2 | FieldType.TIMESTAMP2:
+        case FieldType.DATETIME2:
+            scope[f"{name}_coded"] = datetime2(typed.decimals, encode_datetime, encode_other)[1]
+            piece = _converted(name, *datetime2(typed.decimals), scope=scope)
+            return replace(piece, coded=name + "_coded({})")
+        case FieldType.TIME2 | FieldType.TIMESTAMP2:
             return _converted(name, *_TIMES[kind](typed.decimals), scope=scope)
         case FieldType.NEWDECIMAL:
-            return _converted(name, *decimal_bytes(typed.precision, typed.decimals), scope=scope)
+            piece = _converted(name, *decimal_bytes(typed.precision, typed.decimals), scope=scope)
+            if typed.decimals > _PLAIN_DECIMALS:
+                return piece
+            scope[f"{name}_text"] = decimal_text(typed.precision, typed.decimals)[1]
+            scope["encode_decimal"] = encode_decimal
+            return replace(piece, coded=f"encode_decimal({name}_text({{}}))")
         case FieldType.BIT:
             return _converted(name, *bit_bytes(typed.length), scope=scope)
         case FieldType.ENUM | FieldType.SET if length not in range(1, 9) or (kind == FieldType.ENUM and length > 2):
             raise EventFormatError(why=f"a {kind.name} of {length} bytes")
         case FieldType.ENUM:
             # 0 is the server's error value, which it shows as an empty label.
-            scope[name] = (EnumLabel(""), *map(EnumLabel, typed.labels))
-            return _Piece(code="B" if length == 1 else "H", size=length, value=name + "[{}]")
+            labels = (EnumLabel(""), *map(EnumLabel, typed.labels))
+            scope[name] = labels
+            scope[f"{name}_coded"] = tuple(map(encode_other, labels))
+            return _Piece(code="B" if length == 1 else "H", size=length, value=name + "[{}]", coded=name + "_coded[{}]")
         case FieldType.SET:
-            labels = typed.labels
-            scope[name] = Memo(lambda raw: set_value(labels, int.from_bytes(raw, "little")))
-            return _Piece(code=f"{length}s", size=length, value=name + "[{}]")
+            names = typed.labels
+            scope[name] = Memo(lambda raw: set_value(names, int.from_bytes(raw, "little")))
+            scope[f"{name}_coded"] = Memo(lambda raw: encode_other(set_value(names, int.from_bytes(raw, "little"))))
+            return _Piece(code=f"{length}s", size=length, value=name + "[{}]", coded=name + "_coded[{}]")
         case FieldType.GEOMETRY:
-            return _Piece(prefix=length)
+            return _Piece(prefix=length, coded="encode_bytes({})")
         case FieldType.BLOB | FieldType.TINY_BLOB | FieldType.MEDIUM_BLOB | FieldType.LONG_BLOB:
             return _string(name, length, typed, scope, packed=False)
         case FieldType.BLOB_COMPRESSED:
@@ -264,9 +321,13 @@ def _piece(at: int, kind: FieldType, length: int, typed: MariadbType, scope: dic
             raise AssertionError(f"types_in_binlog let {kind.name} pass")
 
 
+_PLAIN_DECIMALS: Final = 6
+"""With more decimals a small number's text has an exponent, as Decimal writes it."""
+
+
 def _converted(name: str, size: int, convert: FromBytes, *, scope: dict[str, Any]) -> _Piece:
     scope[name] = convert
-    return _Piece(code=f"{size}s", size=size, value=name + "({})")
+    return _Piece(code=f"{size}s", size=size, value=name + "({})", coded=f"encode_other({name}({{}}))")
 
 
 def _string(name: str, prefix: int, typed: MariadbType, scope: dict[str, Any], *, packed: bool) -> _Piece:
@@ -277,25 +338,36 @@ def _string(name: str, prefix: int, typed: MariadbType, scope: dict[str, Any], *
     match typed.family:
         case Family.TEXT if is_utf8(typed.charset or ""):
             scope[name] = _safe_utf8(typed.charset or "")
-            return _Piece(prefix=prefix, value=content + ".decode()", safe=f"{name}({content})")
+            return _Piece(
+                prefix=prefix,
+                value=content + ".decode()",
+                safe=f"{name}({content})",
+                coded=f"encode_utf8({content})",
+                safe_coded=f"encode_value({name}({content}))",
+            )
         case Family.TEXT:
             scope[name] = text_decoder(typed.charset or "")
-            return _Piece(prefix=prefix, value=f"{name}({content})")
+            value = f"{name}({content})"
+            return _Piece(prefix=prefix, value=value, coded=f"encode_value({value})")
         case Family.UUID:
             scope["uuid"] = _uuid
-            return _Piece(prefix=prefix, value=f"uuid({content})")
+            value = f"uuid({content})"
+            return _Piece(prefix=prefix, value=value, coded=f"encode_other({value})")
         case Family.INET:
             size = 4 if typed.name == "inet4" else 16
             scope[name] = lambda raw: inet_value(typed.name, raw.ljust(size, b"\0"))
-            return _Piece(prefix=prefix, value=f"{name}({content})")
+            value = f"{name}({content})"
+            return _Piece(prefix=prefix, value=value, coded=f"encode_other({value})")
         case _ if typed.fixed:
             # The binlog drops the zeros at the end of a BINARY.
-            return _Piece(prefix=prefix, value=content + f".ljust({typed.length}, b'\\0')")
+            value = content + f".ljust({typed.length}, b'\\0')"
+            return _Piece(prefix=prefix, value=value, coded=f"encode_bytes({value})")
         case _:
-            return _Piece(prefix=prefix, value=content)
+            return _Piece(prefix=prefix, value=content, coded=f"encode_bytes({content})")
 
 
 _DATES: Final = Memo(date3)
+_CODED_DATES: Final = Memo(lambda raw: encode_other(date3(raw)))
 
 
 def _uuid(raw: bytes) -> UUID:

@@ -30,7 +30,6 @@ from tranlog.errors import (
     SourceUnavailableError,
     UnsupportedEventError,
 )
-from tranlog.payload import encode_row
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
 from tranlog.source.mariadb.catalog import Catalog
 from tranlog.source.mariadb.charsets import text_decoder
@@ -50,7 +49,7 @@ from tranlog.source.mariadb.events import (
 )
 from tranlog.source.mariadb.groups import START_ANEW, EventGroup, GroupAssembler
 from tranlog.source.mariadb.position import BinlogPosition
-from tranlog.source.mariadb.rows import RowsDecoder, rows_decoder
+from tranlog.source.mariadb.rows import RowsEncoder, rows_encoder
 from tranlog.source.mariadb.statements import StatementKind, statement_kind
 from tranlog.source.mariadb.stream import BinlogStream
 from tranlog.source.mariadb.types import table_map, types_in_binlog
@@ -94,7 +93,7 @@ class _Layout:
     """A table as the running transaction's rows have it. `full` is what stands before full images of a rows event."""
 
     table: TableMap
-    decode: RowsDecoder
+    encode: RowsEncoder
     columns: int
     full: bytes
     full_twice: bytes
@@ -147,6 +146,16 @@ class MariadbSource:
         self._collations: dict[int, str] = {}
 
     # The life of the source.
+
+    def check(self) -> None:
+        """Look whether the server is there and set up to be captured, and change nothing.
+
+        Raises SourceSetupError, SourceUnavailableError.
+        """
+        try:
+            self._catalog.check_setup()
+        finally:
+            self._control.close()
 
     def start(self, event_id: str | None) -> None:
         """Check the server's set-up and get ready to read what was committed after `event_id`.
@@ -350,15 +359,22 @@ class MariadbSource:
                     return None
                 continue
             try:
-                events = self._stream.take(left)
+                # What has begun to come is waited for, however long a large event takes: the server sends it whole.
+                events = self._stream.take(max(left, _PAUSE_SLICE_S) if self._is_inside() else left)
             except EventFormatError as exc:
                 raise self._damaged(exc) from exc
             except SourceUnavailableError as exc:
                 self._lose(exc)
                 continue
-            if not events:
+            if not events and not self._is_inside():
                 return None
             self._events.extend(events)
+
+    def _is_inside(self) -> bool:
+        """Whether a part of a transaction has come, and its end has not."""
+        if self._stream is None or self._assembler is None:
+            return False
+        return self._assembler.inside or self._stream.inside
 
     def _lose(self, error: SourceUnavailableError) -> None:
         """Drop the connection, and with it a transaction whose end had not come."""
@@ -487,24 +503,15 @@ class MariadbSource:
                 )
             images_at = shape.images_at
         try:
-            images = layout.decode(event, images_at)
+            images = layout.encode(event, images_at)
         except EventFormatError as exc:
             raise self._broken(group, exc.why) from exc
         table = layout.table
-        add = self._packer.add_encoded
         if operation is Op.UPDATE:
             if len(images) % 2:
                 raise self._broken(group, f"an update of {table.name} with an odd number of images")
-            each = iter(images)
-            for before, after in zip(each, each, strict=True):
-                cut = add(table, operation, encode_row(before) + encode_row(after), event_id=event_id, tstamp=tstamp)
-                if cut is not None:
-                    yield cut
-            return
-        for image in images:
-            cut = add(table, operation, encode_row(image), event_id=event_id, tstamp=tstamp)
-            if cut is not None:
-                yield cut
+            images = [before + after for before, after in zip(images[::2], images[1::2], strict=True)]
+        return self._packer.add_encoded_rows(table, operation, images, event_id=event_id, tstamp=tstamp)
 
     def _layout(self, event: bytes, group: EventGroup) -> _Layout | None:
         key = event[_AFTER_TABLE_NUMBER - 2 :]
@@ -566,7 +573,7 @@ class MariadbSource:
         head = bytes([count]) if count < 251 else b"\xfc" + count.to_bytes(2, "little")
         return _Layout(
             table=table,
-            decode=rows_decoder(binlog_table, types),
+            encode=rows_encoder(binlog_table, types),
             columns=count,
             full=head + bits,
             full_twice=head + bits + bits,

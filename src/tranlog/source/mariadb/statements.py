@@ -34,8 +34,9 @@ _ADMINISTRATION_WORDS: Final = frozenset(
         *("INSTALL", "UNINSTALL", "CHANGE", "START", "STOP", "BACKUP", "KILL", "SIGNAL", "HELP", "SHUTDOWN"),
     }
 )
+# Atomic: where no word follows, a run of comments could be divided in exponentially many ways.
 _FIRST_WORD: Final = re.compile(
-    r"(?:\s|\(|/\*(?!M?!).*?\*/|/\*M?!\d*|--[^\n]*(?:\n|$)|\#[^\n]*(?:\n|$))*([A-Za-z_]+)", re.DOTALL
+    r"(?>\s|\(|/\*(?!M?!).*?\*/|/\*M?!\d*|--[^\n]*(?:\n|$)|\#[^\n]*(?:\n|$))*+([A-Za-z_]+)", re.DOTALL
 )
 _QUOTED: Final = re.compile(
     r"'(?:[^'\\]|''|\\.)*'|\"(?:[^\"\\]|\"\"|\\.)*\"|`(?:[^`]|``)*`|/\*(?!M?!).*?\*/|--[^\n]*|\#[^\n]*", re.DOTALL

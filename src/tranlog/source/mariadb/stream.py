@@ -192,6 +192,11 @@ class BinlogStream:
             self._heed()
         return events
 
+    @property
+    def inside(self) -> bool:
+        """Whether a part of an event has come, and its end has not."""
+        return self._splitter.inside
+
     def _heed(self) -> None:
         """Raise what ended the stream, if something did."""
         if self._splitter.failure is not None:

@@ -293,6 +293,8 @@ def _type_in_binlog(
             fixed = kind == FieldType.STRING
             # What COMPRESSED adds is one byte in front.
             length = column.length - (kind == FieldType.VARCHAR_COMPRESSED)
+            if length < 0:
+                raise EventFormatError(why=f"{table.schema}.{table.table}.{column.name}: a compressed text of no bytes")
             if charset == BINARY:
                 special = _BY_CATALOG.get(declared)
                 if special is not None and fixed and special[0] == length:

@@ -108,8 +108,15 @@ def time2(decimals: int) -> tuple[int, FromBytes]:
     return 3 + fraction_bytes, convert
 
 
-def datetime2(decimals: int) -> tuple[int, FromBytes]:
-    """Return the size of a DATETIME of so many decimals and its conversion."""
+def datetime2(
+    decimals: int,
+    made: Callable[[int], Value] = Datetime,
+    made_zero: Callable[[ZeroDate], Value] = lambda value: value,
+) -> tuple[int, FromBytes]:
+    """Return the size of a DATETIME of so many decimals and its conversion.
+
+    `made` and `made_zero` give the result, of the microseconds and of what no calendar has.
+    """
     fraction_bytes = (decimals + 1) // 2
     bits = fraction_bytes * 8
     zero = 0x8000000000 << bits
@@ -125,14 +132,15 @@ def datetime2(decimals: int) -> tuple[int, FromBytes]:
         date = whole >> 17
         start = day_start.get(date)
         if start is not None:
-            return Datetime(start + micros)
+            return made(start + micros)
         months, day = date >> 5, date & 31
         value = datetime_value(months // 13, months % 13, day, micros, decimals)
-        if isinstance(value, Datetime):
-            if len(day_start) >= _MEMO_LIMIT:
-                day_start.clear()
-            day_start[date] = value.micros - micros
-        return value
+        if isinstance(value, ZeroDate):
+            return made_zero(value)
+        if len(day_start) >= _MEMO_LIMIT:
+            day_start.clear()
+        day_start[date] = value.micros - micros
+        return made(value.micros)
 
     return 5 + fraction_bytes, convert
 
@@ -209,8 +217,8 @@ def old_timestamp(decimals: int) -> tuple[int, FromBytes]:
 _DIGIT_BYTES: Final = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 
 
-def decimal_bytes(precision: int, scale: int) -> tuple[int, FromBytes]:
-    """Return the size of a DECIMAL(precision, scale) and its conversion: exact, with the scale kept."""
+def decimal_text(precision: int, scale: int) -> tuple[int, Callable[[bytes], str]]:
+    """Return the size of a DECIMAL(precision, scale) and the conversion to its digits, the scale kept."""
     whole_words, whole_rest = divmod(precision - scale, 9)
     part_words, part_rest = divmod(scale, 9)
     widths = [whole_rest] * bool(whole_rest) + [9] * whole_words + [9] * part_words + [part_rest] * bool(part_rest)
@@ -223,7 +231,7 @@ def decimal_bytes(precision: int, scale: int) -> tuple[int, FromBytes]:
     sign_bit = 1 << (8 * size - 1)
     all_bits = (1 << 8 * size) - 1
 
-    def convert(raw: bytes) -> Value:
+    def convert(raw: bytes) -> str:
         number = int.from_bytes(raw, "big")
         negative = not number & sign_bit
         number ^= sign_bit
@@ -235,9 +243,29 @@ def decimal_bytes(precision: int, scale: int) -> tuple[int, FromBytes]:
         text = digits[:split].lstrip("0") or "0"
         if scale:
             text = f"{text}.{digits[split:]}"
-        return Decimal("-" + text if negative else text)
+        return "-" + text if negative else text
 
-    return size, convert
+    if not (0 < scale <= 9 and 0 < precision - scale <= 9):
+        return size, convert
+
+    part_bits = 8 * _DIGIT_BYTES[scale]
+    part_mask = (1 << part_bits) - 1
+    form = f"%d.%0{scale}d"
+
+    def convert_two_groups(raw: bytes) -> str:
+        number = int.from_bytes(raw, "big") ^ sign_bit
+        if number & sign_bit:
+            number ^= all_bits
+            return "-" + form % (number >> part_bits, number & part_mask)
+        return form % (number >> part_bits, number & part_mask)
+
+    return size, convert_two_groups
+
+
+def decimal_bytes(precision: int, scale: int) -> tuple[int, FromBytes]:
+    """Return the size of a DECIMAL(precision, scale) and its conversion: exact, with the scale kept."""
+    size, text = decimal_text(precision, scale)
+    return size, lambda raw: Decimal(text(raw))
 
 
 def bit_bytes(width: int) -> tuple[int, FromBytes]:

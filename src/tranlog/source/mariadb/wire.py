@@ -16,6 +16,7 @@ from typing import Final
 
 from tranlog.source.mariadb.events import (
     ARTIFICIAL,
+    CHECKSUM_BYTES,
     HEADER_BYTES,
     EventFormatError,
     EventType,
@@ -55,6 +56,11 @@ class EventSplitter:
         self._checksums: bool | None = None
         self.word: ServerWord | None = None
         self.failure: EventFormatError | None = None
+
+    @property
+    def inside(self) -> bool:
+        """Whether bytes wait for the rest of their event."""
+        return bool(self._waiting or self._long)
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Take the next bytes, return the events that they complete."""
@@ -136,7 +142,7 @@ class EventSplitter:
             if self._checksums and not has_valid_checksum(event):
                 raise _damaged(event)
             return event[:-4]
-        if flags & ARTIFICIAL and event[4] == EventType.ROTATE:
+        if flags & ARTIFICIAL and event[4] == EventType.ROTATE and len(event) > HEADER_BYTES + CHECKSUM_BYTES:
             return event[:-4] if has_valid_checksum(event) else event
         if self._checksums is None:
             raise EventFormatError(why=f"a {event_name(event[4])} before any format description")
@@ -144,6 +150,8 @@ class EventSplitter:
             return event
         if not has_valid_checksum(event):
             raise _damaged(event)
+        if len(event) < HEADER_BYTES + CHECKSUM_BYTES:
+            raise EventFormatError(why=f"a {event_name(event[4])} of {len(event)} bytes, its checksum among them")
         return event[:-4]
 
 

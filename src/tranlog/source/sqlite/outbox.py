@@ -10,18 +10,21 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import apsw
 
-from tranlog.change import Fragment, Statement, TableName
+from tranlog.change import Fragment, Op, Statement, TableMap, TableName
 from tranlog.clock import Clock
+from tranlog.errors import SourceError
 from tranlog.shard import ShardRule
 from tranlog.source.packer import TransactionPacker
 from tranlog.source.sqlite.buffer import Entry
 from tranlog.source.sqlite.schema import OUTBOX_TABLE
 
 DBMS_METADATA = (("dbms_type", "sqlite"),)
+_ROWS_AT_ONCE = 1000
 ID_STEP = 0xFFFF
 """Outbox ids rise by a random step up to this, less one: a database restored from an older copy does not hand out
 again the ids that a log already has, and so is found out."""
@@ -30,6 +33,24 @@ _INSERT = f"""
 INSERT INTO main.{OUTBOX_TABLE}(id, last, tstamp, serial, shard, tables, payload) VALUES(
     COALESCE((SELECT seq FROM main.sqlite_sequence WHERE name = '{OUTBOX_TABLE}'), 0) + 1 + (random() & {ID_STEP}),
     ?, ?, ?, ?, ?, ?)"""
+
+
+@dataclass(eq=False, kw_only=True)
+class RowTooLargeError(SourceError):
+    """A row whose change SQLite cannot store in the outbox beside it: the transaction cannot commit.
+
+    `size` is that of the fragment that was refused, in bytes; `limit` what SQLite stores in one row.
+    """
+
+    tables: tuple[str, ...]
+    size: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"a change of {', '.join(self.tables) or 'a table'} takes {self.size} bytes with both of its images, and "
+            f"SQLite stores {self.limit} in one row: the transaction was not committed. Store smaller values"
+        )
 
 
 class OutboxWriter:
@@ -68,17 +89,33 @@ class OutboxWriter:
         if not self._open:
             packer.begin(rule)
             self._open = True
+        rows: list[bytes] = []  # of one table and operation, one behind the other
+        rows_of: TableMap | None = None
+        rows_op = Op.INSERT
         for entry in entries:
             if isinstance(entry, Statement):
+                self._take(rows_of, rows_op, rows, now)
                 self._serial = True
                 fragment = packer.add(entry, event_id="", tstamp=now)
-            else:
-                table, op, before, after, _, _ = entry
-                images = after if before is None else before if after is None else before + after
-                assert images is not None
-                fragment = packer.add_encoded(table, op, images, event_id="", tstamp=now)
-            if fragment is not None:
+                if fragment is not None:
+                    self._insert(fragment)
+                continue
+            table, op, before, after, _, _ = entry
+            images = after if before is None else before if after is None else before + after
+            assert images is not None
+            if table is not rows_of or op is not rows_op or len(rows) == _ROWS_AT_ONCE:
+                self._take(rows_of, rows_op, rows, now)
+                rows_of, rows_op = table, op
+            rows.append(images)
+        self._take(rows_of, rows_op, rows, now)
+
+    def _take(self, table: TableMap | None, op: Op, rows: list[bytes], now: int) -> None:
+        """Give rows to the packer, and write the fragments that get full."""
+        if rows:
+            assert table is not None
+            for fragment in self._packer.add_encoded_rows(table, op, rows, event_id="", tstamp=now):
                 self._insert(fragment)
+            rows.clear()
 
     def finish(self, entries: Iterable[Entry], rule: ShardRule) -> None:
         """Write the last changes of a transaction that is about to commit. Until `reset`, `take_back` undoes it."""
@@ -110,7 +147,14 @@ class OutboxWriter:
         rowid = db.last_insert_rowid()
         tables = None if fragment.tables is None else tables_text(fragment.tables)
         row = (fragment.last, fragment.tstamp, self._serial, fragment.shard_id, tables, fragment.payload)
-        db.execute(_INSERT, row)
+        try:
+            db.execute(_INSERT, row)
+        except apsw.TooBigError as exc:
+            raise RowTooLargeError(
+                tables=tuple([f"{schema}.{table}" for schema, table in fragment.tables or ()]),
+                size=len(fragment.payload),
+                limit=db.limit(apsw.SQLITE_LIMIT_LENGTH),
+            ) from exc
         self.rows_written += 1
         if self._first_written is None:
             self._first_written = db.last_insert_rowid()

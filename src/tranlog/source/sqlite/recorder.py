@@ -9,21 +9,30 @@ with which no transaction commits.
 
 from __future__ import annotations
 
+import errno
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import IO, TypeAlias
 
 import apsw
 
 from tranlog.change import Op, TableMap
-from tranlog.errors import SourceError, UnsupportedTypeError
+from tranlog.errors import DiskFailedError, DiskFullError, SourceError, UnsupportedTypeError
 from tranlog.payload import encode_row
-from tranlog.source.sqlite.buffer import BufferedRow, Place, TransactionBuffer, net_change
+from tranlog.source.sqlite.buffer import SPILL_BYTES, SPILL_ENTRIES, BufferedRow, Place, TransactionBuffer, net_change
 from tranlog.source.sqlite.schema import SCHEMA, TablePlan, typed_row
 from tranlog.types import Value
 
 Row: TypeAlias = tuple[Value, ...]
 
 _INSERT, _DELETE = apsw.SQLITE_INSERT, apsw.SQLITE_DELETE
+# A BufferedRow without its class's own __new__, which is Python and costs as much as reading the row.
+_row: Callable[[tuple[TableMap, Op, bytes | None, bytes | None, Place, Place]], BufferedRow] = partial(
+    tuple.__new__, BufferedRow
+)
+_OP_INSERT, _OP_DELETE, _OP_UPDATE = Op.INSERT, Op.DELETE, Op.UPDATE
 
 
 @dataclass(eq=False, kw_only=True)
@@ -44,7 +53,8 @@ class RowRecorder:
         self._unread: tuple[int, TablePlan, int] | None = None  # entry whose new image must be read by SELECT
         self.plans = plans
         """The tables that are captured, as the open transaction sees them."""
-        self.buffer = TransactionBuffer()
+        self.buffer = TransactionBuffer(_open_spill)
+        self._spill_at = SPILL_BYTES
         self.bytes = 0
         """About how many bytes of images the buffer holds."""
         self.poison: BaseException | None = None
@@ -54,6 +64,7 @@ class RowRecorder:
         """Forget the transaction, which has ended. Runs no SQL."""
         self.buffer.clear()
         self.bytes = 0
+        self._spill_at = SPILL_BYTES
         self.poison = None
         self._unread = None
 
@@ -67,6 +78,8 @@ class RowRecorder:
                 return
             if self._unread is not None:
                 self.read_unread()
+            if len(self.buffer.entries) >= SPILL_ENTRIES or self.bytes >= self._spill_at:
+                self.make_room()
             if plan.plain:
                 opcode = update.opcode
                 table = plan.map
@@ -76,24 +89,27 @@ class RowRecorder:
                 except UnicodeDecodeError:
                     self._on_other_row(plan, update)
                     return
-                if plan.reals:
-                    old, new = as_real(old, plan.reals), as_real(new, plan.reals)
+                reals = plan.reals
+                if reals:
+                    if old is not None:
+                        old = as_real(old, reals)
+                    if new is not None:
+                        new = as_real(new, reals)
                 if plan.null_key is not None and (_lacks_key(old, table) or _lacks_key(new, table)):
                     table = plan.null_key
+                place = update.rowid
                 if old is None:
-                    place = update.rowid
                     after = encode_row(new)  # type: ignore[arg-type]
-                    row = BufferedRow(table, Op.INSERT, None, after, place, place)
+                    row = _row((table, _OP_INSERT, None, after, place, place))
                     self.bytes += len(after)
                 elif new is None:
-                    place = update.rowid
                     before = encode_row(old)
-                    row = BufferedRow(table, Op.DELETE, before, None, place, place)
+                    row = _row((table, _OP_DELETE, before, None, place, place))
                     self.bytes += len(before)
                 else:
                     before = encode_row(old)
                     after = encode_row(new)
-                    row = BufferedRow(table, Op.UPDATE, before, after, update.rowid, update.rowid_new)
+                    row = _row((table, _OP_UPDATE, before, after, place, update.rowid_new))
                     self.bytes += len(before) + len(after)
                 self.buffer.entries.append(row)
                 return
@@ -101,6 +117,24 @@ class RowRecorder:
         except BaseException as exc:
             if self.poison is None:
                 self.poison = exc
+
+    def make_room(self) -> None:
+        """Move the changes in memory to a temporary file where they have grown large. Raises our disk errors."""
+        buffer = self.buffer
+        if len(buffer.entries) >= SPILL_ENTRIES or self.bytes >= self._spill_at:
+            try:
+                buffer.spill()
+            except OSError as exc:
+                if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise DiskFullError(path=tempfile.gettempdir()) from exc
+                raise DiskFailedError(path=tempfile.gettempdir(), why=str(exc)) from exc
+            self._spill_at = self.bytes + SPILL_BYTES
+
+    def forget_flushed(self) -> None:
+        """Forget the changes that the outbox has taken."""
+        self.buffer.forget_changes()
+        self.bytes = 0
+        self._spill_at = SPILL_BYTES
 
     def _on_other_row(self, plan: TablePlan, update: apsw.PreUpdate) -> None:
         """Note a change of a row that the hook does not give as it is, or not at all."""
@@ -159,6 +193,7 @@ class RowRecorder:
         self._unread = None
         try:
             row = self.row_at(plan, rowid)
+            at -= self.buffer.spilled  # the newest entry: no spill comes between a change and its reading
             entry = self.buffer.entries[at]
             assert isinstance(entry, BufferedRow)
             if row is None:
@@ -179,7 +214,7 @@ class RowRecorder:
 
         Conflict resolution FAIL keeps all of them, ABORT undoes all of them.
         """
-        change = net_change(self.buffer.entries[mark:])
+        change = net_change(self.buffer.since(mark))
         if change is None:
             return False
         plan = self.plans[change.table]
@@ -192,6 +227,10 @@ class RowRecorder:
                 return False
         self.poison = SourceUncertainError(table=plan.map.name)
         return None
+
+
+def _open_spill() -> IO[bytes]:
+    return tempfile.TemporaryFile(prefix="tranlog-")
 
 
 def as_real(row: Row | None, reals: tuple[int, ...]) -> Row | None:

@@ -127,15 +127,15 @@ def read_schema(db: apsw.Connection) -> SqliteSchema:
     version = schema_version(db)
     plans: dict[str, TablePlan] = {}
     virtual: list[str] = []
-    columns = "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' ORDER BY name"
-    for name, kind, without_rowid in db.execute(columns).fetchall():
+    columns = "SELECT name, type, wr, strict FROM pragma_table_list WHERE schema = 'main' ORDER BY name"
+    for name, kind, without_rowid, strict in db.execute(columns).fetchall():
         assert isinstance(name, str)
         if name.startswith("sqlite_") or name.startswith(OWN_PREFIX):
             continue
         if kind == "virtual":
             virtual.append(name)
         elif kind == "table":
-            plans[name] = _read_table(db, name, bool(without_rowid))
+            plans[name] = _read_table(db, name, bool(without_rowid), strict=bool(strict))
     canonical = {fold(name): name for name in plans}
     edges: list[tuple[TableName, TableName]] = []
     for child, parent in db.execute(
@@ -154,7 +154,7 @@ def read_schema(db: apsw.Connection) -> SqliteSchema:
     )
 
 
-def _read_table(db: apsw.Connection, name: str, without_rowid: bool) -> TablePlan:
+def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: bool) -> TablePlan:
     columns: list[Column] = []
     kept: list[int] = []
     reals: list[int] = []
@@ -185,7 +185,8 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool) -> TablePla
         columns.append(
             Column(
                 name=column,
-                source_type=declared,
+                # In a STRICT table ANY converts nothing; elsewhere the same word makes numbers of texts.
+                source_type="" if strict and fold(declared) == "any" else declared,
                 logical=LogicalType.ANY,
                 nullable=not (notnull or rowid_alias or (pk and without_rowid)),
             )

@@ -16,6 +16,7 @@ Source: design/sources.md, "SQLite, the embedded default"; design/data-model.md,
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -121,15 +122,27 @@ class SqliteSource:
         self._warned: set[str] = set()
         self._rule = ShardRule(kind=options.shard_rule, mapping=options.shard_map)
 
-    def start(self, event_id: str | None) -> None:
-        """Check that the database is what the log follows, and get ready to read on. See `Source.start`."""
+    def check(self) -> None:
+        """Look whether there is a database, and change nothing. Raises SourceSetupError."""
         path = self.options.path
-        self.close()
         if not os.path.exists(path):
             raise SourceSetupError(
                 why=f"there is no database at {path}",
                 remedy="Create it by writing through tranlog.source.sqlite.connect, or check the path",
             )
+        try:
+            with contextlib.closing(apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)) as db:
+                db.set_busy_timeout(round(self.options.busy_timeout_s * 1000))
+                db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+        except apsw.Error as exc:
+            why = f"{path} is no SQLite database that can be read: {exc}"
+            raise SourceSetupError(why=why, remedy="Check path and permissions") from exc
+
+    def start(self, event_id: str | None) -> None:
+        """Check that the database is what the log follows, and get ready to read on. See `Source.start`."""
+        path = self.options.path
+        self.close()
+        self.check()
         self._reader, _ = self._open()
         reader = self._reader
         try:

@@ -48,6 +48,9 @@ FLUSH_FRAGMENTS = 4
 """From so many fragments' bytes on, outside any savepoint, a transaction's changes go to the outbox before COMMIT."""
 
 _OTHER = StatementKind.OTHER
+_BEGIN = StatementKind.BEGIN  # names of this module: looking a member up in its class costs more than the comparison
+_COMMIT = StatementKind.COMMIT
+_ROLLBACK = StatementKind.ROLLBACK
 _NO_ROWS: Iterator[tuple[Any, ...]] = iter(())
 _TAKE_WRITE_LOCK = f"DELETE FROM main.{OUTBOX_TABLE} WHERE 0"
 
@@ -79,8 +82,8 @@ class Connection:
     back when the block raises. One statement per `execute`; `executescript` takes many. A statement that writes has
     run to its end when `execute` returns, its RETURNING rows wait in the cursor.
 
-    The changes of an open transaction are held in memory as encoded rows, up to about 4 MiB when no savepoint is
-    open, as a whole inside savepoints and for one statement.
+    The changes of an open transaction are held as encoded rows: up to about 4 MiB in memory, then in the outbox; inside
+    savepoints and for one statement they wait in a temporary file instead, since they may still be taken back.
 
     Shape: every committed transaction that changed rows of the main database's tables, or its schema, is one
     transaction of the log. PRAGMAs, temporary, virtual and attached tables are not captured.
@@ -236,28 +239,24 @@ class Connection:
 
     # --- a statement's life; called by Cursor ---
 
-    def _before_statement(self, run: _Run, inner: apsw.Cursor) -> None:
-        """Get ready for a statement that SQLite is about to step; what it raises keeps the statement from running."""
+    def _before_special(self, run: _Run, inner: apsw.Cursor) -> None:
+        """Get ready for a statement of a kind of its own; what it raises keeps the statement from running."""
         kind = run.kind
-        if kind is _OTHER or kind is StatementKind.CREATE or kind is StatementKind.DDL:
+        if kind is _COMMIT:
+            if self._db.in_transaction:
+                self._before_commit()
+        elif kind is _BEGIN or kind is _ROLLBACK:
+            pass
+        elif kind is StatementKind.CREATE or kind is StatementKind.DDL:
             if inner.is_readonly or inner.is_explain:
                 run.lazy = True
-            elif run.writes:
-                self._before_repeat(run)
-            else:
+            elif not run.writes:
                 self._before_write(run)
-            return
-        match kind:
-            case StatementKind.COMMIT:
-                if self._db.in_transaction:
-                    self._before_commit()
-            case StatementKind.RELEASE:
-                if self._by_savepoint and self._buffer.outermost(run.savepoint):
-                    self._before_commit()
-            case StatementKind.SAVEPOINT:
-                run.opens = not self._db.in_transaction
-            case _:
-                pass
+        elif kind is StatementKind.RELEASE:
+            if self._by_savepoint and self._buffer.outermost(run.savepoint):
+                self._before_commit()
+        elif kind is StatementKind.SAVEPOINT:
+            run.opens = not self._db.in_transaction
 
     def _before_write(self, run: _Run) -> None:
         db = self._db
@@ -312,7 +311,13 @@ class Connection:
             self._commit_own()
 
     def _after_special(self, run: _Run) -> None:
-        match run.kind:
+        kind = run.kind
+        if kind is _BEGIN:
+            return
+        if kind is _COMMIT or kind is _ROLLBACK:
+            self._reset_transaction()
+            return
+        match kind:
             case StatementKind.CREATE | StatementKind.DDL:
                 if run.writes:
                     self._after_ddl(run)
@@ -327,8 +332,6 @@ class Connection:
             case StatementKind.ROLLBACK_TO:
                 self._buffer.rollback_to(run.savepoint)
                 self._schema_may_be_back()
-            case StatementKind.COMMIT | StatementKind.ROLLBACK:
-                self._reset_transaction()
             case StatementKind.PRAGMA:
                 self._after_pragma()
             case StatementKind.ATTACH:
@@ -434,6 +437,7 @@ class Connection:
                     after = encode_row(typed_row(row))
                     entries.append(BufferedRow(plan.map, Op.INSERT, None, after, 0, 0))
                     self._recorder.bytes += len(after)
+                    self._recorder.make_room()
         except BaseException as exc:
             self._recorder.poison = exc
             self._abandon(None)
@@ -468,19 +472,18 @@ class Connection:
     def _flush(self) -> None:
         """Move the changes of a growing transaction to the outbox, where ROLLBACK undoes them like the rest."""
         try:
-            self._outbox.flush(self._buffer.entries, self._schema.rule)
+            self._outbox.flush(self._buffer, self._schema.rule)
         except BaseException as exc:
             self._recorder.poison = exc
             raise
-        self._buffer.forget_changes()
-        self._recorder.bytes = 0
+        self._recorder.forget_flushed()
 
     def _before_commit(self) -> None:
         """Write what the transaction changed into the outbox, in the transaction itself."""
         if self._outbox.open or len(self._buffer):
             if self._changes_before is None:
                 self._changes_before = self._db.changes()
-            self._outbox.finish(self._buffer.entries, self._schema.rule)
+            self._outbox.finish(self._buffer, self._schema.rule)
 
     def _commit_own(self) -> None:
         """Commit the transaction that one statement outside any has got."""
@@ -545,7 +548,12 @@ class _Run:
         if len(sql) < len(self.sql) and not is_blank(self.sql[len(sql) :]):
             raise apsw.SQLError("one statement at a time: use executescript for more")
         self.description = inner.get_description() or None
-        self.connection._before_statement(self, inner)
+        if self.kind is not _OTHER:
+            self.connection._before_special(self, inner)
+        elif inner.is_readonly or inner.is_explain:
+            self.lazy = True
+        elif not self.writes:
+            self.connection._before_write(self)
         return True
 
 
@@ -592,17 +600,30 @@ class Cursor:
             run = self._run
             run.begin(sql)
             try:
-                self._inner.executemany(sql, bindings)
+                self._inner.executemany(sql, self._each(bindings))
                 rows = self._inner.fetchall()
             except BaseException as exc:
                 self._failed(exc)
                 raise
+            self._inner.exec_trace = run
             if not run.lazy:
                 self.connection._after_statement(run)
             count = run.rows_changed
         self._rows = iter(rows)
         self.rowcount = count
         return self
+
+    def _each(self, bindings: Iterable[Bindings]) -> Iterator[Bindings]:
+        """Yield the bindings of an `executemany`; asking for the next one says that those before are done.
+
+        So the tracer has to see only the first statement, and need not be asked for each.
+        """
+        run, connection, inner = self._run, self.connection, self._inner
+        for values in bindings:
+            if run.writes:
+                inner.exec_trace = None
+                connection._before_repeat(run)
+            yield values
 
     def _failed(self, error: BaseException) -> None:
         self._inner.close(True)  # the statement is over, also when it was a row that could not be read

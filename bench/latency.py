@@ -1,0 +1,317 @@
+"""How long after its commit at the source is a transaction in the target, at a hundred transactions a second?
+
+MariaDB, and SQLite, through capture, log and `tranlog apply` on four channels into PostgreSQL, each command a process
+of its own as in service. The clock is this machine's: it is read before COMMIT is sent to the source, and again when
+PostgreSQL's NOTIFY of a trigger at the target arrives, which it sends after its own commit. So both commits, and the
+notification, are in the figure. The anchor is what one gets from Spark without a long-running task: a structured stream
+that reads the same rows from a socket, without source, capture or log, and writes them to the same target in
+`foreachBatch`, one target transaction for each micro-batch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psycopg
+from frame import Bench, Question, at_most, run
+
+from tranlog.source.sqlite import connect
+from tranlog.testing.servers import MariaDbServer, PostgresServer
+
+QUESTION = Question(
+    name="latency",
+    text="How long after its commit at the source is a transaction applied, at 100 transactions a second?",
+    peer="a Spark stream of micro-batches (foreachBatch, no trigger interval) from a socket to the same target",
+)
+RATE = 100
+SECONDS = 8
+WARM_UP = 100
+TABLES = 8
+CHANNELS = 4
+PATIENCE_S = 300.0
+
+TABLE = "CREATE TABLE {schema}events{number} (id BIGINT PRIMARY KEY, note VARCHAR(100))"
+TRIGGER = """\
+CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN PERFORM pg_notify('applied', NEW.id::text); RETURN NULL; END $$"""
+
+CONFIG = """\
+[service]
+name = "bench"
+
+[source]
+{source}
+
+[log]
+dir = "log"
+
+[shards]
+rule = "table"
+
+[target]
+kind = "postgres"
+dsn = "{dsn}"
+ddl = "ignore"
+
+[pipeline]
+channels = {channels}
+"""
+
+STREAM = f"""\
+import sys
+
+import psycopg
+from pyspark.sql import SparkSession
+
+port, dsn = int(sys.argv[1]), sys.argv[2]
+builder = SparkSession.builder.master("local[{CHANNELS}]").config("spark.ui.enabled", "false")
+builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.sql.shuffle.partitions", "{CHANNELS}")
+session = builder.getOrCreate()
+target = psycopg.connect(dsn)
+
+
+def write(frame, batch):
+    rows = [(int(row.value), "a note") for row in frame.collect()]
+    if rows:
+        with target.transaction(), target.cursor() as cursor:
+            cursor.executemany("INSERT INTO events0 VALUES (%s, %s)", rows)
+
+
+lines = session.readStream.format("socket").option("host", "127.0.0.1").option("port", port).load()
+lines.writeStream.foreachBatch(write).start().awaitTermination()
+"""
+
+
+class Listener(threading.Thread):
+    """Notes when each transaction's notification arrived, in ns of `time.perf_counter_ns`."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(name="listener")
+        self._session = psycopg.connect(dsn, autocommit=True)
+        self._session.execute("LISTEN applied")
+        self._end = threading.Event()
+        self.arrived: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Listen until `stop`."""
+        while not self._end.is_set():
+            for told in self._session.notifies(timeout=0.5):
+                self.arrived[int(told.payload)] = time.perf_counter_ns()
+        self._session.close()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._end.set()
+        self.join()
+
+    def wait_for(self, number: int, check: Callable[[], None]) -> None:
+        """Return when so many have arrived."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(self.arrived) < number:
+            check()
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{len(self.arrived)} of {number} transactions arrived within {PATIENCE_S:.0f} s")
+            time.sleep(0.05)
+
+
+def latencies(listener: Listener, commit: Callable[[int], int], check: Callable[[], None]) -> list[float]:
+    """Commit at the rate wanted; return milliseconds from each COMMIT to its arrival, lowest first."""
+    for number in range(WARM_UP):
+        commit(number)
+        time.sleep(1 / RATE)
+    listener.wait_for(WARM_UP, check)
+    sent: dict[int, int] = {}
+    began = time.perf_counter()
+    for turn in range(RATE * SECONDS):
+        time.sleep(max(0.0, began + turn / RATE - time.perf_counter()))
+        sent[WARM_UP + turn] = commit(WARM_UP + turn)
+    listener.wait_for(WARM_UP + len(sent), check)
+    return sorted([(listener.arrived[number] - at) / 1e6 for number, at in sent.items()])
+
+
+def make_target(server: PostgresServer, database: str, schema: str = "public") -> str:
+    """Make the target's tables with their triggers; return its address."""
+    server.execute(f"CREATE DATABASE {database}")
+    with psycopg.connect(server.dsn(database)) as session:
+        session.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+        session.execute(TRIGGER)
+        for number in range(TABLES):
+            session.execute(TABLE.format(schema=f"{schema}.", number=number))
+            session.execute(
+                f"CREATE TRIGGER tell AFTER INSERT ON {schema}.events{number} FOR EACH ROW EXECUTE FUNCTION tell()"
+            )
+    return server.dsn(database)
+
+
+@contextmanager
+def processes(*commands: list[str], folder: Path) -> Iterator[Callable[[], None]]:
+    """Run commands; give a check that they still run."""
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    running: list[subprocess.Popen[bytes]] = []
+    with (folder / "output").open("ab") as output:
+        for command in commands:
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, *command],
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                )
+            )
+
+    def check() -> None:
+        for one in running:
+            if one.poll() is not None:
+                said = (folder / "output").read_text(errors="replace")[-2000:]
+                raise SystemExit(f"{one.args!r} ended with exit code {one.returncode}:\n{said}")
+
+    try:
+        yield check
+        for one in running:
+            one.terminate()
+        for one in running:
+            one.wait(60)
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def through_the_log(folder: Path, dsn: str, source: str, commit: Callable[[int], int]) -> list[float]:
+    """Capture and apply as two commands; return the latencies."""
+    conf = folder / "tranlog.toml"
+    conf.write_text(CONFIG.format(source=source, dsn=dsn, channels=CHANNELS))
+    tranlog = ["-m", "tranlog", "--conf", str(conf)]
+    listener = Listener(dsn)
+    listener.start()
+    try:
+        with ExitStack() as stack:
+            captured = stack.enter_context(processes([*tranlog, "capture"], folder=folder))
+            deadline = time.monotonic() + PATIENCE_S
+            while not list((folder / "log").glob("thl.data.*")) and time.monotonic() < deadline:
+                captured()
+                time.sleep(0.05)
+            applied = stack.enter_context(processes([*tranlog, "apply"], folder=folder))
+
+            def check() -> None:
+                captured()
+                applied()
+
+            return latencies(listener, commit, check)
+    finally:
+        listener.stop()
+
+
+def from_mariadb(mariadb: MariaDbServer, postgres: PostgresServer, folder: Path, turn: int) -> list[float]:
+    """Write to MariaDB."""
+    name = f"bench{turn}"
+    mariadb.execute(f"CREATE DATABASE {name}")
+    for number in range(TABLES):
+        mariadb.execute(TABLE.format(schema=f"{name}.", number=number))
+    session = mariadb.connect(name, autocommit=False)
+    dsn = make_target(postgres, f"from_mariadb{turn}", name)
+    lines = ['kind = "mariadb"', f'host = "{mariadb.host}"', f"port = {mariadb.port}", 'user = "root"']
+    lines += ['start = "earliest"', f'databases = ["{name}"]']
+
+    def commit(number: int) -> int:
+        with session.cursor() as cursor:
+            cursor.execute(f"INSERT INTO events{number % TABLES} VALUES (%s, 'a note')", (number,))
+        at = time.perf_counter_ns()
+        session.commit()
+        return at
+
+    try:
+        return through_the_log(folder, dsn, "\n".join(lines), commit)
+    finally:
+        session.close()
+
+
+def from_sqlite(postgres: PostgresServer, folder: Path, turn: int) -> list[float]:
+    """Write to SQLite."""
+    session = connect(f"{folder}/source.db")
+    session.execute("PRAGMA journal_mode = WAL")
+    for number in range(TABLES):
+        session.execute(TABLE.format(schema="", number=number))
+    dsn = make_target(postgres, f"from_sqlite{turn}", "main")
+
+    def commit(number: int) -> int:
+        session.execute("BEGIN IMMEDIATE")
+        session.execute(f"INSERT INTO events{number % TABLES} VALUES (?, 'a note')", (number,))
+        at = time.perf_counter_ns()
+        session.execute("COMMIT")
+        return at
+
+    try:
+        return through_the_log(folder, dsn, 'kind = "sqlite"\npath = "source.db"', commit)
+    finally:
+        session.close()
+
+
+def by_micro_batches(postgres: PostgresServer, folder: Path, turn: int) -> list[float]:
+    """Write lines to a socket that a stream of Spark's reads."""
+    dsn = make_target(postgres, f"micro_batches{turn}")
+    (folder / "stream.py").write_text(STREAM)
+    listener = Listener(dsn)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE_S)
+        port = str(server.getsockname()[1])
+        with processes(["stream.py", port, dsn], folder=folder) as check:
+            peer, _ = server.accept()
+
+            def commit(number: int) -> int:
+                at = time.perf_counter_ns()
+                peer.sendall(b"%d\n" % number)
+                return at
+
+            listener.start()
+            try:
+                with peer:
+                    return latencies(listener, commit, check)
+            finally:
+                listener.stop()
+
+
+def measure(bench: Bench) -> None:
+    """Measure all three by turns."""
+    found: dict[str, list[list[float]]] = {"MariaDB": [], "SQLite": [], "micro-batches": []}
+    with tempfile.TemporaryDirectory(prefix="tranlog-bench-") as name, ExitStack() as stack:
+        postgres, mariadb = stack.enter_context(PostgresServer()), stack.enter_context(MariaDbServer())
+        for turn in range(bench.rounds()):
+            for side in sorted(found, reverse=bool(turn % 2)):
+                folder = Path(name) / f"{side}{turn}"
+                folder.mkdir()
+                match side:
+                    case "MariaDB":
+                        taken = from_mariadb(mariadb, postgres, folder, turn)
+                    case "SQLite":
+                        taken = from_sqlite(postgres, folder, turn)
+                    case _:
+                        taken = by_micro_batches(postgres, folder, turn)
+                found[side].append(taken)
+                bench.say(f"{side}: p50 {statistics.median(taken):.1f} ms, p99 {_p99(taken):.1f} ms")
+    batches = [statistics.median(taken) for taken in found.pop("micro-batches")]
+    for side, rounds in found.items():
+        middle = [statistics.median(taken) for taken in rounds]
+        bench.add(f"{side}, p50", ours=middle, unit="ms", must=at_most(50))
+        bench.add(f"{side}, p99", ours=[_p99(taken) for taken in rounds], unit="ms")
+        bench.add(f"{side}, p50 against micro-batches'", ours=middle, anchor=batches, unit="ms")
+
+
+def _p99(taken: list[float]) -> float:
+    return taken[len(taken) * 99 // 100]
+
+
+if __name__ == "__main__":
+    sys.exit(run(QUESTION, measure))

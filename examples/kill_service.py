@@ -1,0 +1,340 @@
+"""One service of `make kill`: a source, its log, its pipeline, and their processes.
+
+Owns starting its processes, starting again what is gone, and telling where it stands. What is done to the processes is
+`kill_harms`. The hard idea: a process may only end as it should. One that we killed is started again, and so is one
+that says "mend the surroundings and start again" (exit code 4); every other end is a failure of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from demo_steps import TRANLOG, Process, StepFailedError
+from kill_load import STORES, Load, MariaDbLoad, SqliteLoad
+
+from tranlog.clock import SystemClock
+from tranlog.service.config import load
+from tranlog.service.status import Status, gather
+from tranlog.testing.servers import MariaDbServer, PostgresServer
+
+STALL_S = 300.0
+"""How long nothing may move while something is waited for; many processes share few cores."""
+
+_SOURCE = {
+    "mariadb": """\
+[source]
+kind = "mariadb"
+host = "127.0.0.1"
+port = {port}
+user = "root"
+start = "earliest"
+[shards]
+rule = "schema"
+""",
+    "sqlite": """\
+[source]
+kind = "sqlite"
+path = "shop.db"
+[shards]
+rule = "map"
+[shards.map]
+"""
+    + "".join(f'"main.{store}_{table}" = "{store}"\n' for store in STORES for table in ("ledger", "stock", "visits")),
+}
+_REST = """\
+[service]
+name = "{name}"
+[log]
+dir = "log"
+segment_bytes = "1MB"
+[target]
+kind = "postgres"
+dsn = "{dsn}"
+ddl = "ignore"
+[pipeline]
+channels = {channels}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A process that nobody of ours waits for; its start time tells it from a later one with its number."""
+
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int) -> Stray | None:
+        """Return the process as it is now, None when it is gone."""
+        fields = _stat(pid)
+        return None if fields is None or fields[0] in "ZX" else cls(pid, fields[19])
+
+    @property
+    def lives(self) -> bool:
+        """Whether it still runs, or is stopped."""
+        return Stray.of(self.pid) == self
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal; False when it is gone."""
+        try:
+            if self.lives:
+                os.kill(self.pid, number)
+                return True
+        except ProcessLookupError:
+            pass
+        return False
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return what /proc says of a process after its name: state, parent, ..."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started and that still live."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(word) for word in task.read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below one."""
+    for child in children(pid):
+        yield child
+        yield from descendants(child)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all services of a run share."""
+
+    folder: Path
+    postgres: PostgresServer
+    seed: int
+    channels: int
+    path: Path | None = None
+    """A folder in front of PYTHONPATH of every process that is started."""
+
+
+@dataclass(slots=True)
+class Service:
+    """One source's way to the target. Threads: one."""
+
+    name: str
+    around: Surroundings
+    mariadb: MariaDbServer | None = None
+    """The source's server; None where SQLite is the source."""
+    folder: Path = field(init=False)
+    conf: Path = field(init=False)
+    load: Load = field(init=False)
+    capture: Process | None = None
+    apply: Process | None = None
+    strays: set[Stray] = field(default_factory=set)
+    """Processes that were stopped, or whose parent was killed: ended at the end, if they have not by themselves."""
+
+    def __post_init__(self) -> None:
+        around = self.around
+        self.folder = around.folder / self.name
+        self.scratch.mkdir(parents=True)
+        self.conf = self.folder / "tranlog.toml"
+        port = None if self.mariadb is None else self.mariadb.port
+        dsn = around.postgres.dsn("postgres")
+        rest = _REST.format(name=self.name, dsn=dsn, channels=around.channels)
+        self.conf.write_text(_SOURCE[self.name].format(port=port) + rest)
+        if self.mariadb is None:
+            self.load = SqliteLoad(self.folder, around.seed, self.start_program)
+        else:
+            self.load = MariaDbLoad(self.mariadb, around.seed)
+
+    @property
+    def scratch(self) -> Path:
+        """Where its processes, the JVM among them, put their temporary files."""
+        return self.folder / "tmp"
+
+    @property
+    def log(self) -> Path:
+        """The log's directory."""
+        return self.folder / "log"
+
+    # --- processes ---
+
+    def start_program(self, name: str, command: list[str]) -> Process:
+        """Start a program that ends with us, whatever ends us."""
+        settings = [f"TMPDIR={self.scratch}"]
+        if self.around.path is not None:
+            settings.append(f"PYTHONPATH={os.pathsep.join([str(self.around.path), *_python_path()])}")
+        return Process(name, ["setpriv", "--pdeathsig=KILL", "--", "env", *settings, *command], self.folder)
+
+    def start(self, name: str, command: str, *more: str) -> Process:
+        """Start one of our commands; `name` is also that of the file with what it says."""
+        return self.start_program(name, [*TRANLOG, "--conf", str(self.conf), command, *more])
+
+    def mend(self) -> None:
+        """Start again what was started and is gone. Raises StepFailedError where it ended as it never should."""
+        if self.capture is not None and self._ended(self.capture):
+            self.capture = self.start("capture", "capture")
+        if self.apply is not None and self._ended(self.apply):
+            self.apply = self.start("apply", "apply")
+
+    def _ended(self, process: Process) -> bool:
+        code = process.child.poll()
+        if code is None:
+            return False
+        if code == 4:
+            print(f"   {process.name} of {self.name} ended with 4: {last_line(process)}", file=sys.stderr, flush=True)
+        elif code != -signal.SIGKILL:
+            process.check()
+        return True
+
+    @property
+    def driver(self) -> int:
+        """The Spark driver's process, gone or not."""
+        assert self.apply is not None
+        return self.apply.child.pid
+
+    def jvms(self) -> list[int]:
+        """Return the driver's JVM, none while there is none."""
+        return [pid for pid in descendants(self.driver) if _name_of(pid) == "java"]
+
+    def daemons(self) -> list[int]:
+        """Return the process from which the JVM's Python workers are forked."""
+        return [pid for jvm in self.jvms() for pid in children(jvm) if _name_of(pid).startswith("python")]
+
+    def workers(self) -> list[int]:
+        """Return the Python workers, one per channel while they all run."""
+        return [worker for daemon in self.daemons() for worker in children(daemon)]
+
+    def abandon(self) -> None:
+        """End everything."""
+        self.load.abandon()
+        for process in (self.capture, self.apply):
+            if process is not None:
+                below = [stray for pid in descendants(process.child.pid) if (stray := Stray.of(pid)) is not None]
+                process.abandon()
+                self.strays.update(below)
+        for stray in self.strays:
+            stray.send(signal.SIGKILL)
+
+    # --- where it stands ---
+
+    def status(self) -> Status:
+        """Return what `tranlog status` would show."""
+        return gather(load(str(self.conf), environ=os.environ), clock=SystemClock(), watch_s=0)[0]
+
+    def captured_all(self) -> bool:
+        """Whether the log holds all that the source has committed."""
+        source = self.status().source
+        if source is None:
+            return False
+        if source.waiting is not None:
+            return source.waiting == 0
+        return source.now_at != "" and source.captured_event_id.split(";")[0] == source.now_at
+
+    def applied_all(self) -> bool:
+        """Whether the target holds all that is in the log."""
+        state = self.status()
+        return (
+            state.log is not None
+            and state.pipeline is not None
+            and bool(state.pipeline.channels)
+            and state.pipeline.restart_seqno >= state.log.committed_seqno
+        )
+
+    def applied_seqno(self) -> int:
+        """Return up to where everything is at the target."""
+        rows = self._ask("SELECT min(applied_seqno) FROM tranlog_channel WHERE pipeline = %s")
+        return -1 if not rows or rows[0][0] is None else int(rows[0][0])
+
+    def committed_seqno(self) -> int:
+        """Return up to where the log is committed."""
+        log = self.status().log
+        return -1 if log is None else log.committed_seqno
+
+    def is_run_by(self, pid: int) -> bool:
+        """Whether that driver has the pipeline, and each of its channels has a task."""
+        rows = self._ask(
+            "SELECT p.holder, p.channels, count(*) FILTER (WHERE c.session <> '') "
+            "FROM tranlog_pipeline p JOIN tranlog_channel c USING (pipeline) "
+            "WHERE pipeline = %s GROUP BY p.holder, p.channels"
+        )
+        return any(f"pid {pid} " in f"{holder} " and claimed == channels for holder, channels, claimed in rows)
+
+    def _ask(self, sql: str) -> list[tuple[Any, ...]]:
+        try:
+            return self.around.postgres.execute(sql, (self.name,), database="postgres")
+        except Exception as exc:
+            if "tranlog_" in str(exc):  # the first driver has not made its tables yet
+                return []
+            raise
+
+    def wait_until_run(self) -> None:
+        """Wait until the pipeline's driver has its tasks at work and something was applied since this was asked."""
+        before = self.applied_seqno()
+
+        def moves() -> bool:
+            return self.is_run_by(self.driver) and (self.applied_seqno() > before or self.applied_all())
+
+        self.wait(moves, "the pipeline runs")
+
+    def wait(self, ready: Callable[[], bool], what: str, timeout_s: float = STALL_S) -> None:
+        """Poll, starting again what is gone. Raises StepFailedError when nothing was applied for so long."""
+        began, applied = time.monotonic(), self.applied_seqno()
+        while not ready():
+            self.mend()
+            if time.monotonic() - began > timeout_s:
+                before, applied = applied, self.applied_seqno()
+                if applied <= before:
+                    said = "; ".join(f"{one.name}: {last_line(one)}" for one in (self.capture, self.apply) if one)
+                    raise StepFailedError(f"{self.name}: {what}: not within {timeout_s:.0f} s. {said}")
+                began = time.monotonic()
+            time.sleep(0.3)
+
+    def settle(self) -> None:
+        """Wait until all that the source has committed is at the target. The writers must have stopped."""
+        self.wait(self.captured_all, "capture has everything")
+        self.wait(self.applied_all, "everything is applied")
+
+
+def last_line(process: Process) -> str:
+    """Return the last line that a process said."""
+    lines = process.output.read_text(errors="replace").split("\n")
+    said = [line.strip() for line in lines if line.strip()]
+    return re.sub(r"\s+", " ", said[-1])[:300] if said else "(nothing)"
+
+
+def empty_folder(folder: Path) -> int:
+    """Delete what is in a folder and return how many entries that were."""
+    entries = list(folder.iterdir())
+    for entry in entries:
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+    return len(entries)
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _python_path() -> list[str]:
+    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]

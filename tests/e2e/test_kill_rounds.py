@@ -1,0 +1,104 @@
+"""`make kill`, smaller; and its own decisions: which harms a seed does, and what the judge calls lost and doubled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+KILL_ROUNDS = EXAMPLES / "kill_rounds.py"
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that the servers' own users may pass; those of pytest are closed to them."""
+    with tempfile.TemporaryDirectory(prefix="tranlog-kill-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def kill_harms(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return pytest.importorskip("kill_harms")
+
+
+@pytest.fixture
+def kill_judge(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return pytest.importorskip("kill_judge")
+
+
+@pytest.mark.timeout(36_000)
+def test_kills_lose_and_double_nothing(public: Path, rounds: int) -> None:
+    """A few rounds at each push, fifty when soaking; the harms and the waits come from the seed."""
+    command = [sys.executable, str(KILL_ROUNDS), str(public / "kill"), f"--rounds={rounds}", "--seed=2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300 + 120 * rounds)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert (result["missed"], result["lost"], result["doubled"], result["equal"]) == (0, 0, 0, True)
+    assert result["rounds"] == rounds and sum(result["kills"].values()) == rounds + rounds // 3
+    assert 0 < result["acknowledged"] <= result["captured"] == result["applied"]
+    assert all(one["acknowledged"] > 0 for one in result["services"].values())
+
+
+def test_each_kind_comes_at_least_five_times_in_fifty_rounds(kill_harms: ModuleType) -> None:
+    """Issue 4, item 1; and each kind comes to each service that can suffer it."""
+    kinds = kill_harms.KINDS
+    for seed in range(50):
+        planned = kill_harms.plan(list(kinds), ("mariadb", "sqlite"), 50, seed)
+        harms = [harm for of_round in planned for harm in of_round]
+        counted = Counter(harm.kind for harm in harms)
+        assert len(planned) == 50 and all(of_round for of_round in planned)
+        assert set(counted) == set(kinds) and min(counted.values()) >= 5, f"seed {seed}: {counted}"
+        assert {(harm.kind, harm.service) for harm in harms} == {
+            (name, service) for name, kind in kinds.items() for service in kind.services
+        }
+
+
+def test_a_seed_repeats_its_harms(kill_harms: ModuleType) -> None:
+    def plan(seed: int) -> object:
+        return kill_harms.plan(list(kill_harms.KINDS), ("mariadb", "sqlite"), 20, seed)
+
+    assert plan(4) == plan(4)
+    assert plan(4) != plan(5)
+
+
+def test_the_judge_counts_what_is_lost_and_what_is_doubled(kill_judge: ModuleType) -> None:
+    """Equal tables hide a double: only the counts show it, also of a table without a key."""
+    logged = Counter(
+        {("s.ledger", "INSERT", "|0"): 1, ("s.ledger", "INSERT", "|7"): 1, ("s.visits", "INSERT", "|1"): 3}
+    )
+
+    def weigh(counted: Counter[tuple[str, str, str]], *, acknowledged: list[int], of_log: Counter = logged):  # type: ignore[no-untyped-def, type-arg]
+        there = {int(key[1:]) for relation, _, key in counted if relation == "s.ledger"}
+        return kill_judge.weigh(
+            acknowledged=acknowledged,
+            ledgers=["s.ledger"],
+            logged=of_log,
+            counted=counted,
+            there=there,
+            equal=True,
+        )
+
+    good = weigh(logged, acknowledged=[7])
+    assert good.good
+    assert (good.acknowledged, good.captured, good.applied, good.changes) == (1, 1, 1, 5)
+    twice = weigh(logged + Counter({("s.visits", "INSERT", "|1"): 1}), acknowledged=[7])
+    assert (twice.doubled, twice.lost, twice.good) == (1, 0, False)
+    once_less = weigh(logged - Counter({("s.ledger", "INSERT", "|7"): 1}), acknowledged=[7])
+    assert (once_less.doubled, once_less.lost, once_less.missed) == (0, 2, 0)  # the transaction and its change
+    not_captured = weigh(logged, acknowledged=[7, 8])
+    assert (not_captured.missed, not_captured.lost) == (1, 1)
+    logged_twice = logged + Counter({("s.ledger", "INSERT", "|7"): 1})
+    assert weigh(logged_twice, acknowledged=[7], of_log=logged_twice).doubled == 1

@@ -1,0 +1,181 @@
+"""The mutants: each takes away one rule on which "nothing lost, nothing doubled" rests.
+
+Owns their texts alone. What catches which, and within how many rounds, is said by the tests that do it. A mutant may
+widen its own window (a pause where a kill would do harm), and never does more harm than the missing rule itself.
+"""
+
+from __future__ import annotations
+
+from mutants.rewriting import Edit, Mutant
+
+_PAUSE_S = "float(__import__('os').environ.get('TRANLOG_MUTANT_PAUSE', '0.02'))"
+_PAUSE = f"__import__('time').sleep({_PAUSE_S})"
+"""Widens the window of a mutant, by so many seconds."""
+
+_MOVE = """\
+        assert self._target is not None
+        walk, task = self._walk, self._task
+        whole = upto == walk.passed
+"""
+
+POSITION_AFTER_COMMIT = Mutant(
+    name="position-after-commit",
+    what="the position is written in a transaction of its own, after the COMMIT of the rows",
+    edits=(
+        Edit(
+            module="tranlog.target.database",
+            old="""\
+            session.begin()
+            self._target._positions.guard(self._advance)
+            send(self)
+            session.commit()
+""",
+            new=f"""\
+            session.begin()
+            send(self)
+            session.commit()
+            {_PAUSE}
+            self._target._positions.publish(self._advance)
+""",
+        ),
+    ),
+)
+
+NO_GUARD = Mutant(
+    name="no-guard",
+    what="the update of the position compares neither the old position nor the token",
+    edits=(
+        Edit(
+            module="tranlog.target.position",
+            old="AND channel = $8 AND applied_seqno = $9 AND token = $10",
+            new="AND channel = $8 AND $9 IS NOT NULL AND $10 IS NOT NULL",
+        ),
+        # Whoever is stopped or replaced has a group in hand, and a successor does not apply it at once.
+        Edit(
+            module="tranlog.pipeline.channel",
+            old=_MOVE,
+            new=f"""\
+{_MOVE}\
+        if task is not self.__dict__.get("paused_for"):
+            self.__dict__["paused_for"] = task
+            {_PAUSE}
+        elif group:
+            __import__('time').sleep({_PAUSE_S} / 80)
+""",
+        ),
+    ),
+)
+
+NO_TOKEN = Mutant(
+    name="no-token",
+    what="the update of the position compares the old position, and not the token",
+    edits=(
+        Edit(
+            module="tranlog.target.position",
+            old="AND channel = $8 AND applied_seqno = $9 AND token = $10",
+            new="AND channel = $8 AND applied_seqno = $9 AND $10 IS NOT NULL",
+        ),
+    ),
+)
+
+CHANNEL_0_DOES_NOT_WAIT = Mutant(
+    name="channel-0-does-not-wait",
+    what="channel 0 applies the first transaction of a serial section without waiting for the others",
+    edits=(
+        Edit(
+            module="tranlog.pipeline.channels",
+            old="behind = tuple(other for other in self._others if applied.get(other, -2) < seqno - 1)",
+            new="behind = tuple(other for other in () if applied.get(other, -2) < seqno - 1)",
+        ),
+        Edit(
+            module="tranlog.pipeline.channel",
+            old=_MOVE,
+            new=f"{_MOVE}        if self._task.channel:\n            {_PAUSE}\n",
+        ),
+    ),
+)
+
+OTHERS_DO_NOT_WAIT = Mutant(
+    name="others-do-not-wait",
+    what="channels but 0 pass a serial transaction that channel 0 has not applied",
+    edits=(
+        Edit(
+            module="tranlog.pipeline.channels",
+            old="            return self._meet_channel_0(seqno)\n",
+            new="            return _SKIP\n",
+        ),
+        Edit(
+            module="tranlog.pipeline.channel",
+            old=_MOVE,
+            new=f"{_MOVE}        if not self._task.channel:\n            {_PAUSE}\n",
+        ),
+    ),
+)
+
+OUTBOX_FREED_BEFORE_SYNC = Mutant(
+    name="outbox-freed-before-sync",
+    what="the source forgets a batch before the log has made it durable",
+    edits=(
+        Edit(
+            module="tranlog.capture.capture",
+            old="        seqno = self._log.commit()\n",
+            new=f"""\
+        assert self._batch_last is not None
+        self._source.release(self._batch_last.event_id)
+        {_PAUSE}
+        seqno = self._log.commit()
+""",
+        ),
+    ),
+)
+
+ACKNOWLEDGED_BEFORE_SYNC = Mutant(
+    name="acknowledged-before-sync",
+    what="the log's commit returns when the bytes are written; they are synced before the next ones",
+    edits=(
+        Edit(
+            module="tranlog.log.log",
+            old="""\
+        self._check_lock_file()
+        self._flush()
+        self._publish()
+        self._syncing = True
+""",
+            new="""\
+        self._check_lock_file()
+        assert self._file is not None
+        self._file.sync()
+        self._flush()
+        self._publish()
+        self._syncing = True
+""",
+        ),
+        Edit(
+            module="tranlog.log.log",
+            old="""\
+        self._lock.release()
+        try:
+            file.sync()
+""",
+            new="""\
+        self._lock.release()
+        try:
+            pass
+""",
+        ),
+    ),
+)
+
+MUTANTS = {
+    mutant.name: mutant
+    for mutant in (
+        POSITION_AFTER_COMMIT,
+        NO_GUARD,
+        NO_TOKEN,
+        CHANNEL_0_DOES_NOT_WAIT,
+        OTHERS_DO_NOT_WAIT,
+        OUTBOX_FREED_BEFORE_SYNC,
+        ACKNOWLEDGED_BEFORE_SYNC,
+    )
+}
+"""By the name that `TRANLOG_MUTANT` takes."""
