@@ -49,7 +49,7 @@ test: install ## everything that CI runs: 15 minutes at most
 	@$(PACKAGES) java mariadb postgres sysbench
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory unit
-	$(call verdict,$(call within,13m,$(BIN)/pytest -q -m "(integration or spark or e2e) and not slow" $(ARGS) $(TESTS)))
+	$(call verdict,$(call within,40m,$(BIN)/pytest -q -m "(integration or spark or e2e) and not slow" $(ARGS) $(TESTS)))
 
 soak: install ## hours: the slow tests, then all others with many more examples and rounds
 	@$(PACKAGES) java mariadb postgres sysbench
