@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from tranlog.change import TableName
-from tranlog.errors import PositionLostError, SourceSetupError
+from tranlog.errors import PositionLostError, SourceError, SourceSetupError
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
 from tranlog.source.mariadb.position import (
     OFFSETS_WRAP_AT,
@@ -181,6 +181,9 @@ class Catalog:
             return f"{position.file} ends at offset {size}: the server lost the end of its binlog, or was reset"
         found = self._control.rows("SELECT BINLOG_GTID_POS(%s, %s)", (position.file, position.offset))[0][0]
         if found is None:
+            # An event before it that is larger than max_allowed_packet keeps the server from an answer as well.
+            if self._is_boundary(position.file, position.offset):
+                return None
             return f"no event of {position.file} ends at offset {position.offset}: it is not the file that was captured"
         if parse_gtids(found) != position.gtids:
             return (
@@ -188,6 +191,14 @@ class Catalog:
                 f"{gtid_text(position.gtids) or '(none)'}: it is not the file that was captured"
             )
         return None
+
+    def _is_boundary(self, file: str, offset: int) -> bool:
+        """Whether an event of the file begins at the offset, or the last one ends there."""
+        try:
+            self._control.rows(f"SHOW BINLOG EVENTS IN '{file}' FROM {offset:d} LIMIT 1")
+        except SourceError:
+            return False
+        return True
 
     # Tables.
 
