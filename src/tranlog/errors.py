@@ -123,6 +123,32 @@ class PurgedError(LogError):
 
 
 @dataclass(eq=False, kw_only=True)
+class IndexCutError(LogError):
+    """The index was asked to forget what it must keep: a bound that is outside the range, or not proven durable."""
+
+    seqno: int
+    first: int
+    last: int
+    last_txn_end: int
+
+    def __str__(self) -> str:
+        return (
+            f"the index cannot be cut at seqno {self.seqno}: it covers {self.first} to {self.last}, and the last "
+            f"transaction ends at {self.last_txn_end}. Nothing was changed"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class IndexDamagedError(LogError):
+    """A stored index contradicts itself or the log; it is only ever rebuilt, never believed."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"the stored index is not right: {self.why}. It is rebuilt from the segments"
+
+
+@dataclass(eq=False, kw_only=True)
 class LogLockedError(LogError):
     """Another writer holds the log, or took it over."""
 

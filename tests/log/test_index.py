@@ -1,108 +1,561 @@
-"""log/index.py: a place at or before what is wanted, whatever the index knows."""
+"""log/index.py: the range, the buckets and their stored form, held against a plain dict and the ancestor's traces."""
 
 from __future__ import annotations
 
 import random
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from tranlog.ids import Seqno, lsn, lsn_offset, lsn_segment
-from tranlog.log.index import STRIDE_BYTES, Place, SeqnoIndex
+import pytest
+
+from tranlog.errors import IndexCutError, IndexDamagedError
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment
+from tranlog.log.index import (
+    EMPTY_RANGE,
+    RANGE_KEY,
+    BuiltFrom,
+    Entry,
+    IndexOptions,
+    IndexRange,
+    Place,
+    SegmentRow,
+    SeqnoIndex,
+)
+from tranlog.testing.traces import entry_of, range_of, replay, traces
+
+TRACES = Path(__file__).parent.parent / "golden" / "index" / "vlsn-traces.jsonl"
+BUILT_FROM = BuiltFrom(epoch=Epoch(3), end=lsn(1, 16))
+SMALL = IndexOptions(stride=3, max_mappings=4, max_distance=200)
 
 
-def index_of(*prevs: int, first: int = 1) -> SeqnoIndex:
-    index = SeqnoIndex(first_offset=16)
-    for at, prev_seqno in enumerate(prevs):
-        index.add_segment(first + at, Seqno(prev_seqno))
+def entry(seqno: int, segment: int = 1, offset: int | None = None, kind: str = "COMMIT") -> Entry:
+    return entry_of([seqno, segment, 16 + 10 * seqno if offset is None else offset, kind])
+
+
+def index_of(*entries: Entry, after: int = 0, options: IndexOptions = SMALL) -> SeqnoIndex:
+    index = SeqnoIndex(after=Seqno(after), options=options)
+    for one in entries:
+        assert index.register(one)
     return index
 
 
-def test_an_empty_index_knows_nothing() -> None:
-    index = index_of()
-    assert (index.first_seqno(), index.first_number(), index.newest_number()) == (None, None, None)
-    assert index.locate(Seqno(0)) is None
-    assert index.prev_seqno(1) is None
-    index.note(Seqno(1), lsn(1, 16))
+def stored_of(index: SeqnoIndex, stored: dict[int, bytes] | None = None) -> dict[int, bytes]:
+    """Flush into what was stored before, as the table does."""
+    stored = {} if stored is None else stored
+    plan = index.flush_plan(BUILT_FROM)
+    if plan is not None:
+        for key in plan.deletes:
+            stored.pop(key, None)
+        stored.update(plan.puts)
+        index.flushed(plan)
+    return stored
 
 
-def test_a_segment_alone_leads_to_its_start() -> None:
-    index = index_of(-1, 99, 199)
-    assert index.locate(Seqno(0)) == Place(Seqno(0), lsn(1, 16))
-    assert index.locate(Seqno(99)) == Place(Seqno(0), lsn(1, 16))
-    assert index.locate(Seqno(100)) == Place(Seqno(100), lsn(2, 16))
-    assert index.locate(Seqno(1_000)) == Place(Seqno(200), lsn(3, 16))
+def reopened(stored: dict[int, bytes], options: IndexOptions = SMALL) -> SeqnoIndex:
+    return SeqnoIndex.restore(stored, options=options)[0]
 
 
-def test_before_the_first_segment_there_is_no_place() -> None:
-    index = index_of(99, 199, first=7)
-    assert index.locate(Seqno(99)) is None
-    assert index.first_seqno() == 100
-    assert list(index.segments()) == [(7, 99), (8, 199)]
-    assert 8 in index and 9 not in index
+def hold_against(index: SeqnoIndex, entries: dict[int, Entry]) -> None:
+    """I7, I13, I14, I15: the range, and every lookup of every seqno, against a plain dict."""
+    assert index.range == range_of(entries)
+    if not entries:
+        return
+    scanner = index.scanner()
+    for seqno, one in entries.items():
+        for source in (index, scanner):
+            assert source.exact(Seqno(seqno)) in (None, one.lsn)
+        for below in (index.lte(Seqno(seqno)), scanner.forward(Seqno(seqno))):
+            assert below is not None and below.seqno <= seqno and below.lsn <= one.lsn
+            assert below.seqno not in entries or below.lsn <= entries[below.seqno].lsn
+        for above in (index.gte(Seqno(seqno)), scanner.backward(Seqno(seqno))):
+            assert above is not None and above.seqno >= seqno and above.lsn == entries[above.seqno].lsn
+    last = index.range.last
+    assert index.exact(last) == entries[last].lsn
+    for outside in (index.range.first - 1, last + 1):
+        assert index.lte(Seqno(outside)) is index.gte(Seqno(outside)) is index.exact(Seqno(outside)) is None
 
 
-def test_places_closer_than_the_stride_are_not_kept() -> None:
-    index = index_of(-1)
-    index.note(Seqno(5), lsn(1, STRIDE_BYTES))
-    assert index.locate(Seqno(5)) == Place(Seqno(0), lsn(1, 16))
-    index.note(Seqno(6), lsn(1, STRIDE_BYTES + 16))
-    index.note(Seqno(7), lsn(1, STRIDE_BYTES + 17))
-    assert index.locate(Seqno(9)) == Place(Seqno(6), lsn(1, STRIDE_BYTES + 16))
-    assert index.locate(Seqno(5)) == Place(Seqno(0), lsn(1, 16))
+# --- against the ancestor ----------------------------------------------------------------------------------
 
 
-def test_places_may_be_learned_in_any_order() -> None:
-    """A reader knows the end of the log before it knows the middle."""
-    places = [(n * 10, lsn(1, 16 + n * STRIDE_BYTES)) for n in range(1, 40)]
-    for seed in range(10):
-        index = index_of(-1)
-        index.note(Seqno(500), lsn(1, 16 + 50 * STRIDE_BYTES))
-        for seqno, position in random.Random(seed).sample(places, len(places)):
-            index.note(Seqno(seqno), position)
-            index.note(Seqno(seqno + 1), position + 100)  # type: ignore[arg-type]
-            index.note(Seqno(seqno - 1), position - 100)  # type: ignore[arg-type]
-        for seqno, position in places:
-            assert index.locate(Seqno(seqno + 5)) == Place(Seqno(seqno), position), f"seed {seed}"
+def test_the_ancestors_traces_agree() -> None:
+    """The 150 traces of the real index: ranges after every operation, lookups by order (conformance, C5)."""
+    count = 0
+    for trace in traces(TRACES):
+        replay(trace)
+        count += 1
+    assert count == 150
 
 
-def test_two_segments_with_one_start_lead_to_the_later() -> None:
-    """A segment without a transaction in front of another one."""
-    index = index_of(-1, 9, 9)
-    assert index.locate(Seqno(10)) == Place(Seqno(10), lsn(3, 16))
+@pytest.mark.parametrize("harm", ["range", "lookup", "kind"])
+def test_a_trace_that_differs_is_named(harm: str) -> None:
+    """The replay can fail: a number changed in a trace is found."""
+    from tranlog.testing.traces import TraceMismatchError
+
+    trace: dict[str, Any] = next(traces(TRACES))
+    if harm == "range":
+        trace["range_after"][5][1] += 1
+    elif harm == "lookup":
+        trace["lookups"][0][1][1] -= 5
+    else:
+        trace["ops"][3][1][3] = "ROLLBACK"
+    with pytest.raises(TraceMismatchError):
+        replay(trace)
 
 
-def test_lookup_is_the_nearest_place_known() -> None:
-    """Against a plain list, random shapes."""
-    for seed in range(30):
-        rng = random.Random(seed)
-        index = SeqnoIndex(first_offset=16)
-        places: list[tuple[int, int, int]] = []
-        seqno = 0
-        for number in range(1, rng.randrange(2, 6)):
-            index.add_segment(number, Seqno(seqno - 1))
-            places.append((seqno, number, 16))
-            offset = 16
-            for _ in range(rng.randrange(1, 20)):
-                seqno += rng.randrange(1, 50)
-                offset += STRIDE_BYTES + rng.randrange(10_000)
-                index.note(Seqno(seqno), lsn(number, offset))
-                places.append((seqno, number, offset))
-            seqno += 1
-        for wanted in range(0, seqno + 10, 3):
-            best = max(place for place in places if place[0] <= wanted)
-            found = index.locate(Seqno(wanted))
-            assert found is not None, f"seed {seed}"
-            assert (found.seqno, lsn_segment(found.lsn), lsn_offset(found.lsn)) == best, f"seed {seed}"
+# --- the range ---------------------------------------------------------------------------------------------
 
 
-def test_dropping_the_front_and_the_end() -> None:
-    index = index_of(-1, 99, 199)
-    far = lsn(3, 16 + STRIDE_BYTES)
-    index.note(Seqno(250), far)
-    index.drop_front(2)
-    assert index.first_seqno() == 100
-    assert index.locate(Seqno(50)) is None
-    index.drop_end(far)
-    assert index.locate(Seqno(300)) == Place(Seqno(200), lsn(3, 16))
-    index.drop_end(lsn(2, 500))
-    assert list(index.segments()) == [(2, 99)]
-    index.note(Seqno(120), lsn(2, 16 + STRIDE_BYTES))
-    assert index.locate(Seqno(120)).lsn == lsn(2, 16 + STRIDE_BYTES)  # type: ignore[union-attr]
+def test_an_empty_index_has_no_range() -> None:
+    index = SeqnoIndex()
+    assert index.range == EMPTY_RANGE
+    assert index.lte(Seqno(0)) is index.gte(Seqno(0)) is index.exact(Seqno(0)) is None
+    assert index.flush_plan(BUILT_FROM) is None
+
+
+def test_every_kind_moves_its_own_landmark() -> None:
+    index = index_of(entry(1, kind="LN"), entry(2, kind="MATCH"), entry(3, kind="ABORT"), entry(4, kind="LN"))
+    assert index.range == IndexRange(Seqno(1), Seqno(4), Seqno(3), Seqno(3))
+
+
+def test_the_first_entry_ever_may_come_late() -> None:
+    """S4: 2, 1, 3 leaves no hole below the first bucket."""
+    index = index_of(entry(2))
+    assert index.range.last == 2 and index.prefix == 0
+    assert index.register(entry(1)) and index.register(entry(3))
+    hold_against(index, {n: entry(n) for n in (1, 2, 3)})
+
+
+def test_a_commit_that_registers_late_survives_a_flush_that_overtook_it() -> None:
+    """S5: LN 1..9 and 11, flush, COMMIT 10, close, reopen."""
+    index = index_of(*(entry(n, kind="LN") for n in range(1, 10)), entry(11, kind="LN"))
+    stored = stored_of(index)
+    assert reopened(stored).range.last == 9, "what is stored is the unbroken prefix"
+    index.register(entry(10))
+    stored_of(index, stored)
+    assert reopened(stored).range == index.range == IndexRange(Seqno(1), Seqno(11), Seqno(10), Seqno(10))
+
+
+def test_nothing_is_registered_twice_nor_below_what_was_purged() -> None:
+    """I10."""
+    index = index_of(*(entry(n, segment=1 + n // 10) for n in range(1, 30)))
+    index.truncate_front(Seqno(9), lsn(2, 16))
+    before = index.range
+    for seqno in (5, 9, 15):
+        assert not index.register(entry(seqno, segment=9, offset=1))
+    assert index.range == before and index.exact(Seqno(15)) != lsn(9, 1)
+
+
+def test_a_reader_sees_one_of_the_ranges_that_existed() -> None:
+    """I9: the range is one object; an old one never changes."""
+    index = index_of(entry(1))
+    seen = [index.range]
+    for seqno in range(2, 50):
+        index.register(entry(seqno))
+        seen.append(index.range)
+    assert [one.last for one in seen] == list(range(1, 50))
+    assert all(one.last == one.last_sync == one.last_txn_end for one in seen)
+
+
+# --- registering in any order (C1: testOutOfOrderPuts, testGetNonNullWithHoles) ---------------------------------
+
+
+def test_runs_and_single_entries_answer_the_same() -> None:
+    rng = random.Random(7)
+    offsets = [16]
+    for _ in range(400):
+        offsets.append(offsets[-1] + rng.choice((5, 9, 30, 400)))
+    one = SeqnoIndex(after=Seqno(9), options=SMALL)
+    runs = SeqnoIndex(after=Seqno(9), options=SMALL)
+    entries: dict[int, Entry] = {}
+    at = 0
+    while at < len(offsets):
+        size = rng.randrange(1, 40)
+        part = offsets[at : at + size]
+        runs.register_run(4, Seqno(10 + at), part)
+        for seqno, offset in enumerate(part, 10 + at):
+            entries[seqno] = Entry(Seqno(seqno), lsn(4, offset), sync_point=False)
+            one.register(entries[seqno])
+        at += size
+    hold_against(one, entries)
+    hold_against(runs, entries)
+    for seqno in entries:
+        below, same = runs.lte(Seqno(seqno)), one.lte(Seqno(seqno))
+        assert below is not None and same is not None
+        # I16: no more than a stride to scan, nor more bytes than the distance allows.
+        assert seqno - below.seqno < SMALL.stride or entries[seqno].lsn - below.lsn <= SMALL.max_distance + 400
+        assert entries[seqno].lsn - below.lsn <= SMALL.max_distance + 400
+
+
+def test_a_bucket_stays_in_its_segment_and_below_its_limits() -> None:
+    """I17: groups ordered and disjoint, each of one segment; full and far begin a new one."""
+    index = index_of(*(entry(n, segment=1 + n // 25, offset=16 + 7 * (n % 25)) for n in range(1, 100)))
+    buckets = index.buckets()
+    for before, after in pairwise(buckets):
+        assert before.last < after.first and before.segment <= after.segment
+    assert all(len(bucket.offsets) <= SMALL.max_mappings for bucket in buckets)
+
+
+def test_only_the_last_bucket_of_a_segment_changes() -> None:
+    """I18, I19: what a scanner keeps stays true while more is registered."""
+    index = index_of(*(entry(n) for n in range(1, 60)))
+    first = index.buckets()[0]
+    before = (first.first, first.last, first.last_offset, bytes(first.offsets))
+    for seqno in range(60, 200):
+        index.register(entry(seqno))
+    assert index.buckets()[0] is first
+    assert (first.first, first.last, first.last_offset, bytes(first.offsets)) == before
+
+
+def test_what_readers_learn_in_any_order_helps_and_never_misleads() -> None:
+    rng = random.Random(3)
+    true = {seqno: lsn(1, 16 + 50 * seqno) for seqno in range(1, 500)}
+    index = SeqnoIndex(options=SMALL)
+    for seqno in rng.sample(sorted(true), 300):
+        index.learn(Place(Seqno(seqno), true[seqno]))
+        for asked in rng.sample(sorted(true), 5):
+            below = index.below(Seqno(asked))
+            assert below is None or (below.seqno <= asked and below.lsn == true[below.seqno])
+    assert index.range == EMPTY_RANGE
+    assert sum(index.below(Seqno(n)) == Place(Seqno(n), true[n]) for n in true) > 100
+
+
+# --- cutting (C1: testRemoveFromTail, testTailTruncate, testHeadTruncate...) --------------------------------------
+
+
+@pytest.mark.parametrize("flushed", [0, 7, 10, 11, 19])
+def test_a_cut_anywhere_keeps_the_new_last_exactly_mapped(flushed: int) -> None:
+    """I11, I20; testRemoveFromTail: cut at every point, flushed before or not."""
+    for cut in range(9, 20):
+        entries = {n: entry(n, segment=1 + n // 7) for n in range(10, 20)}
+        index = SeqnoIndex(after=Seqno(9), options=SMALL)
+        stored: dict[int, bytes] = {}
+        for seqno, one in entries.items():
+            index.register(one)
+            if seqno == flushed:
+                stored_of(index, stored)
+        index.truncate_end(entries.get(cut))
+        left = {} if cut == 9 else {n: one for n, one in entries.items() if n <= cut}
+        hold_against(index, left)
+        stored_of(index, stored)
+        if left:
+            hold_against(reopened(stored), left)
+        fresh = {n: entry(n, segment=8) for n in range(min(cut, 19) + 1, 25)}
+        for one in fresh.values():
+            assert index.register(one)
+        hold_against(index, left | fresh)
+
+
+def test_two_cuts_in_a_row_stay_well_formed() -> None:
+    """S6: stride 5, entries 10, 20, 26; cut to 16 with its place, then a scan that begins at 16."""
+    options = IndexOptions(stride=5, max_mappings=1000, max_distance=100_000)
+    entries = {n: entry(n, kind="LN") for n in range(10, 27)}
+    index = SeqnoIndex(after=Seqno(9), options=options)
+    for one in entries.values():
+        index.register(one)
+    index.truncate_end(entries[16])
+    again = reopened(stored_of(index), options)
+    again.recover([entries[16], entries[17], entries[18]])
+    hold_against(again, {n: one for n, one in entries.items() if n <= 18})
+
+
+def test_the_last_sync_point_after_a_cut_is_the_greatest_that_is_left() -> None:
+    """I11: not the new last, whatever it is."""
+    index = index_of(entry(1), entry(2, kind="LN"), entry(3, kind="MATCH"), entry(4, kind="LN"), entry(5, kind="MATCH"))
+    index.truncate_end(entry(4, kind="LN"))
+    assert index.range == IndexRange(Seqno(1), Seqno(4), Seqno(3), Seqno(1))
+    index.truncate_end(entry(2, kind="LN"))
+    assert index.range == IndexRange(Seqno(1), Seqno(2), Seqno(1), Seqno(1))
+
+
+def test_a_cut_below_a_transaction_end_needs_one_to_end_at() -> None:
+    index = index_of(*(entry(n, kind="COMMIT" if n % 3 == 0 else "LN") for n in range(1, 10)))
+    before = index.range
+    with pytest.raises(IndexCutError, match="the last transaction ends at 9"):
+        index.truncate_end(entry(8, kind="LN"))
+    with pytest.raises(IndexCutError):
+        index.truncate_end(entry(0))
+    assert index.range == before
+    index.truncate_end(entry(6))
+    assert index.range == IndexRange(Seqno(1), Seqno(6), Seqno(6), Seqno(6))
+    index.truncate_end(entry(6))  # idempotent
+    index.truncate_end(entry(9))  # above the last: nothing to cut
+    assert index.range.last == 6
+
+
+@pytest.mark.parametrize("flush_at", [0, 10, 20, 39])
+def test_the_front_goes_by_whole_segments(flush_at: int) -> None:
+    """I12, I21: testHeadTruncateSeveralFiles; the result does not depend on what was flushed."""
+    entries = {n: entry(n, segment=1 + n // 8, kind="COMMIT" if n % 4 == 0 else "LN") for n in range(1, 41)}
+    for gone in range(1, 5):
+        index = SeqnoIndex(after=Seqno(0), options=SMALL)
+        stored: dict[int, bytes] = {}
+        for seqno, one in entries.items():
+            index.register(one)
+            if seqno == flush_at:
+                stored_of(index, stored)
+        upto = 8 * gone - 1
+        index.truncate_front(Seqno(upto), lsn(gone + 1, 16))
+        left = {n: one for n, one in entries.items() if n > upto}
+        hold_against(index, left)
+        hold_against(reopened(stored_of(index, stored)), left)
+        index.truncate_front(Seqno(upto), lsn(gone + 1, 16))  # idempotent
+        index.truncate_front(Seqno(0), lsn(1, 16))
+        hold_against(index, left)
+
+
+def test_a_purge_keeps_the_transaction_end_that_is_the_new_first() -> None:
+    """S7: 1..8, commits 4 and 5, purge up to 4."""
+    index = index_of(*(entry(n, 1 + (n > 4), kind="COMMIT" if n in (4, 5) else "LN") for n in range(1, 9)))
+    index.truncate_front(Seqno(4), lsn(2, 16))
+    assert index.range == IndexRange(Seqno(5), Seqno(8), Seqno(5), Seqno(5))
+
+
+def test_a_purge_above_what_a_sync_proved_is_refused() -> None:
+    index = index_of(*(entry(n, 1 + n // 4, kind="COMMIT" if n == 5 else "LN") for n in range(1, 12)))
+    before = index.range
+    with pytest.raises(IndexCutError):
+        index.truncate_front(Seqno(7), lsn(3, 16))
+    assert index.range == before
+    index.synced(Seqno(7))
+    index.truncate_front(Seqno(7), lsn(3, 16))
+    assert index.range == IndexRange(Seqno(8), Seqno(11), NO_SEQNO, NO_SEQNO)
+
+
+def test_the_gap_below_the_first_mapping_leads_to_the_first_segment() -> None:
+    """S8: an approximate lookup between a purged start and the first bucket answers with the segment's start."""
+    places = [Place(Seqno(1), lsn(1, 42)), Place(Seqno(50), lsn(3, 42))]
+    index = SeqnoIndex.rough(Seqno(0), places, Seqno(60), options=SMALL)
+    index.synced(Seqno(60))
+    index.truncate_front(Seqno(20), lsn(2, 16))
+    assert index.lte(Seqno(30)) == Place(Seqno(21), lsn(2, 16))
+    assert index.lte(Seqno(21)) == Place(Seqno(21), lsn(2, 16))
+    assert index.exact(Seqno(30)) is None
+    assert index.gte(Seqno(30)) == Place(Seqno(50), lsn(3, 42))
+
+
+def test_a_scanner_notices_that_its_bucket_was_cut() -> None:
+    index = index_of(*(entry(n) for n in range(1, 12)))
+    scanner = index.scanner()
+    assert scanner.exact(Seqno(11)) == entry(11).lsn
+    index.truncate_end(entry(5))
+    assert scanner.forward(Seqno(11)) is None
+    for seqno in range(6, 12):
+        index.register(entry(seqno, segment=2))
+    for seqno in range(6, 12):
+        assert scanner.exact(Seqno(seqno)) in (None, entry(seqno, segment=2).lsn)
+        below = scanner.forward(Seqno(seqno))
+        assert below is not None and below.lsn <= entry(seqno, segment=2).lsn
+    assert scanner.exact(Seqno(11)) == entry(11, segment=2).lsn
+
+
+# --- storing and recovering (C1: MergeTest) --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flushed", range(1, 41, 3))
+def test_what_the_scan_saw_wins(flushed: int) -> None:
+    """testMerge: index 1..40, recovery saw 21..50 in another segment, flushed at any point."""
+    index = SeqnoIndex(after=Seqno(0), options=SMALL)
+    stored: dict[int, bytes] = {}
+    for seqno in range(1, 41):
+        index.register(entry(seqno))
+        if seqno == flushed:
+            stored_of(index, stored)
+    begin = min(21, flushed + 1)
+    seen = {n: entry(n, segment=2) for n in range(begin, 51)}
+    again = reopened(stored)
+    again.recover(seen.values())
+    whole = {n: entry(n) for n in range(1, begin)} | seen
+    hold_against(again, whole)
+    stored_of(again, stored)
+    once_more = reopened(stored)
+    once_more.recover(list(seen.values())[-5:])  # I26: recovering again changes nothing
+    hold_against(once_more, whole)
+
+
+def test_a_scan_that_begins_behind_a_hole_is_refused() -> None:
+    """I27."""
+    again = reopened(stored_of(index_of(*(entry(n) for n in range(1, 10)))))
+    with pytest.raises(IndexDamagedError, match="ends at seqno 9, and the log goes on at 11"):
+        again.recover([entry(11)])
+
+
+def test_a_scan_of_the_whole_log_replaces_everything() -> None:
+    again = reopened(stored_of(index_of(*(entry(n) for n in range(1, 10)))))
+    again.recover([entry(n, segment=5) for n in range(1, 5)])
+    hold_against(again, {n: entry(n, segment=5) for n in range(1, 5)})
+
+
+def test_a_flush_stores_what_changed_and_no_more() -> None:
+    index = index_of(*(entry(n, segment=1 + n // 50) for n in range(1, 200)))
+    stored = stored_of(index)
+    assert index.flush_plan(BUILT_FROM) is None
+    index.register(entry(200, segment=4))
+    plan = index.flush_plan(BUILT_FROM)
+    assert plan is not None and len(plan.puts) == 2 and not plan.deletes
+    stored.update(plan.puts)
+    index.flushed(plan)
+    assert stored == index.image(BUILT_FROM)
+
+
+def test_a_registration_during_a_flush_is_not_lost() -> None:
+    """I22: `flushed` only marks what the plan really held."""
+    index = index_of(*(entry(n) for n in range(1, 5)))
+    plan = index.flush_plan(BUILT_FROM)
+    assert plan is not None
+    index.register(entry(5))
+    index.flushed(plan)
+    stored = dict(plan.puts)
+    stored_of(index, stored)
+    assert reopened(stored).range.last == 5
+
+
+def test_every_flipped_bit_of_a_stored_index_is_found() -> None:
+    """A damaged stored index is refused as a whole."""
+    stored = stored_of(index_of(*(entry(n) for n in range(1, 30))))
+    for key, raw in stored.items():
+        for at in range(len(raw)):
+            harmed = raw[:at] + bytes([raw[at] ^ 0x10]) + raw[at + 1 :]
+            with pytest.raises(IndexDamagedError):
+                reopened(stored | {key: harmed})
+        for size in (0, 3, len(raw) - 1):
+            with pytest.raises(IndexDamagedError):
+                reopened(stored | {key: raw[:size]})
+
+
+def test_a_stored_index_that_contradicts_itself_is_found() -> None:
+    """I24: range and buckets of different flushes."""
+    index = index_of(*(entry(n) for n in range(1, 20)))
+    stored = stored_of(index)
+    with pytest.raises(IndexDamagedError, match="it holds no range"):
+        reopened({key: raw for key, raw in stored.items() if key != RANGE_KEY})
+    last = max(stored)
+    with pytest.raises(IndexDamagedError, match="no bucket ends at"):
+        reopened({key: raw for key, raw in stored.items() if key != last})
+    with pytest.raises(IndexDamagedError, match="overlap"):
+        reopened(stored | {2: stored[1]})
+
+
+# --- at random, against a dict -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_history_holds_against_a_dict(seed: int) -> None:
+    """Append in any order of registration, flush, cut both ends, crash, reopen; after each step everything holds."""
+    rng = random.Random(seed)
+    options = IndexOptions(
+        stride=rng.choice((1, 2, 3, 7)), max_mappings=rng.choice((1, 2, 5)), max_distance=rng.choice((30, 200, 10_000))
+    )
+    index, stored = SeqnoIndex(after=Seqno(0), options=options), dict[int, bytes]()
+    entries: dict[int, Entry] = {}
+    flushed_upto, next_seqno, segment, offset = 0, 1, 1, 16
+    for _ in range(120):
+        match rng.choice(("put",) * 6 + ("flush", "crash", "cut", "purge")):
+            case "put":
+                batch = []
+                for _ in range(rng.randrange(1, 9)):
+                    if rng.random() < 0.08:
+                        segment, offset = segment + 1, 16
+                    kind = rng.choice(("LN", "COMMIT", "MATCH"))
+                    batch.append(entry_of([next_seqno, segment, offset, kind]))
+                    next_seqno += 1
+                    offset += rng.randrange(1, 60)
+                for one in rng.sample(batch, len(batch)):
+                    assert index.register(one)
+                entries |= {one.seqno: one for one in batch}
+            case "flush":
+                stored_of(index, stored)
+                flushed_upto = next_seqno - 1
+            case "crash" if stored and entries:
+                begin = max(min(entries), flushed_upto + 1 - rng.randrange(4))
+                index = reopened(stored, options)
+                index.recover(one for seqno, one in sorted(entries.items()) if seqno >= begin)
+                stored_of(index, stored)
+                flushed_upto = next_seqno - 1
+            case "cut" if entries:
+                ends = [one.seqno for one in entries.values() if one.txn_end]
+                low = max(min(entries), max(ends, default=0))
+                last = rng.randrange(low, next_seqno)
+                index.truncate_end(entries[last])
+                entries = {seqno: one for seqno, one in entries.items() if seqno <= last}
+                next_seqno = last + 1
+                stored_of(index, stored)
+                flushed_upto = last
+            case "purge" if entries:
+                numbers = sorted({lsn_segment(one.lsn) for one in entries.values()})
+                if len(numbers) > 1:
+                    front = rng.choice(numbers[1:])
+                    upto = max(seqno for seqno, one in entries.items() if lsn_segment(one.lsn) < front)
+                    index.synced(Seqno(upto))
+                    index.truncate_front(Seqno(upto), lsn(front, 0))
+                    entries = {seqno: one for seqno, one in entries.items() if seqno > upto}
+                    stored_of(index, stored)
+                    flushed_upto = next_seqno - 1
+        right = range_of(entries)
+        assert index.range.first == right.first and index.range.last == right.last, f"seed {seed}"
+        hold_against_but_sync(index, entries)
+
+
+def hold_against_but_sync(index: SeqnoIndex, entries: dict[int, Entry]) -> None:
+    """As `hold_against`; a purge marks what it removes as synced, so the sync point alone is not compared."""
+    assert index.range.last_txn_end == range_of(entries).last_txn_end
+    for seqno, one in entries.items():
+        below, above = index.lte(Seqno(seqno)), index.gte(Seqno(seqno))
+        assert below is not None and below.seqno <= seqno and below.lsn <= one.lsn
+        assert above is not None and above.seqno >= seqno and above.lsn >= one.lsn
+        assert index.exact(Seqno(seqno)) in (None, one.lsn)
+
+
+# --- size ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_million_transactions_take_less_than_a_megabyte() -> None:
+    """Done means: a million-transaction index under 1 MB in memory and on disk."""
+    index = SeqnoIndex(after=Seqno(-1))
+    seqno, segment = 0, 1
+    while seqno < 1_000_000:
+        count = min(80_000, 1_000_000 - seqno)
+        index.register_run(segment, Seqno(seqno), range(42, 42 + 1_200 * count, 1_200))
+        seqno, segment = seqno + count, segment + 1
+    in_memory = sum(sys.getsizeof(one) + sys.getsizeof(one.offsets) + 4 * 32 for one in index.buckets())
+    on_disk = sum(len(raw) + 20 for raw in index.image(BUILT_FROM).values())
+    assert in_memory < 1_000_000 and on_disk < 1_000_000
+    assert index.range.last == 999_999
+    below = index.lte(Seqno(777_777))
+    assert below is not None and 777_777 - below.seqno < 64
+
+
+# --- the row of segments ---------------------------------------------------------------------------------------------
+
+
+def row_of(*prevs: int, first: int = 1) -> SegmentRow:
+    row = SegmentRow(first_offset=16)
+    for at, prev_seqno in enumerate(prevs):
+        row.add(first + at, Seqno(prev_seqno))
+    return row
+
+
+def test_the_row_knows_where_each_segment_begins() -> None:
+    row = row_of(-1, 99, 199, first=7)
+    assert list(row) == [(7, -1), (8, 99), (9, 199)]
+    assert (row.first_number(), row.newest_number(), row.first_seqno()) == (7, 9, 0)
+    assert row.start_of(Seqno(99)) == Place(Seqno(0), lsn(7, 16))
+    assert row.start_of(Seqno(100)) == Place(Seqno(100), lsn(8, 16))
+    assert row.start_of(Seqno(5_000)) == Place(Seqno(200), lsn(9, 16))
+    assert 8 in row and 6 not in row and 10 not in row and row.prev_seqno(10) is None
+    row.drop_front(8)
+    assert row.start_of(Seqno(99)) is None and row.first_seqno() == 100
+
+
+def test_of_two_segments_that_begin_alike_the_later_one_holds_the_seqno() -> None:
+    row = row_of(-1, 99, 99)
+    assert row.start_of(Seqno(100)) == Place(Seqno(100), lsn(3, 16))
+    assert row.start_of(Seqno(99)) == Place(Seqno(0), lsn(1, 16))
+
+
+def test_an_empty_row() -> None:
+    row = row_of()
+    assert row.first_number() is row.newest_number() is row.first_seqno() is row.start_of(Seqno(0)) is None
+    assert len(row) == 0 and Lsn(0) not in row

@@ -575,7 +575,7 @@ def test_rotation_syncs_the_old_segment_and_the_directory_first() -> None:
         "pwrite thl.data.0000000002",
         "pwrite positions",
     ]
-    assert calls == wanted
+    assert [call for call in calls if "index.table" not in call] == wanted
     log.close()
 
 

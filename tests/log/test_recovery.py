@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def scan(number: int = 2, **changed: Any) -> SegmentScan:
         "next_name": None,
         "first_method": 1,
         "unchecked": 0,
-        "places": (),
+        "starts": array("I"),
     }
     return SegmentScan(**(fields | changed))
 

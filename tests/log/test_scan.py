@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from fix_log import (
@@ -18,8 +16,7 @@ from fix_log import (
 )
 from tranlog.errors import SegmentGoneError
 from tranlog.ids import NO_SEQNO, Seqno, lsn
-from tranlog.log.format import encode_sync
-from tranlog.log.index import STRIDE_BYTES
+from tranlog.log.format import encode_sync, parse_event
 from tranlog.log.recovery import SegmentScan
 from tranlog.log.scan import SegmentScanner, proof_behind, survey
 from tranlog.log.segment import WINDOW_BYTES, SegmentReader, glance_at
@@ -75,15 +72,22 @@ def test_the_fast_walk_and_the_careful_one_agree() -> None:
         disk.set_content(segment_path(1), raw)
 
 
-def test_places_lie_a_stride_apart() -> None:
+def test_the_start_of_each_complete_transaction_is_kept() -> None:
+    """For the index: one start for each, whatever stands between, and none for a transaction that is still open."""
     disk = SimDisk()
     with open_log(disk, segment_bytes=10_000_000) as log:
-        fill(log, 1_000, size=500)
-    places = scan(disk).places
-    offsets = [16, *(place.lsn & 0xFFFFFFFF for place in places)]
-    assert len(places) >= 7
-    for one, following in pairwise(offsets):
-        assert STRIDE_BYTES <= following - one < STRIDE_BYTES + 1_000
+        fill(log, 30, size=500)
+        log.append(make_fragment("part", last=False))
+        log.append(make_fragment("whole"))
+        log.commit()
+        log.append(make_fragment("open", last=False))
+        log.commit()
+    found = scan(disk)
+    raw = disk.content(segment_path(1))
+    assert found.prev_seqno + len(found.starts) == found.last_seqno
+    for seqno, start in enumerate(found.starts, found.prev_seqno + 1):
+        header = parse_event(raw, start, 0)
+        assert header is not None and (header.seqno, header.fragno) == (seqno, 0)
 
 
 def test_a_walk_goes_on_when_the_file_has_grown() -> None:

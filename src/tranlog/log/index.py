@@ -1,129 +1,814 @@
-"""Where a seqno lies: the row of segments and, inside each, a place about every 64 KB.
+"""The sparse index: from a seqno to the place in a segment where its record lies, or to one near it.
 
-Owns the sparse map from seqno to LSN, in memory, built by whoever scans. The hard idea: an index only ever says
-"start reading here, at or before what you want"; what is read there is checked by the reader, so a thin or empty
-index is slow and never wrong.
+Owns the range of the log, the buckets, their stored form, and the row of segments; whoever appends, scans or purges
+tells it what happened, and `index_table` keeps what it plans to store. The hard idea: mappings may be registered late
+and in any order, yet buckets and the stored image only ever hold an unbroken prefix. What comes early waits in a
+small map until the gap below it is filled, so a late commit can neither be lost by a flush that overtook it nor leave
+a hole.
 
-Source: design/index.md, "Shape", "Truncation".
+Source: design/index.md; vlsn-index ("Maintaining the VLSN range", "Persistent storage", "Recovery"); the rules
+I6 to I37 and the defects S4 to S8 of conformance/vlsn-index.
 """
 
 from __future__ import annotations
 
+import struct
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from zlib import crc32
 
 import msgspec
 
-from tranlog.ids import Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.errors import IndexCutError, IndexDamagedError
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
 
-STRIDE_BYTES = 64 * 1024
-"""Least distance of two places of one segment that the index keeps."""
+RANGE_KEY = -1
+"""The key under which the range is stored; a bucket's key is its first seqno."""
+
+_NO_OFFSET = 0  # a segment begins with its header: no record stands at 0
+
+
+class IndexRange(msgspec.Struct, frozen=True):
+    """What part of the stream a log holds; replaced as a whole, so that nobody reads half of a change.
+
+    Ends: all inclusive; NO_SEQNO for none. `last_sync` is the last transaction that a sync has made durable and that
+    a syncup may meet at, `last_txn_end` the last complete transaction.
+    """
+
+    first: Seqno = NO_SEQNO
+    last: Seqno = NO_SEQNO
+    last_sync: Seqno = NO_SEQNO
+    last_txn_end: Seqno = NO_SEQNO
+
+    def __contains__(self, seqno: object) -> bool:
+        return isinstance(seqno, int) and self.first <= seqno <= self.last and self.first != NO_SEQNO
+
+
+EMPTY_RANGE = IndexRange()
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A transaction, as it is registered: where it begins, and what it is good for."""
+
+    seqno: Seqno
+    lsn: Lsn
+    sync_point: bool = True
+    txn_end: bool = True
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The first record of transaction `seqno` stands at `lsn`."""
+    """The record of `seqno` stands at `lsn` or, for a purged log's very first seqno, at or behind it."""
 
     seqno: Seqno
     lsn: Lsn
 
 
-class _Bucket:
-    """One segment: the seqno before its first, and places in it in rising order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexOptions:
+    """How dense the index is."""
 
-    __slots__ = ("number", "offsets", "prev_seqno", "seqnos")
+    stride: int = 64
+    """A mapping for every stride-th seqno."""
+    max_mappings: int = 1_000
+    """Mappings of one bucket."""
+    max_distance: int = 4 << 20
+    """Bytes behind its last mapping that a bucket still takes a seqno from."""
 
-    def __init__(self, number: int, prev_seqno: Seqno) -> None:
-        self.number = number
-        self.prev_seqno = prev_seqno
-        self.seqnos = array("Q")
-        self.offsets = array("Q")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltFrom:
+    """The end of the log that a stored index describes: held against the log before the index is believed."""
+
+    epoch: Epoch
+    """The epoch of the transaction that `IndexRange.last` names."""
+    end: Lsn
+    """Behind that transaction's last byte: a scan that continues the index starts here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushPlan:
+    """What to store, all of it or nothing: an image of the prefix, as a change of the one before."""
+
+    puts: Mapping[int, bytes]
+    deletes: tuple[int, ...]
+
+
+class Bucket:
+    """A run of seqnos inside one segment: an offset for every stride-th one, and for the last.
+
+    Seqnos are not stored: slot i stands for first + i * stride. An empty slot was never registered.
+    """
+
+    __slots__ = ("first", "last", "last_offset", "offsets", "segment", "stride")
+
+    def __init__(self, segment: int, first: Seqno, offset: int, stride: int) -> None:
+        self.segment = segment
+        self.first = first
+        self.stride = stride
+        self.offsets = array("I", (offset,))
+        self.last = first
+        self.last_offset = offset
+
+    def accepts(self, seqno: Seqno, position: Lsn, options: IndexOptions) -> bool:
+        """Whether a seqno behind the last one still belongs here."""
+        if lsn_segment(position) != self.segment:
+            return False
+        offsets = self.offsets
+        if (seqno - self.first) // self.stride >= options.max_mappings:
+            return False
+        return lsn_offset(position) - offsets[-1] <= options.max_distance
+
+    def put(self, seqno: Seqno, offset: int) -> None:
+        """Take a mapping: a later one extends the bucket, an earlier one may fill its own slot."""
+        slot, rest = divmod(seqno - self.first, self.stride)
+        offsets = self.offsets
+        if rest == 0:
+            if slot < len(offsets):
+                offsets[slot] = offset
+            elif seqno > self.last:
+                offsets.extend((_NO_OFFSET,) * (slot - len(offsets)))
+                offsets.append(offset)
+        if seqno > self.last:
+            # The offset first: who reads in between finds the older seqno before the newer place, never behind it.
+            self.last_offset = offset
+            self.last = seqno
+
+    def exact(self, seqno: Seqno) -> Lsn | None:
+        """Return where a seqno stands, if that is mapped."""
+        if seqno == self.last:
+            return lsn(self.segment, self.last_offset)
+        slot, rest = divmod(seqno - self.first, self.stride)
+        if rest or not 0 <= slot < len(self.offsets) or self.offsets[slot] == _NO_OFFSET:
+            return None
+        return lsn(self.segment, self.offsets[slot])
+
+    def lte(self, seqno: Seqno) -> Place:
+        """Return the nearest mapping at or below a seqno that is not below the first."""
+        last = self.last
+        if seqno >= last:
+            return Place(last, lsn(self.segment, self.last_offset))
+        offsets = self.offsets
+        slot = min((seqno - self.first) // self.stride, len(offsets) - 1)
+        while offsets[slot] == _NO_OFFSET:
+            slot -= 1
+        return Place(Seqno(self.first + slot * self.stride), lsn(self.segment, offsets[slot]))
+
+    def gte(self, seqno: Seqno) -> Place:
+        """Return the nearest mapping at or above a seqno that is not above the last."""
+        offsets = self.offsets
+        slot = max(-(-(seqno - self.first) // self.stride), 0)
+        while slot < len(offsets) and offsets[slot] == _NO_OFFSET:
+            slot += 1
+        if slot < len(offsets):
+            return Place(Seqno(self.first + slot * self.stride), lsn(self.segment, offsets[slot]))
+        return Place(self.last, lsn(self.segment, self.last_offset))
+
+    def cut(self, last: Seqno) -> None:
+        """Forget what is above `last`, which is not below the first; the greatest mapping left is the last."""
+        if last >= self.last:
+            return
+        offsets = self.offsets
+        del offsets[(last - self.first) // self.stride + 1 :]
+        while offsets[-1] == _NO_OFFSET:
+            offsets.pop()
+        self.last = Seqno(self.first + (len(offsets) - 1) * self.stride)
+        self.last_offset = offsets[-1]
+
+
+class _Row:
+    """The buckets in order, with their first seqnos beside them; replaced, never changed."""
+
+    __slots__ = ("buckets", "firsts")
+
+    def __init__(self, buckets: Iterable[Bucket] = ()) -> None:
+        self.buckets = tuple(buckets)
+        self.firsts = array("q", [bucket.first for bucket in self.buckets])
+
+    def owner(self, seqno: Seqno) -> int:
+        """Return the number of the last bucket that begins at or below a seqno; -1 for none."""
+        return bisect_right(self.firsts, seqno) - 1
 
 
 class SeqnoIndex:
-    """The segments of a log, first to newest, and sparse places in them.
+    """The index of one log.
 
-    Threads: not for several at once; the owner's lock guards it.
+    Threads: changes one at a time, under the owner's lock; the range and all lookups at any time without it.
+    """
+
+    def __init__(self, *, after: Seqno = NO_SEQNO, options: IndexOptions | None = None) -> None:
+        """`after` is the seqno before the first one that the log will hold."""
+        self.options = IndexOptions() if options is None else options
+        self.range = EMPTY_RANGE
+        """The range of what is registered, gaps included. For readers: one object, one moment."""
+        self.generation = 0
+        """Rises with each truncation: what a scanner kept from before is stale."""
+        self._row = _Row()
+        self._facts = EMPTY_RANGE  # the range of the unbroken prefix
+        self._prefix = after
+        self._waiting: dict[Seqno, Entry] = {}
+        self._sync_tail: list[Seqno] = []  # sync points of the prefix behind its last transaction end
+        self._front: Lsn | None = None  # where the first segment begins, once one was purged
+        self._dirty: set[Seqno] = set()
+        self._dropped: set[Seqno] = set()
+        self._range_dirty = False
+
+    # --- registering ---------------------------------------------------------------------------------
+
+    @property
+    def prefix(self) -> Seqno:
+        """Every seqno up to here is registered; what a flush stores ends here."""
+        return self._prefix
+
+    @property
+    def prefix_range(self) -> IndexRange:
+        """The range of the unbroken prefix."""
+        return self._facts
+
+    def register(self, entry: Entry) -> bool:
+        """Learn where a transaction begins, late or early; false for one that is registered already, or purged."""
+        seqno = entry.seqno
+        if seqno <= self._prefix or seqno in self._waiting:
+            return False
+        if seqno == self._prefix + 1:
+            self._add(entry)
+            waiting = self._waiting
+            while waiting and (following := waiting.pop(Seqno(self._prefix + 1), None)) is not None:
+                self._add(following)
+        else:
+            self._waiting[seqno] = entry
+        self._publish()
+        return True
+
+    def register_run(self, segment: int, first: Seqno, offsets: Sequence[int]) -> None:
+        """Learn of complete transactions that follow the prefix one by one inside a segment; the writer's fast way."""
+        if not offsets:
+            return
+        assert first == self._prefix + 1 and not self._waiting
+        options = self.options
+        base = segment << 32
+        last = first + len(offsets) - 1
+        seqno: int = first
+        while seqno <= last:
+            row = self._row
+            bucket = row.buckets[-1] if row.buckets else None
+            if bucket is None or not bucket.accepts(Seqno(seqno), Lsn(base | offsets[seqno - first]), options):
+                self._map(Seqno(seqno), Lsn(base | offsets[seqno - first]))
+                seqno += 1
+                continue
+            stride = bucket.stride
+            # Up to the next slot nothing is stored but the last one.
+            slot = bucket.first + -(-(seqno - bucket.first) // stride) * stride
+            end = min(slot, last)
+            while end > seqno and offsets[end - first] - bucket.offsets[-1] > options.max_distance:
+                end -= 1
+            bucket.put(Seqno(end), offsets[end - first])
+            self._dirty.add(bucket.first)
+            seqno = end + 1
+        facts = self._facts
+        self._facts = IndexRange(
+            first if facts.first == NO_SEQNO else facts.first, Seqno(last), facts.last_sync, Seqno(last)
+        )
+        self._sync_tail.clear()
+        self._prefix = Seqno(last)
+        self._range_dirty = True
+        self.range = self._facts
+
+    def synced(self, seqno: Seqno) -> None:
+        """Learn that everything up to `seqno` is durable; a syncup may meet there."""
+        seqno = min(seqno, self._prefix)
+        if seqno > self._facts.last_sync:
+            self._facts = msgspec.structs.replace(self._facts, last_sync=seqno)
+            self._range_dirty = True
+            self._publish()
+
+    def _add(self, entry: Entry) -> None:
+        """Take the seqno that follows the prefix."""
+        seqno = entry.seqno
+        self._map(seqno, entry.lsn)
+        facts = self._facts
+        last_sync, last_txn_end = facts.last_sync, facts.last_txn_end
+        if entry.txn_end:
+            last_txn_end = seqno
+            self._sync_tail.clear()
+        if entry.sync_point:
+            last_sync = seqno
+            if not entry.txn_end:
+                self._sync_tail.append(seqno)
+        first = seqno if facts.first == NO_SEQNO else facts.first
+        self._facts = IndexRange(first, seqno, last_sync, last_txn_end)
+        self._prefix = seqno
+        self._range_dirty = True
+
+    def learn(self, place: Place) -> None:
+        """Keep a mapping that a reader came by; it changes no range. One that is known, or fits nowhere, is dropped."""
+        self._map(place.seqno, place.lsn)
+
+    def below(self, seqno: Seqno) -> Place | None:
+        """Return the nearest known place at or below a seqno, whatever the range; None for none."""
+        row = self._row
+        at = row.owner(seqno)
+        return None if at < 0 else row.buckets[at].lte(seqno)
+
+    def _map(self, seqno: Seqno, position: Lsn) -> None:
+        row = self._row
+        at = row.owner(seqno)
+        if at >= 0:
+            bucket = row.buckets[at]
+            if seqno <= bucket.last:
+                if lsn_segment(position) == bucket.segment:
+                    bucket.put(seqno, lsn_offset(position))
+                return
+            if bucket.accepts(seqno, position, self.options):
+                bucket.put(seqno, lsn_offset(position))
+                self._dirty.add(bucket.first)
+                return
+        fresh = Bucket(lsn_segment(position), seqno, lsn_offset(position), self.options.stride)
+        self._row = _Row((*row.buckets[: at + 1], fresh, *row.buckets[at + 1 :]))
+        self._dirty.add(seqno)
+        self._dropped.discard(seqno)
+
+    def _publish(self) -> None:
+        facts = self._facts
+        if self._waiting:
+            waiting = self._waiting.values()
+            facts = IndexRange(
+                facts.first if facts.first != NO_SEQNO else min(self._waiting),
+                max(self._waiting),
+                max((entry.seqno for entry in waiting if entry.sync_point), default=facts.last_sync),
+                max((entry.seqno for entry in waiting if entry.txn_end), default=facts.last_txn_end),
+            )
+        self.range = facts
+
+    # --- looking up ----------------------------------------------------------------------------------
+
+    def exact(self, seqno: Seqno) -> Lsn | None:
+        """Return where the record of `seqno` stands; None if that is not mapped, or outside the range."""
+        if seqno not in self.range:
+            return None
+        entry = self._waiting.get(seqno)
+        if entry is not None:
+            return entry.lsn
+        row = self._row
+        at = row.owner(seqno)
+        return None if at < 0 or seqno > row.buckets[at].last else row.buckets[at].exact(seqno)
+
+    def lte(self, seqno: Seqno) -> Place | None:
+        """Return the nearest known place at or below `seqno`; None outside the range. Scan forward from there."""
+        covered = self.range
+        if seqno not in covered:
+            return None
+        if seqno > self._prefix:
+            early = [entry for entry in list(self._waiting.values()) if entry.seqno <= seqno]
+            if early:
+                nearest = max(early, key=lambda entry: entry.seqno)
+                return Place(nearest.seqno, nearest.lsn)
+        place = self.below(seqno)
+        if place is not None:
+            return place
+        front = self._front
+        return None if front is None else Place(covered.first, front)
+
+    def gte(self, seqno: Seqno) -> Place | None:
+        """Return the nearest known place at or above `seqno`; None outside the range. Scan backward from there."""
+        if seqno not in self.range:
+            return None
+        if seqno <= self._prefix:
+            row = self._row
+            at = row.owner(seqno)
+            if at >= 0 and seqno <= row.buckets[at].last:
+                return row.buckets[at].gte(seqno)
+            if at + 1 < len(row.buckets):
+                following = row.buckets[at + 1]
+                return Place(following.first, lsn(following.segment, following.offsets[0]))
+        late = [entry for entry in list(self._waiting.values()) if entry.seqno >= seqno]
+        if not late:
+            return None
+        nearest = min(late, key=lambda entry: entry.seqno)
+        return Place(nearest.seqno, nearest.lsn)
+
+    def scanner(self) -> Scanner:
+        """Return a scanner for one reader."""
+        return Scanner(self)
+
+    def bucket_at(self, seqno: Seqno) -> tuple[Bucket | None, Seqno]:
+        """Return the bucket whose stretch holds `seqno`, and the seqno where the next one begins; for a scanner."""
+        row = self._row
+        at = row.owner(seqno)
+        end = row.firsts[at + 1] if at + 1 < len(row.firsts) else self._prefix + 1
+        return (row.buckets[at] if at >= 0 else None), Seqno(end)
+
+    def __len__(self) -> int:
+        return len(self._row.buckets)
+
+    # --- cutting -------------------------------------------------------------------------------------
+
+    def truncate_end(self, last: Entry | None) -> None:
+        """Forget everything above `last`, which stays exactly mapped; with None, everything.
+
+        The range is cut first. Raises IndexCutError when it would cut a transaction end away and leave none: `last`
+        lies below `last_txn_end` and is no transaction end itself, so which one is the last is not known here.
+        """
+        facts = self._facts
+        if last is None:
+            self._prefix = Seqno(facts.first - 1) if facts.first != NO_SEQNO else self._prefix
+            self._sync_tail.clear()
+            self._waiting.clear()
+            self._facts = EMPTY_RANGE
+            self._cut_buckets(None)
+            return
+        seqno = last.seqno
+        if seqno >= self.range.last:
+            return
+        if facts.first == NO_SEQNO or seqno < facts.first or (not last.txn_end and facts.last_txn_end > seqno):
+            raise IndexCutError(seqno=seqno, first=facts.first, last=facts.last, last_txn_end=facts.last_txn_end)
+        for early in [one for one in self._waiting if one > seqno]:
+            del self._waiting[early]
+        if seqno < self._prefix:
+            self._facts = self._facts_up_to(last)
+            self._prefix = seqno
+            self._cut_buckets(last)
+        self._range_dirty = True
+        self.generation += 1
+        self._publish()
+
+    def _facts_up_to(self, last: Entry) -> IndexRange:
+        facts, seqno = self._facts, last.seqno
+        last_txn_end = facts.last_txn_end
+        if last_txn_end > seqno:
+            last_txn_end = seqno if last.txn_end else NO_SEQNO
+        del self._sync_tail[bisect_right(self._sync_tail, seqno) :]
+        last_sync = facts.last_sync
+        if last_sync > seqno:
+            if last.sync_point:
+                last_sync = seqno
+            else:
+                last_sync = self._sync_tail[-1] if self._sync_tail else last_txn_end
+        return IndexRange(facts.first, seqno, last_sync, last_txn_end)
+
+    def _cut_buckets(self, last: Entry | None) -> None:
+        """Drop the mappings above `last` and map it exactly."""
+        row = self._row
+        keep = 0 if last is None else row.owner(last.seqno) + 1
+        for bucket in row.buckets[keep:]:
+            self._dirty.discard(bucket.first)
+            self._dropped.add(bucket.first)
+        kept = list(row.buckets[:keep])
+        if kept and last is not None and kept[-1].last > last.seqno:
+            # Another object: a scanner that holds the old one reads on in what was true when it took it.
+            kept[-1] = _copy(kept[-1])
+            kept[-1].cut(last.seqno)
+            self._dirty.add(kept[-1].first)
+        self._row = _Row(kept)
+        self.generation += 1
+        self._range_dirty = True
+        if last is None:
+            self._publish()
+        elif not kept or kept[-1].last < last.seqno:
+            self._map(last.seqno, last.lsn)
+
+    def truncate_front(self, upto: Seqno, front: Lsn) -> None:
+        """Forget everything up to and including `upto`, whose segments will go; `front` is where the rest begins.
+
+        The range is cut first, so that no reader starts in what goes. Raises IndexCutError for an `upto` above
+        `last_sync`: what no sync proves is not purged.
+        """
+        facts = self._facts
+        if facts.first == NO_SEQNO or upto < facts.first:
+            return
+        if upto >= facts.last or upto > facts.last_sync:
+            raise IndexCutError(seqno=upto, first=facts.first, last=facts.last, last_txn_end=facts.last_txn_end)
+        first = Seqno(upto + 1)
+        self._facts = IndexRange(
+            first,
+            facts.last,
+            facts.last_sync if facts.last_sync >= first else NO_SEQNO,
+            facts.last_txn_end if facts.last_txn_end >= first else NO_SEQNO,
+        )
+        del self._sync_tail[: bisect_left(self._sync_tail, first)]
+        self._front = front
+        self._range_dirty = True
+        self._publish()
+        row = self._row
+        gone = [bucket for bucket in row.buckets if bucket.segment < lsn_segment(front)]
+        self._row = _Row(row.buckets[len(gone) :])
+        for bucket in gone:
+            self._dirty.discard(bucket.first)
+            self._dropped.add(bucket.first)
+        self.generation += 1
+
+    # --- storing and recovering ----------------------------------------------------------------------
+
+    def flush_plan(self, built_from: BuiltFrom) -> FlushPlan | None:
+        """Return what to store so that the stored index covers the prefix; None when it does already."""
+        if not (self._range_dirty or self._dirty or self._dropped):
+            return None
+        row = self._row
+        puts: dict[int, bytes] = {
+            bucket.first: encode_bucket(bucket) for bucket in row.buckets if bucket.first in self._dirty
+        }
+        puts[RANGE_KEY] = _encode_range(self._facts, self._prefix, self._front, self._sync_tail, built_from)
+        return FlushPlan(puts=puts, deletes=tuple(sorted(self._dropped)))
+
+    def image(self, built_from: BuiltFrom) -> dict[int, bytes]:
+        """Return everything that a stored index holds, for one that is written anew."""
+        image: dict[int, bytes] = {bucket.first: encode_bucket(bucket) for bucket in self._row.buckets}
+        image[RANGE_KEY] = _encode_range(self._facts, self._prefix, self._front, self._sync_tail, built_from)
+        return image
+
+    def flushed(self, plan: FlushPlan) -> None:
+        """Learn that a plan was stored. One that a truncation or a registration overtook leaves the rest to do."""
+        row = self._row
+        for bucket in row.buckets:
+            stored = plan.puts.get(bucket.first)
+            if stored is not None and stored == encode_bucket(bucket):
+                self._dirty.discard(bucket.first)
+        self._dropped.difference_update(plan.deletes)
+        stored_range = plan.puts[RANGE_KEY]
+        self._range_dirty = _range_facts(stored_range) != (self._facts, self._prefix)
+
+    @classmethod
+    def rough(
+        cls, after: Seqno, places: Iterable[Place], last: Seqno, *, options: IndexOptions | None = None
+    ) -> SeqnoIndex:
+        """Return the index of a log whose stored one is lost: complete transactions from `after` + 1 up to `last`.
+
+        `places` are all that is known, one in each segment; readers make it denser. Nothing is scanned for it.
+        """
+        index = cls(after=after, options=options)
+        if last > after:
+            index._facts = index.range = IndexRange(Seqno(after + 1), last, NO_SEQNO, last)
+            index._prefix = last
+            index._range_dirty = True
+            for place in places:
+                index._map(place.seqno, place.lsn)
+        return index
+
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Return the buckets, first to last; for whoever holds them against the log."""
+        return self._row.buckets
+
+    @classmethod
+    def restore(
+        cls, stored: Mapping[int, bytes], *, options: IndexOptions | None = None
+    ) -> tuple[SeqnoIndex, BuiltFrom]:
+        """Return the index that was stored, and the end of the log that it describes. Raises IndexDamagedError."""
+        if RANGE_KEY not in stored:
+            raise IndexDamagedError(why="it holds no range")
+        facts, prefix, front, sync_tail, built_from = _decode_range(stored[RANGE_KEY])
+        index = cls(after=prefix, options=options)
+        buckets = [decode_bucket(key, stored[key]) for key in sorted(stored) if key != RANGE_KEY]
+        for before, after in pairwise(buckets):
+            if after.first <= before.last or after.segment < before.segment:
+                raise IndexDamagedError(why=f"the buckets at {before.first} and {after.first} overlap")
+        if facts.first != NO_SEQNO and (not buckets or buckets[-1].last != facts.last):
+            raise IndexDamagedError(why=f"no bucket ends at the range's last seqno, {facts.last}")
+        index._facts = index.range = facts
+        index._front = front
+        index._sync_tail = sync_tail
+        index._row = _Row(buckets)
+        return index, built_from
+
+    def recover(self, entries: Iterable[Entry]) -> None:
+        """Merge what a scan saw, in order, from the stored end of the log or before it, to the log's end.
+
+        What the scan saw wins. Idempotent. Raises IndexDamagedError for a scan that begins behind a hole.
+        """
+        begun = False
+        for entry in entries:
+            if not begun:
+                begun = True
+                if entry.seqno > self._prefix + 1 and self._facts.first != NO_SEQNO:
+                    why = f"it ends at seqno {self._prefix}, and the log goes on at {entry.seqno}"
+                    raise IndexDamagedError(why=why)
+                self._forget_from(entry.seqno)
+            self.register(entry)
+
+    def _forget_from(self, seqno: Seqno) -> None:
+        """Make room for what a scan saw from `seqno` on."""
+        facts = self._facts
+        if facts.first == NO_SEQNO or seqno <= facts.first:
+            # Nothing of the prefix stays, but for what lies before the first entry: nothing.
+            self._facts = EMPTY_RANGE
+            self._prefix = Seqno(seqno - 1)
+            self._sync_tail.clear()
+            self._cut_buckets(None)
+            return
+        if seqno > self._prefix:
+            return
+        below = Seqno(seqno - 1)
+        del self._sync_tail[bisect_right(self._sync_tail, below) :]
+        last_txn_end = facts.last_txn_end if facts.last_txn_end <= below else NO_SEQNO
+        last_sync = facts.last_sync
+        if last_sync > below:
+            last_sync = self._sync_tail[-1] if self._sync_tail else last_txn_end
+        self._facts = IndexRange(facts.first, below, last_sync, last_txn_end)
+        self._prefix = below
+        row = self._row
+        keep = row.owner(below) + 1
+        self._dropped.update(bucket.first for bucket in row.buckets[keep:])
+        kept = list(row.buckets[:keep])
+        if kept and kept[-1].last > below:
+            kept[-1] = _copy(kept[-1])
+            kept[-1].cut(below)
+            self._dirty.add(kept[-1].first)
+        self._row = _Row(kept)
+        self.generation += 1
+        self._range_dirty = True
+
+
+class Scanner:
+    """One reader's way through the index: it keeps its bucket, and asks the index only when it leaves that.
+
+    Threads: one.
+    """
+
+    __slots__ = ("_bucket", "_end", "_generation", "_index")
+
+    def __init__(self, index: SeqnoIndex) -> None:
+        self._index = index
+        self._bucket: Bucket | None = None
+        self._end = NO_SEQNO
+        self._generation = -1
+
+    def _at(self, seqno: Seqno) -> Bucket | None:
+        index, bucket = self._index, self._bucket
+        if bucket is None or not bucket.first <= seqno < self._end or self._generation != index.generation:
+            self._generation = index.generation
+            self._bucket, self._end = bucket, _ = index.bucket_at(seqno)
+        return bucket
+
+    def forward(self, seqno: Seqno) -> Place | None:
+        """Return a place at or below `seqno` to scan forward from; None outside the range."""
+        index = self._index
+        if seqno not in index.range:
+            return None
+        bucket = self._at(seqno) if seqno <= index.prefix else None
+        return index.lte(seqno) if bucket is None else bucket.lte(seqno)
+
+    def backward(self, seqno: Seqno) -> Place | None:
+        """Return a place at or above `seqno` to scan backward from; None outside the range."""
+        index = self._index
+        if seqno not in index.range:
+            return None
+        bucket = self._at(seqno) if seqno <= index.prefix else None
+        return index.gte(seqno) if bucket is None or seqno > bucket.last else bucket.gte(seqno)
+
+    def exact(self, seqno: Seqno) -> Lsn | None:
+        """Return where `seqno` stands, if that is mapped."""
+        index = self._index
+        if seqno not in index.range:
+            return None
+        bucket = self._at(seqno) if seqno <= index.prefix else None
+        return index.exact(seqno) if bucket is None or seqno > bucket.last else bucket.exact(seqno)
+
+
+def _copy(bucket: Bucket) -> Bucket:
+    same = Bucket(bucket.segment, bucket.first, bucket.offsets[0], bucket.stride)
+    same.offsets = bucket.offsets[:]
+    same.last, same.last_offset = bucket.last, bucket.last_offset
+    return same
+
+
+class SegmentRow:
+    """The segments of a log, first to newest, with the seqno before each one's first.
+
+    Threads: the owner's lock guards it.
     """
 
     def __init__(self, *, first_offset: int) -> None:
         """`first_offset` is where the first record of a segment stands."""
         self._first_offset = first_offset
-        self._buckets: list[_Bucket] = []
+        self._numbers: list[int] = []
+        self._prevs: list[Seqno] = []
 
     def __len__(self) -> int:
-        return len(self._buckets)
+        return len(self._numbers)
 
     def __contains__(self, number: object) -> bool:
-        return any(bucket.number == number for bucket in self._buckets)
+        numbers = self._numbers
+        return isinstance(number, int) and bool(numbers) and numbers[0] <= number <= numbers[-1]
 
-    def add_segment(self, number: int, prev_seqno: Seqno) -> None:
+    def __iter__(self) -> Iterator[tuple[int, Seqno]]:
+        """Yield (number, prev_seqno)."""
+        return iter(list(zip(self._numbers, self._prevs, strict=True)))
+
+    def add(self, number: int, prev_seqno: Seqno) -> None:
         """Add the segment behind the newest one known."""
-        assert not self._buckets or number == self._buckets[-1].number + 1
-        self._buckets.append(_Bucket(number, prev_seqno))
-
-    def segments(self) -> Iterator[tuple[int, Seqno]]:
-        """Yield (number, prev_seqno), first to newest."""
-        return iter([(bucket.number, bucket.prev_seqno) for bucket in self._buckets])
+        assert not self._numbers or number == self._numbers[-1] + 1
+        self._numbers.append(number)
+        self._prevs.append(prev_seqno)
 
     def first_number(self) -> int | None:
         """Return the number of the first segment; None without any."""
-        return self._buckets[0].number if self._buckets else None
+        return self._numbers[0] if self._numbers else None
 
     def newest_number(self) -> int | None:
         """Return the number of the newest segment; None without any."""
-        return self._buckets[-1].number if self._buckets else None
+        return self._numbers[-1] if self._numbers else None
 
     def first_seqno(self) -> Seqno | None:
         """Return the first seqno that the log holds or, while it is empty, will hold; None without a segment."""
-        return Seqno(self._buckets[0].prev_seqno + 1) if self._buckets else None
+        return Seqno(self._prevs[0] + 1) if self._prevs else None
 
     def prev_seqno(self, number: int) -> Seqno | None:
         """Return the last seqno before a segment; None for a segment that is not known."""
-        for bucket in reversed(self._buckets):
-            if bucket.number == number:
-                return bucket.prev_seqno
-        return None
+        return self._prevs[number - self._numbers[0]] if number in self else None
 
-    def note(self, seqno: Seqno, position: Lsn) -> None:
-        """Learn where a transaction begins, in any order. Kept if it lies far enough from what is known."""
-        number, offset = lsn_segment(position), lsn_offset(position)
-        for bucket in reversed(self._buckets):
-            if bucket.number == number:
-                offsets = bucket.offsets
-                at = bisect_right(offsets, offset)
-                before = offsets[at - 1] if at else self._first_offset
-                if offset - before >= STRIDE_BYTES and (at == len(offsets) or offsets[at] - offset >= STRIDE_BYTES):
-                    bucket.seqnos.insert(at, seqno)
-                    offsets.insert(at, offset)
-                return
+    def start_of(self, seqno: Seqno) -> Place | None:
+        """Return the start of the segment that holds a seqno; None for one before the first segment.
 
-    def locate(self, seqno: Seqno) -> Place | None:
-        """Return the nearest place at or before `seqno`; None when it lies before the first segment.
-
-        Shape: for a seqno behind the end, the last place known. The place may be a segment's first record, which
-        need not be an event; the seqno that is returned is that of the first event from there on.
+        Two segments with one prev_seqno: the earlier one holds no transaction, the later one is right.
         """
-        row = bisect_right(self._buckets, seqno - 1, key=lambda bucket: bucket.prev_seqno) - 1
-        if row < 0:
-            return None
-        # Two segments with one prev_seqno: the earlier one holds no transaction, the later one is right.
-        bucket = self._buckets[row]
-        at = bisect_right(bucket.seqnos, seqno) - 1
-        if at < 0:
-            return Place(Seqno(bucket.prev_seqno + 1), lsn(bucket.number, self._first_offset))
-        return Place(Seqno(bucket.seqnos[at]), lsn(bucket.number, bucket.offsets[at]))
+        at = bisect_right(self._prevs, seqno - 1) - 1
+        return None if at < 0 else Place(Seqno(self._prevs[at] + 1), lsn(self._numbers[at], self._first_offset))
 
     def drop_front(self, number: int) -> None:
         """Forget the segments below `number`."""
-        self._buckets = [bucket for bucket in self._buckets if bucket.number >= number]
+        at = bisect_left(self._numbers, number)
+        del self._numbers[:at], self._prevs[:at]
 
-    def drop_end(self, position: Lsn) -> None:
-        """Forget whatever stands at `position` or behind it; the segment of `position` stays."""
-        number, offset = lsn_segment(position), lsn_offset(position)
-        self._buckets = [bucket for bucket in self._buckets if bucket.number <= number]
-        for bucket in self._buckets:
-            if bucket.number == number:
-                while bucket.offsets and bucket.offsets[-1] >= offset:
-                    bucket.offsets.pop()
-                    bucket.seqnos.pop()
+
+# --- the stored form --------------------------------------------------------------------------------------
+
+_BUCKET = struct.Struct(">BIIqII")
+"""A stored bucket before its offsets: version, segment, stride, last seqno, last offset, number of offsets."""
+_RANGE = struct.Struct(">BqqqqqQQQI")
+"""A stored range: version, first, last, last_sync, last_txn_end, prefix, front, epoch, end, sync points behind."""
+_CRC = struct.Struct(">I")
+_VERSION = 1
+
+
+def _seal(raw: bytes) -> bytes:
+    return raw + _CRC.pack(crc32(raw))
+
+
+def _unseal(raw: bytes, what: str) -> bytes:
+    body = raw[: -_CRC.size]
+    if len(raw) < _CRC.size + 1 or _CRC.unpack(raw[-_CRC.size :])[0] != crc32(body):
+        raise IndexDamagedError(why=f"the checksum of {what} does not hold")
+    if body[0] != _VERSION:
+        raise IndexDamagedError(why=f"{what} has version {body[0]}, this release knows {_VERSION}")
+    return body
+
+
+def encode_bucket(bucket: Bucket) -> bytes:
+    """Return a bucket's stored form; its first seqno is the key. Layout: docs/format.md, "The stored index"."""
+    offsets = bucket.offsets
+    head = _BUCKET.pack(_VERSION, bucket.segment, bucket.stride, bucket.last, bucket.last_offset, len(offsets))
+    return _seal(head + struct.pack(f">{len(offsets)}I", *offsets))
+
+
+def decode_bucket(first: int, raw: bytes) -> Bucket:
+    """Read what `encode_bucket` wrote. Raises IndexDamagedError."""
+    what = f"the bucket at seqno {first}"
+    body = _unseal(raw, what)
+    if len(body) < _BUCKET.size:
+        raise IndexDamagedError(why=f"{what} is cut short")
+    _, segment, stride, last, last_offset, count = _BUCKET.unpack_from(body)
+    if len(body) != _BUCKET.size + 4 * count or not count or not stride or last < first:
+        raise IndexDamagedError(why=f"the lengths of {what} contradict each other")
+    offsets = array("I", struct.unpack_from(f">{count}I", body, _BUCKET.size))
+    if offsets[0] == _NO_OFFSET or first + (count - 1) * stride > last:
+        raise IndexDamagedError(why=f"{what} maps what it does not hold")
+    bucket = Bucket(segment, Seqno(first), offsets[0], stride)
+    bucket.offsets = offsets
+    bucket.last, bucket.last_offset = Seqno(last), last_offset
+    return bucket
+
+
+def _encode_range(
+    facts: IndexRange, prefix: Seqno, front: Lsn | None, sync_tail: list[Seqno], built_from: BuiltFrom
+) -> bytes:
+    head = _RANGE.pack(
+        _VERSION,
+        facts.first,
+        facts.last,
+        facts.last_sync,
+        facts.last_txn_end,
+        prefix,
+        0 if front is None else front,
+        built_from.epoch,
+        built_from.end,
+        len(sync_tail),
+    )
+    return _seal(head + struct.pack(f">{len(sync_tail)}q", *sync_tail))
+
+
+def _decode_range(raw: bytes) -> tuple[IndexRange, Seqno, Lsn | None, list[Seqno], BuiltFrom]:
+    body = _unseal(raw, "the range")
+    if len(body) < _RANGE.size:
+        raise IndexDamagedError(why="the range is cut short")
+    _, first, last, last_sync, last_txn_end, prefix, front, epoch, end, count = _RANGE.unpack_from(body)
+    if len(body) != _RANGE.size + 8 * count or first > last or last_sync > last or last_txn_end > last:
+        raise IndexDamagedError(why="the numbers of the range contradict each other")
+    sync_tail = [Seqno(one) for one in struct.unpack_from(f">{count}q", body, _RANGE.size)]
+    facts = IndexRange(Seqno(first), Seqno(last), Seqno(last_sync), Seqno(last_txn_end))
+    return facts, Seqno(prefix), Lsn(front) or None, sync_tail, BuiltFrom(epoch=Epoch(epoch), end=Lsn(end))
+
+
+def _range_facts(raw: bytes) -> tuple[IndexRange, Seqno]:
+    facts, prefix, _, _, _ = _decode_range(raw)
+    return facts, prefix

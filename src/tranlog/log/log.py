@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import threading
+from array import array
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import get_ident
@@ -44,7 +45,8 @@ from tranlog.log.format import (
     encode_sync,
     segment_name,
 )
-from tranlog.log.index import STRIDE_BYTES
+from tranlog.log.index import BuiltFrom
+from tranlog.log.index_table import INDEX_NAME, IndexTable
 from tranlog.log.opening import (
     DISK_FULL,
     RecoveryReport,
@@ -160,6 +162,7 @@ class Log:
         self._grown = threading.Condition(self._lock)  # there is more to see
         self._segments = Segments(path, disk)
         self._positions: PositionsFile | None = None
+        self._index_table = IndexTable(join(path, INDEX_NAME), disk)
         self._written_at: dict[int, int | None] = {}
         self._going: list[int] = []  # segments given up to purge that are not removed for certain, from the front
         self._epoch = NO_EPOCH
@@ -171,7 +174,7 @@ class Log:
         self._number = 0
         self._flushed_end = 0
         self._pending = bytearray()  # what belongs at _flushed_end
-        self._noted = 0  # offset of the last place given to the index
+        self._starts = array("I")  # where the transactions begin that are complete and not visible yet
         # the transaction that is being appended
         self._next_seqno = Seqno(0)
         self._fragno = 0  # > 0: it is open
@@ -240,7 +243,7 @@ class Log:
         self.recovered = opened.report
         self._file = opened.file
         self._number = opened.number
-        self._flushed_end = self._noted = opened.end
+        self._flushed_end = opened.end
         self._next_seqno = Seqno(opened.last_seqno + 1)
         self._complete = self._visible = self._durable = opened.last_seqno
         self._complete_end = self._visible_end = self._durable_end = opened.end
@@ -248,6 +251,7 @@ class Log:
             self._visible_ids = self._complete_ids = (opened.last_header.source_id, opened.last_header.event_id)
             self._visible_start = self._complete_start = opened.last_first_lsn
         self._epoch = opened.epoch
+        self._segments.adopt_index(opened.index)
         self._positions = PositionsFile(self._path, self._disk)
         source_id, event_id = self._visible_ids
         noop = Fragment(
@@ -410,9 +414,7 @@ class Log:
             self._complete_end = self._flushed_end + len(pending)
             self._complete_ids = (fragment.source_id, fragment.event_id)
             self._next_seqno = Seqno(seqno + 1)
-            if start - self._noted >= STRIDE_BYTES:
-                self._segments.note(seqno, self._complete_start)
-                self._noted = start
+            self._starts.append(start)
             if fragno:
                 self._fragno = self._owner = 0
                 self._changed.notify_all()
@@ -518,6 +520,8 @@ class Log:
         """Let readers see everything that is complete; it has been flushed."""
         if self._visible == self._complete:
             return
+        self._segments.register(self._number, Seqno(self._visible + 1), self._starts)
+        del self._starts[:]
         self._visible = self._complete
         self._visible_start = self._complete_start
         self._visible_end = self._complete_end
@@ -530,6 +534,7 @@ class Log:
     def _write_positions(self, *, look: bool = False) -> None:
         """Tell readers, here and elsewhere; with `look`, see first whether the file is still where they look for it."""
         assert self._positions is not None
+        self._segments.synced(self._durable)
         try:
             if look:
                 self._positions.restore()
@@ -593,6 +598,7 @@ class Log:
         except OSError as again:
             return self._stop_for(again, "cutting back")
         self._next_seqno = Seqno(self._visible + 1)
+        del self._starts[:]
         self._complete = self._visible
         self._complete_start = self._visible_start
         self._complete_end = self._visible_end
@@ -626,8 +632,6 @@ class Log:
         self._durable_end = min(self._durable_end, end)
         self._sync_end = min(self._sync_end, end)
         self._sync_due = True
-        self._noted = min(self._noted, end)
-        self._segments.drop_end(lsn(self._number, end))
 
     # --- rotating and purging ------------------------------------------------------------------------
 
@@ -664,9 +668,10 @@ class Log:
         self._file.close()
         self._file = file
         self._number = number
-        self._flushed_end = self._noted = self._durable_end = self._visible_end = self._complete_end = HEADER.size
+        self._flushed_end = self._durable_end = self._visible_end = self._complete_end = HEADER.size
         self._segments.adopt(number, self._visible)
         self._write_positions()
+        self._store_index()
         logger.debug("Rotated. from=%s to=%s", segment_name(old), segment_name(number))
         if self._options.retention_s is not None:
             try:
@@ -675,6 +680,22 @@ class Log:
                 if self._stopped is not None:
                     raise
                 logger.warning("Retention could not remove segments. path=%s why=%s", self._path, exc)
+
+    def flush_index(self) -> None:
+        """Store the index as it is: what is durable and visible. Opening and seeking are faster for it, never wrong."""
+        with self._lock:
+            if self._stopped is None:
+                self._store_index()
+
+    def _store_index(self) -> None:
+        """Store the index if everything in it is durable; it is a cache, so a disk that refuses stops nothing."""
+        if self._durable != self._visible or self._visible_start == NO_LSN:
+            return
+        built_from = BuiltFrom(epoch=self._epoch, end=lsn(self._number, self._visible_end))
+        try:
+            self._segments.store_index(self._index_table, built_from)
+        except OSError as exc:
+            logger.warning("The index could not be stored. path=%s why=%s", self._path, exc)
 
     def purge(self, *, below: Seqno | None = None) -> list[str]:
         """Remove whole segments from the front; return their names.
@@ -719,6 +740,7 @@ class Log:
             self._segments.drop_front(gone[-1] + 1)
             self._going += gone
             self._write_positions()
+            self._store_index()
         names: list[str] = []
         while self._going:  # one by one from the front, so that neither a crash nor an error leaves a hole
             number = self._going[0]
@@ -780,6 +802,7 @@ class Log:
         self._publish()
         self._sync_now()
         self._write_positions()
+        self._store_index()
         assert self._file is not None
         end = self._flushed_end
         try:
@@ -792,6 +815,7 @@ class Log:
             logger.warning("The mark of a clean close could not be written. path=%s why=%s", self._path, exc)
 
     def _let_go(self) -> None:
+        self._index_table.close()
         if self._file is not None:
             self._file.close()
         if self._positions is not None:

@@ -27,12 +27,14 @@ from tranlog.errors import (
     LogMissingError,
     LogUnreadableError,
 )
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
 from tranlog.log.format import HEADER, RecordHeader, encode_header, segment_name
+from tranlog.log.index import BuiltFrom, Place, SeqnoIndex
+from tranlog.log.index_table import INDEX_NAME, read_index
 from tranlog.log.positions import Positions, read_positions
-from tranlog.log.recovery import Continue, NewLog, Refuse, plan
-from tranlog.log.scan import survey
-from tranlog.log.segment import CUT_DIR, LOCK_NAME, WINDOW_BYTES, Segments, join
+from tranlog.log.recovery import Continue, NewLog, Refuse, Survey, plan
+from tranlog.log.scan import scan_segment, survey
+from tranlog.log.segment import CUT_DIR, LOCK_NAME, WINDOW_BYTES, SegmentReader, Segments, join
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,8 @@ class OpenedSegment:
     last_first_lsn: Lsn | None
     epoch: Epoch
     report: RecoveryReport
+    index: SeqnoIndex
+    """Covers every complete transaction."""
 
 
 def make_directory(path: str, disk: Disk) -> None:
@@ -165,6 +169,7 @@ def open_newest(path: str, disk: Disk, segments: Segments, *, start_after: Gtid 
                 last_first_lsn=None,
                 epoch=Epoch(epoch + 1),
                 report=RecoveryReport(created=True, clean=True),
+                index=SeqnoIndex(after=last),
             )
         case Continue():
             segments.adopt_survey(found)
@@ -172,7 +177,7 @@ def open_newest(path: str, disk: Disk, segments: Segments, *, start_after: Gtid 
                 epoch = max(epoch, decided.last_header.epoch)
             elif start_after is not None:
                 epoch = max(epoch, start_after.epoch)
-            return _continue(path, disk, segments, decided, published, Epoch(epoch + 1))
+            return _continue(path, disk, segments, found, decided, published, Epoch(epoch + 1))
 
 
 def create_segment(path: str, disk: Disk, number: int, prev_seqno: Seqno) -> DiskFile:
@@ -190,7 +195,13 @@ def create_segment(path: str, disk: Disk, number: int, prev_seqno: Seqno) -> Dis
 
 
 def _continue(
-    path: str, disk: Disk, segments: Segments, decided: Continue, published: Positions | None, epoch: Epoch
+    path: str,
+    disk: Disk,
+    segments: Segments,
+    found: Survey,
+    decided: Continue,
+    published: Positions | None,
+    epoch: Epoch,
 ) -> OpenedSegment:
     number, end = decided.segment, decided.end
     file = disk.open(join(path, segment_name(number)), write=True)
@@ -201,7 +212,6 @@ def _continue(
         file.sync()
         # A writer that was killed may have left a segment whose name is not durable yet.
         disk.sync_dir(path)
-        segments.drop_end(lsn(number, end))
         if decided.next_segment is not None:
             following = create_segment(path, disk, decided.next_segment, decided.last_seqno)
             file.close()
@@ -217,10 +227,98 @@ def _continue(
             last_first_lsn=decided.last_first_lsn,
             epoch=epoch,
             report=_report(path, disk, segments, decided, published, kept_in),
+            index=load_index(path, disk, found, decided),
         )
     except BaseException:
         file.close()
         raise
+
+
+def load_index(path: str, disk: Disk, found: Survey, decided: Continue) -> SeqnoIndex:
+    """Return the index of the log that a survey found: the stored one continued, or a rough one.
+
+    The stored index is believed if it fits the row of segments, and its last transaction stands where it says, in
+    the epoch that it says. What came behind it is scanned. Raises OSError.
+    """
+    row = [(glance, glance.prev_seqno) for glance in found.glances if glance.prev_seqno is not None]
+    stored = read_index(join(path, INDEX_NAME), disk)
+    if stored is not None:
+        index, built_from = stored
+        why = _contradiction(path, disk, index, built_from, found, decided)
+        if why is None:
+            why = _go_on(path, disk, index, built_from, found, decided)
+        if why is None:
+            return index
+        logger.warning("The stored index does not fit the log and is built again. path=%s why=%s", path, why)
+    places = [
+        Place(Seqno(prev_seqno + 1), lsn(glance.number, glance.first_offset))
+        for glance, prev_seqno in row
+        if glance.first_offset is not None and prev_seqno < decided.last_seqno
+    ]
+    scanned = {scan.number: scan for scan in found.scans}
+    known = next((prev for glance, prev in row if glance.number in scanned), decided.last_seqno)
+    after = row[0][1] if row else decided.last_seqno
+    index = SeqnoIndex.rough(after, [place for place in places if place.seqno <= known], known)
+    for scan in found.scans:
+        index.register_run(scan.number, Seqno(index.prefix + 1), scan.starts)
+    return index
+
+
+def _contradiction(
+    path: str, disk: Disk, index: SeqnoIndex, built_from: BuiltFrom, found: Survey, decided: Continue
+) -> str | None:
+    """Return why a stored index is not of this log as it is now; None when it is. The front is cut to match."""
+    prevs = {one.number: one.prev_seqno for one in found.glances if one.prev_seqno is not None}
+    covered = index.prefix_range
+    first_number = min(prevs, default=0)
+    if covered.first == NO_SEQNO or not prevs:
+        return "it covers nothing"
+    first = prevs[first_number] + 1
+    if covered.first > first or covered.last < first:
+        return f"it begins at seqno {covered.first}, the log at {first}"
+    if covered.last > decided.last_seqno:
+        return f"it ends at seqno {covered.last}, the log at {decided.last_seqno}"
+    index.synced(covered.last)
+    if covered.first < first:
+        if covered.last == first - 1:
+            return "everything that it covers was purged"
+        index.truncate_front(Seqno(first - 1), lsn(first_number, HEADER.size))
+    for bucket in index.buckets():
+        prev_seqno, next_prev = prevs.get(bucket.segment), prevs.get(bucket.segment + 1, decided.last_seqno)
+        if prev_seqno is None or bucket.first <= prev_seqno or bucket.last > next_prev:
+            return f"its bucket at seqno {bucket.first} names segment {bucket.segment}"
+    place = index.exact(covered.last)
+    assert place is not None
+    file = disk.open(join(path, segment_name(lsn_segment(place))))
+    try:
+        header = SegmentReader(file, lsn_segment(place)).read(lsn_offset(place), verify=True)
+    finally:
+        file.close()
+    if not isinstance(header, RecordHeader) or header.seqno != covered.last or header.epoch != built_from.epoch:
+        return f"seqno {covered.last} of epoch {built_from.epoch} does not stand at {lsn_text(place)}"
+    return None
+
+
+def _go_on(
+    path: str, disk: Disk, index: SeqnoIndex, built_from: BuiltFrom, found: Survey, decided: Continue
+) -> str | None:
+    """Register what stands behind the stored index's end; return why that cannot be, or None."""
+    scanned = {scan.number: scan for scan in found.scans}
+    for glance in found.glances:
+        number = glance.number
+        if number < lsn_segment(built_from.end) or glance.prev_seqno is None:
+            continue
+        if number not in scanned:
+            try:
+                scanned[number] = scan_segment(path, disk, glance, checksum=False)
+            except FileNotFoundError as exc:
+                return f"{exc.filename} is missing"
+        scan = scanned[number]
+        known = index.prefix - scan.prev_seqno
+        if known < 0:
+            return f"it ends at seqno {index.prefix}, and {segment_name(number)} begins behind {scan.prev_seqno}"
+        index.register_run(number, Seqno(index.prefix + 1), scan.starts[known:])
+    return None if index.prefix == decided.last_seqno else f"it ends at seqno {index.prefix} even when continued"
 
 
 def _report(

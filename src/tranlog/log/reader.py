@@ -181,8 +181,7 @@ class LogReader:
         header = next((scan.last_header for scan in reversed(found.scans) if scan.last_header is not None), None)
         last = found.scans[-1]
         for scan in found.scans:
-            for place in scan.places:
-                self._segments.note(place.seqno, place.lsn)
+            self._segments.learn_run(scan.number, Seqno(scan.prev_seqno + 1), scan.starts)
         self._surveyed = last
         self._take_scan(last.last_seqno, last.proven_seqno, header)
 

@@ -9,13 +9,13 @@ Source: design/log-format.md, "Ends of a log: four different things, four names"
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
 from tranlog.ids import NO_SEQNO, Lsn, Seqno
 from tranlog.log.format import RecordHeader, segment_name
-from tranlog.log.index import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class SegmentGlance:
     problem: str | None = None
     first_seqno: Seqno | None = None
     """Seqno of the first event; None where there is none, or none that can be believed."""
+    first_offset: int | None = None
+    """Where that event begins."""
     bad: BadRecord | None = None
     """The first event, where it is not to be believed."""
     next_name: str | None = None
@@ -83,8 +85,8 @@ class SegmentScan:
     """crc_method of the first event; None without any."""
     unchecked: int
     """Events without a checksum."""
-    places: tuple[Place, ...]
-    """Where transactions begin, at least the index's stride apart."""
+    starts: array[int]
+    """Where the complete transactions begin, from prev_seqno + 1 on: for the index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

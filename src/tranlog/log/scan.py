@@ -35,7 +35,6 @@ from tranlog.log.format import (
     parse_record,
     segment_name,
 )
-from tranlog.log.index import STRIDE_BYTES, Place
 from tranlog.log.recovery import BadRecord, SegmentGlance, SegmentScan, Survey
 from tranlog.log.segment import (
     UNCHECKED,
@@ -90,8 +89,7 @@ class SegmentScanner:
         self._closed_cleanly = False
         self._next_name: str | None = None
         self._bad: BadRecord | None = None
-        self._places: list[Place] = []
-        self._noted = HEADER.size
+        self._starts = array("I")
 
     def advance(self) -> None:
         """Walk on until the end, or the first bad record. Raises OSError."""
@@ -119,7 +117,7 @@ class SegmentScanner:
         epoch = self._epoch
         expected: int = self._last_seqno + 1
         append_end = self._ends.append
-        noted = self._noted
+        append_start = self._starts.append
         last: RecordHeader | None = None
         while (header := parse_event(window, at, base + at)) is not None:
             end = at + header.record_length
@@ -132,9 +130,7 @@ class SegmentScanner:
                 or (verify and header.crc != crc32(view[at : end - 4]))
             ):
                 break
-            if start + at - noted >= STRIDE_BYTES:
-                self._places.append(Place(header.seqno, header.lsn))
-                noted = start + at
+            append_start(start + at)
             at = end
             expected += 1
             last = header
@@ -146,7 +142,6 @@ class SegmentScanner:
             self._last_seqno = last.seqno
             self._last_header = last
             self._last_first_lsn = last.lsn
-            self._noted = noted
             self._closed_cleanly = False
 
     def _take(self, outcome: Outcome) -> str | None:
@@ -204,9 +199,6 @@ class SegmentScanner:
             self._unchecked += 1
         if self._fragno == 0:
             self._start = self._offset
-            if self._offset - self._noted >= STRIDE_BYTES:
-                self._places.append(Place(header.seqno, header.lsn))
-                self._noted = self._offset
         if self._first_method is None:
             self._first_method = header.crc_method
         self._epoch = header.epoch
@@ -214,6 +206,7 @@ class SegmentScanner:
         if header.last_frag:
             self._last_seqno = header.seqno
             self._last_first_lsn = lsn(self._reader.number, self._start)
+            self._starts.append(self._start)
             self._last_header = header
             self._fragno = 0
         else:
@@ -263,7 +256,7 @@ class SegmentScanner:
             next_name=self._next_name,
             first_method=self._first_method,
             unchecked=self._unchecked,
-            places=tuple(self._places),
+            starts=self._starts,
         )
 
 

@@ -10,6 +10,7 @@ Source: design/log-format.md, "Directory".
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from zlib import crc32
@@ -51,7 +52,8 @@ from tranlog.log.format import (
     segment_name,
     segment_number,
 )
-from tranlog.log.index import Place, SeqnoIndex
+from tranlog.log.index import BuiltFrom, Place, SegmentRow, SeqnoIndex
+from tranlog.log.index_table import IndexTable
 from tranlog.log.recovery import BadRecord, SegmentGlance, Survey
 
 LOCK_NAME = "disklog.lck"
@@ -264,6 +266,7 @@ def glance_at(file: DiskFile, number: int) -> SegmentGlance:
         size=size,
         prev_seqno=header.prev_seqno,
         first_seqno=first_seqno,
+        first_offset=None if first_seqno is None else at,
         bad=bad,
         next_name=next_name,
         written_at=written_at,
@@ -309,14 +312,15 @@ class SegmentStat:
 class Segments:
     """The segments of a log as its readers use them: which there are, where a seqno lies, opening one.
 
-    Threads: any. The lock guards the index; files are opened outside it.
+    Threads: any. The lock guards the row and changes of the index; files are opened outside it.
     """
 
     def __init__(self, directory: str, disk: Disk) -> None:
         self.directory = directory
         self.disk = disk
         self._lock = threading.Lock()
-        self._index = SeqnoIndex(first_offset=HEADER.size)
+        self._row = SegmentRow(first_offset=HEADER.size)
+        self.index = SeqnoIndex()
 
     def path(self, number: int) -> str:
         """Return the path of a segment."""
@@ -348,8 +352,8 @@ class Segments:
                     segment=segment_name(number + 1), offset=0, seqno=None, why="the segment is missing"
                 )
         with self._lock:
-            newest = self._index.newest_number()
-            first = self._index.first_number()
+            newest = self._row.newest_number()
+            first = self._row.first_number()
         fresh: list[tuple[int, Seqno]] = []
         for number in numbers:
             if newest is not None and number <= newest and numbers[0] <= newest:
@@ -360,11 +364,11 @@ class Segments:
             fresh.append((number, header.prev_seqno))
         with self._lock:
             if first is not None and first < numbers[0]:
-                self._index.drop_front(numbers[0])
+                self._drop_front(numbers[0])
             for number, prev_seqno in fresh:
-                known = self._index.newest_number()
+                known = self._row.newest_number()
                 if known is None or number == known + 1:
-                    self._index.add_segment(number, prev_seqno)
+                    self._row.add(number, prev_seqno)
 
     def _read_header(self, number: int, *, newest: bool) -> SegmentHeader | None:
         file = self._open(number)
@@ -404,8 +408,8 @@ class Segments:
             except (LogMissingError, CorruptRecordError):
                 raise SegmentGoneError(path=self.path(number)) from exc
             with self._lock:
-                first_number = self._index.first_number()
-                first = self._index.first_seqno()
+                first_number = self._row.first_number()
+                first = self._row.first_seqno()
             if first_number is not None and first is not None and number < first_number:
                 raise PurgedError(seqno=seqno, first=first) from exc
             raise SegmentGoneError(path=self.path(number)) from exc
@@ -413,58 +417,87 @@ class Segments:
     def adopt(self, number: int, prev_seqno: Seqno) -> None:
         """Add a segment that its own writer created or scanned."""
         with self._lock:
-            self._index.add_segment(number, prev_seqno)
+            self._row.add(number, prev_seqno)
 
     def knows(self, number: int) -> bool:
         """Whether the segment is in the row as it is known."""
         with self._lock:
-            return number in self._index
+            return number in self._row
 
     def prev_seqno(self, number: int) -> Seqno | None:
         """Return the last seqno before a segment."""
         with self._lock:
-            return self._index.prev_seqno(number)
+            return self._row.prev_seqno(number)
 
     def first_seqno(self) -> Seqno:
         """Return the first seqno that the log holds or will hold."""
         with self._lock:
-            first = self._index.first_seqno()
+            first = self._row.first_seqno()
         return NO_SEQNO if first is None else first
 
     def row(self) -> list[tuple[int, Seqno]]:
         """Return (number, prev_seqno) of each segment."""
         with self._lock:
-            return list(self._index.segments())
+            return list(self._row)
 
     def locate(self, seqno: Seqno) -> Place | None:
         """Return a place at or before `seqno` to read from; None for one that is purged."""
         with self._lock:
-            return self._index.locate(seqno)
+            start = self._row.start_of(seqno)
+            known = self.index.below(seqno)
+        return known if start is not None and known is not None and known.lsn > start.lsn else start
+
+    def learn_run(self, number: int, first: Seqno, offsets: Sequence[int]) -> None:
+        """Learn where the transactions of a segment begin, `first` and those that follow it."""
+        with self._lock:
+            for at in range(0, len(offsets), self.index.options.stride):
+                self.index.learn(Place(Seqno(first + at), lsn(number, offsets[at])))
 
     def note(self, seqno: Seqno, position: Lsn) -> None:
         """Learn where a transaction begins."""
         with self._lock:
-            self._index.note(seqno, position)
+            self.index.learn(Place(seqno, position))
 
     def drop_front(self, number: int) -> None:
         """Forget the segments below `number`, before their files go."""
         with self._lock:
-            self._index.drop_front(number)
+            self._drop_front(number)
 
-    def drop_end(self, position: Lsn) -> None:
-        """Forget what was cut off."""
+    def _drop_front(self, number: int) -> None:
+        prev_seqno = self._row.prev_seqno(number)
+        self._row.drop_front(number)
+        if prev_seqno is not None:
+            self.index.truncate_front(prev_seqno, lsn(number, HEADER.size))
+
+    def register(self, number: int, first: Seqno, offsets: Sequence[int]) -> None:
+        """Take the places of transactions that became visible, `first` and those that follow it."""
         with self._lock:
-            self._index.drop_end(position)
+            self.index.register_run(number, first, offsets)
+
+    def store_index(self, table: IndexTable, built_from: BuiltFrom) -> None:
+        """Store what changed in the index since it was stored last. Raises OSError."""
+        with self._lock:
+            plan = self.index.flush_plan(built_from)
+            if plan is not None:
+                table.store(plan, lambda: self.index.image(built_from))
+                self.index.flushed(plan)
+
+    def synced(self, seqno: Seqno) -> None:
+        """Learn that everything up to `seqno` is durable."""
+        with self._lock:
+            self.index.synced(seqno)
+
+    def adopt_index(self, index: SeqnoIndex) -> None:
+        """Take the index that opening the log for writing has recovered."""
+        with self._lock:
+            self.index = index
 
     def adopt_survey(self, found: Survey) -> None:
-        """Take over what a survey found: every segment with a whole header, and the places in those scanned."""
+        """Take over the row that a survey found: every segment with a whole header."""
         with self._lock:
             for glance in found.glances:
                 if glance.prev_seqno is not None:
-                    self._index.add_segment(glance.number, glance.prev_seqno)
-            for scan in found.scans:
-                for place in scan.places:
-                    self._index.note(place.seqno, place.lsn)
+                    self._row.add(glance.number, glance.prev_seqno)
 
     def stats(self, last_seqno: Seqno) -> list[SegmentStat]:
         """Describe each segment; `last_seqno` is where the newest one ends. Raises LogUnreadableError."""
