@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,3 +138,23 @@ def kept_open(*logs: Log | LogReader) -> Iterator[None]:
     finally:
         for log in logs:
             log.close()
+
+
+def run_threads(*bodies: Callable[[], None]) -> None:
+    """Run them all, and fail with what any of them raised."""
+    raised: list[BaseException] = []
+
+    def guarded(body: Callable[[], None]) -> None:
+        try:
+            body()
+        except BaseException as exc:
+            raised.append(exc)
+
+    threads = [threading.Thread(target=guarded, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread hangs"
+    if raised:
+        raise raised[0]

@@ -9,30 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from fix_log import PATH, contents, fill, make_fragment, open_log, read_all, segment_names
+from fix_log import PATH, contents, fill, make_fragment, open_log, read_all, run_threads, segment_names
 from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, LogLockedError
 from tranlog.log.log import Log
 from tranlog.testing.disk import SimDisk
-
-
-def run_threads(*bodies: Callable[[], None]) -> None:
-    """Run them all, and fail with what any of them raised."""
-    raised: list[BaseException] = []
-
-    def guarded(body: Callable[[], None]) -> None:
-        try:
-            body()
-        except BaseException as exc:
-            raised.append(exc)
-
-    threads = [threading.Thread(target=guarded, args=(body,)) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a thread hangs"
-    if raised:
-        raise raised[0]
 
 
 def until_waiting(log: Log, count: int) -> None:

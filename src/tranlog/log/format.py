@@ -39,6 +39,8 @@ TABLE_ITEM: Final = 1
 WRITE_SET_ITEM: Final = 2
 """Header extension: reserved for write-set hashes; readers skip it."""
 TABLES_OMITTED_ITEM: Final = 3
+PADDING_ITEM: Final = 255
+"""Means nothing: it brings a record to the length that was reserved for it."""
 """Header extension: too many tables to list."""
 
 # The fields of each record in order, with their sizes; 0 stands for a variable size.
@@ -315,16 +317,21 @@ def encode_event(
     tables: tuple[TableName, ...] | None,
     payload: bytes,
     checksum: bool,
+    padding: int = 0,
 ) -> tuple[bytes, bytes]:
     """Return what stands before and what stands behind the payload in an event record.
 
-    Raises RecordLimitError for whatever the format cannot hold.
+    `padding`: bytes of a header item that means nothing, 0 or at least 3. Raises RecordLimitError for whatever the
+    format cannot hold.
     """
     try:
         names = (
             _terminated(source_id, "source_id") + _terminated(event_id, "event_id") + _terminated(shard_id, "shard_id")
         )
         extension = encode_tables(tables) if tables != () else b""
+        if padding:
+            extension += EXTENSION_ITEM.pack(PADDING_ITEM, padding - EXTENSION_ITEM.size)
+            extension += bytes(padding - EXTENSION_ITEM.size)
     except ValueError as exc:  # UnicodeEncodeError is one
         raise RecordLimitError(event_id=event_id, why=str(exc)) from exc
     header_length = 27 + len(names) + len(extension)

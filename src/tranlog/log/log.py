@@ -15,12 +15,12 @@ import contextlib
 import logging
 import os
 import threading
-from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import get_ident
 
-from tranlog.change import NOOP, Fragment
+from tranlog.change import Fragment
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
 from tranlog.errors import (
@@ -33,7 +33,8 @@ from tranlog.errors import (
     PurgeFailedError,
     RecordLimitError,
 )
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno, lsn
+from tranlog.log.allocation import Allocation, empty_transaction, padding_for, size_of
 from tranlog.log.cursor import Cursor
 from tranlog.log.format import (
     HEADER,
@@ -66,6 +67,7 @@ from tranlog.log.positions import (
     hold,
     read_holds,
 )
+from tranlog.log.prefix import Extent, UnbrokenPrefix
 from tranlog.log.reader import LogRange, LogReader
 from tranlog.log.retention import SegmentAge, purge_below, purge_by_age
 from tranlog.log.segment import (
@@ -74,8 +76,6 @@ from tranlog.log.segment import (
     SegmentStat,
     join,
 )
-from tranlog.payload import Payload, encode
-from tranlog.shard import UNKNOWN_SHARD
 
 logger = logging.getLogger(__name__)
 
@@ -172,21 +172,22 @@ class Log:
         # the newest segment
         self._file: DiskFile | None = None
         self._number = 0
-        self._flushed_end = 0
+        self._flushed_end = 0  # everything before it is written, or allocated to somebody who will
         self._pending = bytearray()  # what belongs at _flushed_end
-        self._starts = array("I")  # where the transactions begin that are complete and not visible yet
+        self._buffered = Extent(Seqno(0))  # the complete transactions in it
+        self._prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
+        self._allocations: dict[Seqno, Allocation] = {}  # those that are neither complete nor abandoned
+        self._draining = False  # the disk is full, and writers outside the lock are waited for
         # the transaction that is being appended
         self._next_seqno = Seqno(0)
         self._fragno = 0  # > 0: it is open
         self._owner = 0
         self._open_start = 0
         self._transaction_bytes = 0
-        # appended and complete
-        self._complete = NO_SEQNO
-        self._complete_start = NO_LSN
-        self._complete_end = 0
-        self._complete_ids = (source_id, "")
-        self._appenders: set[int] = set()  # threads with something appended that is not visible yet
+        # given a place: complete, or allocated
+        self._last = NO_SEQNO
+        self._last_ids = (source_id, "")
+        self._appended = NO_SEQNO  # the last one that `append` completed
         self._refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
         # visible
         self._visible = NO_SEQNO
@@ -245,23 +246,16 @@ class Log:
         self._number = opened.number
         self._flushed_end = opened.end
         self._next_seqno = Seqno(opened.last_seqno + 1)
-        self._complete = self._visible = self._durable = opened.last_seqno
-        self._complete_end = self._visible_end = self._durable_end = opened.end
+        self._last = self._appended = self._visible = self._durable = opened.last_seqno
+        self._buffered = Extent(self._next_seqno)
+        self._visible_end = self._durable_end = opened.end
         if opened.last_header is not None and opened.last_first_lsn is not None:
-            self._visible_ids = self._complete_ids = (opened.last_header.source_id, opened.last_header.event_id)
-            self._visible_start = self._complete_start = opened.last_first_lsn
+            self._visible_ids = self._last_ids = (opened.last_header.source_id, opened.last_header.event_id)
+            self._visible_start = opened.last_first_lsn
         self._epoch = opened.epoch
         self._segments.adopt_index(opened.index)
         self._positions = PositionsFile(self._path, self._disk)
-        source_id, event_id = self._visible_ids
-        noop = Fragment(
-            source_id=source_id,
-            event_id=event_id,
-            shard_id=UNKNOWN_SHARD,
-            tstamp=max(self._clock.now_ms(), 0),
-            tables=(),
-            payload=encode(Payload(metadata=((NOOP, "true"),))),
-        )
+        noop = empty_transaction(self._visible_ids, max(self._clock.now_ms(), 0))
         with self._lock:
             # Only after the sync is there anything to see of the new epoch.
             self._append(noop, get_ident())
@@ -288,8 +282,8 @@ class Log:
 
     @property
     def last_seqno(self) -> Seqno:
-        """The last transaction appended and complete, visible or not; NO_SEQNO while there is none."""
-        return self._complete
+        """The last transaction that has a place, visible or not; NO_SEQNO while there is none."""
+        return self._last
 
     @property
     def visible_seqno(self) -> Seqno:
@@ -327,7 +321,7 @@ class Log:
                 path=self._path,
                 epoch=self._epoch,
                 first_seqno=self.first_seqno,
-                last_seqno=self._complete,
+                last_seqno=self._last,
                 visible_seqno=self._visible,
                 durable_seqno=self._durable,
                 committed_seqno=self._durable,
@@ -348,21 +342,27 @@ class Log:
         """
         me = get_ident()
         with self._lock:
-            while True:
-                if self._stopped is not None or self._refused:
-                    self._check(me)
-                if self._fragno:
-                    if self._owner == me:
-                        break
-                    self._changed.wait()
-                elif self._flushed_end + len(self._pending) < self._options.segment_bytes:
-                    break
-                elif self._syncing:
-                    self._changed.wait()
-                else:
-                    self._rotate()
-                    break
+            self._await_turn(me)
             return self._append(fragment, me)
+
+    def _await_turn(self, me: int) -> None:
+        """Return when this thread may give out the next place, in a segment that has room for it."""
+        while True:
+            if self._stopped is not None or self._refused:
+                self._check(me)
+            if self._draining:
+                self._changed.wait()
+            elif self._fragno:
+                if self._owner == me:
+                    return
+                self._changed.wait()
+            elif self._flushed_end + len(self._pending) < self._options.segment_bytes:
+                return
+            elif self._syncing or self._prefix.unfinished():
+                self._changed.wait()
+            else:
+                self._rotate()
+                return
 
     def _append(self, fragment: Fragment, me: int) -> Gtid:
         seqno = self._next_seqno
@@ -398,23 +398,20 @@ class Log:
                 self._drop_open()
             raise
         pending = self._pending
-        if self._sync_due:
-            pending += encode_sync(lsn(self._number, self._durable_end), self._clock.now_ms())
-            self._sync_due = False
+        self._prove_before_next()
         if fragno == 0:
             self._open_start = self._flushed_end + len(pending)
         pending += head
         pending += payload
         pending += trailer
-        self._appenders.add(me)
+        buffered = self._buffered
+        buffered.owners.add(me)
         if fragment.last:
-            start = self._open_start
-            self._complete = seqno
-            self._complete_start = Lsn(self._number << 32 | start)
-            self._complete_end = self._flushed_end + len(pending)
-            self._complete_ids = (fragment.source_id, fragment.event_id)
+            ids = (fragment.source_id, fragment.event_id)
+            buffered.add(seqno, self._number, self._open_start, self._flushed_end + len(pending), ids)
+            self._last = self._appended = seqno
+            self._last_ids = ids
             self._next_seqno = Seqno(seqno + 1)
-            self._starts.append(start)
             if fragno:
                 self._fragno = self._owner = 0
                 self._changed.notify_all()
@@ -425,6 +422,94 @@ class Log:
         if len(pending) >= self._options.buffer_bytes:
             self._flush()
         return Gtid(self._epoch, seqno)
+
+    def _prove_before_next(self) -> None:
+        """Put a sync record before the next record, if a sync has completed since the last one."""
+        if self._sync_due:
+            self._pending += encode_sync(lsn(self._number, self._durable_end), self._clock.now_ms())
+            self._sync_due = False
+
+    def allocate(self, fragments: Sequence[Fragment]) -> Allocation:
+        """Give a whole transaction its seqno and its place; its bytes are written later, outside the lock.
+
+        Other threads go on appending and allocating behind it. For transactions that are large, or whose writing
+        should not hold up others; small ones are cheaper through `append`. Raises as `append`.
+        """
+        me = get_ident()
+        size = size_of(fragments)
+        event_id = fragments[-1].event_id
+        if size > self._options.spill_above:
+            raise RecordLimitError(
+                event_id=event_id,
+                why=f"its records take {size} bytes, and spill_above is {self._options.spill_above}",
+            )
+        with self._lock:
+            self._await_turn(me)
+            assert not self._fragno, "this thread's transaction of several fragments is open"
+            before = self._last_ids
+            padding = padding_for(size, before, fragments[-1].tstamp)
+            self._prove_before_next()
+            self._flush()
+            self._publish()
+            start = self._flushed_end
+            seqno = self._next_seqno
+            extent = Extent(seqno)
+            extent.add(seqno, self._number, start, start + size + padding, (fragments[-1].source_id, event_id))
+            self._prefix.allocate(extent)
+            self._flushed_end = extent.end
+            self._next_seqno = Seqno(seqno + 1)
+            self._buffered = Extent(self._next_seqno)
+            self._last = seqno
+            self._last_ids = extent.ids
+            allocation = Allocation(
+                self,
+                extent,
+                Gtid(self._epoch, seqno),
+                fragments,
+                start=start,
+                padding=padding,
+                before=before,
+                checksum=self._options.checksum,
+            )
+            self._allocations[seqno] = allocation
+            return allocation
+
+    def begin_write(self, extent: Extent) -> DiskFile:
+        """For `Allocation` only."""
+        with self._lock:
+            self._check_extent(extent)
+            extent.writing = True
+            assert self._file is not None
+            return self._file
+
+    def end_write(self, extent: Extent, failure: OSError | None) -> None:
+        """For `Allocation` only."""
+        with self._lock:
+            extent.writing = False
+            self._changed.notify_all()
+            if failure is not None:
+                raise self._write_failed(failure) from failure
+            self._check_extent(extent)
+
+    def finish(self, extent: Extent, sync: bool) -> None:
+        """For `Allocation` only."""
+        with self._lock:
+            self._check_extent(extent)
+            extent.done = True
+            self._allocations.pop(extent.first, None)
+            self._check_lock_file()
+            self._flush()
+            self._publish()
+            self._changed.notify_all()
+            if sync:
+                self._await_durable(extent.last, get_ident())
+                self._check_extent(extent)
+
+    def _check_extent(self, extent: Extent) -> None:
+        if extent.refused is not None:
+            raise DiskFullError(path=extent.refused)
+        if self._stopped is not None:
+            self._check(get_ident())
 
     def abandon_open(self) -> None:
         """Forget the fragments of a transaction whose last one will not come; without one this is harmless."""
@@ -444,30 +529,44 @@ class Log:
         with self._lock:
             if self._stopped is not None or self._refused:
                 self._check(me)
-            target = self._complete
+            oldest = self._prefix.oldest_unfinished()
+            target = self._last if oldest == NO_SEQNO else max(self._appended, Seqno(oldest - 1))
             if not sync:
                 if self._visible < target:
                     self._check_lock_file()
                     self._flush()
                     self._publish()
                 return target
-            # What a full disk took from others meanwhile is not waited for: this thread's own would have been told.
-            while self._durable < (target := min(target, self._complete)):
-                if self._syncing:
-                    self._changed.wait()
-                    if self._stopped is not None or self._refused:
-                        self._check(me)
-                else:
-                    self._lead_sync()
-            return target
+            self._await_durable(target, me)
+            return min(target, self._last)
+
+    def _await_durable(self, target: Seqno, me: int) -> None:
+        """Return once `target` is durable: sync, or wait for whoever syncs, and for every older transaction.
+
+        What a full disk took meanwhile is not waited for; those that it belonged to are told.
+        """
+        while self._durable < min(target, self._last):
+            if self._syncing or self._draining:
+                self._changed.wait()
+            elif NO_SEQNO != self._prefix.oldest_unfinished() <= target:
+                if self._pending:
+                    self._check_lock_file()
+                    self._flush()
+                    self._publish()
+                self._changed.wait()
+            else:
+                self._lead_sync()
+                continue
+            if self._stopped is not None or self._refused:
+                self._check(me)
 
     def _lead_sync(self) -> None:
-        """Write, publish and sync for everybody who has appended so far; the lock is free while the disk works."""
+        """Write, publish and sync for everybody who has finished so far; the lock is free while the disk works."""
         self._check_lock_file()
         self._flush()
         self._publish()
         self._syncing = True
-        self._sync_end = self._flushed_end
+        self._sync_end = self._visible_end if len(self._prefix) else self._flushed_end
         covered = self._visible
         file = self._file
         assert file is not None
@@ -499,7 +598,7 @@ class Log:
         except OSError as exc:
             raise self._stop_for(exc, "sync") from exc
         self._syncs += 1
-        self._durable = self._complete
+        self._durable = self._last
         self._durable_end = self._flushed_end
         self._sync_due = True
 
@@ -517,19 +616,28 @@ class Log:
         pending.clear()
 
     def _publish(self) -> None:
-        """Let readers see everything that is complete; it has been flushed."""
-        if self._visible == self._complete:
+        """Let readers see every transaction before the oldest unfinished one; what was pending has been flushed."""
+        if self._buffered:
+            self._buffered.done = True
+            self._seal()
+        visible = self._prefix.advance()
+        if not visible:
             return
-        self._segments.register(self._number, Seqno(self._visible + 1), self._starts)
-        del self._starts[:]
-        self._visible = self._complete
-        self._visible_start = self._complete_start
-        self._visible_end = self._complete_end
-        self._visible_ids = self._complete_ids
-        self._appenders.clear()
-        if self._fragno:
-            self._appenders.add(self._owner)
+        for extent in visible:
+            self._segments.register(self._number, extent.first, extent.starts)
+        newest = visible[-1]
+        self._visible = newest.last
+        self._visible_start = newest.last_start
+        self._visible_end = newest.end
+        self._visible_ids = newest.ids
         self._write_positions()
+
+    def _seal(self) -> None:
+        """Give the buffered transactions their place in the row, and begin another buffer."""
+        self._prefix.allocate(self._buffered)
+        self._buffered = Extent(Seqno(self._buffered.last + 1))
+        if self._fragno:
+            self._buffered.owners.add(self._owner)
 
     def _write_positions(self, *, look: bool = False) -> None:
         """Tell readers, here and elsewhere; with `look`, see first whether the file is still where they look for it."""
@@ -590,21 +698,28 @@ class Log:
         if exc.errno not in DISK_FULL:
             return self._stop_for(exc, "write")
         path = join(self._path, segment_name(self._number))
-        refused = self._appenders - {get_ident()}
-        self._refused.update(dict.fromkeys(refused, path))
-        self._appenders.clear()
+        if self._draining:  # another thread was told first
+            self._changed.wait_for(lambda: not self._draining)
+            return DiskFullError(path=path)
+        self._draining = True
+        while self._prefix.writing():
+            self._changed.wait()
+        self._draining = False
+        self._allocations.clear()
+        owners = self._prefix.take_back(path) | self._buffered.owners
+        self._refused.update(dict.fromkeys(owners - {get_ident()}, path))
+        self._changed.notify_all()
+        if self._stopped is not None:
+            return self._stopped
         try:
             self._cut_to(self._visible_end)
         except OSError as again:
             return self._stop_for(again, "cutting back")
         self._next_seqno = Seqno(self._visible + 1)
-        del self._starts[:]
-        self._complete = self._visible
-        self._complete_start = self._visible_start
-        self._complete_end = self._visible_end
-        self._complete_ids = self._visible_ids
+        self._buffered = Extent(self._next_seqno)
+        self._last = self._appended = self._visible
+        self._last_ids = self._visible_ids
         self._fragno = self._owner = 0
-        self._changed.notify_all()
         logger.warning("The disk is full; what was not committed is refused. path=%s", path)
         return DiskFullError(path=path)
 
@@ -668,7 +783,7 @@ class Log:
         self._file.close()
         self._file = file
         self._number = number
-        self._flushed_end = self._durable_end = self._visible_end = self._complete_end = HEADER.size
+        self._flushed_end = self._durable_end = self._visible_end = HEADER.size
         self._segments.adopt(number, self._visible)
         self._write_positions()
         self._store_index()
@@ -781,9 +896,9 @@ class Log:
         with self._lock:
             if self._closed:
                 return
-            while self._syncing:
-                self._changed.wait()
             self._closed = True
+            while self._syncing or self._draining or self._prefix.writing():
+                self._changed.wait()
             try:
                 if self._stopped is None:
                     self._close_cleanly()
@@ -799,6 +914,7 @@ class Log:
         if self._fragno:
             self._drop_open()
         self._flush()
+        self._fill_unfinished()
         self._publish()
         self._sync_now()
         self._write_positions()
@@ -813,6 +929,19 @@ class Log:
             with contextlib.suppress(OSError):
                 self._file.truncate(end)
             logger.warning("The mark of a clean close could not be written. path=%s why=%s", self._path, exc)
+
+    def _fill_unfinished(self) -> None:
+        """Leave empty transactions where allocations were not completed: what is complete behind them counts."""
+        assert self._file is not None
+        for extent in self._prefix.unfinished():
+            at = extent.starts[0]
+            try:
+                for piece in self._allocations[extent.first].empty_pieces():
+                    self._file.pwrite(piece, at)
+                    at += len(piece)
+            except OSError as exc:
+                raise self._write_failed(exc) from exc
+            extent.done = True
 
     def _let_go(self) -> None:
         self._index_table.close()

@@ -1,0 +1,222 @@
+"""A transaction that has its place in the log before its bytes are there.
+
+Owns how a reserved place is filled: with the transaction, or, when that fails, with an empty one of the same length,
+so that no hole stays in the stream. Who may see what is `prefix`'s decision, the places are given out by `log`. The
+hard idea: the length is known before the seqno is, since every number in a record has a fixed width.
+
+Source: tokumx-replication (a GTID is taken when a commit begins, and may finish late); design/replication.md,
+"Unbroken prefix".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol
+
+from tranlog.change import NOOP, Fragment
+from tranlog.disk import DiskFile
+from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.log.format import EXTENSION_ITEM, encode_event
+from tranlog.log.prefix import Extent
+from tranlog.payload import Payload, encode
+from tranlog.shard import UNKNOWN_SHARD
+
+_JOIN_BELOW = 64 * 1024
+"""Payloads shorter than this are written together with what stands around them."""
+
+
+class AllocatingLog(Protocol):
+    """What an allocation needs of its log. All of it takes the log's lock; the bytes are written without it."""
+
+    def begin_write(self, extent: Extent) -> DiskFile:
+        """Return the file to write into. Raises whatever has closed or refused the log meanwhile."""
+
+    def end_write(self, extent: Extent, failure: OSError | None) -> None:
+        """Learn that the writing ended. Raises the error that a failure means."""
+
+    def finish(self, extent: Extent, sync: bool) -> None:
+        """Learn that the extent is filled; with `sync`, return once it is durable."""
+
+
+def records_of(
+    fragments: Sequence[Fragment], *, seqno: Seqno, epoch: Epoch, checksum: bool, padding: int
+) -> list[bytes]:
+    """Return the bytes of a transaction, in pieces; `padding` goes into its first record."""
+    pieces: list[bytes] = []
+    for fragno, fragment in enumerate(fragments):
+        head, trailer = encode_event(
+            seqno=seqno,
+            fragno=fragno,
+            last_frag=fragment.last,
+            epoch=epoch,
+            source_id=fragment.source_id,
+            event_id=fragment.event_id,
+            shard_id=fragment.shard_id,
+            tstamp=fragment.tstamp,
+            tables=fragment.tables,
+            payload=fragment.payload,
+            checksum=checksum,
+            padding=0 if fragno else padding,
+        )
+        if len(fragment.payload) < _JOIN_BELOW:
+            pieces.append(head + fragment.payload + trailer)
+        else:
+            pieces += (head, fragment.payload, trailer)
+    return pieces
+
+
+def empty_transaction(ids: tuple[str, str], tstamp: int, filling: int = 0) -> Fragment:
+    """Return a no-op; `ids` are those of the transaction before it, since a source resumes behind the last event id."""
+    return Fragment(
+        source_id=ids[0],
+        event_id=ids[1],
+        shard_id=UNKNOWN_SHARD,
+        tstamp=tstamp,
+        tables=(),
+        payload=encode(Payload(metadata=((NOOP, "x" * filling),))),
+    )
+
+
+def size_of(fragments: Sequence[Fragment]) -> int:
+    """Return how many bytes a transaction's records take, without padding. Raises RecordLimitError."""
+    pieces = records_of(fragments, seqno=Seqno(0), epoch=Epoch(0), checksum=False, padding=0)
+    return sum(len(piece) for piece in pieces)
+
+
+def padding_for(size: int, ids: tuple[str, str], tstamp: int) -> int:
+    """Return by how much a transaction must grow so that an empty one would fit its place; mostly 0."""
+    missing = size_of([empty_transaction(ids, tstamp)]) - size
+    return max(missing, EXTENSION_ITEM.size) if missing > 0 else 0
+
+
+def empty_records(
+    size: int, ids: tuple[str, str], tstamp: int, *, seqno: Seqno, epoch: Epoch, checksum: bool
+) -> list[bytes]:
+    """Return the bytes of an empty transaction that takes exactly `size` bytes, not less than the shortest."""
+    shortest = size_of([empty_transaction(ids, tstamp)])
+    filling = padding = 0
+    if size > shortest:
+        # Lengths inside the payload may themselves grow by a byte or two: less filling, and the rest as padding.
+        filling = max(size - shortest - 32, 0)
+        padding = size - size_of([empty_transaction(ids, tstamp, filling)])
+        if 0 < padding < EXTENSION_ITEM.size:
+            filling += padding
+            padding = size - size_of([empty_transaction(ids, tstamp, filling)])
+    pieces = records_of(
+        [empty_transaction(ids, tstamp, filling)], seqno=seqno, epoch=epoch, checksum=checksum, padding=padding
+    )
+    assert sum(len(piece) for piece in pieces) == size
+    return pieces
+
+
+class Allocation:
+    """A place in the log, reserved for one transaction: fill it with `write`, show it with `complete`.
+
+    Until it is complete, no reader sees a younger transaction, and no younger one is durable. As a context manager it
+    completes at the end of the block, durable, or abandons its place when the block raises.
+
+    Threads: one, any one; others commit meanwhile.
+    """
+
+    def __init__(
+        self,
+        log: AllocatingLog,
+        extent: Extent,
+        gtid: Gtid,
+        fragments: Sequence[Fragment],
+        *,
+        start: int,
+        padding: int,
+        before: tuple[str, str],
+        checksum: bool,
+    ) -> None:
+        """For `Log.allocate` only."""
+        self.gtid = gtid
+        """The transaction's identity."""
+        self._log = log
+        self._extent = extent
+        self._fragments = fragments
+        self._start = start
+        self._padding = padding
+        self._before = before
+        self._checksum = checksum
+        self._written = False
+        self._over = False
+
+    def write(self) -> None:
+        """Write the transaction's bytes into their place; nothing is visible yet.
+
+        Raises DiskFullError (its place, and what is not visible behind it, is taken back), DiskFailedError,
+        LogClosedError.
+        """
+        if not self._written:
+            gtid = self.gtid
+            self._fill(
+                records_of(
+                    self._fragments,
+                    seqno=gtid.seqno,
+                    epoch=gtid.epoch,
+                    checksum=self._checksum,
+                    padding=self._padding,
+                )
+            )
+            self._written = True
+
+    def complete(self, *, sync: bool = True) -> Gtid:
+        """Let readers see it once every older one is complete; with `sync`, return when it is durable.
+
+        Writes first what is not written. Raises as `write`, and LogLockedError.
+        """
+        assert not self._over, "this allocation is complete or abandoned"
+        self.write()
+        self._over = True
+        self._log.finish(self._extent, sync)
+        return self.gtid
+
+    def abandon(self) -> None:
+        """Leave an empty transaction in its place; its seqno exists, and holds nothing. Raises as `complete`."""
+        if self._over:
+            return
+        self._over = True
+        self._fill(self.empty_pieces())
+        extent = self._extent
+        extent.ids = self._before
+        self._log.finish(extent, False)
+
+    def empty_pieces(self) -> list[bytes]:
+        """Return the bytes of the empty transaction that fits this place."""
+        gtid = self.gtid
+        return empty_records(
+            self._extent.end - self._start,
+            self._before,
+            self._fragments[-1].tstamp,
+            seqno=gtid.seqno,
+            epoch=gtid.epoch,
+            checksum=self._checksum,
+        )
+
+    def _fill(self, pieces: list[bytes]) -> None:
+        file = self._log.begin_write(self._extent)
+        failure: OSError | None = None
+        try:
+            at = self._start
+            for piece in pieces:
+                file.pwrite(piece, at)
+                at += len(piece)
+        except OSError as exc:
+            failure = exc
+        finally:
+            self._log.end_write(self._extent, failure)
+
+    def __enter__(self) -> Allocation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            if not self._over:
+                self.complete()
+        else:
+            self.abandon()

@@ -1,0 +1,103 @@
+"""The unbroken prefix: which of the transactions that were given a place may be seen.
+
+Owns the row of extents between what is visible and the end of what was allocated, and the decision how far the
+visible end may move; writing the bytes is `log`'s. The hard idea: places are given out in order and filled in any
+order, so the end that readers see moves only when the oldest extent is finished, and then over all that wait behind it.
+
+Source: tokumx-replication ("the oldest unfinished"); design/replication.md, "Unbroken prefix".
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+
+from tranlog.ids import NO_SEQNO, Lsn, Seqno
+
+
+class Extent:
+    """A stretch of the newest segment that holds whole transactions.
+
+    `first` to `last` are theirs, both inclusive; `starts` the offsets at which they begin; `end` is behind the last
+    byte. `ids` are source id and event id of the last one, `last_start` its LSN.
+    """
+
+    __slots__ = ("done", "end", "first", "ids", "last", "last_start", "owners", "refused", "starts", "writing")
+
+    def __init__(self, first: Seqno) -> None:
+        self.first = first
+        self.last = Seqno(first - 1)
+        self.starts = array("I")
+        self.end = 0
+        self.last_start = Lsn(0)
+        self.ids = ("", "")
+        self.owners: set[int] = set()
+        """The threads whose transactions are in it."""
+        self.done = False
+        """All its bytes are written."""
+        self.writing = False
+        """A thread is writing them now, outside the lock."""
+        self.refused: str | None = None
+        """The file for which the disk was full, once these transactions were taken back."""
+
+    def add(self, seqno: Seqno, number: int, start: int, end: int, ids: tuple[str, str]) -> None:
+        """Take in the transaction that follows."""
+        self.last = seqno
+        self.starts.append(start)
+        self.last_start = Lsn(number << 32 | start)
+        self.end = end
+        self.ids = ids
+
+    def __bool__(self) -> bool:
+        return self.last >= self.first
+
+
+class UnbrokenPrefix:
+    """The extents that were allocated and are not visible yet, oldest first.
+
+    Threads: the log's lock guards it.
+    """
+
+    __slots__ = ("_row",)
+
+    def __init__(self) -> None:
+        self._row: deque[Extent] = deque()
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def allocate(self, extent: Extent) -> None:
+        """Put an extent behind the youngest one."""
+        assert extent and (not self._row or extent.first == self._row[-1].last + 1)
+        self._row.append(extent)
+
+    def advance(self) -> list[Extent]:
+        """Return the extents that become visible now, in order: the finished ones before the oldest unfinished."""
+        visible: list[Extent] = []
+        while self._row and self._row[0].done:
+            visible.append(self._row.popleft())
+        return visible
+
+    def oldest_unfinished(self) -> Seqno:
+        """Return the first seqno of the oldest extent that is unfinished; NO_SEQNO when there is none."""
+        for extent in self._row:
+            if not extent.done:
+                return extent.first
+        return NO_SEQNO
+
+    def writing(self) -> bool:
+        """Whether a thread is writing into one of them outside the lock."""
+        return any(extent.writing for extent in self._row)
+
+    def unfinished(self) -> list[Extent]:
+        """Return the extents that are not finished, oldest first."""
+        return [extent for extent in self._row if not extent.done]
+
+    def take_back(self, path: str) -> set[int]:
+        """Refuse everything that is not visible, the disk being full; return the threads it belonged to."""
+        owners: set[int] = set()
+        for extent in self._row:
+            extent.refused = path
+            owners |= extent.owners
+        self._row.clear()
+        return owners
