@@ -178,7 +178,7 @@ def test_many_threads_in_any_order_leave_one_unbroken_stream(seed: int) -> None:
     with open_reader(disk) as reader, reader.cursor() as cursor:
         found = read_all(cursor)
     assert [one.header.seqno for one in found] == list(range(151))
-    by_seqno = {one.header.seqno: one for one in found}
+    by_seqno = {int(one.header.seqno): one for one in found}
     assert {(seqno, by_seqno[seqno].header.event_id) for seqno, _ in kept} == set(kept)
     assert len(kept) + len(emptied) == 150
     assert all(by_seqno[seqno].is_noop() for seqno in emptied)

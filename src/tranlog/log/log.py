@@ -16,7 +16,6 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from threading import get_ident
 
@@ -24,7 +23,6 @@ from tranlog.change import Fragment
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
 from tranlog.errors import (
-    ConfigError,
     DiskFailedError,
     DiskFullError,
     LogClosedError,
@@ -38,14 +36,13 @@ from tranlog.log.allocation import Allocation, empty_transaction, padding_for, s
 from tranlog.log.cursor import Cursor
 from tranlog.log.format import (
     HEADER,
-    HEADER_LENGTH_MAX,
-    SEGMENT_BYTES_MAX,
     RecordHeader,
     encode_event,
     encode_rotate,
     encode_sync,
     segment_name,
 )
+from tranlog.log.gate import Gate
 from tranlog.log.index import BuiltFrom
 from tranlog.log.index_table import INDEX_NAME, IndexTable
 from tranlog.log.opening import (
@@ -57,6 +54,7 @@ from tranlog.log.opening import (
     storage_error,
     take_lock,
 )
+from tranlog.log.options import LogOptions, LogStatus
 from tranlog.log.positions import (
     HOLDS_DIR,
     NO_LSN,
@@ -69,6 +67,7 @@ from tranlog.log.positions import (
 )
 from tranlog.log.prefix import Extent, UnbrokenPrefix
 from tranlog.log.reader import LogRange, LogReader
+from tranlog.log.recent import ReadCounts, RecentPieces
 from tranlog.log.retention import SegmentAge, purge_below, purge_by_age
 from tranlog.log.segment import (
     LOCK_NAME,
@@ -81,62 +80,7 @@ logger = logging.getLogger(__name__)
 
 _NAMED_TABLES = 5
 """So many tables of a transaction that is refused are named."""
-_ROOM_FOR_OTHERS = 2 * HEADER_LENGTH_MAX
-"""What a segment keeps free behind its largest transaction: its rotate and sync records, and a margin."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
-    """How a log is written. Readers need none of it."""
-
-    segment_bytes: int = 100_000_000
-    """Bytes after which a segment is closed; the last transaction may pass them. Short ones open fast."""
-    checksum: bool = True
-    """CRC-32 over every record, held against it at each open and read."""
-    retention_s: float | None = None
-    """Seconds that a closed segment is kept; None keeps all. Holds keep more."""
-    buffer_bytes: int = 256 * 1024
-    """Bytes that may be appended before they are written; a commit writes them earlier."""
-    spill_above: int = 1 << 30
-    """Bytes of one transaction's records above which it is refused."""
-
-    def check(self) -> None:
-        """Raise ConfigError for a value that cannot work."""
-        if self.segment_bytes < 1_000:
-            raise ConfigError(option="segment_bytes", value=self.segment_bytes, why="a segment has at least 1000 bytes")
-        if self.spill_above < 1_000:
-            raise ConfigError(option="spill_above", value=self.spill_above, why="no transaction would fit")
-        if self.segment_bytes + self.spill_above + _ROOM_FOR_OTHERS > SEGMENT_BYTES_MAX:
-            raise ConfigError(
-                option="segment_bytes",
-                value=self.segment_bytes,
-                why=f"a segment ends at 4 GiB, and a transaction of spill_above = {self.spill_above} bytes must fit "
-                "behind segment_bytes",
-            )
-        if self.buffer_bytes < 1:
-            raise ConfigError(option="buffer_bytes", value=self.buffer_bytes, why="the buffer holds at least one byte")
-        if self.retention_s is not None and self.retention_s < 0:
-            raise ConfigError(
-                option="retention_s", value=self.retention_s, why="it is negative; leave it out to keep all"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogStatus:
-    """Where a log stands, for `status`."""
-
-    path: str
-    epoch: Epoch
-    first_seqno: Seqno
-    last_seqno: Seqno
-    visible_seqno: Seqno
-    durable_seqno: Seqno
-    committed_seqno: Seqno
-    segments: int
-    syncs: int
-    """Syncs since it was opened."""
-    closed_because: str | None
-    """Why nothing can be appended any more; None while it can."""
 
 
 class Log:
@@ -159,8 +103,10 @@ class Log:
         self._lock_file = lock_file
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # a sync ended, a transaction ended, the log closed
-        self._grown = threading.Condition(self._lock)  # there is more to see
+        self._seen = Gate()  # opens as transactions become visible
+        self._proven = Gate()  # opens as they become durable
         self._segments = Segments(path, disk)
+        self._segments.recent = self._recent = RecentPieces()
         self._positions: PositionsFile | None = None
         self._index_table = IndexTable(join(path, INDEX_NAME), disk)
         self._written_at: dict[int, int | None] = {}
@@ -474,6 +420,15 @@ class Log:
             self._allocations[seqno] = allocation
             return allocation
 
+    def transact(self, fragments: Sequence[Fragment], *, sync: bool = True) -> Gtid:
+        """Append a whole transaction and commit it; large ones do not hold up others. Raises as `append`, `commit`."""
+        if sum(len(fragment.payload) for fragment in fragments) >= self._options.buffer_bytes:
+            return self.allocate(fragments).complete(sync=sync)
+        for fragment in fragments:
+            gtid = self.append(fragment)
+        self.commit(sync=sync)
+        return gtid
+
     def begin_write(self, extent: Extent) -> DiskFile:
         """For `Allocation` only."""
         with self._lock:
@@ -609,9 +564,11 @@ class Log:
             return
         assert self._file is not None
         try:
-            self._file.pwrite(bytes(pending), self._flushed_end)
+            written = bytes(pending)
+            self._file.pwrite(written, self._flushed_end)
         except OSError as exc:
             raise self._write_failed(exc) from exc
+        self._recent.put(self._number, self._flushed_end, written)
         self._flushed_end += len(pending)
         pending.clear()
 
@@ -660,7 +617,8 @@ class Log:
             )
         except OSError as exc:
             raise self._stop_for(exc, "write", POSITIONS_NAME) from exc
-        self._grown.notify_all()
+        self._seen.open_to(self._visible)
+        self._proven.open_to(self._durable)
 
     # --- refusing and stopping -----------------------------------------------------------------------
 
@@ -682,7 +640,6 @@ class Log:
     def _stop(self, error: LogError) -> None:
         self._stopped = error
         self._changed.notify_all()
-        self._grown.notify_all()
         logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
 
     def _stop_for(self, exc: OSError, what: str, name: str | None = None) -> DiskFailedError:
@@ -741,6 +698,7 @@ class Log:
         """Shorten the newest segment; synced, so that what is cut cannot come back behind new records."""
         assert self._file is not None
         self._pending.clear()
+        self._recent.forget()
         self._file.truncate(end)
         self._file.sync()
         self._flushed_end = end
@@ -907,7 +865,8 @@ class Log:
                     self._stopped = LogClosedError()
                 self._let_go()
                 self._changed.notify_all()
-                self._grown.notify_all()
+                self._seen.close()
+                self._proven.close()
 
     def _close_cleanly(self) -> None:
         self._check_lock_file()
@@ -957,17 +916,13 @@ class Log:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _wait_grown(self, seqno: Seqno, committed_only: bool, timeout_s: float) -> Seqno:
-        deadline = self._clock.monotonic() + timeout_s
-        with self._lock:
-            while True:
-                limit = self._durable if committed_only else self._visible
-                left = deadline - self._clock.monotonic()
-                if limit >= seqno or left <= 0:
-                    return limit
-                if self._closed:
-                    raise LogClosedError()
-                self._grown.wait(left)
+    def gate(self, *, committed_only: bool = False) -> Gate:
+        """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""
+        return self._proven if committed_only else self._seen
+
+    def read_counts(self) -> ReadCounts:
+        """Return from where the cursors of this process got what they read."""
+        return self._recent.counts
 
 
 class _OwnView:
@@ -984,7 +939,7 @@ class _OwnView:
         return self._log._durable if committed_only else self._log._visible
 
     def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
-        return self._log._wait_grown(seqno, committed_only, timeout_s)
+        return self._log.gate(committed_only=committed_only).wait(seqno, timeout_s)
 
 
 __all__ = [

@@ -54,6 +54,7 @@ from tranlog.log.format import (
 )
 from tranlog.log.index import BuiltFrom, Place, SegmentRow, SeqnoIndex
 from tranlog.log.index_table import IndexTable
+from tranlog.log.recent import RecentFile, RecentPieces
 from tranlog.log.recovery import BadRecord, SegmentGlance, Survey
 
 LOCK_NAME = "disklog.lck"
@@ -321,6 +322,8 @@ class Segments:
         self._lock = threading.Lock()
         self._row = SegmentRow(first_offset=HEADER.size)
         self.index = SeqnoIndex()
+        self.recent: RecentPieces | None = None
+        """What the writer of this process wrote last; None without a writer here."""
 
     def path(self, number: int) -> str:
         """Return the path of a segment."""
@@ -401,7 +404,8 @@ class Segments:
         Raises PurgedError if it was purged meanwhile, SegmentGoneError if it is missing otherwise.
         """
         try:
-            return self._open(number)
+            file = self._open(number)
+            return file if self.recent is None else RecentFile(file, number, self.recent)
         except FileNotFoundError as exc:
             try:
                 self.refresh()

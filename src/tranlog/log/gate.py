@@ -1,0 +1,108 @@
+"""Where readers wait for a transaction that is not there yet: threads and asyncio tasks, any number, for any seqno.
+
+Owns who waits for what and who is woken; what is visible or durable is the log's to say. The hard idea: only those
+are woken whose seqno has come, so a thousand readers far ahead cost a commit nothing.
+
+Source: design/index.md, "Waiting"; vlsn-index (waitForLsn); conformance/vlsn-index, I33, I34, S9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+from collections.abc import Callable
+from itertools import count
+
+from tranlog.errors import LogClosedError
+from tranlog.ids import NO_SEQNO, Seqno
+
+
+class Gate:
+    """Opens up to a seqno, which only rises. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = NO_SEQNO
+        self._closed = False
+        self._waiting: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self._waiting)
+
+    def open_to(self, seqno: Seqno) -> None:
+        """Let everybody pass who waits for `seqno` or an older one."""
+        if seqno <= self._open:
+            return
+        woken = []
+        with self._lock:
+            self._open = max(self._open, seqno)
+            while self._waiting and self._waiting[0][0] <= seqno:
+                woken.append(heapq.heappop(self._waiting)[2])
+        for wake in woken:
+            wake()
+
+    def close(self) -> None:
+        """Wake everybody: nothing will come any more."""
+        with self._lock:
+            self._closed = True
+            woken = [wake for _, _, wake in self._waiting]
+            self._waiting.clear()
+        for wake in woken:
+            wake()
+
+    def wait(self, seqno: Seqno, timeout_s: float) -> Seqno:
+        """Return how far it is open, at once when that reaches `seqno`, else after `timeout_s` at the latest.
+
+        Raises LogClosedError if it was closed before `seqno` came.
+        """
+        if self._open < seqno and timeout_s > 0:
+            event = threading.Event()
+            ticket = self._enter(seqno, event.set)
+            if ticket is not None and not event.wait(timeout_s):
+                self._leave(ticket)
+        return self._passed(seqno)
+
+    async def wait_async(self, seqno: Seqno, timeout_s: float) -> Seqno:
+        """As `wait`, for a task of the running event loop."""
+        if self._open < seqno and timeout_s > 0:
+            loop = asyncio.get_running_loop()
+            event = asyncio.Event()
+
+            def wake() -> None:
+                try:
+                    loop.call_soon_threadsafe(event.set)
+                except RuntimeError:  # the loop was closed over its waiters
+                    pass
+
+            ticket = self._enter(seqno, wake)
+            if ticket is not None:
+                try:
+                    await asyncio.wait_for(event.wait(), timeout_s)
+                except TimeoutError:
+                    pass
+                finally:
+                    self._leave(ticket)
+        return self._passed(seqno)
+
+    def _enter(self, seqno: Seqno, wake: Callable[[], None]) -> tuple[int, int, Callable[[], None]] | None:
+        with self._lock:
+            if self._closed or self._open >= seqno:
+                return None
+            ticket = (int(seqno), next(self._numbers), wake)
+            heapq.heappush(self._waiting, ticket)
+            return ticket
+
+    def _leave(self, ticket: tuple[int, int, Callable[[], None]]) -> None:
+        with self._lock:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+                heapq.heapify(self._waiting)
+
+    def _passed(self, seqno: Seqno) -> Seqno:
+        with self._lock:
+            if self._open < seqno and self._closed:
+                raise LogClosedError()
+            return self._open

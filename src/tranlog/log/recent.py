@@ -1,0 +1,123 @@
+"""What was written last, still in memory: readers at the end of the log need not ask the file for it.
+
+Owns the bytes and the counts of who found what where. The hard idea: pieces hold whole records, so a read that begins
+inside one never needs what stands behind it in the file.
+
+Source: design/index.md, "Waiting" (the record just logged, then a small cache, then the file); vlsn-index.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from tranlog.disk import DiskFile
+
+RECENT_BYTES = 1 << 20
+"""What is kept, in all."""
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """From where readers got their bytes, since the log was opened."""
+
+    just_written: int = 0
+    """Reads served by the piece that was written last."""
+    recent: int = 0
+    """Reads served by a piece before it that is still in memory."""
+    file: int = 0
+    """Reads that went to the file."""
+
+
+class RecentPieces:
+    """The last pieces of the newest segment, side by side.
+
+    Threads: one writes, any number read; what they see is replaced as a whole.
+    """
+
+    def __init__(self) -> None:
+        self.counts = ReadCounts()
+        self._lock = threading.Lock()  # guards the counts
+        self._number = 0
+        self._pieces: tuple[tuple[int, bytes], ...] = ()
+
+    def put(self, number: int, start: int, piece: bytes) -> None:
+        """Keep what was written at `start` of segment `number`; pieces that do not border on it go."""
+        pieces = self._pieces
+        if number != self._number or not pieces or pieces[-1][0] + len(pieces[-1][1]) != start:
+            pieces = ()
+        kept = [*pieces, (start, piece)]
+        total = sum(len(one) for _, one in kept)
+        while len(kept) > 1 and (total > RECENT_BYTES or len(kept) > 256):
+            total -= len(kept.pop(0)[1])
+        # Never a moment in which old pieces stand under the new number.
+        self._pieces = ()
+        self._number = number
+        self._pieces = tuple(kept) if total <= RECENT_BYTES else ()
+
+    def forget(self) -> None:
+        """Drop everything: the file was cut, or another segment begins."""
+        self._pieces = ()
+
+    def read(self, number: int, size: int, offset: int) -> bytes | None:
+        """Return up to `size` bytes from `offset`, as far as they are here; None if `offset` is not."""
+        pieces = self._pieces
+        if not pieces or number != self._number or offset < pieces[0][0]:
+            with self._lock:
+                self.counts.file += 1
+            return None
+        last = len(pieces) - 1
+        at = last
+        while at and offset < pieces[at][0]:
+            at -= 1
+        start, piece = pieces[at]
+        if offset >= start + len(piece):
+            with self._lock:
+                self.counts.file += 1
+            return None
+        found = piece[offset - start : offset - start + size]
+        while len(found) < size and at < last:
+            at += 1
+            found += pieces[at][1][: size - len(found)]
+        with self._lock:
+            if offset >= pieces[last][0]:
+                self.counts.just_written += 1
+            else:
+                self.counts.recent += 1
+        return found
+
+
+class RecentFile:
+    """A segment opened for reading in the writer's own process: memory first, then the file."""
+
+    __slots__ = ("_file", "_number", "_recent")
+
+    def __init__(self, file: DiskFile, number: int, recent: RecentPieces) -> None:
+        self._file = file
+        self._number = number
+        self._recent = recent
+
+    def pread(self, size: int, offset: int) -> bytes:
+        found = self._recent.read(self._number, size, offset)
+        return self._file.pread(size, offset) if found is None else found
+
+    def pwrite(self, raw: bytes, offset: int) -> None:
+        raise AssertionError("readers do not write")
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def truncate(self, size: int) -> None:
+        raise AssertionError("readers do not write")
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def linked(self) -> bool:
+        return self._file.linked()
+
+    def identity(self) -> int:
+        return self._file.identity()
+
+    def close(self) -> None:
+        self._file.close()
