@@ -24,7 +24,7 @@ from tranlog import payload
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
 from tranlog.log import format as log_format
-from tranlog.log import positions, segment
+from tranlog.log import index, index_table, positions, segment
 from tranlog.log.log import Log
 from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
 from tranlog.service import clearing
@@ -86,12 +86,13 @@ def page() -> str:
 
 @pytest.mark.parametrize(
     "name", ["HEADER_FIELDS", "EVENT_FIELDS", "ROTATE_FIELDS", "SYNC_FIELDS", "EXTENSION_ITEM_FIELDS"]
-    + ["TABLE_ITEM_FIELDS", "POSITIONS_FIELDS"],
+    + ["TABLE_ITEM_FIELDS", "POSITIONS_FIELDS", "TABLE_HEADER_FIELDS", "FRAME_FIELDS", "BUCKET_FIELDS", "RANGE_FIELDS"],
 )  # fmt: skip
 def test_offsets_and_sizes_are_the_constants(page: str, name: str) -> None:
     wanted: list[tuple[str, str, str]] = []
     offset: int | None = 0
-    for field, size in getattr(log_format, name, None) or getattr(positions, name):
+    homes = (log_format, positions, index, index_table)
+    for field, size in next(getattr(home, name) for home in homes if hasattr(home, name)):
         wanted.append(("…" if offset is None else str(offset), str(size) if size else "n", field))
         offset = None if size == 0 or offset is None else offset + size
     shown = [(row[0], row[1].removesuffix(" + 1"), row[2]) for row in rows_under(page, f"`{name}`")]
@@ -109,6 +110,10 @@ def test_the_structs_pack_what_the_fields_say() -> None:
     assert log_format.EXTENSION_ITEM.size == size("EXTENSION_ITEM_FIELDS")
     assert 2 * log_format.NAME_LENGTH.size == size("TABLE_ITEM_FIELDS")
     assert size("POSITIONS_FIELDS", positions) == positions.POSITIONS_BYTES
+    assert size("BUCKET_FIELDS", index) == index._BUCKET.size + 4
+    assert size("RANGE_FIELDS", index) == index._RANGE.size + 4
+    assert size("TABLE_HEADER_FIELDS", index_table) == index_table._HEADER.size
+    assert size("FRAME_FIELDS", index_table) == index_table._FRAME.size + index_table._COUNTS.size
 
 
 def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
@@ -133,7 +138,7 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    homes = (log_format, positions, segment, clearing)
+    homes = (log_format, positions, segment, clearing, index_table)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
         assert name.strip("`").startswith(value)
@@ -162,8 +167,9 @@ def test_the_magic_numbers_are_the_constants(page: str) -> None:
         assert {row[2]: row[3] for row in rows_under(page, f"`{name}`")}["record_type"] == f"{number:02x}"
     assert f"00 none, {log_format.CRC_32:02x} CRC-32" in page
     items = {row[2]: row[3] for row in rows_under(page, "`EXTENSION_ITEM_FIELDS`")}["type"]
-    shown = [int(item) for item in re.findall(r"\d\d(?=:)", items)]
-    assert shown == [log_format.TABLE_ITEM, log_format.WRITE_SET_ITEM, log_format.TABLES_OMITTED_ITEM]
+    shown = [int(item) for item in re.findall(r"\d+(?=:)", items)]
+    known = [log_format.TABLE_ITEM, log_format.WRITE_SET_ITEM, log_format.TABLES_OMITTED_ITEM, log_format.PADDING_ITEM]
+    assert shown == known
     magic = {row[2]: row[3] for row in rows_under(page, "`POSITIONS_FIELDS`")}["magic"]
     assert magic.strip("`").encode() == positions.POSITIONS_MAGIC
 

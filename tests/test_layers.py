@@ -44,6 +44,7 @@ PURE = {
     "tranlog.types",
     "tranlog.log.format",
     "tranlog.log.index",
+    "tranlog.log.prefix",
     "tranlog.log.recovery",
     "tranlog.log.retention",
     "tranlog.log.tungsten",

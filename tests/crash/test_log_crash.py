@@ -63,11 +63,11 @@ def run_double(seed: int, cut: int, second: int, fate: int, steps: int) -> bool:
 
 
 def test_the_life_has_every_kind_of_call() -> None:
-    """What is cut below is worth it: rotation, purging, holds, cuts, closing and opening are all in it."""
+    """What is cut below is worth it: rotation, purging, holds, cuts, the index, closing and opening are all in it."""
     found: set[str] = set()
     for seed in range(6):
         found |= set(calls_of(seed, STEPS).counts)
-    assert found == {"open", "pwrite", "truncate", "sync", "make_dir", "unlink", "sync_dir", "lock"}
+    assert found == {"open", "pwrite", "truncate", "sync", "make_dir", "unlink", "rename", "sync_dir", "lock"}
 
 
 def test_a_cut_at_every_call_of_a_life_loses_nothing() -> None:

@@ -18,6 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 from zlib import crc32
 
 import msgspec
@@ -732,6 +733,15 @@ class SegmentRow:
 
 
 # --- the stored form --------------------------------------------------------------------------------------
+
+BUCKET_FIELDS: Final = (
+    ("version", 1), ("segment", 4), ("stride", 4), ("last_seqno", 8), ("last_offset", 4), ("count", 4), ("offsets", 0),
+    ("crc", 4),
+)  # fmt: skip
+RANGE_FIELDS: Final = (
+    ("version", 1), ("first", 8), ("last", 8), ("last_sync", 8), ("last_txn_end", 8), ("prefix", 8), ("front_lsn", 8),
+    ("epoch", 8), ("end_lsn", 8), ("count", 4), ("sync_points", 0), ("crc", 4),
+)  # fmt: skip
 
 _BUCKET = struct.Struct(">BIIqII")
 """A stored bucket before its offsets: version, segment, stride, last seqno, last offset, number of offsets."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Mapping
+from typing import Final
 from zlib import crc32
 
 from tranlog.disk import Disk, DiskFile
@@ -22,6 +23,9 @@ from tranlog.log.index import BuiltFrom, FlushPlan, SeqnoIndex
 logger = logging.getLogger(__name__)
 
 INDEX_NAME = "index.table"
+
+TABLE_HEADER_FIELDS: Final = (("magic", 4), ("version", 2), ("reserved", 2))
+FRAME_FIELDS: Final = (("length", 4), ("crc", 4), ("deleted", 4), ("stored", 4), ("keys", 0), ("values", 0))
 
 _HEADER = struct.Struct(">4sHH")
 """Magic, version, zero."""

@@ -16,7 +16,6 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from itertools import pairwise
 from threading import get_ident
 
 from tranlog.change import Fragment
@@ -56,19 +55,18 @@ from tranlog.log.opening import (
 )
 from tranlog.log.options import LogOptions, LogStatus
 from tranlog.log.positions import (
-    HOLDS_DIR,
     NO_LSN,
     POSITIONS_NAME,
     Positions,
     PositionsFile,
-    drop_hold,
     hold,
     read_holds,
 )
 from tranlog.log.prefix import Extent, UnbrokenPrefix
-from tranlog.log.reader import LogRange, LogReader
+from tranlog.log.purging import Purging
+from tranlog.log.reader import LogReader
 from tranlog.log.recent import ReadCounts, RecentPieces
-from tranlog.log.retention import SegmentAge, purge_below, purge_by_age
+from tranlog.log.retention import SegmentAge
 from tranlog.log.segment import (
     LOCK_NAME,
     Segments,
@@ -80,7 +78,6 @@ logger = logging.getLogger(__name__)
 
 _NAMED_TABLES = 5
 """So many tables of a transaction that is refused are named."""
-
 
 
 class Log:
@@ -107,10 +104,9 @@ class Log:
         self._proven = Gate()  # opens as they become durable
         self._segments = Segments(path, disk)
         self._segments.recent = self._recent = RecentPieces()
+        self._purging = Purging(path, disk, self._segments)
         self._positions: PositionsFile | None = None
         self._index_table = IndexTable(join(path, INDEX_NAME), disk)
-        self._written_at: dict[int, int | None] = {}
-        self._going: list[int] = []  # segments given up to purge that are not removed for certain, from the front
         self._epoch = NO_EPOCH
         self._syncs = 0
         self._stopped: LogError | None = None
@@ -786,59 +782,13 @@ class Log:
                 raise PurgeFailedError(path=self._path, why=exc.strerror or str(exc)) from exc
 
     def _purge(self, below: Seqno | None) -> list[str]:
-        holds = []
-        for one in read_holds(self._path, disk=self._disk):
-            if one.restart_seqno is None:
-                path = join(join(self._path, HOLDS_DIR), one.name)
-                logger.warning("A damaged hold keeps every segment: remove or renew it. path=%s", path)
-            holds.append(one.restart_seqno)
-        row = self._segments.row()
-        ages = [
-            SegmentAge(number=number, last_seqno=following[1], ended_at=self._begun_at(following[0]))
-            for (number, _), following in pairwise(row)
-        ]
         newest = SegmentAge(number=self._number, last_seqno=self._visible, ended_at=None)
-        if below is not None:
-            gone = purge_below([*ages, newest], seqno=below, holds=holds)
-        elif self._options.retention_s is not None:
-            gone = purge_by_age(
-                [*ages, newest],
-                now_ms=self._clock.now_ms(),
-                retention_ms=self._options.retention_s * 1000,
-                holds=holds,
-            )
-        else:
-            gone = []
+        gone = self._purging.choose(newest, below=below, now_ms=self._clock.now_ms(), options=self._options)
         if gone:  # range first, so that no reader starts in what will go
             self._segments.drop_front(gone[-1] + 1)
-            self._going += gone
             self._write_positions()
             self._store_index()
-        names: list[str] = []
-        while self._going:  # one by one from the front, so that neither a crash nor an error leaves a hole
-            number = self._going[0]
-            path = join(self._path, segment_name(number))
-            try:
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(path)
-                self._disk.sync_dir(self._path)
-            except OSError as exc:
-                raise PurgeFailedError(path=path, why=exc.strerror or str(exc)) from exc
-            del self._going[0]
-            self._written_at.pop(number, None)
-            names.append(segment_name(number))
-        if not names:
-            return []
-        logger.info("Purged. first=%s last=%s first_seqno=%d", names[0], names[-1], self._segments.first_seqno())
-        return names
-
-    def _begun_at(self, number: int) -> int | None:
-        """Return the stamp of a segment's first sync record."""
-        known = self._written_at.get(number)
-        if known is None:
-            known = self._segments.begun_at(number)
-            self._written_at[number] = known
-        return known
+        return self._purging.remove(gone)
 
     # --- reading, and the end ------------------------------------------------------------------------
 
@@ -942,14 +892,4 @@ class _OwnView:
         return self._log.gate(committed_only=committed_only).wait(seqno, timeout_s)
 
 
-__all__ = [
-    "Log",
-    "LogOptions",
-    "LogRange",
-    "LogReader",
-    "LogStatus",
-    "RecoveryReport",
-    "drop_hold",
-    "hold",
-    "read_holds",
-]
+__all__ = ["Log", "LogOptions", "LogReader", "hold", "read_holds"]

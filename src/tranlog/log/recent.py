@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tranlog.disk import DiskFile
 
-RECENT_BYTES = 1 << 20
+RECENT_BYTES = 256 * 1024
 """What is kept, in all."""
 
 
