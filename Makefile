@@ -11,6 +11,7 @@ ARGS ?=
 # For `make soak` and `make kill`: examples per Hypothesis test, rounds of kill -9.
 EXAMPLES ?= 10000
 ROUNDS ?= 50
+DIR ?= tests/golden/tungsten
 FILE ?= tests/golden/index/vlsn-traces.jsonl
 SEED ?= 1
 
@@ -20,7 +21,7 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit test soak kill traces bench demo demo-mariadb clean
+.PHONY: help install check unit test soak kill traces golden bench demo demo-mariadb clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -62,6 +63,9 @@ kill: install ## ROUNDS=50 rounds of kill -9 of everything, under load, from SEE
 
 traces: install ## FILE=path: replay traces of the ancestor's index against ours, the 150 of tests/golden by default
 	$(call verdict,$(BIN)/python -m tranlog.testing.traces $(FILE))
+
+golden: install ## DIR=path: hold the Tungsten codec against directories that the real Java replicator wrote
+	$(call verdict,$(BIN)/python -m tranlog.tungsten.golden $(DIR))
 
 bench: install ## the programs in bench/, one question each, and one table; fails where a must is missed
 	@$(PACKAGES) java mariadb postgres

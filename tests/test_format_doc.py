@@ -85,7 +85,7 @@ def page() -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["HEADER_FIELDS", "EVENT_FIELDS", "ROTATE_FIELDS", "SYNC_FIELDS", "EXTENSION_ITEM_FIELDS"]
+    "name", ["HEADER_FIELDS", "EVENT_FIELDS", "ROTATE_FIELDS", "SYNC_FIELDS", "MARK_FIELDS", "EXTENSION_ITEM_FIELDS"]
     + ["TABLE_ITEM_FIELDS", "POSITIONS_FIELDS", "TABLE_HEADER_FIELDS", "FRAME_FIELDS", "BUCKET_FIELDS", "RANGE_FIELDS"],
 )  # fmt: skip
 def test_offsets_and_sizes_are_the_constants(page: str, name: str) -> None:
@@ -105,6 +105,7 @@ def test_the_structs_pack_what_the_fields_say() -> None:
 
     assert log_format.HEADER.size == size("HEADER_FIELDS")
     assert log_format.SYNC_BYTES == size("SYNC_FIELDS") == log_format.SYNC.size + log_format.CRC.size
+    assert log_format.MARK_BYTES == size("MARK_FIELDS") == log_format.MARK.size + log_format.CRC.size
     assert size("EVENT_FIELDS") + 3 == log_format.EVENT_MIN  # three empty texts
     assert size("ROTATE_FIELDS") + 1 == log_format.ROTATE_MIN
     assert log_format.EXTENSION_ITEM.size == size("EXTENSION_ITEM_FIELDS")

@@ -33,6 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {EVERYTHING},
 }
 
+# Folders that stand in a layer of another name.
+IN_LAYER = {"tungsten": "log"}
+
 # These decide and do not act: time, chance, disk and network reach them as arguments.
 PURE = {
     "tranlog.change",
@@ -42,12 +45,14 @@ PURE = {
     "tranlog.row_text",
     "tranlog.shard",
     "tranlog.types",
+    "tranlog.log.damage",
     "tranlog.log.format",
     "tranlog.log.index",
     "tranlog.log.prefix",
     "tranlog.log.recovery",
+    "tranlog.log.repair",
     "tranlog.log.retention",
-    "tranlog.log.tungsten",
+    "tranlog.log.rollback",
     "tranlog.pipeline.channels",
     "tranlog.pipeline.filters",
     "tranlog.pipeline.progress",
@@ -78,6 +83,15 @@ PURE = {
     "tranlog.source.mariadb.wire",
     "tranlog.source.packer",
     "tranlog.target.target",
+    "tranlog.tungsten.codec",
+    "tranlog.tungsten.dump",
+    "tranlog.tungsten.event",
+    "tranlog.tungsten.intended",
+    "tranlog.tungsten.payload",
+    "tranlog.tungsten.records",
+    "tranlog.tungsten.recovery",
+    "tranlog.tungsten.text",
+    "tranlog.tungsten.values",
 }
 
 NOT_IN_PURE = {
@@ -113,7 +127,8 @@ def layer_of(module: str) -> str:
     parts = module.split(".")
     if module in ("tranlog.__main__", "pyspark_thl"):
         return {"tranlog.__main__": "service", "pyspark_thl": "pipeline"}[module]
-    return parts[1] if len(parts) > 1 and parts[1] in MAY_IMPORT else "floor"
+    folder = IN_LAYER.get(parts[1], parts[1]) if len(parts) > 1 else ""
+    return folder if folder in MAY_IMPORT else "floor"
 
 
 def imports_of(source: str, modules: Mapping[str, str]) -> Iterator[Import]:

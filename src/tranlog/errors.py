@@ -123,6 +123,40 @@ class PurgedError(LogError):
 
 
 @dataclass(eq=False, kw_only=True)
+class RollbackError(LogError):
+    """A log cannot be rolled back to a matchpoint; nothing was changed."""
+
+    matchpoint: Gtid
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"the log cannot be rolled back to {self.matchpoint}: {self.why}. Nothing was changed; name another "
+            "matchpoint, or mend what stands in the way"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class AbandonedError(LogError):
+    """What a cursor returned last was abandoned since: a rollback went back to before it.
+
+    `seqno` is the transaction returned last, `mark` where the rollback mark stands, `epoch` the one that begins there.
+    """
+
+    seqno: int
+    matchpoint: Gtid
+    mark: str
+    epoch: int
+
+    def __str__(self) -> str:
+        return (
+            f"seqno {self.seqno} was read and is no longer true: the rollback mark at {self.mark} (epoch {self.epoch}) "
+            f"abandoned everything after {self.matchpoint}. Take back what came after it, and seek to "
+            f"{self.matchpoint.seqno + 1}"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
 class IndexCutError(LogError):
     """The index was asked to forget what it must keep: a bound that is outside the range, or not proven durable."""
 
@@ -134,7 +168,7 @@ class IndexCutError(LogError):
     def __str__(self) -> str:
         return (
             f"the index cannot be cut at seqno {self.seqno}: it covers {self.first} to {self.last}, and the last "
-            f"transaction ends at {self.last_txn_end}. Nothing was changed"
+            f"transaction ends at {self.last_txn_end}. Nothing was changed; name a seqno that it can end at"
         )
 
 
@@ -145,7 +179,18 @@ class IndexDamagedError(LogError):
     why: str
 
     def __str__(self) -> str:
-        return f"the stored index is not right: {self.why}. It is rebuilt from the segments"
+        return f"the stored index is not right: {self.why}. Open the log for writing: it is rebuilt from the segments"
+
+
+@dataclass(eq=False, kw_only=True)
+class RepairRefusedError(LogError):
+    """A repair that was asked for cannot be done, or must not be."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"the log at {self.path} was not repaired: {self.why}. Nothing was changed. See `thl repair --help`"
 
 
 @dataclass(eq=False, kw_only=True)

@@ -134,7 +134,7 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
     what="the log's commit returns when the bytes are written; they are synced before the next ones",
     edits=(
         Edit(
-            module="tranlog.log.log",
+            module="tranlog.log.log_end",
             old="""\
         self._check_lock_file()
         self._flush()
@@ -151,7 +151,7 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
 """,
         ),
         Edit(
-            module="tranlog.log.log",
+            module="tranlog.log.log_end",
             old="""\
         self._lock.release()
         try:

@@ -499,7 +499,7 @@ def test_reset_asks_and_repeats_the_caveats(shop: Shop, monkeypatch: pytest.Monk
     shop("capture --once")
     hold("log", "shop", Seqno(1))
     code, out, err = shop("reset --dry-run")
-    assert code == 0 and out.startswith("would remove 2 files")
+    assert code == 0 and out.startswith("would remove 3 files")
     assert "only while its source is idle" in err and "a target that is behind" in err
     assert "shop still needs seqno 1 to 2 of this log" in err
     assert shop("reset")[0] == 1, "no answer is no"

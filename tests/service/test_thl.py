@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tranlog.change import Column, Fragment, Op, RowChange, Statement, TableMap
-from tranlog.ids import Seqno
+from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service import thl
@@ -401,3 +401,35 @@ def test_a_log_without_checksums_says_so(tmp_path: Path, capsys: pytest.CaptureF
     code, out, _ = run(log, "verify", capsys)
     assert code == 0
     assert "without checksum = 4 fragments, whose bytes nothing proves" in out
+
+
+def test_what_a_rollback_abandoned_is_shown_only_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """design/index.md, "Abandoned records": `thl list --abandoned` shows them, with the mark that took them."""
+    path = tmp_path / "log"
+    write_log(path, 3)
+    with Log.open(path, source_id="till", clock=StandingClock()) as log:
+        log.rollback(Gtid(Epoch(1), Seqno(1)))
+    arguments = ["-dir", str(path), "list", "-headers"]
+    assert thl.main(arguments) == ExitCode.DONE
+    assert [line.split("\t")[:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["0", "1"],
+        ["1", "1"],
+        ["2", "3"],
+    ]
+    assert thl.main([*arguments, "--abandoned"]) == ExitCode.DONE
+    mark, *lines = capsys.readouterr().out.splitlines()
+    assert mark == (
+        "# ABANDONED by the rollback mark at 2:42, 2011-07-01 15:15:17.0: everything after GTID(1, 1) up to seqno 4; "
+        "epoch 3 begins there"
+    )
+    assert [line.split("\t")[:2] for line in lines] == [["2", "1"], ["3", "1"], ["4", "2"]]
+    assert thl.main([*arguments, "-abandoned", "-json", "-low", "4"]) == ExitCode.DONE
+    shown = json.loads(capsys.readouterr().out)
+    assert shown[0]["matchpoint"] == "GTID(1, 1)" and [one["seqno"] for one in shown[1:]] == [4]
+    assert thl.main([*arguments[:3], "-abandoned", "-seqno", "3"]) == ExitCode.DONE
+    assert "SEQ# = 3 / FRAG# = 0 (last frag)" in capsys.readouterr().out
+    assert thl.main(["-dir", str(path), "verify"]) == ExitCode.DONE
+    assert "abandoned = 3" in capsys.readouterr().out
+    assert thl.main([*arguments, "-abandoned", "-gtid", "GTID(1, 1)"]) == ExitCode.USAGE

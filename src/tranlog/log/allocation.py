@@ -74,7 +74,7 @@ def empty_transaction(ids: tuple[str, str], tstamp: int, filling: int = 0) -> Fr
         shard_id=UNKNOWN_SHARD,
         tstamp=tstamp,
         tables=(),
-        payload=encode(Payload(metadata=((NOOP, "x" * filling),))),
+        payload=encode(Payload(metadata=((NOOP, "true" + " " * filling),))),
     )
 
 

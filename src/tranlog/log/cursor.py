@@ -14,18 +14,28 @@ from collections.abc import Container, Iterator
 from typing import Protocol
 
 from tranlog.change import Change
-from tranlog.errors import CorruptRecordError, LogClosedError, LogUnreadableError, PayloadError, PurgedError
-from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment
+from tranlog.errors import (
+    AbandonedError,
+    CorruptRecordError,
+    LogClosedError,
+    LogError,
+    LogUnreadableError,
+    PayloadError,
+    PurgedError,
+)
+from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment, lsn_text
 from tranlog.log.format import (
     BAD_CHECKSUM,
     CRC_NONE,
     HEADER,
+    SEQNO_MAX,
     BadChecksum,
     End,
     Impossible,
     Partial,
     Record,
     RecordHeader,
+    RollbackMark,
     RotateRecord,
     SegmentHeader,
     SyncRecord,
@@ -35,6 +45,7 @@ from tranlog.log.format import (
     segment_name,
     skip_events,
 )
+from tranlog.log.rollback import overtaken
 from tranlog.log.segment import SegmentReader, Segments, payload_at
 from tranlog.payload import Payload, decode
 
@@ -74,6 +85,11 @@ class StoredTransaction:
         self._start = start
         self.fragments = fragments
         self.header = header
+
+    @property
+    def start(self) -> Lsn:
+        """Where its first record stands."""
+        return self._start
 
     def payloads(self) -> Iterator[bytes]:
         """Yield each fragment's payload. Raises CorruptRecordError, PurgedError, SegmentGoneError."""
@@ -177,6 +193,10 @@ class Cursor:
         self._offset = 0
         self._expect = NO_SEQNO  # seqno of the transaction at _offset
         self._next: Seqno = view.segments.first_seqno()
+        self._begun = self._next  # where it was placed; what lies between this and _next was returned since
+        self._marks = view.segments.marks  # the rollbacks that were heeded
+        self._told: tuple[RollbackMark, ...] | None = None  # those of which the last AbandonedError spoke
+        self._living = Seqno(SEQNO_MAX)  # the last seqno that lives in the open segment
         self._limit = NO_SEQNO
         self._last: tuple[SegmentReader, Lsn, int, RecordHeader] | None = None
         self._passed: tuple[bytes, int, Lsn] | None = None  # window, place in it, and LSN of the last one passed over
@@ -188,7 +208,11 @@ class Cursor:
         return self._next
 
     def seek(self, seqno: Seqno) -> None:
-        """Stand before `seqno`, also when it is not written yet. Raises PurgedError before the first one held."""
+        """Stand before `seqno`, also when it is not written yet. Raises PurgedError before the first one held.
+
+        What lies before counts as returned only when this answers an AbandonedError, which it then raises again if
+        that was abandoned meanwhile.
+        """
         self._check_open()
         segments = self._view.segments
         first = segments.first_seqno()
@@ -197,12 +221,20 @@ class Cursor:
         if not (self._reader is not None and self._expect <= seqno and seqno - self._expect < 64):
             self._leave()
         self._last = self._passed = None
-        self._next = seqno
+        self._next = self._begun = seqno
+        if self._told is not None:
+            # What lies before this place is what the caller has left; it may have been abandoned meanwhile as well.
+            self._marks, self._told = self._told, None
+            self._begun = self._limit = NO_SEQNO
+            self._leave()
+        if segments.marks is not self._marks:
+            self._heed()
 
     def next(self, timeout_s: float = 0.0) -> StoredTransaction | None:
         """Return the next transaction, or None if none is there within `timeout_s`.
 
-        Raises CorruptRecordError, PurgedError (retention overtook this cursor), SegmentGoneError.
+        Raises CorruptRecordError, PurgedError (retention overtook this cursor), SegmentGoneError, AbandonedError (a
+        rollback went back to before what this cursor returned since its last seek: that is no longer true; seek).
         """
         return None if self.next_header(timeout_s) is None else self.current()
 
@@ -212,21 +244,49 @@ class Cursor:
         Moves on like `next`. Checksums cover the whole record and are therefore not verified here, but when the
         payload is read; the header's structure and the unbroken row of seqnos are.
         """
-        wanted = self._next
-        if wanted > self._limit and not self._wait(wanted, timeout_s):
-            return None
-        try:
-            return self._advance(wanted)
-        except OSError as exc:
-            number = 0 if self._reader is None else self._reader.number
-            self._leave()
-            raise LogUnreadableError(path=self._view.segments.path(number), why=exc.strerror or str(exc)) from exc
-        except BaseException:
-            self._leave()  # the next call starts from the index again, not in the middle of something
-            raise
+        while True:
+            wanted = self._next
+            header: RecordHeader | None = None
+            try:
+                if wanted <= self._limit or self._wait(wanted, timeout_s):
+                    header = self._advance(wanted)
+            except BaseException as exc:
+                number = 0 if self._reader is None else self._reader.number
+                self._leave()  # the next call starts from the index again, not in the middle of something
+                if isinstance(exc, LogError | OSError) and self._view.segments.marks is not self._marks:
+                    self._next = wanted
+                    self._heed()
+                    continue
+                if isinstance(exc, OSError):
+                    path = self._view.segments.path(number)
+                    raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
+                raise
+            if self._view.segments.marks is self._marks:
+                return header
+            # A rollback came between: what was read may be abandoned.
+            self._next = wanted
+            self._heed()
+            if header is None:
+                return None
+
+    def _heed(self) -> None:
+        """Learn of rollbacks. Raises AbandonedError if one of them abandoned what was returned since the last seek."""
+        segments = self._view.segments
+        marks = segments.marks
+        seen = self._marks[-1].dead_end if self._marks else Lsn(0)
+        returned = Seqno(self._next - 1) if self._next > self._begun else NO_SEQNO
+        mark = overtaken(marks, returned, seen)
+        if mark is not None:
+            self._told = marks
+            raise AbandonedError(
+                seqno=returned, matchpoint=mark.matchpoint, mark=lsn_text(mark.dead_end), epoch=mark.epoch
+            )
+        self._marks = marks
+        self._limit = NO_SEQNO
+        self._leave()
 
     def _advance(self, wanted: Seqno) -> RecordHeader:
-        if self._reader is None:
+        if self._reader is None or wanted > self._living:
             self._enter(wanted)
         if self._expect != wanted:
             self._skip_to(wanted)
@@ -272,7 +332,9 @@ class Cursor:
         if reader is None or at < 0:
             return Seqno(seqno - 1)
         window = reader.window
-        behind, following, last = pass_events(window, at, seqno, min(upto, self._limit), shards)
+        behind, following, last = pass_events(window, at, seqno, min(upto, self._limit, self._living), shards)
+        if self._view.segments.marks is not self._marks:
+            return Seqno(seqno - 1)  # a rollback came between: `next_header` heeds it
         if last >= 0:
             self._offset = reader.start + behind
             self._expect = self._next = Seqno(following)
@@ -311,7 +373,7 @@ class Cursor:
                         why = f"seqno {outcome.seqno} fragment {outcome.fragno} where seqno {wanted} belongs"
                         raise reader.corrupt(self._offset, outcome.seqno, why)
                     self._offset += outcome.record_length
-                case SyncRecord():
+                case SyncRecord() | RollbackMark():
                     self._offset += outcome.record_length
                 case RotateRecord():
                     reader = self._rotate(reader, outcome, wanted)
@@ -356,7 +418,7 @@ class Cursor:
         self._check_open()
         view = self._view
         limit = view.limit(committed_only=self._committed_only)
-        if limit < wanted and timeout_s > 0:
+        if limit < wanted and timeout_s > 0 and view.segments.marks is self._marks:
             limit = view.wait(wanted, committed_only=self._committed_only, timeout_s=timeout_s)
         if limit > self._limit:
             self._limit = limit
@@ -376,7 +438,10 @@ class Cursor:
         self._open(lsn_segment(place.lsn), wanted)
 
     def _open(self, number: int, wanted: Seqno) -> SegmentReader:
-        file = self._view.segments.open(number, wanted)
+        segments = self._view.segments
+        file = segments.open(number, wanted)
+        cut = segments.cut_of(number)
+        self._living = Seqno(SEQNO_MAX) if cut is None else cut
         if self._reader is not None:
             self._reader.close()
         self._reader = SegmentReader(file, number, checksum=self._view.checksum)
@@ -412,13 +477,16 @@ class Cursor:
         """Take a step that the fast path could not: None after moving on, or a header that passes the window."""
         reader = self._reader
         assert reader is not None
+        window = reader.start
         outcome = reader.read(self._offset, verify=False)
+        if reader.start != window:
+            self._view.limit(committed_only=self._committed_only)  # far from the limit, it hears of rollbacks here
         match outcome:
             case RecordHeader():
                 if fragno == 0:
                     self._view.segments.note(outcome.seqno, outcome.lsn)
                 return outcome
-            case SyncRecord():
+            case SyncRecord() | RollbackMark():
                 self._offset += outcome.record_length
             case RotateRecord():
                 if fragno:

@@ -1,4 +1,4 @@
-"""The bytes of a segment: header, event, rotate and sync records, and what a stretch of bytes can turn out to be.
+"""The bytes of a segment: header, event, rotate, sync and mark records, and what a stretch of bytes can turn out to be.
 
 Owns encoding and parsing of the native codec, and its limits. What a transaction's payload means is `payload`'s;
 which outcome is an error, and which the ordinary end of a log, is `recovery`'s and the cursor's. The hard idea: a
@@ -30,6 +30,7 @@ MINOR_VERSION: Final = 1
 EVENT_TYPE: Final = 1
 ROTATE_TYPE: Final = 2
 SYNC_TYPE: Final = 3
+MARK_TYPE: Final = 4
 
 CRC_NONE: Final = 0
 CRC_32: Final = 1
@@ -78,6 +79,20 @@ SYNC_FIELDS: Final = (
     ("crc_method", 1),
     ("crc", 4),
 )
+MARK_FIELDS: Final = (
+    ("record_length", 4),
+    ("record_type", 1),
+    ("epoch_number", 8),
+    ("matchpoint_epoch", 8),
+    ("matchpoint_seqno", 8),
+    ("matchpoint_lsn", 8),
+    ("dead_start", 8),
+    ("dead_end", 8),
+    ("last_seqno", 8),
+    ("written_at", 8),
+    ("crc_method", 1),
+    ("crc", 4),
+)
 EXTENSION_ITEM_FIELDS: Final = (("type", 1), ("length", 2), ("bytes", 0))
 TABLE_ITEM_FIELDS: Final = (("schema_length", 2), ("schema", 0), ("table_length", 2), ("table", 0))
 
@@ -93,6 +108,8 @@ RECORD_START: Final = struct.Struct(">IB")
 """record_length and record_type, as every record but the header begins."""
 SYNC: Final = struct.Struct(">IBQQB")
 """A sync record without its crc."""
+MARK: Final = struct.Struct(">IBQQQQQQQQB")
+"""A rollback mark without its crc."""
 TRAILER: Final = struct.Struct(">BI")
 """crc_method and crc, as every record but the header ends."""
 EXTENSION_ITEM: Final = struct.Struct(">BH")
@@ -112,6 +129,7 @@ EVENT_MIN: Final = EVENT_OVERHEAD + HEADER_LENGTH_MIN
 ROTATE_MIN: Final = RECORD_START.size + 1 + TRAILER.size
 ROTATE_MAX: Final = 512
 SYNC_BYTES: Final = SYNC.size + CRC.size
+MARK_BYTES: Final = MARK.size + CRC.size
 
 FRAGNO_MAX: Final = 65_535
 SEQNO_MAX: Final = (1 << 63) - 1
@@ -180,6 +198,30 @@ class SyncRecord(msgspec.Struct, frozen=True):
     record_length: int = SYNC_BYTES
 
 
+class RollbackMark(msgspec.Struct, frozen=True):
+    """Everything behind the matchpoint, up to this mark, is abandoned; the stream goes on behind the mark.
+
+    `epoch` is the one that begins with it, `matchpoint_lsn` where the matchpoint's first record stands. The dead
+    interval is half-open: `dead_start` lies behind the matchpoint's last record, `dead_end` is the mark's own place.
+    `last_seqno` is the last transaction that was abandoned, `written_at` is ms since 1970.
+    """
+
+    epoch: Epoch
+    matchpoint_epoch: Epoch
+    matchpoint_seqno: Seqno
+    matchpoint_lsn: Lsn
+    dead_start: Lsn
+    dead_end: Lsn
+    last_seqno: Seqno
+    written_at: int
+    record_length: int = MARK_BYTES
+
+    @property
+    def matchpoint(self) -> Gtid:
+        """The last transaction that stays."""
+        return Gtid(self.matchpoint_epoch, self.matchpoint_seqno)
+
+
 BAD_CHECKSUM: Final = "its checksum does not match its bytes"
 
 
@@ -212,7 +254,7 @@ class Impossible(msgspec.Struct, frozen=True):
     record_length: int = 0
 
 
-Outcome: TypeAlias = RecordHeader | RotateRecord | SyncRecord | End | Partial | BadChecksum | Impossible
+Outcome: TypeAlias = RecordHeader | RotateRecord | SyncRecord | RollbackMark | End | Partial | BadChecksum | Impossible
 """What a parser finds at a place in a segment."""
 
 END: Final = End()
@@ -272,7 +314,8 @@ def is_tungsten(raw: bytes) -> bool:
     length, kind, header_length = struct.unpack_from(">IBI", first)
     if kind == EVENT_TYPE:
         return bool(length > 0 and header_length == 0)
-    return bool(kind == ROTATE_TYPE) and first[RECORD_START.size] == 0
+    # A sync record of ours whose type has one wrong bit is no Tungsten log: none of its rotate records is as short.
+    return bool(kind == ROTATE_TYPE and length != SYNC_BYTES) and first[RECORD_START.size] == 0
 
 
 # --- event records ---------------------------------------------------------------------------------------
@@ -484,7 +527,7 @@ def event_checksum_holds(header: RecordHeader, crc: int) -> bool:
     return header.crc_method == CRC_NONE and header.crc == 0
 
 
-# --- rotate and sync records -----------------------------------------------------------------------------
+# --- rotate, sync and mark records -----------------------------------------------------------------------
 
 
 def encode_rotate(next_file_name: str) -> bytes:
@@ -500,6 +543,34 @@ def encode_sync(durable_lsn: int, written_at: int) -> bytes:
     return body + CRC.pack(crc32(body))
 
 
+def encode_mark(mark: RollbackMark) -> bytes:
+    """Return a rollback mark."""
+    body = MARK.pack(
+        MARK_BYTES,
+        MARK_TYPE,
+        mark.epoch,
+        mark.matchpoint_epoch,
+        mark.matchpoint_seqno,
+        mark.matchpoint_lsn,
+        mark.dead_start,
+        mark.dead_end,
+        mark.last_seqno,
+        max(mark.written_at, 0),
+        CRC_32,
+    )
+    return body + CRC.pack(crc32(body))
+
+
+def _parse_mark(raw: bytes, at: int, lsn: int) -> RollbackMark | Impossible:
+    _, _, epoch, its_epoch, seqno, place, start, end, last, written_at, _ = MARK.unpack_from(raw, at)
+    # A place of 0 is the caller's "somewhere": then nothing can be said about where the mark stands.
+    if not place < start < end or seqno >= last or its_epoch >= epoch or (lsn and end != lsn):
+        return Impossible("a rollback mark whose numbers contradict each other or its place", MARK_BYTES)
+    return RollbackMark(
+        Epoch(epoch), Epoch(its_epoch), Seqno(seqno), Lsn(place), Lsn(start), Lsn(end), Seqno(last), written_at
+    )
+
+
 SYNC_START: Final = RECORD_START.pack(SYNC_BYTES, SYNC_TYPE)
 """What a sync record begins with: how one is found behind bytes that cannot be walked."""
 
@@ -512,7 +583,7 @@ def parse_record(raw: bytes, at: int, lsn: int, checksum: bool = True) -> Outcom
     """Say what stands at `raw[at]`; `lsn` is that place's. With `checksum`, an event's bytes are checked too.
 
     Shape: an event's outcome is its header; its payload is `raw[at + record_length - 5 - data_length:...]`.
-    Rotate and sync records are always checked.
+    Rotate, sync and mark records are always checked.
     """
     left = len(raw) - at
     if left < 4:
@@ -556,6 +627,14 @@ def parse_record(raw: bytes, at: int, lsn: int, checksum: bool = True) -> Outcom
             return BadChecksum(length)
         _, _, durable_lsn, written_at, _ = SYNC.unpack_from(raw, at)
         return SyncRecord(Lsn(durable_lsn), written_at)
+    if kind == MARK_TYPE:
+        if length != MARK_BYTES:
+            return Impossible(f"a rollback mark of {length} bytes")
+        if left < length:
+            return Partial(length)
+        if not _trailing_crc_holds(raw, at, length):
+            return BadChecksum(length)
+        return _parse_mark(raw, at, lsn)
     return Impossible(f"record type {kind}, which this release does not know", length)
 
 

@@ -19,7 +19,7 @@ from tranlog.ids import NO_SEQNO, Seqno
 
 
 class Gate:
-    """Opens up to a seqno, which only rises. Threads: any."""
+    """Opens up to a seqno, which rises but for a rollback. Threads: any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,6 +44,19 @@ class Gate:
         for wake in woken:
             wake()
 
+    def go_back(self, seqno: Seqno) -> None:
+        """Be open no further than `seqno` again: what lay behind it was abandoned."""
+        with self._lock:
+            self._open = min(self._open, seqno)
+
+    def stir(self) -> None:
+        """Wake everybody, whatever they wait for: it may be another transaction now."""
+        with self._lock:
+            woken = [wake for _, _, wake in self._waiting]
+            self._waiting.clear()
+        for wake in woken:
+            wake()
+
     def close(self) -> None:
         """Wake everybody: nothing will come any more."""
         with self._lock:
@@ -55,6 +68,8 @@ class Gate:
 
     def wait(self, seqno: Seqno, timeout_s: float) -> Seqno:
         """Return how far it is open, at once when that reaches `seqno`, else after `timeout_s` at the latest.
+
+        Sooner after a rollback.
 
         Raises LogClosedError if it was closed before `seqno` came.
         """

@@ -449,6 +449,10 @@ class SeqnoIndex:
                 last_sync = self._sync_tail[-1] if self._sync_tail else last_txn_end
         return IndexRange(facts.first, seqno, last_sync, last_txn_end)
 
+    def forget_above(self, place: Place) -> None:
+        """Forget what a reader learned above a seqno, which stands at `place`; it changes no range."""
+        self._cut_buckets(Entry(place.seqno, place.lsn))
+
     def _cut_buckets(self, last: Entry | None) -> None:
         """Drop the mappings above `last` and map it exactly."""
         row = self._row
@@ -684,6 +688,10 @@ class SegmentRow:
         self._first_offset = first_offset
         self._numbers: list[int] = []
         self._prevs: list[Seqno] = []
+        # Of those, the segments in which something lives; the numbers here rise, and so do the seqnos.
+        self._living: list[int] = []
+        self._living_prevs: list[Seqno] = []
+        self._cuts: dict[int, Seqno] = {}  # the last seqno that lives in a segment whose end was abandoned
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -696,11 +704,20 @@ class SegmentRow:
         """Yield (number, prev_seqno)."""
         return iter(list(zip(self._numbers, self._prevs, strict=True)))
 
-    def add(self, number: int, prev_seqno: Seqno) -> None:
-        """Add the segment behind the newest one known."""
+    def add(self, number: int, prev_seqno: Seqno, matchpoint: Seqno | None = None) -> None:
+        """Add the segment behind the newest one known; with `matchpoint` it begins with a rollback mark."""
         assert not self._numbers or number == self._numbers[-1] + 1
+        after = prev_seqno if matchpoint is None else matchpoint
         self._numbers.append(number)
-        self._prevs.append(prev_seqno)
+        self._prevs.append(after)
+        if matchpoint is not None:
+            while self._living and self._living_prevs[-1] >= after:
+                self._cuts.pop(self._living.pop(), None)
+                self._living_prevs.pop()
+            if self._living:
+                self._cuts[self._living[-1]] = after
+        self._living.append(number)
+        self._living_prevs.append(after)
 
     def first_number(self) -> int | None:
         """Return the number of the first segment; None without any."""
@@ -712,10 +729,10 @@ class SegmentRow:
 
     def first_seqno(self) -> Seqno | None:
         """Return the first seqno that the log holds or, while it is empty, will hold; None without a segment."""
-        return Seqno(self._prevs[0] + 1) if self._prevs else None
+        return Seqno(self._living_prevs[0] + 1) if self._living else None
 
     def prev_seqno(self, number: int) -> Seqno | None:
-        """Return the last seqno before a segment; None for a segment that is not known."""
+        """Return the last seqno before a segment's own; None for a segment that is not known."""
         return self._prevs[number - self._numbers[0]] if number in self else None
 
     def start_of(self, seqno: Seqno) -> Place | None:
@@ -723,13 +740,47 @@ class SegmentRow:
 
         Two segments with one prev_seqno: the earlier one holds no transaction, the later one is right.
         """
-        at = bisect_right(self._prevs, seqno - 1) - 1
-        return None if at < 0 else Place(Seqno(self._prevs[at] + 1), lsn(self._numbers[at], self._first_offset))
+        at = bisect_right(self._living_prevs, seqno - 1) - 1
+        if at < 0:
+            return None
+        return Place(Seqno(self._living_prevs[at] + 1), lsn(self._living[at], self._first_offset))
+
+    def lives(self, number: int) -> bool:
+        """Whether a segment holds, or may come to hold, a living transaction."""
+        at = bisect_left(self._living, number)
+        return at < len(self._living) and self._living[at] == number
+
+    def cut_of(self, number: int) -> Seqno | None:
+        """Return the last seqno that lives in a segment, if what comes behind it there was abandoned; else None.
+
+        That of a segment in which nothing lives lies before its first.
+        """
+        if self.lives(number):
+            return self._cuts.get(number)
+        prev_seqno = self.prev_seqno(number)
+        # Nothing lives in a segment only where a later one begins with a mark, and goes on from further back.
+        return None if prev_seqno is None else self._living_prevs[bisect_left(self._living, number)]
+
+    def lasts(self) -> list[tuple[int, Seqno | None]]:
+        """Return (number, last living seqno) of each segment; None for the newest, whose end is not known here."""
+        found: list[tuple[int, Seqno | None]] = []
+        for at, number in enumerate(self._numbers):
+            if at + 1 == len(self._numbers):
+                found.append((number, None))
+                continue
+            # A segment that begins with a mark does not say where the one before it ends, but that one's cut does.
+            cut = self.cut_of(number)
+            found.append((number, self._prevs[at + 1] if cut is None else cut))
+        return found
 
     def drop_front(self, number: int) -> None:
         """Forget the segments below `number`."""
         at = bisect_left(self._numbers, number)
+        for gone in self._numbers[:at]:
+            self._cuts.pop(gone, None)
         del self._numbers[:at], self._prevs[:at]
+        at = bisect_left(self._living, number)
+        del self._living[:at], self._living_prevs[:at]
 
 
 # --- the stored form --------------------------------------------------------------------------------------

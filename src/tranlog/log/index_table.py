@@ -87,6 +87,20 @@ def decode_table(raw: bytes) -> dict[int, bytes]:
     return table
 
 
+def good_bytes(raw: bytes) -> int:
+    """Return where the good frames of a file end; what stands behind counts for nothing."""
+    if len(raw) < _HEADER.size or _HEADER.unpack_from(raw)[:2] != (_MAGIC, _VERSION):
+        return 0
+    at = _HEADER.size
+    while at + _FRAME.size <= len(raw):
+        length, crc = _FRAME.unpack_from(raw, at)
+        body = raw[at + _FRAME.size : at + _FRAME.size + length]
+        if len(body) < length or not length or crc32(body) != crc:
+            break
+        at += _FRAME.size + length
+    return at
+
+
 def read_index(path: str, disk: Disk) -> tuple[SeqnoIndex, BuiltFrom] | None:
     """Return the stored index at `path`; None if there is none, or none that holds together."""
     try:
@@ -160,5 +174,6 @@ __all__ = [
     "IndexTable",
     "decode_table",
     "encode_frame",
+    "good_bytes",
     "read_index",
 ]

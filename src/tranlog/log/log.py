@@ -1,12 +1,11 @@
-"""The one writer of a log: append, commit, rotate, recover, purge.
+"""The one writer of a log: append, commit, rotate, recover, roll back, purge.
 
-Owns what is on disk and what is said about it: the lock, the newest segment, the positions file. What a crash
-leaves is judged by `recovery`, which segments may go by `retention`; reading is `cursor`'s. The hard idea: there
-are three ends, and each moves by its own rule. *Appended* may be in memory; *visible* is written and whole, and
-never taken back; *durable* is what a sync covered. A sync runs outside the lock, one thread at a time, and serves
-everybody who came before it began.
+Owns a log's life: opening it, giving out places, rotating, rolling back, purging, the stored index, closing. How bytes
+become visible and durable is `log_end`'s; what a crash leaves is judged by `recovery`, which segments may go by
+`retention`; reading is `cursor`'s. The hard idea: every step that ends or begins a segment is durable before the next
+one begins, so a crash finds either none of it or all of it.
 
-Source: seeds/thl-internals; design/log-format.md; design/performance.md, "One lock, leader/follower group commit".
+Source: seeds/thl-internals; design/log-format.md.
 """
 
 from __future__ import annotations
@@ -14,39 +13,36 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Sequence
 from threading import get_ident
 
 from tranlog.change import Fragment
 from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
+from tranlog.disk import Disk, OsDisk
 from tranlog.errors import (
-    DiskFailedError,
     DiskFullError,
     LogClosedError,
     LogError,
-    LogLockedError,
     PurgeFailedError,
     RecordLimitError,
+    RollbackError,
 )
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno, lsn
+from tranlog.ids import NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
 from tranlog.log.allocation import Allocation, empty_transaction, padding_for, size_of
 from tranlog.log.cursor import Cursor
 from tranlog.log.format import (
     HEADER,
     RecordHeader,
-    encode_event,
+    RollbackMark,
+    encode_mark,
     encode_rotate,
     encode_sync,
     segment_name,
 )
-from tranlog.log.gate import Gate
 from tranlog.log.index import BuiltFrom
-from tranlog.log.index_table import INDEX_NAME, IndexTable
+from tranlog.log.log_end import LogEnd
 from tranlog.log.opening import (
     DISK_FULL,
-    RecoveryReport,
     create_segment,
     make_directory,
     open_newest,
@@ -56,93 +52,30 @@ from tranlog.log.opening import (
 from tranlog.log.options import LogOptions, LogStatus
 from tranlog.log.positions import (
     NO_LSN,
-    POSITIONS_NAME,
-    Positions,
     PositionsFile,
+    drop_hold,
     hold,
     read_holds,
 )
-from tranlog.log.prefix import Extent, UnbrokenPrefix
-from tranlog.log.purging import Purging
+from tranlog.log.prefix import Extent
 from tranlog.log.reader import LogReader
-from tranlog.log.recent import ReadCounts, RecentPieces
 from tranlog.log.retention import SegmentAge
+from tranlog.log.rollback import refusal
 from tranlog.log.segment import (
-    LOCK_NAME,
-    Segments,
     SegmentStat,
     join,
 )
 
 logger = logging.getLogger(__name__)
 
-_NAMED_TABLES = 5
-"""So many tables of a transaction that is refused are named."""
 
-
-class Log:
+class Log(LogEnd):
     """A log opened for writing. There is one at a time per directory; `LogReader` is for everybody else.
 
     Threads: any number may append, commit and take cursors. A transaction of several fragments belongs to the
     thread that began it: others wait until its last fragment, or `abandon_open`. `_lock` guards everything; it is
     let go while a sync runs.
     """
-
-    def __init__(
-        self, path: str, *, source_id: str, options: LogOptions, disk: Disk, clock: Clock, lock_file: DiskLock
-    ) -> None:
-        """For `open` only."""
-        self._path = path
-        self._source_id = source_id
-        self._options = options
-        self._disk = disk
-        self._clock = clock
-        self._lock_file = lock_file
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)  # a sync ended, a transaction ended, the log closed
-        self._seen = Gate()  # opens as transactions become visible
-        self._proven = Gate()  # opens as they become durable
-        self._segments = Segments(path, disk)
-        self._segments.recent = self._recent = RecentPieces()
-        self._purging = Purging(path, disk, self._segments)
-        self._positions: PositionsFile | None = None
-        self._index_table = IndexTable(join(path, INDEX_NAME), disk)
-        self._epoch = NO_EPOCH
-        self._syncs = 0
-        self._stopped: LogError | None = None
-        self._closed = False
-        # the newest segment
-        self._file: DiskFile | None = None
-        self._number = 0
-        self._flushed_end = 0  # everything before it is written, or allocated to somebody who will
-        self._pending = bytearray()  # what belongs at _flushed_end
-        self._buffered = Extent(Seqno(0))  # the complete transactions in it
-        self._prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
-        self._allocations: dict[Seqno, Allocation] = {}  # those that are neither complete nor abandoned
-        self._draining = False  # the disk is full, and writers outside the lock are waited for
-        # the transaction that is being appended
-        self._next_seqno = Seqno(0)
-        self._fragno = 0  # > 0: it is open
-        self._owner = 0
-        self._open_start = 0
-        self._transaction_bytes = 0
-        # given a place: complete, or allocated
-        self._last = NO_SEQNO
-        self._last_ids = (source_id, "")
-        self._appended = NO_SEQNO  # the last one that `append` completed
-        self._refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
-        # visible
-        self._visible = NO_SEQNO
-        self._visible_start = NO_LSN
-        self._visible_end = 0
-        self._visible_ids = (source_id, "")
-        # durable
-        self._durable = NO_SEQNO
-        self._durable_end = 0
-        self._sync_due = True  # a sync record goes before the next record
-        self._syncing = False
-        self._sync_end = 0  # what the running sync covers; a cut lowers it
-        self.recovered = RecoveryReport(created=True, clean=True)
 
     # --- opening -------------------------------------------------------------------------------------
 
@@ -206,36 +139,6 @@ class Log:
             self._publish()
 
     # --- what it holds -------------------------------------------------------------------------------
-
-    @property
-    def path(self) -> str:
-        """The log's directory."""
-        return self._path
-
-    @property
-    def epoch(self) -> Epoch:
-        """The epoch of this opening of the log."""
-        return self._epoch
-
-    @property
-    def first_seqno(self) -> Seqno:
-        """The first transaction held; NO_SEQNO while there is none."""
-        return self._segments.first_seqno() if self._visible_start != NO_LSN else NO_SEQNO
-
-    @property
-    def last_seqno(self) -> Seqno:
-        """The last transaction that has a place, visible or not; NO_SEQNO while there is none."""
-        return self._last
-
-    @property
-    def visible_seqno(self) -> Seqno:
-        """The last transaction that readers may see."""
-        return self._visible
-
-    @property
-    def durable_seqno(self) -> Seqno:
-        """The last transaction that a sync covered."""
-        return self._durable
 
     def last(self) -> RecordHeader | None:
         """Return the header of the last visible transaction's last fragment; None in a log without any."""
@@ -306,71 +209,6 @@ class Log:
                 self._rotate()
                 return
 
-    def _append(self, fragment: Fragment, me: int) -> Gtid:
-        seqno = self._next_seqno
-        fragno = self._fragno
-        payload = fragment.payload
-        try:
-            head, trailer = encode_event(
-                seqno=seqno,
-                fragno=fragno,
-                last_frag=fragment.last,
-                epoch=self._epoch,
-                source_id=fragment.source_id,
-                event_id=fragment.event_id,
-                shard_id=fragment.shard_id,
-                tstamp=fragment.tstamp,
-                tables=fragment.tables,
-                payload=payload,
-                checksum=self._options.checksum,
-            )
-            size = len(head) + len(payload) + len(trailer)
-            if fragno:
-                size += self._transaction_bytes
-            if size > self._options.spill_above:
-                names = ", ".join([f"{schema}.{table}" for schema, table in (fragment.tables or ())[:_NAMED_TABLES]])
-                changes = f"with changes of {names or 'many tables'}, "
-                raise RecordLimitError(
-                    event_id=fragment.event_id,
-                    why=f"its records, {changes}take {size} bytes or more, and spill_above is "
-                    f"{self._options.spill_above}",
-                )
-        except RecordLimitError:
-            if fragno:
-                self._drop_open()
-            raise
-        pending = self._pending
-        self._prove_before_next()
-        if fragno == 0:
-            self._open_start = self._flushed_end + len(pending)
-        pending += head
-        pending += payload
-        pending += trailer
-        buffered = self._buffered
-        buffered.owners.add(me)
-        if fragment.last:
-            ids = (fragment.source_id, fragment.event_id)
-            buffered.add(seqno, self._number, self._open_start, self._flushed_end + len(pending), ids)
-            self._last = self._appended = seqno
-            self._last_ids = ids
-            self._next_seqno = Seqno(seqno + 1)
-            if fragno:
-                self._fragno = self._owner = 0
-                self._changed.notify_all()
-        else:
-            self._fragno = fragno + 1
-            self._owner = me
-            self._transaction_bytes = size
-        if len(pending) >= self._options.buffer_bytes:
-            self._flush()
-        return Gtid(self._epoch, seqno)
-
-    def _prove_before_next(self) -> None:
-        """Put a sync record before the next record, if a sync has completed since the last one."""
-        if self._sync_due:
-            self._pending += encode_sync(lsn(self._number, self._durable_end), self._clock.now_ms())
-            self._sync_due = False
-
     def allocate(self, fragments: Sequence[Fragment]) -> Allocation:
         """Give a whole transaction its seqno and its place; its bytes are written later, outside the lock.
 
@@ -425,43 +263,6 @@ class Log:
         self.commit(sync=sync)
         return gtid
 
-    def begin_write(self, extent: Extent) -> DiskFile:
-        """For `Allocation` only."""
-        with self._lock:
-            self._check_extent(extent)
-            extent.writing = True
-            assert self._file is not None
-            return self._file
-
-    def end_write(self, extent: Extent, failure: OSError | None) -> None:
-        """For `Allocation` only."""
-        with self._lock:
-            extent.writing = False
-            self._changed.notify_all()
-            if failure is not None:
-                raise self._write_failed(failure) from failure
-            self._check_extent(extent)
-
-    def finish(self, extent: Extent, sync: bool) -> None:
-        """For `Allocation` only."""
-        with self._lock:
-            self._check_extent(extent)
-            extent.done = True
-            self._allocations.pop(extent.first, None)
-            self._check_lock_file()
-            self._flush()
-            self._publish()
-            self._changed.notify_all()
-            if sync:
-                self._await_durable(extent.last, get_ident())
-                self._check_extent(extent)
-
-    def _check_extent(self, extent: Extent) -> None:
-        if extent.refused is not None:
-            raise DiskFullError(path=extent.refused)
-        if self._stopped is not None:
-            self._check(get_ident())
-
     def abandon_open(self) -> None:
         """Forget the fragments of a transaction whose last one will not come; without one this is harmless."""
         with self._lock:
@@ -491,217 +292,6 @@ class Log:
             self._await_durable(target, me)
             return min(target, self._last)
 
-    def _await_durable(self, target: Seqno, me: int) -> None:
-        """Return once `target` is durable: sync, or wait for whoever syncs, and for every older transaction.
-
-        What a full disk took meanwhile is not waited for; those that it belonged to are told.
-        """
-        while self._durable < min(target, self._last):
-            if self._syncing or self._draining:
-                self._changed.wait()
-            elif NO_SEQNO != self._prefix.oldest_unfinished() <= target:
-                if self._pending:
-                    self._check_lock_file()
-                    self._flush()
-                    self._publish()
-                self._changed.wait()
-            else:
-                self._lead_sync()
-                continue
-            if self._stopped is not None or self._refused:
-                self._check(me)
-
-    def _lead_sync(self) -> None:
-        """Write, publish and sync for everybody who has finished so far; the lock is free while the disk works."""
-        self._check_lock_file()
-        self._flush()
-        self._publish()
-        self._syncing = True
-        self._sync_end = self._visible_end if len(self._prefix) else self._flushed_end
-        covered = self._visible
-        file = self._file
-        assert file is not None
-        failure: OSError | None = None
-        self._lock.release()
-        try:
-            file.sync()
-        except OSError as exc:
-            failure = exc
-        finally:
-            self._lock.acquire()
-            self._syncing = False
-            self._changed.notify_all()
-        if failure is not None:
-            raise self._stop_for(failure, "sync") from failure
-        if self._stopped is not None:
-            self._check(get_ident())  # stopped meanwhile: the positions file may be another writer's already
-        self._syncs += 1
-        self._durable = max(self._durable, covered)
-        self._durable_end = self._sync_end
-        self._sync_due = True
-        self._write_positions(look=True)
-
-    def _sync_now(self) -> None:
-        """Sync under the lock, nothing else running: everything flushed is durable then."""
-        assert self._file is not None
-        try:
-            self._file.sync()
-        except OSError as exc:
-            raise self._stop_for(exc, "sync") from exc
-        self._syncs += 1
-        self._durable = self._last
-        self._durable_end = self._flushed_end
-        self._sync_due = True
-
-    def _flush(self) -> None:
-        """Write what is pending."""
-        pending = self._pending
-        if not pending:
-            return
-        assert self._file is not None
-        try:
-            written = bytes(pending)
-            self._file.pwrite(written, self._flushed_end)
-        except OSError as exc:
-            raise self._write_failed(exc) from exc
-        self._recent.put(self._number, self._flushed_end, written)
-        self._flushed_end += len(pending)
-        pending.clear()
-
-    def _publish(self) -> None:
-        """Let readers see every transaction before the oldest unfinished one; what was pending has been flushed."""
-        if self._buffered:
-            self._buffered.done = True
-            self._seal()
-        visible = self._prefix.advance()
-        if not visible:
-            return
-        for extent in visible:
-            self._segments.register(self._number, extent.first, extent.starts)
-        newest = visible[-1]
-        self._visible = newest.last
-        self._visible_start = newest.last_start
-        self._visible_end = newest.end
-        self._visible_ids = newest.ids
-        self._write_positions()
-
-    def _seal(self) -> None:
-        """Give the buffered transactions their place in the row, and begin another buffer."""
-        self._prefix.allocate(self._buffered)
-        self._buffered = Extent(Seqno(self._buffered.last + 1))
-        if self._fragno:
-            self._buffered.owners.add(self._owner)
-
-    def _write_positions(self, *, look: bool = False) -> None:
-        """Tell readers, here and elsewhere; with `look`, see first whether the file is still where they look for it."""
-        assert self._positions is not None
-        self._segments.synced(self._durable)
-        try:
-            if look:
-                self._positions.restore()
-            self._positions.write(
-                Positions(
-                    boot_id=self._positions.boot_id,
-                    identity=self._positions.identity,
-                    epoch=self._epoch,
-                    first_seqno=self._segments.first_seqno(),
-                    visible_seqno=self._visible,
-                    durable_seqno=self._durable,
-                    committed_seqno=self._durable,
-                    visible_lsn=self._visible_start,
-                )
-            )
-        except OSError as exc:
-            raise self._stop_for(exc, "write", POSITIONS_NAME) from exc
-        self._seen.open_to(self._visible)
-        self._proven.open_to(self._durable)
-
-    # --- refusing and stopping -----------------------------------------------------------------------
-
-    def _check(self, me: int) -> None:
-        if me in self._refused:
-            raise DiskFullError(path=self._refused.pop(me))
-        if self._stopped is not None:
-            if isinstance(self._stopped, LogClosedError):
-                raise LogClosedError()
-            raise LogClosedError(f"it closed itself ({self._stopped})") from self._stopped
-
-    def _check_lock_file(self) -> None:
-        if self._lock_file.held():
-            return
-        self._stop(LogLockedError(path=self._path, holder=f"{LOCK_NAME} was replaced or removed under this one"))
-        assert self._stopped is not None
-        raise self._stopped
-
-    def _stop(self, error: LogError) -> None:
-        self._stopped = error
-        self._changed.notify_all()
-        logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
-
-    def _stop_for(self, exc: OSError, what: str, name: str | None = None) -> DiskFailedError:
-        """Close the log for writing and return the error that says so; `name`: the file, if not the newest segment."""
-        error = DiskFailedError(
-            path=join(self._path, name or segment_name(self._number)), why=f"{what} failed: {exc.strerror or exc}"
-        )
-        self._stop(error)
-        return error
-
-    def _write_failed(self, exc: OSError) -> LogError:
-        """Take back what is not visible if the disk is full, else close; return the error to raise."""
-        if exc.errno not in DISK_FULL:
-            return self._stop_for(exc, "write")
-        path = join(self._path, segment_name(self._number))
-        if self._draining:  # another thread was told first
-            self._changed.wait_for(lambda: not self._draining)
-            return DiskFullError(path=path)
-        self._draining = True
-        while self._prefix.writing():
-            self._changed.wait()
-        self._draining = False
-        self._allocations.clear()
-        owners = self._prefix.take_back(path) | self._buffered.owners
-        self._refused.update(dict.fromkeys(owners - {get_ident()}, path))
-        self._changed.notify_all()
-        if self._stopped is not None:
-            return self._stopped
-        try:
-            self._cut_to(self._visible_end)
-        except OSError as again:
-            return self._stop_for(again, "cutting back")
-        self._next_seqno = Seqno(self._visible + 1)
-        self._buffered = Extent(self._next_seqno)
-        self._last = self._appended = self._visible
-        self._last_ids = self._visible_ids
-        self._fragno = self._owner = 0
-        logger.warning("The disk is full; what was not committed is refused. path=%s", path)
-        return DiskFullError(path=path)
-
-    def _drop_open(self) -> None:
-        """Take back the open transaction's fragments."""
-        start = self._open_start
-        self._fragno = self._owner = 0
-        self._changed.notify_all()
-        if start >= self._flushed_end:
-            del self._pending[start - self._flushed_end :]
-            self._sync_due = True
-            return
-        try:
-            self._cut_to(start)
-        except OSError as exc:
-            raise self._stop_for(exc, "cutting back") from exc
-
-    def _cut_to(self, end: int) -> None:
-        """Shorten the newest segment; synced, so that what is cut cannot come back behind new records."""
-        assert self._file is not None
-        self._pending.clear()
-        self._recent.forget()
-        self._file.truncate(end)
-        self._file.sync()
-        self._flushed_end = end
-        self._durable_end = min(self._durable_end, end)
-        self._sync_end = min(self._sync_end, end)
-        self._sync_due = True
-
     # --- rotating and purging ------------------------------------------------------------------------
 
     def _rotate(self) -> None:
@@ -709,6 +299,20 @@ class Log:
         self._check_lock_file()
         self._flush()
         self._publish()
+        self._begin_segment()
+        self._segments.adopt(self._number, self._visible)
+        self._write_positions()
+        self._store_index()
+        if self._options.retention_s is not None:
+            try:
+                self._purge(None)
+            except (OSError, LogError) as exc:
+                if self._stopped is not None:
+                    raise
+                logger.warning("Retention could not remove segments. path=%s why=%s", self._path, exc)
+
+    def _begin_segment(self, first_records: bytes = b"") -> None:
+        """End the newest segment, durable; create the next one, durable with its first records."""
         assert self._file is not None
         end = self._flushed_end
         number = self._number + 1
@@ -720,7 +324,7 @@ class Log:
         self._sync_now()
         old = self._number
         try:
-            file = create_segment(self._path, self._disk, number, self._visible)
+            file = create_segment(self._path, self._disk, number, self._visible, first_records)
         except OSError as exc:
             if exc.errno not in DISK_FULL:
                 raise self._stop_for(exc, "starting the next segment") from exc
@@ -737,18 +341,106 @@ class Log:
         self._file.close()
         self._file = file
         self._number = number
-        self._flushed_end = self._durable_end = self._visible_end = HEADER.size
-        self._segments.adopt(number, self._visible)
-        self._write_positions()
-        self._store_index()
+        self._flushed_end = self._durable_end = self._visible_end = HEADER.size + len(first_records)
         logger.debug("Rotated. from=%s to=%s", segment_name(old), segment_name(number))
-        if self._options.retention_s is not None:
-            try:
-                self._purge(None)
-            except (OSError, LogError) as exc:
-                if self._stopped is not None:
-                    raise
-                logger.warning("Retention could not remove segments. path=%s why=%s", self._path, exc)
+
+    # --- rolling back --------------------------------------------------------------------------------
+
+    def rollback(self, matchpoint: Gtid) -> RollbackMark | None:
+        """Abandon everything after `matchpoint`, durably, and open a new epoch there; return the mark that says so.
+
+        None, and no new epoch, where nothing follows it. What is abandoned stays in its segments, and no reader sees
+        it. The mark takes effect as a whole or not at all, whatever a crash cuts off. A cursor that has returned
+        something of it raises AbandonedError at its next step. Raises RollbackError, LogClosedError, DiskFullError
+        (nothing was changed), DiskFailedError (open the log again and see), HoldError, LogLockedError.
+        """
+        with self._lock:
+            while self._syncing or self._draining:
+                self._changed.wait()
+            if self._stopped is not None or self._refused:
+                self._check(get_ident())
+            self._check_lock_file()
+            header, start = self._find(matchpoint.seqno)
+            why = refusal(
+                matchpoint,
+                first=self._segments.first_seqno(),
+                visible=self._visible,
+                last=self._last,
+                unfinished=self._unfinished(),
+                found=None if header is None else header.epoch,
+                holds=[(one.name, one.restart_seqno) for one in read_holds(self._path, disk=self._disk)],
+            )
+            if why is not None:
+                raise RollbackError(matchpoint=matchpoint, why=why)
+            if header is None or matchpoint.seqno == self._visible:
+                return None
+            self._flush()  # a sync record may be left of a transaction that was given up
+            number = self._number + 1
+            proof = encode_sync(lsn(self._number, self._flushed_end), self._clock.now_ms())
+            mark = RollbackMark(
+                epoch=Epoch(self._epoch + 1),
+                matchpoint_epoch=header.epoch,
+                matchpoint_seqno=header.seqno,
+                matchpoint_lsn=start,
+                dead_start=Lsn(header.lsn + header.record_length),
+                dead_end=lsn(number, HEADER.size + len(proof)),
+                last_seqno=self._visible,
+                written_at=max(self._clock.now_ms(), 0),
+            )
+            self._begin_segment(proof + encode_mark(mark))
+            self._go_back(mark, header)
+            return mark
+
+    def _unfinished(self) -> str | None:
+        """Return what of the writing is under way; None when nothing is."""
+        if self._fragno:
+            return f"seqno {self._next_seqno} is open: its last fragment has not come"
+        oldest = self._prefix.oldest_unfinished()
+        return None if oldest == NO_SEQNO else f"seqno {oldest} has its place and is not complete"
+
+    def _find(self, seqno: Seqno) -> tuple[RecordHeader | None, Lsn]:
+        """Return the last header of a visible transaction and where its first record stands; None if there is none."""
+        if not max(self._segments.first_seqno(), 0) <= seqno <= self._visible:
+            return None, NO_LSN
+        with self.cursor() as cursor:
+            cursor.seek(seqno)
+            found = cursor.next()
+        return (None, NO_LSN) if found is None else (found.header, found.start)
+
+    def _go_back(self, mark: RollbackMark, header: RecordHeader) -> None:
+        """Take a mark that is durable for the end of the stream, and begin its epoch with a no-op."""
+        last = mark.matchpoint_seqno
+        # What readers may pass to comes first: the segments that they then look into hold nothing beyond it.
+        self._last = self._appended = self._visible = self._durable = last
+        self._seen.go_back(last)
+        self._proven.go_back(last)
+        self._next_seqno = Seqno(last + 1)
+        self._buffered = Extent(self._next_seqno)
+        self._last_ids = self._visible_ids = (header.source_id, header.event_id)
+        self._visible_start = mark.matchpoint_lsn
+        self._epoch = mark.epoch
+        self._segments.roll_back(self._number, mark.last_seqno, mark)
+        logger.warning(
+            "Rolled back. matchpoint=%s abandoned=%d..%d mark=%s epoch=%d path=%s",
+            mark.matchpoint,
+            last + 1,
+            mark.last_seqno,
+            lsn_text(mark.dead_end),
+            mark.epoch,
+            self._path,
+        )
+        self._sync_due = True
+        try:
+            self._append(empty_transaction(self._last_ids, max(self._clock.now_ms(), 0)), get_ident())
+            self._flush()
+            self._sync_now()
+            self._publish()
+        except DiskFullError as exc:  # the mark says all that matters
+            logger.warning("The new epoch has no no-op. path=%s why=%s", self._path, exc)
+        self._write_positions()
+        self._seen.stir()
+        self._proven.stir()
+        self._store_index()
 
     def flush_index(self) -> None:
         """Store the index as it is: what is durable and visible. Opening and seeking are faster for it, never wrong."""
@@ -866,14 +558,6 @@ class Log:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def gate(self, *, committed_only: bool = False) -> Gate:
-        """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""
-        return self._proven if committed_only else self._seen
-
-    def read_counts(self) -> ReadCounts:
-        """Return from where the cursors of this process got what they read."""
-        return self._recent.counts
-
 
 class _OwnView:
     """The log as the cursors of its own process see it."""
@@ -892,4 +576,4 @@ class _OwnView:
         return self._log.gate(committed_only=committed_only).wait(seqno, timeout_s)
 
 
-__all__ = ["Log", "LogOptions", "LogReader", "hold", "read_holds"]
+__all__ = ["Log", "LogOptions", "LogReader", "drop_hold", "hold", "read_holds"]

@@ -22,17 +22,19 @@ from tranlog.errors import (
     CorruptRecordError,
     DiskFailedError,
     DiskFullError,
+    IndexCutError,
     LogError,
     LogLockedError,
     LogMissingError,
     LogUnreadableError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
-from tranlog.log.format import HEADER, RecordHeader, encode_header, segment_name
-from tranlog.log.index import BuiltFrom, Place, SeqnoIndex
+from tranlog.log.format import HEADER, SEQNO_MAX, RecordHeader, encode_header, segment_name
+from tranlog.log.index import BuiltFrom, Entry, Place, SegmentRow, SeqnoIndex
 from tranlog.log.index_table import INDEX_NAME, read_index
 from tranlog.log.positions import Positions, read_positions
-from tranlog.log.recovery import Continue, NewLog, Refuse, Survey, plan
+from tranlog.log.recovery import Continue, NewLog, Refuse, SegmentGlance, Survey, plan
+from tranlog.log.rollback import marks_behind
 from tranlog.log.scan import scan_segment, survey
 from tranlog.log.segment import CUT_DIR, LOCK_NAME, WINDOW_BYTES, SegmentReader, Segments, join
 
@@ -103,7 +105,7 @@ def take_lock(path: str, disk: Disk) -> DiskLock:
         raise LogLockedError(path=path, holder=read_holder(path, disk)) from exc
 
 
-def _sign_lock(path: str, disk: Disk) -> None:
+def sign_lock(path: str, disk: Disk) -> None:
     """Leave word in the lock file of who holds it, for messages."""
     file = disk.open(join(path, LOCK_NAME), write=True)
     try:
@@ -141,7 +143,7 @@ def open_newest(path: str, disk: Disk, segments: Segments, *, start_after: Gtid 
 
     The lock is held. Raises CorruptRecordError, LogUnreadableError, LogCodecError, and OSError.
     """
-    _sign_lock(path, disk)
+    sign_lock(path, disk)
     published = read_positions(path, disk)
     found = survey(path, disk)
     decided = plan(found)
@@ -177,15 +179,19 @@ def open_newest(path: str, disk: Disk, segments: Segments, *, start_after: Gtid 
                 epoch = max(epoch, decided.last_header.epoch)
             elif start_after is not None:
                 epoch = max(epoch, start_after.epoch)
+            epoch = max(epoch, decided.mark_epoch)
             return _continue(path, disk, segments, found, decided, published, Epoch(epoch + 1))
 
 
-def create_segment(path: str, disk: Disk, number: int, prev_seqno: Seqno) -> DiskFile:
-    """Create a segment, or write the torn header of one again, durable; return it open. Raises OSError."""
+def create_segment(path: str, disk: Disk, number: int, prev_seqno: Seqno, first_records: bytes = b"") -> DiskFile:
+    """Create a segment, or write the torn header of one again, durable; return it open. Raises OSError.
+
+    `first_records` come with the header, in one write: who sees the one sees the others.
+    """
     file = disk.open(join(path, segment_name(number)), write=True, create=True)
     try:
         file.truncate(0)
-        file.pwrite(encode_header(prev_seqno), 0)
+        file.pwrite(encode_header(prev_seqno) + first_records, 0)
         file.sync()
         disk.sync_dir(path)
     except BaseException:
@@ -240,40 +246,88 @@ def load_index(path: str, disk: Disk, found: Survey, decided: Continue) -> Seqno
     The stored index is believed if it fits the row of segments, and its last transaction stands where it says, in
     the epoch that it says. What came behind it is scanned. Raises OSError.
     """
-    row = [(glance, glance.prev_seqno) for glance in found.glances if glance.prev_seqno is not None]
+    row = _living_row(found)
     stored = read_index(join(path, INDEX_NAME), disk)
     if stored is not None:
         index, built_from = stored
-        why = _contradiction(path, disk, index, built_from, found, decided)
+        why = None
+        try:
+            built_from = _abandon(index, built_from, found)
+        except IndexCutError as exc:
+            why = str(exc)
         if why is None:
-            why = _go_on(path, disk, index, built_from, found, decided)
+            why = _contradiction(path, disk, index, built_from, row, decided)
+        if why is None:
+            why = _go_on(path, disk, index, built_from, row, found, decided)
         if why is None:
             return index
         logger.warning("The stored index does not fit the log and is built again. path=%s why=%s", path, why)
     places = [
-        Place(Seqno(prev_seqno + 1), lsn(glance.number, glance.first_offset))
-        for glance, prev_seqno in row
-        if glance.first_offset is not None and prev_seqno < decided.last_seqno
+        Place(one.first, lsn(one.glance.number, one.glance.first_offset))
+        for one in row
+        if one.glance.first_offset is not None and one.first <= decided.last_seqno
     ]
     scanned = {scan.number: scan for scan in found.scans}
-    known = next((prev for glance, prev in row if glance.number in scanned), decided.last_seqno)
-    after = row[0][1] if row else decided.last_seqno
+    known = next((Seqno(one.first - 1) for one in row if one.glance.number in scanned), decided.last_seqno)
+    after = Seqno(row[0].first - 1) if row else decided.last_seqno
     index = SeqnoIndex.rough(after, [place for place in places if place.seqno <= known], known)
-    for scan in found.scans:
-        index.register_run(scan.number, Seqno(index.prefix + 1), scan.starts)
+    for one in row:
+        scan = scanned.get(one.glance.number)
+        if scan is not None:
+            index.register_run(scan.number, Seqno(index.prefix + 1), scan.starts[: one.last + 1 - one.first])
     return index
 
 
+@dataclass(frozen=True, slots=True)
+class _Living:
+    """The front of a segment that belongs to the stream: seqnos `first` to `last`, both inclusive."""
+
+    glance: SegmentGlance
+    first: Seqno
+    last: Seqno
+
+
+def _living_row(found: Survey) -> list[_Living]:
+    """Return what lives of each segment, first to newest; segments in which nothing can live are left out.
+
+    `last` of the newest one is beyond every seqno.
+    """
+    row = SegmentRow(first_offset=HEADER.size)
+    glances = {glance.number: glance for glance in found.glances}
+    for glance in found.glances:
+        if glance.prev_seqno is not None:
+            row.add(glance.number, glance.prev_seqno, None if glance.mark is None else glance.mark.matchpoint_seqno)
+    living = []
+    for number, last in row.lasts():
+        prev_seqno = row.prev_seqno(number)
+        assert prev_seqno is not None
+        end = Seqno(SEQNO_MAX) if last is None else last
+        if row.lives(number):
+            living.append(_Living(glances[number], Seqno(prev_seqno + 1), end))
+    return living
+
+
+def _abandon(index: SeqnoIndex, built_from: BuiltFrom, found: Survey) -> BuiltFrom:
+    """Take out of a stored index what the rollback marks behind its end abandoned; return the end that it has then.
+
+    Raises IndexCutError where the index does not hold a matchpoint.
+    """
+    for mark in marks_behind(found.marks, built_from.end):
+        if mark.matchpoint_seqno < index.prefix_range.last:
+            index.truncate_end(Entry(mark.matchpoint_seqno, mark.matchpoint_lsn))
+            built_from = BuiltFrom(epoch=mark.matchpoint_epoch, end=mark.dead_end)
+        # else: it ends at or before the matchpoint, and what lies between the two is still to be scanned
+    return built_from
+
+
 def _contradiction(
-    path: str, disk: Disk, index: SeqnoIndex, built_from: BuiltFrom, found: Survey, decided: Continue
+    path: str, disk: Disk, index: SeqnoIndex, built_from: BuiltFrom, row: list[_Living], decided: Continue
 ) -> str | None:
     """Return why a stored index is not of this log as it is now; None when it is. The front is cut to match."""
-    prevs = {one.number: one.prev_seqno for one in found.glances if one.prev_seqno is not None}
     covered = index.prefix_range
-    first_number = min(prevs, default=0)
-    if covered.first == NO_SEQNO or not prevs:
+    if covered.first == NO_SEQNO or not row:
         return "it covers nothing"
-    first = prevs[first_number] + 1
+    first = row[0].first
     if covered.first > first or covered.last < first:
         return f"it begins at seqno {covered.first}, the log at {first}"
     if covered.last > decided.last_seqno:
@@ -282,10 +336,11 @@ def _contradiction(
     if covered.first < first:
         if covered.last == first - 1:
             return "everything that it covers was purged"
-        index.truncate_front(Seqno(first - 1), lsn(first_number, HEADER.size))
+        index.truncate_front(Seqno(first - 1), lsn(row[0].glance.number, HEADER.size))
+    living = {one.glance.number: one for one in row}
     for bucket in index.buckets():
-        prev_seqno, next_prev = prevs.get(bucket.segment), prevs.get(bucket.segment + 1, decided.last_seqno)
-        if prev_seqno is None or bucket.first <= prev_seqno or bucket.last > next_prev:
+        one = living.get(bucket.segment)
+        if one is None or bucket.first < one.first or bucket.last > min(one.last, decided.last_seqno):
             return f"its bucket at seqno {bucket.first} names segment {bucket.segment}"
     place = index.exact(covered.last)
     assert place is not None
@@ -300,24 +355,31 @@ def _contradiction(
 
 
 def _go_on(
-    path: str, disk: Disk, index: SeqnoIndex, built_from: BuiltFrom, found: Survey, decided: Continue
+    path: str,
+    disk: Disk,
+    index: SeqnoIndex,
+    built_from: BuiltFrom,
+    row: list[_Living],
+    found: Survey,
+    decided: Continue,
 ) -> str | None:
     """Register what stands behind the stored index's end; return why that cannot be, or None."""
     scanned = {scan.number: scan for scan in found.scans}
-    for glance in found.glances:
-        number = glance.number
-        if number < lsn_segment(built_from.end) or glance.prev_seqno is None:
+    for one in row:
+        number = one.glance.number
+        if number < lsn_segment(built_from.end):
             continue
         if number not in scanned:
             try:
-                scanned[number] = scan_segment(path, disk, glance, checksum=False)
+                scanned[number] = scan_segment(path, disk, one.glance, checksum=False)
             except FileNotFoundError as exc:
                 return f"{exc.filename} is missing"
         scan = scanned[number]
         known = index.prefix - scan.prev_seqno
         if known < 0:
             return f"it ends at seqno {index.prefix}, and {segment_name(number)} begins behind {scan.prev_seqno}"
-        index.register_run(number, Seqno(index.prefix + 1), scan.starts[known:])
+        starts = scan.starts[known : one.last + 1 - one.first]
+        index.register_run(number, Seqno(index.prefix + 1), starts)
     return None if index.prefix == decided.last_seqno else f"it ends at seqno {index.prefix} even when continued"
 
 
@@ -362,7 +424,7 @@ def _cut(path: str, disk: Disk, file: DiskFile, decided: Continue) -> str | None
         return None
     kept_in = None
     if decided.torn is not None:
-        kept_in = _keep(path, disk, file, decided)
+        kept_in = keep_bytes(path, disk, file, decided.segment, decided.end, decided.size)
         logger.warning(
             "Cut the log back to its last complete transaction. at=%s bytes=%d kept_in=%s why=%s",
             lsn_text(lsn(decided.segment, decided.end)),
@@ -374,12 +436,12 @@ def _cut(path: str, disk: Disk, file: DiskFile, decided: Continue) -> str | None
     return kept_in
 
 
-def _keep(path: str, disk: Disk, file: DiskFile, decided: Continue) -> str:
-    """Copy what will be cut off into cut/, durable; return the copy's path."""
+def keep_bytes(path: str, disk: Disk, file: DiskFile, number: int, start: int, end: int) -> str:
+    """Copy bytes `start` to `end` of an open segment into cut/, durable; return the copy's path. Raises OSError."""
     directory = join(path, CUT_DIR)
     disk.make_dir(directory)
     disk.sync_dir(path)
-    stem = f"{segment_name(decided.segment)}-{decided.end:010d}"
+    stem = f"{segment_name(number)}-{start:010d}"
     name, count = stem, 1
     while disk.exists(join(directory, name)):
         count += 1
@@ -387,8 +449,8 @@ def _keep(path: str, disk: Disk, file: DiskFile, decided: Continue) -> str:
     kept = join(directory, name)
     copy = disk.open(kept, write=True, create=True)
     try:
-        for at in range(decided.end, decided.size, WINDOW_BYTES):
-            copy.pwrite(file.pread(min(WINDOW_BYTES, decided.size - at), at), at - decided.end)
+        for at in range(start, end, WINDOW_BYTES):
+            copy.pwrite(file.pread(min(WINDOW_BYTES, end - at), at), at - start)
         copy.sync()
     except OSError:
         disk.unlink(kept)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from itertools import pairwise
 
 from tranlog.disk import Disk
 from tranlog.errors import PurgeFailedError
@@ -48,8 +47,9 @@ class Purging:
         if below is None and options.retention_s is None:
             return []
         ages = [
-            SegmentAge(number=number, last_seqno=following[1], ended_at=self._begun_at(following[0]))
-            for (number, _), following in pairwise(self._segments.row())
+            SegmentAge(number=number, last_seqno=last, ended_at=self._begun_at(number + 1))
+            for number, last in self._segments.lasts()
+            if last is not None
         ]
         ages.append(newest)
         if below is not None:

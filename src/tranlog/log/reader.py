@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import CorruptRecordError, LogClosedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
+from tranlog.log.abandoned import read_abandoned
 from tranlog.log.cursor import Cursor
-from tranlog.log.format import RecordHeader
+from tranlog.log.format import Record, RecordHeader, RollbackMark
 from tranlog.log.positions import Positions, PositionsReader
-from tranlog.log.recovery import Refuse, SegmentScan, plan
+from tranlog.log.recovery import Continue, Refuse, SegmentScan, plan
 from tranlog.log.scan import SegmentScanner, survey
 from tranlog.log.segment import SegmentReader, Segments, SegmentStat
 
@@ -92,6 +94,7 @@ class LogReader:
             checksum=checksum,
         )
         try:
+            reader._limit_marks(reader._positions.read())
             reader._segments.refresh()
             if not reader._segments.row():
                 raise LogMissingError(path=reader._path, why="its first segment has no header yet")
@@ -117,8 +120,13 @@ class LogReader:
                 raise LogUnreadableError(path=self._path, why=exc.strerror or str(exc)) from exc
             return self._range
 
+    def _limit_marks(self, positions: Positions | None) -> None:
+        """Heed no rollback that its writer has not published: readers go by what is visible."""
+        self._segments.epoch_limit = None if positions is None else positions.epoch
+
     def _look(self) -> None:
         positions = self._positions.read()
+        self._limit_marks(positions)
         if positions is None:
             self._scan()
             return
@@ -129,6 +137,9 @@ class LogReader:
     def _take(self, positions: Positions) -> None:
         empty = positions.visible_seqno < positions.first_seqno
         first = self._segments.first_seqno()
+        if positions.epoch != self._range.epoch:
+            self._segments.refresh()  # a rollback may have come with the epoch
+            first = self._segments.first_seqno()
         if not empty:
             if first < positions.first_seqno:
                 self._segments.refresh()
@@ -153,7 +164,7 @@ class LogReader:
             following = self._segments.path(number + 1)
             if self._size_of(number) == self._surveyed.size and not self._disk.exists(following):
                 return
-            self._open_tail(number, self._surveyed.prev_seqno)
+            self._open_tail(number, self._surveyed.header_seqno)
         else:
             self._tail.advance()
         while self._tail is not None and self._tail_reader is not None:
@@ -169,8 +180,8 @@ class LogReader:
             self._open_tail(found.number + 1, found.last_seqno)
 
     def _begin_scan(self) -> None:
-        self._segments.refresh()
         found = survey(self._path, self._disk, checksum=self._checksum)
+        self._segments.refresh()
         decided = plan(found)
         if isinstance(decided, Refuse):
             raise CorruptRecordError(
@@ -178,7 +189,7 @@ class LogReader:
             )
         if not found.scans:
             return
-        header = next((scan.last_header for scan in reversed(found.scans) if scan.last_header is not None), None)
+        header = decided.last_header if isinstance(decided, Continue) else None
         last = found.scans[-1]
         for scan in found.scans:
             self._segments.learn_run(scan.number, Seqno(scan.prev_seqno + 1), scan.starts)
@@ -229,6 +240,15 @@ class LogReader:
             cursor.seek(seqno)
             return cursor.next_header()
 
+    def abandoned(self) -> Iterator[tuple[RollbackMark, Record]]:
+        """Yield each fragment that a rollback abandoned and that is still there, with the mark that took it.
+
+        Shape: mark by mark, in the order of the log. Raises CorruptRecordError, PurgedError, SegmentGoneError.
+        """
+        self.range()
+        self._segments.refresh()
+        return read_abandoned(self._segments, checksum=self._checksum)
+
     def index(self) -> list[IndexEntry]:
         """Return one entry per segment: its seqnos, its size, when it was begun."""
         found = self.range()
@@ -251,12 +271,13 @@ class LogReader:
 
     def _wait(self, seqno: Seqno, committed_only: bool, timeout_s: float) -> Seqno:
         deadline = self._clock.monotonic() + timeout_s
+        marks = self._segments.marks
         pause = POLL_FIRST_S
         while True:
             found = self.range()
             limit = found.committed_seqno if committed_only else found.last_seqno
             left = deadline - self._clock.monotonic()
-            if limit >= seqno or left <= 0:
+            if limit >= seqno or left <= 0 or self._segments.marks is not marks:
                 return limit
             self._clock.sleep(min(pause, left))
             if pause >= POLL_LONGEST_S:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
-from tranlog.ids import NO_SEQNO, Lsn, Seqno
-from tranlog.log.format import RecordHeader, segment_name
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, lsn_offset, lsn_segment
+from tranlog.log.format import RecordHeader, RollbackMark, segment_name
+from tranlog.log.rollback import contradiction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,13 @@ class SegmentGlance:
     """What the rotate record names that ends the file; None: it does not end in one."""
     written_at: int | None = None
     """Of the first sync record, if the segment begins with one."""
+    mark: RollbackMark | None = None
+    """The rollback mark that the segment begins with."""
+
+    @property
+    def after(self) -> Seqno | None:
+        """The seqno before the segment's first: its header's or, behind a rollback mark, the matchpoint's."""
+        return self.prev_seqno if self.mark is None else self.mark.matchpoint_seqno
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +95,15 @@ class SegmentScan:
     """Events without a checksum."""
     starts: array[int]
     """Where the complete transactions begin, from prev_seqno + 1 on: for the index."""
+    epochs: tuple[tuple[Seqno, Epoch], ...] = ()
+    """Each seqno at which an epoch begins that was not there before, with that epoch."""
+    mark: RollbackMark | None = None
+    """The rollback mark that the segment begins with; prev_seqno is then its matchpoint, not what the header says."""
+
+    @property
+    def header_seqno(self) -> Seqno:
+        """What the segment's header names as the last seqno before it."""
+        return self.prev_seqno if self.mark is None else self.mark.last_seqno
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +116,13 @@ class Survey:
 
     glances: tuple[SegmentGlance, ...]
     scans: tuple[SegmentScan, ...]
+    matchpoint: RecordHeader | None = None
+    """Of the last living transaction, where it stands before a rollback mark that nothing follows yet."""
+
+    @property
+    def marks(self) -> tuple[RollbackMark, ...]:
+        """The rollback marks, in order."""
+        return tuple(glance.mark for glance in self.glances if glance.mark is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +164,8 @@ class Continue:
     last_first_lsn: Lsn | None
     clean: bool
     """The log was closed by its writer."""
+    mark_epoch: Epoch = NO_EPOCH
+    """Of the last rollback mark: the next writer's lies above it."""
 
 
 RecoveryPlan: TypeAlias = NewLog | Refuse | Continue
@@ -163,8 +189,9 @@ def plan(survey: Survey) -> RecoveryPlan:
         if refusal is not None:
             return refusal
     for scan, following in pairwise(scans):
-        if scan.last_seqno != following.prev_seqno:
-            why = f"bad header: prev_seqno {following.prev_seqno}, but the previous segment ends at {scan.last_seqno}"
+        said = following.header_seqno
+        if scan.last_seqno != said:
+            why = f"bad header: prev_seqno {said}, but the previous segment ends at {scan.last_seqno}"
             return Refuse(segment=segment_name(following.number), offset=0, seqno=_seqno(scan.last_seqno), why=why)
     last = scans[-1]
     if last.bad is not None and last.bad.offset < max(last.proven, last.proven_behind):
@@ -180,6 +207,12 @@ def plan(survey: Survey) -> RecoveryPlan:
     elif last.open_fragments:
         torn = f"open transaction: {last.open_fragments} fragments of seqno {last.last_seqno + 1} without a last one"
     holder = next((scan for scan in reversed(scans) if scan.last_header is not None), last)
+    last_header, last_first_lsn = holder.last_header, holder.last_first_lsn
+    marks = survey.marks
+    if last_header is None or (marks and lsn_segment(marks[-1].dead_end) > holder.number):
+        # The mark was written and nothing of its epoch: the rollback is complete all the same.
+        last_header = survey.matchpoint
+        last_first_lsn = None if last_header is None else marks[-1].matchpoint_lsn
     return Continue(
         segment=last.number,
         end=last.good_end,
@@ -188,9 +221,10 @@ def plan(survey: Survey) -> RecoveryPlan:
         torn=torn,
         next_segment=last.number + 1 if last.next_name is not None else None,
         last_seqno=last.last_seqno,
-        last_header=holder.last_header,
-        last_first_lsn=holder.last_first_lsn,
+        last_header=last_header,
+        last_first_lsn=last_first_lsn,
         clean=last.closed_cleanly and torn is None,
+        mark_epoch=marks[-1].epoch if marks else NO_EPOCH,
     )
 
 
@@ -216,14 +250,24 @@ def _row_problem(glances: tuple[SegmentGlance, ...]) -> Refuse | None:
             return Refuse(segment=name, offset=offset, seqno=known, why=why)
         if not newest and glance.bad is not None:
             return Refuse(segment=name, offset=glance.bad.offset, seqno=glance.prev_seqno, why=glance.bad.why)
-        if glance.prev_seqno is not None:
-            if glance.first_seqno is not None and glance.first_seqno != glance.prev_seqno + 1:
+        if glance.prev_seqno is not None and glance.after is not None:
+            if glance.first_seqno is not None and glance.first_seqno != glance.after + 1:
                 why = f"bad header: prev_seqno {glance.prev_seqno}, but the segment begins with {glance.first_seqno}"
+                if glance.mark is not None:
+                    why = f"a rollback mark to seqno {glance.after}, but the segment goes on with {glance.first_seqno}"
                 return Refuse(segment=name, offset=0, seqno=known, why=why)
-            if before is not None and before.prev_seqno is not None and glance.prev_seqno < before.prev_seqno:
-                why = f"bad header: prev_seqno {glance.prev_seqno} behind the previous segment's {before.prev_seqno}"
+            if before is not None and before.after is not None and glance.prev_seqno < before.after:
+                why = f"bad header: prev_seqno {glance.prev_seqno} behind the previous segment's {before.after}"
                 return Refuse(segment=name, offset=0, seqno=known, why=why)
+            if glance.mark is not None and glance.mark.last_seqno != glance.prev_seqno:
+                why = f"a rollback mark that abandons up to seqno {glance.mark.last_seqno} behind {glance.prev_seqno}"
+                return Refuse(segment=name, offset=lsn_offset(glance.mark.dead_end), seqno=known, why=why)
         before = glance
+    wrong = contradiction([glance.mark for glance in glances if glance.mark is not None])
+    if wrong is not None:
+        mark, why = wrong
+        number, offset = lsn_segment(mark.dead_end), lsn_offset(mark.dead_end)
+        return Refuse(segment=segment_name(number), offset=offset, seqno=mark.matchpoint_seqno, why=why)
     return None
 
 

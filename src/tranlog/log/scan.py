@@ -12,11 +12,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from zlib import crc32
 
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CorruptRecordError, LogUnreadableError, PayloadError, SegmentGoneError
-from tranlog.ids import NO_EPOCH, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.ids import NO_EPOCH, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
 from tranlog.log.format import (
     CRC_32,
     CRC_NONE,
@@ -29,6 +30,7 @@ from tranlog.log.format import (
     Outcome,
     Partial,
     RecordHeader,
+    RollbackMark,
     RotateRecord,
     SyncRecord,
     parse_event,
@@ -90,6 +92,8 @@ class SegmentScanner:
         self._next_name: str | None = None
         self._bad: BadRecord | None = None
         self._starts = array("I")
+        self._epochs: list[tuple[Seqno, Epoch]] = []
+        self._mark: RollbackMark | None = None
 
     def advance(self) -> None:
         """Walk on until the end, or the first bad record. Raises OSError."""
@@ -167,6 +171,12 @@ class SegmentScanner:
                 self._offset += outcome.record_length
                 if self._fragno == 0:
                     self._good_end = self._offset
+            case RollbackMark():
+                why = self._take_mark(outcome)
+                if why is not None:
+                    return why
+                self._offset += outcome.record_length
+                self._good_end = self._offset
             case RotateRecord():
                 if self._fragno:
                     return "a rotate record inside a transaction"
@@ -179,6 +189,19 @@ class SegmentScanner:
                 return "the file ends inside the record"
             case BadChecksum() | Impossible():
                 return outcome.why
+        return None
+
+    def _take_mark(self, mark: RollbackMark) -> str | None:
+        if self._mark is not None or self._fragments or self._fragno:
+            return "a rollback mark that is not the first record of its segment"
+        if mark.epoch <= self._epoch:
+            return f"a rollback mark of epoch {mark.epoch} behind epoch {self._epoch}"
+        if mark.last_seqno != self._last_seqno:
+            return f"a rollback mark that abandons up to seqno {mark.last_seqno} behind {self._last_seqno}"
+        self._mark = mark
+        self._epoch = mark.epoch
+        self._prev_seqno = self._last_seqno = self._proven_seqno = mark.matchpoint_seqno
+        self._closed_cleanly = False
         return None
 
     def _take_event(self, header: RecordHeader) -> str | None:
@@ -201,6 +224,8 @@ class SegmentScanner:
             self._start = self._offset
         if self._first_method is None:
             self._first_method = header.crc_method
+        if header.epoch != self._epoch:
+            self._epochs.append((header.seqno, header.epoch))
         self._epoch = header.epoch
         self._method = header.crc_method
         if header.last_frag:
@@ -257,6 +282,8 @@ class SegmentScanner:
             first_method=self._first_method,
             unchecked=self._unchecked,
             starts=self._starts,
+            epochs=tuple(self._epochs),
+            mark=self._mark,
         )
 
 
@@ -331,8 +358,47 @@ def survey(directory: str, disk: Disk, *, checksum: bool = True) -> Survey:
         if len(scans) > 1 and scans[-1].first_method == CRC_NONE:
             newest = next(glance for glance in glances if glance.number == scans[-1].number)
             scans[-1] = scan_segment(directory, disk, newest, checksum=checksum, before=scans[-2].last_header)
+        matchpoint = _matchpoint_header(directory, disk, glances, scans)
     except FileNotFoundError as exc:
         raise SegmentGoneError(path=str(exc.filename)) from exc
     except OSError as exc:
         raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
-    return Survey(glances=tuple(glances), scans=tuple(scans))
+    return Survey(glances=tuple(glances), scans=tuple(scans), matchpoint=matchpoint)
+
+
+def _matchpoint_header(
+    directory: str, disk: Disk, glances: Sequence[SegmentGlance], scans: Sequence[SegmentScan]
+) -> RecordHeader | None:
+    """Return the last living transaction's header where nothing follows the last rollback mark, else None."""
+    mark = next((glance.mark for glance in reversed(glances) if glance.mark is not None), None)
+    if mark is None or any(
+        scan.last_header is not None and scan.number >= lsn_segment(mark.dead_end) for scan in scans
+    ):
+        return None
+    number, offset = lsn_segment(mark.matchpoint_lsn), lsn_offset(mark.matchpoint_lsn)
+    if number < glances[0].number:
+        return None  # purged by hand
+    file = disk.open(join(directory, segment_name(number)))
+    try:
+        return read_transaction(SegmentReader(file, number), offset, mark.matchpoint_seqno)
+    finally:
+        file.close()
+
+
+def read_transaction(reader: SegmentReader, offset: int, seqno: Seqno) -> RecordHeader | None:
+    """Return the last fragment's header of the transaction that begins at `offset`, checksums verified; None if none.
+
+    Raises OSError.
+    """
+    fragno = 0
+    while True:
+        outcome = reader.read(offset, verify=True)
+        if isinstance(outcome, SyncRecord):
+            offset += outcome.record_length
+            continue
+        if not isinstance(outcome, RecordHeader) or outcome.seqno != seqno or outcome.fragno != fragno:
+            return None
+        if outcome.last_frag:
+            return outcome
+        offset += outcome.record_length
+        fragno += 1

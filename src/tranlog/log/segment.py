@@ -24,7 +24,7 @@ from tranlog.errors import (
     PurgedError,
     SegmentGoneError,
 )
-from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn, lsn_offset
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
 from tranlog.log.format import (
     BAD_CHECKSUM,
     BEFORE_HEADER,
@@ -41,6 +41,7 @@ from tranlog.log.format import (
     Outcome,
     Partial,
     RecordHeader,
+    RollbackMark,
     RotateRecord,
     SegmentHeader,
     SyncRecord,
@@ -52,7 +53,7 @@ from tranlog.log.format import (
     segment_name,
     segment_number,
 )
-from tranlog.log.index import BuiltFrom, Place, SegmentRow, SeqnoIndex
+from tranlog.log.index import BuiltFrom, Entry, Place, SegmentRow, SeqnoIndex
 from tranlog.log.index_table import IndexTable
 from tranlog.log.recent import RecentFile, RecentPieces
 from tranlog.log.recovery import BadRecord, SegmentGlance, Survey
@@ -246,11 +247,18 @@ def glance_at(file: DiskFile, number: int) -> SegmentGlance:
     while isinstance(outcome, SyncRecord):
         at += outcome.record_length
         outcome = reader.read(at, verify=False)
+    mark: RollbackMark | None = None
+    after = header.prev_seqno
+    if isinstance(outcome, RollbackMark):
+        mark, after = outcome, outcome.matchpoint_seqno
+    while isinstance(outcome, SyncRecord) or (isinstance(outcome, RollbackMark) and outcome is mark):
+        at += outcome.record_length
+        outcome = reader.read(at, verify=False)
     first_seqno: Seqno | None = None
     bad: BadRecord | None = None
     if isinstance(outcome, RecordHeader):
         first_seqno = outcome.seqno
-        if first_seqno != header.prev_seqno + 1:  # which of the two is wrong?
+        if first_seqno != after + 1:  # which of the two is wrong?
             outcome = reader.read(at, verify=True)
     if isinstance(outcome, BadChecksum | Impossible):
         first_seqno = None
@@ -271,6 +279,7 @@ def glance_at(file: DiskFile, number: int) -> SegmentGlance:
         bad=bad,
         next_name=next_name,
         written_at=written_at,
+        mark=mark,
     )
 
 
@@ -296,7 +305,7 @@ def list_segments(directory: str, disk: Disk) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentStat:
-    """One segment as people see it; `last_seqno` is first_seqno - 1 while it holds no transaction."""
+    """One segment as people see it; `last_seqno` lies below first_seqno while it holds no living transaction."""
 
     number: int
     name: str
@@ -322,6 +331,10 @@ class Segments:
         self._lock = threading.Lock()
         self._row = SegmentRow(first_offset=HEADER.size)
         self.index = SeqnoIndex()
+        self.marks: tuple[RollbackMark, ...] = ()
+        """The rollback marks of this log that were ever heard of here; for readers: replaced, never changed."""
+        self.epoch_limit: Epoch | None = None
+        """A mark of a later epoch is not to be heeded yet: its writer has not published it. None: heed all."""
         self.recent: RecentPieces | None = None
         """What the writer of this process wrote last; None without a writer here."""
 
@@ -357,21 +370,45 @@ class Segments:
         with self._lock:
             newest = self._row.newest_number()
             first = self._row.first_number()
-        fresh: list[tuple[int, Seqno]] = []
+        fresh: list[tuple[int, Seqno, RollbackMark | None]] = []
         for number in numbers:
             if newest is not None and number <= newest and numbers[0] <= newest:
                 continue
             header = self._read_header(number, newest=number == numbers[-1])
             if header is None:
                 break
-            fresh.append((number, header.prev_seqno))
+            mark = self._read_mark(number)
+            if mark is not None and self.epoch_limit is not None and mark.epoch > self.epoch_limit:
+                break
+            fresh.append((number, header.prev_seqno, mark))
         with self._lock:
             if first is not None and first < numbers[0]:
                 self._drop_front(numbers[0])
-            for number, prev_seqno in fresh:
+            for number, prev_seqno, mark in fresh:
                 known = self._row.newest_number()
                 if known is None or number == known + 1:
-                    self._row.add(number, prev_seqno)
+                    self._add(number, prev_seqno, mark)
+
+    def _read_mark(self, number: int) -> RollbackMark | None:
+        """Return the rollback mark that a segment begins with. A segment's header and its mark come in one write."""
+        reader = SegmentReader(self._open(number), number)
+        try:
+            offset = HEADER.size
+            outcome = reader.read(offset, verify=True)
+            while isinstance(outcome, SyncRecord):
+                offset += outcome.record_length
+                outcome = reader.read(offset, verify=True)
+            return outcome if isinstance(outcome, RollbackMark) else None
+        finally:
+            reader.close()
+
+    def _add(self, number: int, prev_seqno: Seqno, mark: RollbackMark | None) -> None:
+        """Add a segment to the row; with a mark, forget what it abandons."""
+        self._row.add(number, prev_seqno, None if mark is None else mark.matchpoint_seqno)
+        if mark is not None:
+            if self.index.range.first == NO_SEQNO:  # a reader's
+                self.index.forget_above(Place(mark.matchpoint_seqno, mark.matchpoint_lsn))
+            self.marks = (*self.marks, mark)
 
     def _read_header(self, number: int, *, newest: bool) -> SegmentHeader | None:
         file = self._open(number)
@@ -423,6 +460,22 @@ class Segments:
         with self._lock:
             self._row.add(number, prev_seqno)
 
+    def roll_back(self, number: int, prev_seqno: Seqno, mark: RollbackMark) -> None:
+        """Add the segment that its own writer began with a rollback mark, and forget what that abandons."""
+        with self._lock:
+            self.index.truncate_end(Entry(mark.matchpoint_seqno, mark.matchpoint_lsn))
+            self._add(number, prev_seqno, mark)
+
+    def cut_of(self, number: int) -> Seqno | None:
+        """Return the last seqno that lives in a segment whose end was abandoned; None for any other."""
+        with self._lock:
+            return self._row.cut_of(number)
+
+    def lasts(self) -> list[tuple[int, Seqno | None]]:
+        """Return (number, last living seqno) of each segment; None for the newest."""
+        with self._lock:
+            return self._row.lasts()
+
     def knows(self, number: int) -> bool:
         """Whether the segment is in the row as it is known."""
         with self._lock:
@@ -454,13 +507,18 @@ class Segments:
     def learn_run(self, number: int, first: Seqno, offsets: Sequence[int]) -> None:
         """Learn where the transactions of a segment begin, `first` and those that follow it."""
         with self._lock:
+            cut = self._row.cut_of(number)
             for at in range(0, len(offsets), self.index.options.stride):
+                if cut is not None and first + at > cut:
+                    break
                 self.index.learn(Place(Seqno(first + at), lsn(number, offsets[at])))
 
     def note(self, seqno: Seqno, position: Lsn) -> None:
         """Learn where a transaction begins."""
         with self._lock:
-            self.index.learn(Place(seqno, position))
+            cut = self._row.cut_of(lsn_segment(position))
+            if cut is None or seqno <= cut:
+                self.index.learn(Place(seqno, position))
 
     def drop_front(self, number: int) -> None:
         """Forget the segments below `number`, before their files go."""
@@ -468,10 +526,11 @@ class Segments:
             self._drop_front(number)
 
     def _drop_front(self, number: int) -> None:
-        prev_seqno = self._row.prev_seqno(number)
         self._row.drop_front(number)
-        if prev_seqno is not None:
-            self.index.truncate_front(prev_seqno, lsn(number, HEADER.size))
+        first = self._row.first_seqno()
+        start = None if first is None else self._row.start_of(first)
+        if first is not None and start is not None:
+            self.index.truncate_front(Seqno(first - 1), start.lsn)
 
     def register(self, number: int, first: Seqno, offsets: Sequence[int]) -> None:
         """Take the places of transactions that became visible, `first` and those that follow it."""
@@ -501,13 +560,15 @@ class Segments:
         with self._lock:
             for glance in found.glances:
                 if glance.prev_seqno is not None:
-                    self._row.add(glance.number, glance.prev_seqno)
+                    self._add(glance.number, glance.prev_seqno, glance.mark)
 
     def stats(self, last_seqno: Seqno) -> list[SegmentStat]:
         """Describe each segment; `last_seqno` is where the newest one ends. Raises LogUnreadableError."""
-        row = self.row()
+        with self._lock:
+            row, lasts = list(self._row), self._row.lasts()
         stats = []
         for at, (number, prev_seqno) in enumerate(row):
+            last = lasts[at][1]
             try:
                 file = self._open(number)
             except FileNotFoundError:
@@ -523,7 +584,7 @@ class Segments:
                     number=number,
                     name=segment_name(number),
                     first_seqno=Seqno(prev_seqno + 1),
-                    last_seqno=row[at + 1][1] if at + 1 < len(row) else last_seqno,
+                    last_seqno=last_seqno if last is None else last,
                     bytes=glance.size,
                     written_at=glance.written_at,
                 )

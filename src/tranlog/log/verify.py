@@ -1,8 +1,9 @@
 """Checking a whole log: every record of every segment, and a report instead of an error at the first fault.
 
 Owns the walk over all segments and past damage. What is damage and what is an ordinary end follows the same rules
-as opening (`recovery`). The hard idea: after a bad record the next one is only found where the bad one's length
-can be believed, that is, where a good record stands behind it; else the rest of that segment is given up, by name.
+as opening (`recovery`). The hard idea: after a bad record the next one is found where the bad one's length says, if a
+good record stands there; else by looking for bytes that begin like an event and prove it by their checksum. What no
+such place follows is given up, by name.
 
 Source: design/log-format.md, "`thl verify` explains"; conformance/tungsten.md B7-3, B7-4.
 """
@@ -10,49 +11,54 @@ Source: design/log-format.md, "`thl verify` explains"; conformance/tungsten.md B
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
-from tranlog.disk import Disk, OsDisk
+from tranlog.disk import Disk, DiskFile, OsDisk
 from tranlog.errors import LogMissingError, LogUnreadableError, SegmentGoneError
-from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.log.damage import BadPlace, Damage, LogFindings, Problem, Run, SegmentFindings
 from tranlog.log.format import (
     HEADER,
+    MARK_BYTES,
+    SYNC_BYTES,
     BadChecksum,
     End,
-    Impossible,
     Outcome,
     RecordHeader,
+    RollbackMark,
     RotateRecord,
     SyncRecord,
     segment_name,
 )
-from tranlog.log.positions import PositionsReader
+from tranlog.log.index import SeqnoIndex
+from tranlog.log.index_table import INDEX_NAME, good_bytes, read_index
+from tranlog.log.positions import PositionsReader, read_positions
 from tranlog.log.recovery import BadRecord, SegmentGlance, SegmentScan
+from tranlog.log.rollback import contradiction
 from tranlog.log.scan import SegmentScanner
-from tranlog.log.segment import SegmentReader, glance_at, join, list_segments, refuse_tungsten
+from tranlog.log.segment import WINDOW_BYTES, SegmentReader, glance_at, join, list_segments, refuse_tungsten
 
 Progress = Callable[[int, int], None]
 """Called with the bytes checked so far and the bytes in all."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One fault: where it is, and the seqno there or, where that cannot be read, of the last good one before it."""
-
-    segment: str
-    offset: int
-    seqno: Seqno | None
-    why: str
+_PROGRESS_BYTES = 16 << 20
+_EVENT_HEAD_BYTES = 16
+"""What the pattern of `_find_event` looks at, before and behind the type byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
     """What a check found. `sound` says in one word how it went.
 
+    `transactions` and `first_seqno` to `last_seqno` are what the log holds now; `abandoned` transactions stand in its
+    segments as well, and no longer belong to it.
     `unchecked`: fragments that carry no checksum, so that nothing but sync and rotate records proves them.
     `tail`: how the log ends where that is not a clean end; what a crash leaves, and no problem.
-    `last_seqno` is the last complete transaction.
+    `last_seqno` is the last complete transaction. `index` says how the stored index was found; one that is missing,
+    old or cut short is no problem, one that leads to wrong places is.
     """
 
     path: str
@@ -67,6 +73,8 @@ class VerifyReport:
     checksums_used: bool
     tail: str | None
     problems: tuple[Problem, ...]
+    index: str
+    abandoned: int = 0
 
     @property
     def sound(self) -> bool:
@@ -82,22 +90,44 @@ class _Tally:
     unchecked: int = 0
     first_seqno: Seqno = NO_SEQNO
     last_seqno: Seqno = NO_SEQNO
+    epoch: Epoch = NO_EPOCH
+    last_header: RecordHeader | None = None
     tail: str | None = None
     problems: list[Problem] = field(default_factory=list)
+    segments: list[SegmentFindings] = field(default_factory=list)
+    marks: list[RollbackMark] = field(default_factory=list)
+    abandoned: int = 0
 
-    def fault(self, number: int, offset: int, seqno: Seqno, why: str) -> None:
+    def fault(self, number: int, offset: int, seqno: Seqno, why: str, kind: Damage) -> None:
         known = None if seqno == NO_SEQNO else seqno
-        self.problems.append(Problem(segment=segment_name(number), offset=offset, seqno=known, why=why))
+        self.problems.append(Problem(segment=segment_name(number), offset=offset, seqno=known, why=why, kind=kind))
 
     def take(self, found: SegmentScan) -> None:
         self.records += found.records
         self.fragments += found.fragments
         self.transactions += found.last_seqno - found.prev_seqno
         self.unchecked += found.unchecked
+        if found.mark is not None and found.mark not in self.marks:
+            self._take_mark(found.mark)
         if found.last_header is not None:
             if self.first_seqno == NO_SEQNO:
                 self.first_seqno = Seqno(found.prev_seqno + 1)
             self.last_seqno = found.last_seqno
+            self.epoch = max(self.epoch, found.last_header.epoch)
+            self.last_header = found.last_header
+
+    def _take_mark(self, mark: RollbackMark) -> None:
+        """Count what a mark abandons of what was seen, and go on behind its matchpoint."""
+        self.marks.append(mark)
+        wrong = contradiction(self.marks)
+        if wrong is not None:
+            place = mark.dead_end
+            self.fault(lsn_segment(place), lsn_offset(place), mark.matchpoint_seqno, wrong[1], Damage.RECORD)
+        if self.first_seqno != NO_SEQNO:
+            self.abandoned += max(mark.last_seqno - max(mark.matchpoint_seqno, self.first_seqno - 1), 0)
+            self.first_seqno = min(self.first_seqno, Seqno(mark.matchpoint_seqno + 1))
+        self.last_seqno = mark.matchpoint_seqno
+        self.epoch = max(self.epoch, mark.epoch)
 
 
 def verify(
@@ -107,10 +137,21 @@ def verify(
     checksum: bool = True,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check every record of the log at `path`, also while it is written to. Changes nothing.
+    """Check every record of the log at `path`, and its stored index, also while it is written to. Changes nothing.
 
     Raises LogMissingError, LogUnreadableError, LogCodecError, SegmentGoneError (purged meanwhile: start again).
     """
+    return examine(path, disk=disk, checksum=checksum, progress=progress)[0]
+
+
+def examine(
+    path: str | os.PathLike[str],
+    *,
+    disk: Disk | None = None,
+    checksum: bool = True,
+    progress: Progress | None = None,
+) -> tuple[VerifyReport, LogFindings]:
+    """Check like `verify`, and return the findings that a repair decides by, too."""
     disk = OsDisk() if disk is None else disk
     directory = os.fspath(path).rstrip("/") or "/"
     numbers = list_segments(directory, disk)
@@ -122,36 +163,47 @@ def verify(
         published = positions.read()
         positions.close()
         visible = NO_SEQNO if published is None else published.visible_seqno
+        stored = _StoredIndex(directory, disk)
         sizes = [_size(directory, disk, number) for number in numbers]
         done = 0
         before: int | None = None
         for number, size in zip(numbers, sizes, strict=True):
             if before is not None and number != before + 1:
-                tally.fault(before + 1, 0, tally.last_seqno, "the segment is missing, later ones are there")
-            _check_segment(
-                tally,
-                directory,
-                disk,
-                number,
-                newest=number == numbers[-1],
-                adjoins=before == number - 1,
-                visible=visible,
-                checksum=checksum,
-            )
+                why = "the segment is missing, later ones are there"
+                tally.fault(before + 1, 0, tally.last_seqno, why, Damage.MISSING)
+            file = disk.open(join(directory, segment_name(number)))
+            try:
+                refuse_tungsten(file, directory)
+                watched = file if progress is None else cast(DiskFile, _Watched(file, progress, done, sum(sizes)))
+                _check_segment(
+                    tally,
+                    watched,
+                    stored,
+                    number,
+                    newest=number == numbers[-1],
+                    adjoins=before == number - 1,
+                    visible=visible,
+                    checksum=checksum,
+                )
+            finally:
+                file.close()
             before = number
             done += size
             if progress is not None:
                 progress(done, sum(sizes))
+        left = read_positions(directory, disk)
     except FileNotFoundError as exc:
         raise SegmentGoneError(path=str(exc.filename)) from exc
     except OSError as exc:
         raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
-    return VerifyReport(
+    tally.problems += stored.problems
+    report = VerifyReport(
         path=directory,
         segments=len(numbers),
         bytes=sum(sizes),
         records=tally.records,
-        transactions=tally.transactions,
+        transactions=tally.transactions - tally.abandoned,
+        abandoned=tally.abandoned,
         fragments=tally.fragments,
         first_seqno=tally.first_seqno,
         last_seqno=tally.last_seqno,
@@ -159,7 +211,36 @@ def verify(
         checksums_used=checksum,
         tail=tally.tail,
         problems=tuple(tally.problems),
+        index=stored.verdict(tally.last_seqno),
     )
+    findings = LogFindings(
+        segments=tuple(tally.segments),
+        visible=visible,
+        epoch=max(tally.epoch, NO_EPOCH if left is None else left.epoch),
+        index_is_wrong=bool(stored.problems),
+        marks=len(tally.marks),
+    )
+    return report, findings
+
+
+class _Watched:
+    """A file that tells how far it was read."""
+
+    def __init__(self, file: DiskFile, progress: Progress, done: int, total: int) -> None:
+        self._file = file
+        self._progress = progress
+        self._done = done
+        self._total = total
+        self._told = 0
+
+    def pread(self, size: int, offset: int) -> bytes:
+        if size == WINDOW_BYTES and offset >= self._told + _PROGRESS_BYTES:
+            self._told = offset
+            self._progress(self._done + offset, self._total)
+        return self._file.pread(size, offset)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
 
 
 def _size(directory: str, disk: Disk, number: int) -> int:
@@ -170,10 +251,49 @@ def _size(directory: str, disk: Disk, number: int) -> int:
         file.close()
 
 
+@dataclass(slots=True)
+class _Walk:
+    """What was found in one segment so far."""
+
+    runs: list[Run] = field(default_factory=list)
+    bad: list[BadPlace] = field(default_factory=list)
+    good_end: int = HEADER.size
+    last: Seqno = NO_SEQNO
+    torn: bool = False
+    mark: RollbackMark | None = None
+
+    def first_seqno(self) -> Seqno | None:
+        """Return the first good event's seqno, if nothing bad stands before it."""
+        if not self.runs or (self.bad and self.bad[0].last < self.runs[0].first):
+            return None
+        return self.runs[0].first
+
+    def take(
+        self, found: SegmentScan, *, start: int, whole: bool, torn_first: bool, before: tuple[Seqno, Epoch] | None
+    ) -> None:
+        """Take what one scanner saw from `start` on.
+
+        `whole`: it began between two transactions; `torn_first`: in one whose beginning is lost. `before`: the epoch
+        in which it began, and from which seqno on.
+        """
+        self.last = found.last_seqno
+        self.mark = self.mark or found.mark
+        first = Seqno(found.prev_seqno + (2 if torn_first else 1))
+        if found.last_seqno >= first:
+            epochs = tuple(one for one in found.epochs if one[0] <= found.last_seqno)
+            if found.mark is not None:
+                before = (first, found.mark.epoch)
+            if before is not None and (not epochs or epochs[0][0] > first):
+                epochs = ((max(before[0], first), before[1]), *epochs)
+            self.runs.append(Run(start=start, first=first, last=found.last_seqno, epochs=epochs))
+        if found.good_end > start or whole:
+            self.good_end = found.good_end
+
+
 def _check_segment(
     tally: _Tally,
-    directory: str,
-    disk: Disk,
+    file: DiskFile,
+    stored: _StoredIndex,
     number: int,
     *,
     newest: bool,
@@ -182,108 +302,296 @@ def _check_segment(
     checksum: bool,
 ) -> None:
     """Check one segment from its header to its end."""
-    file = disk.open(join(directory, segment_name(number)))
-    try:
-        refuse_tungsten(file, directory)
-        glance = glance_at(file, number)
-        reader = SegmentReader(file, number, checksum=checksum)
-        prev_seqno = _check_header(tally, glance, reader, newest=newest, adjoins=adjoins)
-        if prev_seqno is None:
-            return
-        scanner = SegmentScanner(reader, prev_seqno)
-        while True:
-            scanner.advance()
-            found = scanner.result()
-            tally.take(found)
-            if found.bad is None:
-                break
-            outcome = reader.read(found.bad.offset, verify=checksum)
-            proven = found.bad.offset < max(found.proven, found.proven_behind) or found.last_seqno < visible
-            if newest and not proven:
-                tally.tail = f"torn tail at {segment_name(number)}, offset {found.bad.offset}: {found.bad.why}"
-                return
-            seqno = found.last_seqno
-            if isinstance(outcome, RecordHeader):
-                seqno = outcome.seqno
-            elif isinstance(outcome, BadChecksum) and outcome.header is not None:
-                seqno = outcome.header.seqno
-            tally.fault(number, found.bad.offset, seqno, found.bad.why)
-            following = _behind(reader, outcome, found.bad, found.last_seqno)
-            if following is None:
-                rest = found.size - found.bad.offset
-                tally.fault(
-                    number, found.bad.offset, found.last_seqno, f"the {rest} bytes from here on could not be read"
+    glance = glance_at(file, number)
+    reader = SegmentReader(file, number, checksum=checksum)
+    walk = _Walk()
+    begun = _check_header(tally, glance, reader, newest=newest, adjoins=adjoins)
+    found: SegmentScan | None = None
+    if begun is not None:
+        if begun.offset > HEADER.size:
+            walk.bad.append(
+                BadPlace(
+                    offset=HEADER.size,
+                    good_end=HEADER.size,
+                    last=tally.last_seqno,
+                    open_fragments=0,
+                    resumes_at=begun.offset,
+                    next_event=(Seqno(begun.prev_seqno + 1), 0),
                 )
-                return
-            scanner = following
-    finally:
-        file.close()
+            )
+        found = _walk(tally, walk, reader, stored, begun, newest=newest, visible=visible)
+    elif not glance.torn_header or not newest:
+        walk.bad.append(BadPlace(offset=HEADER.size, good_end=HEADER.size, last=tally.last_seqno, open_fragments=0))
+    tally.segments.append(
+        SegmentFindings(
+            number=number,
+            size=glance.size,
+            prev_seqno=glance.prev_seqno,
+            torn_header=glance.torn_header,
+            first_seqno=walk.first_seqno(),
+            runs=tuple(walk.runs),
+            bad=tuple(walk.bad),
+            last=walk.last,
+            good_end=walk.good_end,
+            end=walk.good_end if found is None else found.end,
+            open_fragments=0 if found is None else found.open_fragments,
+            next_name=None if found is None else found.next_name,
+            torn=walk.torn,
+            mark=walk.mark,
+        )
+    )
+    if found is None:
+        return
     if found.open_fragments:
         text = f"{found.open_fragments} fragments of seqno {found.last_seqno + 1} without a last one"
         if newest and found.last_seqno >= visible:
             tally.tail = f"open transaction at {segment_name(number)}, offset {found.good_end}: {text}"
         else:
-            tally.fault(number, found.good_end, Seqno(found.last_seqno + 1), f"the segment ends inside: {text}")
+            why = f"the segment ends inside: {text}"
+            tally.fault(number, found.good_end, Seqno(found.last_seqno + 1), why, Damage.ROTATE)
     elif newest and found.last_seqno < visible:
         why = f"the records end here, but seqno {visible} was visible"
-        tally.fault(number, found.end, found.last_seqno, why)
+        tally.fault(number, found.end, found.last_seqno, why, Damage.END)
     if not newest and found.next_name != segment_name(number + 1):
         why = "the segment ends without a rotate record"
         if found.next_name is not None:
             why = f"its rotate record leads to {found.next_name}"
-        tally.fault(number, found.end, found.last_seqno, why)
+        tally.fault(number, found.end, found.last_seqno, why, Damage.ROTATE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where the walk of a segment begins: fragment 0 of seqno `prev_seqno` + 1 at `offset`, or sync records there."""
+
+    prev_seqno: Seqno
+    offset: int = HEADER.size
+
+
+def _walk(
+    tally: _Tally,
+    walk: _Walk,
+    reader: SegmentReader,
+    stored: _StoredIndex,
+    begun: _Start,
+    *,
+    newest: bool,
+    visible: Seqno,
+) -> SegmentScan | None:
+    """Walk a segment past every bad place; return the last scan, None where it does not reach the end."""
+    number = reader.number
+    start, whole, torn_first = begun.offset, True, False
+    # A segment that begins without checksums, or in an older epoch, is judged by how the one before it ends.
+    last = tally.last_header
+    before = None if last is None else (Seqno(begun.prev_seqno + 1), last.epoch)
+    scanner = SegmentScanner(reader, begun.prev_seqno, before=last, offset=start)
+    while True:
+        scanner.advance()
+        found = scanner.result()
+        tally.take(found)
+        walk.take(found, start=start, whole=whole, torn_first=torn_first, before=before)
+        stored.hold_against(number, found)
+        bad = found.bad
+        if bad is None:
+            return found
+        outcome = reader.read(bad.offset, verify=reader.checksum)
+        proven = bad.offset < max(found.proven, found.proven_behind) or found.last_seqno < visible
+        if newest and not proven:
+            tally.tail = f"torn tail at {segment_name(number)}, offset {bad.offset}: {bad.why}"
+            walk.torn = True
+            return None
+        seqno, kind = found.last_seqno, Damage.RECORD
+        if isinstance(outcome, RecordHeader):
+            seqno = outcome.seqno
+            if seqno > found.last_seqno + 1 or (
+                seqno == found.last_seqno + 1 and outcome.fragno > found.open_fragments
+            ):
+                kind = Damage.HOLE
+            elif seqno <= found.last_seqno or outcome.fragno < found.open_fragments:
+                kind = Damage.DUPLICATE
+        elif isinstance(outcome, BadChecksum) and outcome.header is not None:
+            seqno = outcome.header.seqno
+        tally.fault(number, bad.offset, seqno, bad.why, kind)
+        going_on = _behind(reader, outcome, bad, found)
+        walk.bad.append(
+            BadPlace(
+                offset=bad.offset,
+                good_end=walk.good_end,
+                last=found.last_seqno,
+                open_fragments=found.open_fragments,
+                resumes_at=None if going_on is None else going_on.offset,
+                next_event=None if going_on is None else going_on.event,
+                next_name=found.next_name,
+            )
+        )
+        if going_on is None:
+            rest = found.size - bad.offset
+            why = f"the {rest} bytes from here on could not be read"
+            tally.fault(number, bad.offset, found.last_seqno, why, kind)
+            return None
+        scanner, start, before = going_on.scanner, going_on.offset, going_on.epoch
+        whole = going_on.event is None or going_on.event[1] == 0
+        torn_first = not whole and going_on.event != (found.last_seqno + 1, found.open_fragments)
 
 
 def _check_header(
     tally: _Tally, glance: SegmentGlance, reader: SegmentReader, *, newest: bool, adjoins: bool
-) -> Seqno | None:
-    """Hold a segment's header against what came before; return the seqno before its first, None to pass it over."""
+) -> _Start | None:
+    """Hold a segment's header against what came before; return where to begin, None to pass the segment over."""
+    expected = tally.last_seqno
     if glance.prev_seqno is None:
         if newest and glance.torn_header:
             tally.tail = f"a rotation that was cut short: {segment_name(glance.number)} has no header yet"
             return None
-        tally.fault(glance.number, 0, tally.last_seqno, glance.problem or "bad header: cut short or zeros")
-        offset = HEADER.size
-        outcome = reader.read(offset, verify=True)
-        while isinstance(outcome, SyncRecord):
-            offset += outcome.record_length
-            outcome = reader.read(offset, verify=True)
-        return Seqno(outcome.seqno - 1) if isinstance(outcome, RecordHeader) else None
-    expected = tally.last_seqno
-    if adjoins and expected != NO_SEQNO and glance.prev_seqno != expected:
-        why = f"bad header: prev_seqno {glance.prev_seqno}, but the previous segment ends at {expected}"
-        tally.fault(glance.number, 0, expected, why)
-    if glance.first_seqno is not None and glance.first_seqno != glance.prev_seqno + 1:
-        why = f"bad header: prev_seqno {glance.prev_seqno}, but the segment begins with {glance.first_seqno}"
-        tally.fault(glance.number, 0, glance.prev_seqno, why)
-        return Seqno(glance.first_seqno - 1)
-    return glance.prev_seqno
+        why = glance.problem or "bad header: cut short or zeros"
+        tally.fault(glance.number, 0, expected, why, Damage.HEADER)
+        place, event = _first_event(reader, HEADER.size)
+        if event is not None:
+            return _Start(Seqno(event.seqno - 1))
+        mark = reader.read(place, verify=True)
+        if isinstance(mark, RollbackMark):
+            return _Start(mark.last_seqno)
+        event = _find_event(reader, HEADER.size - 1, expected if adjoins else NO_SEQNO)
+        begun = None if event is None or event.fragno else _Start(Seqno(event.seqno - 1), lsn_offset(event.lsn))
+        rest = (glance.size if begun is None else begun.offset) - HEADER.size
+        if rest > 0:
+            why = f"the {rest} bytes from here on could not be read"
+            tally.fault(glance.number, HEADER.size, expected, why, Damage.RECORD)
+        return begun
+    prev_seqno = glance.prev_seqno
+    if glance.mark is not None:
+        return _Start(prev_seqno)  # the scanner holds it against both
+    if glance.first_seqno is not None and glance.first_seqno != prev_seqno + 1:
+        why = f"bad header: prev_seqno {prev_seqno}, but the segment begins with {glance.first_seqno}"
+        tally.fault(glance.number, 0, prev_seqno, why, Damage.HEADER)
+        prev_seqno = Seqno(glance.first_seqno - 1)
+    elif adjoins and expected != NO_SEQNO and prev_seqno != expected:
+        why = f"bad header: prev_seqno {prev_seqno}, but the previous segment ends at {expected}"
+        kind = Damage.HOLE if prev_seqno > expected else Damage.DUPLICATE
+        tally.fault(glance.number, 0, expected, why, kind)
+    return _Start(prev_seqno)
 
 
-def _behind(reader: SegmentReader, outcome: Outcome, bad: BadRecord, last_seqno: Seqno) -> SegmentScanner | None:
-    """Return a scanner that goes on behind a bad record; None where its length cannot be believed."""
-    offset = bad.offset
-    match outcome:
-        case RecordHeader():  # good in itself, in the wrong place: go on from it as it is
-            return SegmentScanner(
-                reader, Seqno(outcome.seqno - 1), before=outcome, offset=offset, fragno=outcome.fragno
-            )
-        case SyncRecord() | RotateRecord() | BadChecksum() | Impossible() if outcome.record_length:
-            offset += outcome.record_length
-        case _:
-            return None
-    place = offset
-    following = reader.read(place, verify=True)
-    while isinstance(following, SyncRecord):
-        place += following.record_length
+@dataclass(frozen=True, slots=True)
+class _GoingOn:
+    """A scanner behind a bad place, and the first event there as (seqno, fragno); None: only other records."""
+
+    scanner: SegmentScanner
+    offset: int
+    event: tuple[Seqno, int] | None
+    epoch: tuple[Seqno, Epoch] | None
+
+
+def _behind(reader: SegmentReader, outcome: Outcome, bad: BadRecord, found: SegmentScan) -> _GoingOn | None:
+    """Return how to go on behind a bad record; None where no good one is found."""
+    last = found.last_seqno
+    if isinstance(outcome, RecordHeader):  # good in itself, in the wrong place: go on from it as it is
+        return _from_event(reader, bad.offset, outcome)
+    claimed = getattr(outcome, "record_length", 0)
+    for length in dict.fromkeys((claimed, SYNC_BYTES, MARK_BYTES)):
+        if not length:
+            continue
+        offset = bad.offset + length
+        place, event = _first_event(reader, offset)
+        if event is not None:
+            return _from_event(reader, offset, event)
         following = reader.read(place, verify=True)
-    if isinstance(following, RecordHeader):
-        return SegmentScanner(
-            reader, Seqno(following.seqno - 1), before=following, offset=offset, fragno=following.fragno
-        )
-    if isinstance(following, RotateRecord) or (isinstance(following, End) and place > offset):
-        lost = 0
-        if isinstance(outcome, BadChecksum) and outcome.header is not None:
-            lost = 1
-        return SegmentScanner(reader, Seqno(last_seqno + lost), offset=offset)
-    return None
+        if isinstance(following, RollbackMark):
+            return _GoingOn(SegmentScanner(reader, last, offset=offset), offset, None, None)
+        if isinstance(following, RotateRecord) or (isinstance(following, End) and place > offset):
+            lost = 1 if isinstance(outcome, BadChecksum) and outcome.header is not None else 0
+            scanner = SegmentScanner(reader, Seqno(last + lost), offset=offset)
+            return _GoingOn(scanner, offset, None, None)
+    event = _find_event(reader, bad.offset, last)
+    return None if event is None else _from_event(reader, lsn_offset(event.lsn), event)
+
+
+def _from_event(reader: SegmentReader, offset: int, event: RecordHeader) -> _GoingOn:
+    prev_seqno = Seqno(event.seqno - 1)
+    scanner = SegmentScanner(reader, prev_seqno, before=event, offset=offset, fragno=event.fragno)
+    return _GoingOn(scanner, offset, (event.seqno, event.fragno), (event.seqno, event.epoch))
+
+
+def _first_event(reader: SegmentReader, offset: int) -> tuple[int, RecordHeader | None]:
+    """Return the first place from `offset` on that is no sync record, and the event there if there is a good one."""
+    outcome = reader.read(offset, verify=True)
+    while isinstance(outcome, SyncRecord):
+        offset += outcome.record_length
+        outcome = reader.read(offset, verify=True)
+    return offset, outcome if isinstance(outcome, RecordHeader) else None
+
+
+def _find_event(reader: SegmentReader, offset: int, last: Seqno) -> RecordHeader | None:
+    """Return the first event behind `offset` that proves itself by its checksum and does not come before `last`."""
+    # record_type 01, a header_length below 2 MiB, and a seqno whose high half is that of its neighbours
+    high = re.escape((max(last, 0) >> 32).to_bytes(4, "big"))
+    pattern = re.compile(rb"\x01\x00[\x00-\x1f]..(?=" + high + rb")", re.DOTALL)
+    at = offset + 1
+    while True:
+        raw = reader.file.pread(WINDOW_BYTES, at)
+        for match in pattern.finditer(raw):
+            place = at + match.start() - 4
+            if place <= offset:
+                continue
+            event = reader.read(place, verify=True)
+            if isinstance(event, RecordHeader) and event.crc_method and event.seqno > last:
+                return event
+        if len(raw) < WINDOW_BYTES:
+            return None
+        at += len(raw) - _EVENT_HEAD_BYTES
+
+
+class _StoredIndex:
+    """The stored index, held against what the walk sees."""
+
+    def __init__(self, directory: str, disk: Disk) -> None:
+        self.problems: list[Problem] = []
+        self._index: SeqnoIndex | None = None
+        self._note = ""
+        path = join(directory, INDEX_NAME)
+        try:
+            file = disk.open(path)
+        except FileNotFoundError:
+            self._note = "none; it is built when the log is opened"
+            return
+        try:
+            raw = file.pread(file.size(), 0)
+        finally:
+            file.close()
+        end = good_bytes(raw)
+        if end < len(raw):
+            self._note = f"{len(raw) - end} bytes from offset {end} on are no whole flush and are left aside"
+        stored = read_index(path, disk)
+        if stored is None:
+            self._note = self._note or "it does not hold together and is left aside"
+        else:
+            self._index = stored[0]
+
+    def hold_against(self, number: int, found: SegmentScan) -> None:
+        """Look up every place in segment `number` that the index maps and that this scan has seen."""
+        if self._index is None:
+            return
+        first, starts = found.prev_seqno + 1, found.starts
+        for bucket in self._index.buckets():
+            if bucket.segment != number or bucket.last < first:
+                continue
+            mapped = [(bucket.first + slot * bucket.stride, offset) for slot, offset in enumerate(bucket.offsets)]
+            for seqno, offset in (*mapped, (bucket.last, bucket.last_offset)):
+                if offset and first <= seqno < first + len(starts) and starts[seqno - first] != offset:
+                    place = lsn_text(lsn(number, offset))
+                    why = (
+                        f"the stored index leads to {place} for seqno {seqno}, which stands at {starts[seqno - first]}"
+                    )
+                    self.problems.append(
+                        Problem(segment=INDEX_NAME, offset=0, seqno=Seqno(seqno), why=why, kind=Damage.INDEX)
+                    )
+                    break
+
+    def verdict(self, last: Seqno) -> str:
+        """Return in words how the stored index was found."""
+        if self.problems:
+            return "wrong"
+        if self._index is None:
+            return self._note
+        covered = self._index.prefix_range.last
+        reach = f"up to seqno {covered}" if covered <= last else f"up to seqno {covered}, which the log does not hold"
+        return f"{reach}; {self._note}" if self._note else reach

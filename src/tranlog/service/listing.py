@@ -16,7 +16,8 @@ from typing import Final
 import msgspec
 
 from tranlog.change import Change, Op, Options, RowChange, Statement, TableMap
-from tranlog.log.format import RecordHeader
+from tranlog.ids import lsn_text
+from tranlog.log.format import RecordHeader, RollbackMark
 from tranlog.log.verify import VerifyReport
 from tranlog.payload import DDL_OPTION, Payload
 from tranlog.row_text import json_form
@@ -134,6 +135,26 @@ def header_line(header: RecordHeader) -> str:
             "",
         )
     )
+
+
+def mark_line(mark: RollbackMark) -> str:
+    """Return the line that stands before what a rollback mark abandoned."""
+    return (
+        f"# ABANDONED by the rollback mark at {lsn_text(mark.dead_end)}, {time_text(mark.written_at)}: "
+        f"everything after {mark.matchpoint} up to seqno {mark.last_seqno}; epoch {mark.epoch} begins there"
+    )
+
+
+def mark_json(mark: RollbackMark) -> str:
+    """Return the same as one line of JSON."""
+    shown = {
+        "mark": lsn_text(mark.dead_end),
+        "matchpoint": str(mark.matchpoint),
+        "lastSeqno": mark.last_seqno,
+        "epoch": mark.epoch,
+        "time": time_text(mark.written_at),
+    }
+    return msgspec.json.encode(shown).decode()
 
 
 def _bool_text(value: bool) -> str:
@@ -316,13 +337,16 @@ def verify_lines(found: VerifyReport) -> Iterator[str]:
     yield f"min seq# = {found.first_seqno}"
     yield f"max seq# = {found.last_seqno}"
     yield f"events = {found.transactions}"
+    if found.abandoned:
+        yield f"abandoned = {found.abandoned}"
     yield f"fragments = {found.fragments}"
     unproven = "none" if not found.unchecked else f"{found.unchecked} fragments, whose bytes nothing proves"
     yield f"without checksum = {unproven if found.checksums_used else 'not looked at'}"
     yield f"end = {found.tail or 'clean'}"
+    yield f"stored index = {found.index}"
     for problem in found.problems:
         seqno = "" if problem.seqno is None else f", seqno {problem.seqno}"
-        yield f"PROBLEM at {problem.segment}, offset {problem.offset}{seqno}: {problem.why}"
+        yield f"PROBLEM at {problem.segment}, offset {problem.offset}{seqno}: {problem.kind}: {problem.why}"
     yield f"sound = {'yes' if found.sound else 'no'}"
 
 

@@ -1,0 +1,475 @@
+"""The end of a log that is being written: what is appended, visible and durable, and how each of the three moves.
+
+Owns the newest segment's file, the buffer in front of it, the places that were given out, group commit, and what a
+disk that is full or fails does to them. When a segment ends, what is opened, purged or abandoned is `log`'s. The hard
+idea: there are three ends, and each moves by its own rule. *Appended* may be in memory; *visible* is written and whole,
+with everything before it; *durable* is what a sync covered. A sync runs outside the lock, one thread at a time, and
+serves everybody who came before it began.
+
+Source: design/performance.md, "One lock, leader/follower group commit"; design/replication.md, "Unbroken prefix".
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from threading import get_ident
+
+from tranlog.change import Fragment
+from tranlog.clock import Clock
+from tranlog.disk import Disk, DiskFile, DiskLock
+from tranlog.errors import (
+    DiskFailedError,
+    DiskFullError,
+    LogClosedError,
+    LogError,
+    LogLockedError,
+    RecordLimitError,
+)
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno, lsn
+from tranlog.log.allocation import Allocation
+from tranlog.log.format import (
+    encode_event,
+    encode_sync,
+    segment_name,
+)
+from tranlog.log.gate import Gate
+from tranlog.log.index_table import INDEX_NAME, IndexTable
+from tranlog.log.opening import (
+    DISK_FULL,
+    RecoveryReport,
+)
+from tranlog.log.options import LogOptions
+from tranlog.log.positions import (
+    NO_LSN,
+    POSITIONS_NAME,
+    Positions,
+    PositionsFile,
+)
+from tranlog.log.prefix import Extent, UnbrokenPrefix
+from tranlog.log.purging import Purging
+from tranlog.log.recent import ReadCounts, RecentPieces
+from tranlog.log.segment import (
+    LOCK_NAME,
+    Segments,
+    join,
+)
+
+logger = logging.getLogger(__name__)
+
+_NAMED_TABLES = 5
+"""So many tables of a transaction that is refused are named."""
+
+
+class LogEnd:
+    """The writing end of a log; `Log` is what is opened.
+
+    Threads: any number. A transaction of several fragments belongs to the thread that began it: others wait until its
+    last fragment, or `abandon_open`. `_lock` guards everything; it is let go while a sync runs, and while an
+    allocation's bytes are written.
+    """
+
+    def __init__(
+        self, path: str, *, source_id: str, options: LogOptions, disk: Disk, clock: Clock, lock_file: DiskLock
+    ) -> None:
+        """For `open` only."""
+        self._path = path
+        self._source_id = source_id
+        self._options = options
+        self._disk = disk
+        self._clock = clock
+        self._lock_file = lock_file
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # a sync ended, a transaction ended, the log closed
+        self._seen = Gate()  # opens as transactions become visible
+        self._proven = Gate()  # opens as they become durable
+        self._segments = Segments(path, disk)
+        self._segments.recent = self._recent = RecentPieces()
+        self._purging = Purging(path, disk, self._segments)
+        self._positions: PositionsFile | None = None
+        self._index_table = IndexTable(join(path, INDEX_NAME), disk)
+        self._epoch = NO_EPOCH
+        self._syncs = 0
+        self._stopped: LogError | None = None
+        self._closed = False
+        # the newest segment
+        self._file: DiskFile | None = None
+        self._number = 0
+        self._flushed_end = 0  # everything before it is written, or allocated to somebody who will
+        self._pending = bytearray()  # what belongs at _flushed_end
+        self._buffered = Extent(Seqno(0))  # the complete transactions in it
+        self._prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
+        self._allocations: dict[Seqno, Allocation] = {}  # those that are neither complete nor abandoned
+        self._draining = False  # the disk is full, and writers outside the lock are waited for
+        # the transaction that is being appended
+        self._next_seqno = Seqno(0)
+        self._fragno = 0  # > 0: it is open
+        self._owner = 0
+        self._open_start = 0
+        self._transaction_bytes = 0
+        # given a place: complete, or allocated
+        self._last = NO_SEQNO
+        self._last_ids = (source_id, "")
+        self._appended = NO_SEQNO  # the last one that `append` completed
+        self._refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
+        # visible
+        self._visible = NO_SEQNO
+        self._visible_start = NO_LSN
+        self._visible_end = 0
+        self._visible_ids = (source_id, "")
+        # durable
+        self._durable = NO_SEQNO
+        self._durable_end = 0
+        self._sync_due = True  # a sync record goes before the next record
+        self._syncing = False
+        self._sync_end = 0  # what the running sync covers; a cut lowers it
+        self.recovered = RecoveryReport(created=True, clean=True)
+
+    @property
+    def path(self) -> str:
+        """The log's directory."""
+        return self._path
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch of this opening of the log."""
+        return self._epoch
+
+    @property
+    def first_seqno(self) -> Seqno:
+        """The first transaction held; NO_SEQNO while there is none."""
+        return self._segments.first_seqno() if self._visible_start != NO_LSN else NO_SEQNO
+
+    @property
+    def last_seqno(self) -> Seqno:
+        """The last transaction that has a place, visible or not; NO_SEQNO while there is none."""
+        return self._last
+
+    @property
+    def visible_seqno(self) -> Seqno:
+        """The last transaction that readers may see."""
+        return self._visible
+
+    @property
+    def durable_seqno(self) -> Seqno:
+        """The last transaction that a sync covered."""
+        return self._durable
+
+    def _append(self, fragment: Fragment, me: int) -> Gtid:
+        seqno = self._next_seqno
+        fragno = self._fragno
+        payload = fragment.payload
+        try:
+            head, trailer = encode_event(
+                seqno=seqno,
+                fragno=fragno,
+                last_frag=fragment.last,
+                epoch=self._epoch,
+                source_id=fragment.source_id,
+                event_id=fragment.event_id,
+                shard_id=fragment.shard_id,
+                tstamp=fragment.tstamp,
+                tables=fragment.tables,
+                payload=payload,
+                checksum=self._options.checksum,
+            )
+            size = len(head) + len(payload) + len(trailer)
+            if fragno:
+                size += self._transaction_bytes
+            if size > self._options.spill_above:
+                names = ", ".join([f"{schema}.{table}" for schema, table in (fragment.tables or ())[:_NAMED_TABLES]])
+                changes = f"with changes of {names or 'many tables'}, "
+                raise RecordLimitError(
+                    event_id=fragment.event_id,
+                    why=f"its records, {changes}take {size} bytes or more, and spill_above is "
+                    f"{self._options.spill_above}",
+                )
+        except RecordLimitError:
+            if fragno:
+                self._drop_open()
+            raise
+        pending = self._pending
+        self._prove_before_next()
+        if fragno == 0:
+            self._open_start = self._flushed_end + len(pending)
+        pending += head
+        pending += payload
+        pending += trailer
+        buffered = self._buffered
+        buffered.owners.add(me)
+        if fragment.last:
+            ids = (fragment.source_id, fragment.event_id)
+            buffered.add(seqno, self._number, self._open_start, self._flushed_end + len(pending), ids)
+            self._last = self._appended = seqno
+            self._last_ids = ids
+            self._next_seqno = Seqno(seqno + 1)
+            if fragno:
+                self._fragno = self._owner = 0
+                self._changed.notify_all()
+        else:
+            self._fragno = fragno + 1
+            self._owner = me
+            self._transaction_bytes = size
+        if len(pending) >= self._options.buffer_bytes:
+            self._flush()
+        return Gtid(self._epoch, seqno)
+
+    def _prove_before_next(self) -> None:
+        """Put a sync record before the next record, if a sync has completed since the last one."""
+        if self._sync_due:
+            self._pending += encode_sync(lsn(self._number, self._durable_end), self._clock.now_ms())
+            self._sync_due = False
+
+    def begin_write(self, extent: Extent) -> DiskFile:
+        """For `Allocation` only."""
+        with self._lock:
+            self._check_extent(extent)
+            extent.writing = True
+            assert self._file is not None
+            return self._file
+
+    def end_write(self, extent: Extent, failure: OSError | None) -> None:
+        """For `Allocation` only."""
+        with self._lock:
+            extent.writing = False
+            self._changed.notify_all()
+            if failure is not None:
+                raise self._write_failed(failure) from failure
+            self._check_extent(extent)
+
+    def finish(self, extent: Extent, sync: bool) -> None:
+        """For `Allocation` only."""
+        with self._lock:
+            self._check_extent(extent)
+            extent.done = True
+            self._allocations.pop(extent.first, None)
+            self._check_lock_file()
+            self._flush()
+            self._publish()
+            self._changed.notify_all()
+            if sync:
+                self._await_durable(extent.last, get_ident())
+                self._check_extent(extent)
+
+    def _check_extent(self, extent: Extent) -> None:
+        if extent.refused is not None:
+            raise DiskFullError(path=extent.refused)
+        if self._stopped is not None:
+            self._check(get_ident())
+
+    def _await_durable(self, target: Seqno, me: int) -> None:
+        """Return once `target` is durable: sync, or wait for whoever syncs, and for every older transaction.
+
+        What a full disk took meanwhile is not waited for; those that it belonged to are told.
+        """
+        while self._durable < min(target, self._last):
+            if self._syncing or self._draining:
+                self._changed.wait()
+            elif NO_SEQNO != self._prefix.oldest_unfinished() <= target:
+                if self._pending:
+                    self._check_lock_file()
+                    self._flush()
+                    self._publish()
+                self._changed.wait()
+            else:
+                self._lead_sync()
+                continue
+            if self._stopped is not None or self._refused:
+                self._check(me)
+
+    def _lead_sync(self) -> None:
+        """Write, publish and sync for everybody who has finished so far; the lock is free while the disk works."""
+        self._check_lock_file()
+        self._flush()
+        self._publish()
+        self._syncing = True
+        self._sync_end = self._visible_end if len(self._prefix) else self._flushed_end
+        covered = self._visible
+        file = self._file
+        assert file is not None
+        failure: OSError | None = None
+        self._lock.release()
+        try:
+            file.sync()
+        except OSError as exc:
+            failure = exc
+        finally:
+            self._lock.acquire()
+            self._syncing = False
+            self._changed.notify_all()
+        if failure is not None:
+            raise self._stop_for(failure, "sync") from failure
+        if self._stopped is not None:
+            self._check(get_ident())  # stopped meanwhile: the positions file may be another writer's already
+        self._syncs += 1
+        self._durable = max(self._durable, covered)
+        self._durable_end = self._sync_end
+        self._sync_due = True
+        self._write_positions(look=True)
+
+    def _sync_now(self) -> None:
+        """Sync under the lock, nothing else running: everything flushed is durable then."""
+        assert self._file is not None
+        try:
+            self._file.sync()
+        except OSError as exc:
+            raise self._stop_for(exc, "sync") from exc
+        self._syncs += 1
+        self._durable = self._last
+        self._durable_end = self._flushed_end
+        self._sync_due = True
+
+    def _flush(self) -> None:
+        """Write what is pending."""
+        pending = self._pending
+        if not pending:
+            return
+        assert self._file is not None
+        try:
+            written = bytes(pending)
+            self._file.pwrite(written, self._flushed_end)
+        except OSError as exc:
+            raise self._write_failed(exc) from exc
+        self._recent.put(self._number, self._flushed_end, written)
+        self._flushed_end += len(pending)
+        pending.clear()
+
+    def _publish(self) -> None:
+        """Let readers see every transaction before the oldest unfinished one; what was pending has been flushed."""
+        if self._buffered:
+            self._buffered.done = True
+            self._seal()
+        visible = self._prefix.advance()
+        if not visible:
+            return
+        for extent in visible:
+            self._segments.register(self._number, extent.first, extent.starts)
+        newest = visible[-1]
+        self._visible = newest.last
+        self._visible_start = newest.last_start
+        self._visible_end = newest.end
+        self._visible_ids = newest.ids
+        self._write_positions()
+
+    def _seal(self) -> None:
+        """Give the buffered transactions their place in the row, and begin another buffer."""
+        self._prefix.allocate(self._buffered)
+        self._buffered = Extent(Seqno(self._buffered.last + 1))
+        if self._fragno:
+            self._buffered.owners.add(self._owner)
+
+    def _write_positions(self, *, look: bool = False) -> None:
+        """Tell readers, here and elsewhere; with `look`, see first whether the file is still where they look for it."""
+        assert self._positions is not None
+        self._segments.synced(self._durable)
+        try:
+            if look:
+                self._positions.restore()
+            self._positions.write(
+                Positions(
+                    boot_id=self._positions.boot_id,
+                    identity=self._positions.identity,
+                    epoch=self._epoch,
+                    first_seqno=self._segments.first_seqno(),
+                    visible_seqno=self._visible,
+                    durable_seqno=self._durable,
+                    committed_seqno=self._durable,
+                    visible_lsn=self._visible_start,
+                )
+            )
+        except OSError as exc:
+            raise self._stop_for(exc, "write", POSITIONS_NAME) from exc
+        self._seen.open_to(self._visible)
+        self._proven.open_to(self._durable)
+
+    def _check(self, me: int) -> None:
+        if me in self._refused:
+            raise DiskFullError(path=self._refused.pop(me))
+        if self._stopped is not None:
+            if isinstance(self._stopped, LogClosedError):
+                raise LogClosedError()
+            raise LogClosedError(f"it closed itself ({self._stopped})") from self._stopped
+
+    def _check_lock_file(self) -> None:
+        if self._lock_file.held():
+            return
+        self._stop(LogLockedError(path=self._path, holder=f"{LOCK_NAME} was replaced or removed under this one"))
+        assert self._stopped is not None
+        raise self._stopped
+
+    def _stop(self, error: LogError) -> None:
+        self._stopped = error
+        self._changed.notify_all()
+        logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
+
+    def _stop_for(self, exc: OSError, what: str, name: str | None = None) -> DiskFailedError:
+        """Close the log for writing and return the error that says so; `name`: the file, if not the newest segment."""
+        error = DiskFailedError(
+            path=join(self._path, name or segment_name(self._number)), why=f"{what} failed: {exc.strerror or exc}"
+        )
+        self._stop(error)
+        return error
+
+    def _write_failed(self, exc: OSError) -> LogError:
+        """Take back what is not visible if the disk is full, else close; return the error to raise."""
+        if exc.errno not in DISK_FULL:
+            return self._stop_for(exc, "write")
+        path = join(self._path, segment_name(self._number))
+        if self._draining:  # another thread was told first
+            self._changed.wait_for(lambda: not self._draining)
+            return DiskFullError(path=path)
+        self._draining = True
+        while self._prefix.writing():
+            self._changed.wait()
+        self._draining = False
+        self._allocations.clear()
+        owners = self._prefix.take_back(path) | self._buffered.owners
+        self._refused.update(dict.fromkeys(owners - {get_ident()}, path))
+        self._changed.notify_all()
+        if self._stopped is not None:
+            return self._stopped
+        try:
+            self._cut_to(self._visible_end)
+        except OSError as again:
+            return self._stop_for(again, "cutting back")
+        self._next_seqno = Seqno(self._visible + 1)
+        self._buffered = Extent(self._next_seqno)
+        self._last = self._appended = self._visible
+        self._last_ids = self._visible_ids
+        self._fragno = self._owner = 0
+        logger.warning("The disk is full; what was not committed is refused. path=%s", path)
+        return DiskFullError(path=path)
+
+    def _drop_open(self) -> None:
+        """Take back the open transaction's fragments."""
+        start = self._open_start
+        self._fragno = self._owner = 0
+        self._changed.notify_all()
+        if start >= self._flushed_end:
+            del self._pending[start - self._flushed_end :]
+            self._sync_due = True
+            return
+        try:
+            self._cut_to(start)
+        except OSError as exc:
+            raise self._stop_for(exc, "cutting back") from exc
+
+    def _cut_to(self, end: int) -> None:
+        """Shorten the newest segment; synced, so that what is cut cannot come back behind new records."""
+        assert self._file is not None
+        self._pending.clear()
+        self._recent.forget()
+        self._file.truncate(end)
+        self._file.sync()
+        self._flushed_end = end
+        self._durable_end = min(self._durable_end, end)
+        self._sync_end = min(self._sync_end, end)
+        self._sync_due = True
+
+    def gate(self, *, committed_only: bool = False) -> Gate:
+        """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""
+        return self._proven if committed_only else self._seen
+
+    def read_counts(self) -> ReadCounts:
+        """Return from where the cursors of this process got what they read."""
+        return self._recent.counts

@@ -1,0 +1,6 @@
+"""The Tungsten codec: log directories as the Java replicator really writes them, read and written.
+
+`codec` holds the records, `payload` and `values` the serialized event, `recovery` what a directory's state means,
+`directory` acts on it, `text` prints it as the ancestor's `thl` does, `golden` holds all of that against directories
+which the ancestor wrote. The native log is `tranlog.log`'s; neither knows the other.
+"""

@@ -1,0 +1,521 @@
+"""A directory of the Tungsten replicator's log, opened for writing or purged.
+
+Owns every disk call that changes something. What a state of the directory means, and what a purge removes, are
+`recovery`'s decisions. The hard idea: the directory stays one that a Java replicator opens and goes on with. Nothing
+but `disklog.lck`, segments and, after a repair, `cut/` with what was cut off is in it: the ancestor knows no index,
+no positions and no holds.
+
+Source: conformance/tungsten.md A1, B4, B7; thl-internals, "Log Organization".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import posixpath
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
+from tranlog.errors import (
+    CorruptRecordError,
+    DiskFailedError,
+    DiskFullError,
+    LogClosedError,
+    LogError,
+    LogLockedError,
+    LogMissingError,
+    LogUnreadableError,
+)
+from tranlog.tungsten.codec import (
+    FILE_HEADER,
+    NO_BASE,
+    encode_event,
+    encode_file_header,
+    encode_rotate,
+    next_number,
+    segment_name,
+    segment_number,
+)
+from tranlog.tungsten.event import Event
+from tranlog.tungsten.payload import encode
+from tranlog.tungsten.reader import TungstenReader
+from tranlog.tungsten.records import BadLength, Damaged, EventRecord, FileHeader, RotateRecord, Short
+from tranlog.tungsten.recovery import (
+    Continue,
+    Cut,
+    Entry,
+    NewLog,
+    Place,
+    PurgeSegments,
+    PurgeTail,
+    Refuse,
+    RefusePurge,
+    order_problem,
+    place_behind,
+    plan_open,
+    plan_purge,
+)
+from tranlog.tungsten.segments import (
+    WINDOW_BYTES,
+    SegmentReader,
+    damage_error,
+    join,
+    list_entries,
+    notes_of,
+    place_of,
+    scan_all,
+)
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME: Final = "disklog.lck"
+CUT_DIR: Final = "cut"
+SEGMENT_BYTES: Final = 100_000_000
+"""When a segment is full; what the ancestor's installer sets."""
+BUFFER_BYTES: Final = 1 << 20
+"""What a writer holds before it commits without being asked to (the ancestor does after an interval)."""
+_DISK_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+
+
+@dataclass(eq=False, kw_only=True)
+class AppendOrderError(LogError):
+    """An event that does not follow what the log holds; it was not stored."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"the log at {self.path} refuses {self.why}; nothing was stored. Append what is to come, in order"
+
+
+@dataclass(eq=False, kw_only=True)
+class PurgeRangeError(LogError):
+    """A range that cannot be purged; nothing was removed."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"nothing was purged from the log at {self.path}: {self.why}. Name another range; `thl index` shows them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpeningReport:
+    """What opening a directory for writing found and did."""
+
+    created: bool
+    cuts: tuple[Cut, ...] = ()
+    kept_in: tuple[str, ...] = ()
+    """The files that hold what was cut off."""
+    notes: tuple[str, ...] = ()
+
+
+class TungstenLog:
+    """A log directory opened for writing, in the form that a Java replicator reads and goes on with.
+
+    What is appended is durable when `commit` returns (B7-1: the ancestor never syncs). Events come in order, without
+    a gap; `next_place` tells which is to come, None in an empty log, which takes any seqno.
+    Threads: one.
+    """
+
+    def __init__(self, path: str, disk: Disk, lock: DiskLock, *, segment_bytes: int, checksum: bool) -> None:
+        self.path = path
+        self._disk = disk
+        self._lock = lock
+        self._segment_bytes = segment_bytes
+        self._checksum = checksum
+        self._file: DiskFile | None = None
+        self._number = 0
+        self._end = 0
+        self._buffer = bytearray()
+        self._place: Place | None = None
+        self._synced_end = 0
+        # The end of the last whole transaction, the place behind it, and its seqno: of all, and of what is durable.
+        self._whole: tuple[int, Place | None, int] = (0, None, -1)
+        self._durable: tuple[int, Place | None, int] = self._whole
+        self._closed: str | None = None
+        self.last_seqno = -1
+        """The last complete transaction's seqno; -1 in an empty log."""
+        self.report = OpeningReport(created=False)
+
+    @classmethod
+    def open(
+        cls, path: str, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES, checksum: bool = True
+    ) -> TungstenLog:
+        """Open a directory for writing, mend its end, create it if it is missing (its parent must exist).
+
+        Every record of every segment is read: the ancestor looks at the last segment only, and writes on behind
+        damage that it meets when somebody reads.
+        Raises LogLockedError, LogMissingError, LogUnreadableError, NativeLogError, CorruptRecordError (nothing was
+        changed then), DiskFullError, DiskFailedError.
+        """
+        on = OsDisk() if disk is None else disk
+        lock = _take_lock(path, on)
+        log = cls(path, on, lock, segment_bytes=segment_bytes, checksum=checksum)
+        try:
+            log._recover()
+        except OSError as exc:
+            log._release()
+            raise _storage_error(exc, path) from exc
+        except BaseException:
+            log._release()
+            raise
+        return log
+
+    def _recover(self) -> None:
+        entries = list_entries(self.path, self._disk)
+        plan = plan_open(entries, scan_all(self.path, entries, self._disk, checked=True))
+        match plan:
+            case Refuse():
+                raise damage_error(plan)
+            case NewLog():
+                with contextlib.suppress(PermissionError):  # who may not list the parent did not create the directory
+                    self._disk.sync_dir(posixpath.dirname(self.path) or ".")
+                self._create(1, NO_BASE)
+                self.report = OpeningReport(created=True)
+            case Continue():
+                self._continue(plan, entries)
+        self._begin()
+
+    def _continue(self, plan: Continue, entries: list[Entry]) -> None:
+        if plan.last is not None:
+            self._place = Place(plan.next_seqno)
+            self.last_seqno = plan.last.seqno
+        kept = [name for name in [self._keep(cut) for cut in plan.cuts] if name is not None]
+        for cut in plan.cuts:
+            self._carry_out(cut)
+        if plan.create is not None:
+            self._create(plan.create, self._base(entries))
+        else:
+            self._number = plan.tail
+            self._file = self._disk.open(join(self.path, segment_name(plan.tail)), write=True)
+            self._end = self._file.size()
+        self.report = OpeningReport(
+            created=False, cuts=plan.cuts, kept_in=tuple(kept), notes=(*notes_of(entries), *plan.notes)
+        )
+
+    def _base(self, entries: list[Entry]) -> int:
+        if self._place is not None:
+            return self._place.seqno
+        bases = [entry.header.base_seqno for entry in entries if isinstance(entry.header, FileHeader)]
+        return max(bases, default=NO_BASE)
+
+    def _keep(self, cut: Cut) -> str | None:
+        """Copy what is to be cut, durable before the cut is."""
+        if cut.size <= FILE_HEADER.size and cut.whole:
+            return None
+        folder = join(self.path, CUT_DIR)
+        self._disk.make_dir(folder)
+        name = f"{segment_name(cut.number)}.{cut.offset}"
+        source = self._disk.open(join(self.path, segment_name(cut.number)))
+        target = self._disk.open(join(folder, name), write=True, create=True)
+        try:
+            target.truncate(0)
+            at = 0
+            while chunk := source.pread(WINDOW_BYTES, cut.offset + at):
+                target.pwrite(chunk, at)
+                at += len(chunk)
+            target.sync()
+        finally:
+            source.close()
+            target.close()
+        self._disk.sync_dir(folder)
+        self._disk.sync_dir(self.path)
+        return f"{CUT_DIR}/{name}"
+
+    def _carry_out(self, cut: Cut) -> None:
+        path = join(self.path, segment_name(cut.number))
+        logger.warning(
+            "cut segment=%s offset=%d bytes=%d why=%s", segment_name(cut.number), cut.offset, cut.size, cut.why
+        )
+        if cut.whole:
+            self._disk.unlink(path)
+            self._disk.sync_dir(self.path)
+            return
+        _truncate(path, cut.offset, self._disk)
+
+    def _create(self, number: int, base_seqno: int) -> None:
+        file = self._disk.open(join(self.path, segment_name(number)), write=True, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(encode_file_header(base_seqno), 0)
+            file.sync()
+            self._disk.sync_dir(self.path)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        self._number = number
+        self._end = FILE_HEADER.size
+
+    def _begin(self) -> None:
+        """Take the segment's end for durable: it was synced, and no transaction is open."""
+        self._synced_end = self._end
+        self._whole = self._durable = (self._end, self._place, self.last_seqno)
+
+    @property
+    def next_place(self) -> Place | None:
+        """Which seqno and fragment is to come; None in a log that never held any."""
+        return self._place
+
+    def append(self, event: Event, *, shard_id: str | None = None, tstamp: int | None = None) -> None:
+        """Append one fragment; readers see its transaction when it is complete and committed.
+
+        `shard_id` and `tstamp` go into the record's own header; by default they are the event's.
+        Raises AppendOrderError, RecordLimitError, LogClosedError, DiskFullError, DiskFailedError.
+        """
+        header = event.header
+        self.append_payload(
+            encode(event),
+            seqno=header.seqno,
+            fragno=header.fragno,
+            last_frag=header.last_frag,
+            epoch=header.epoch,
+            source_id=header.source_id,
+            event_id=header.event_id,
+            shard_id=event.shard_id if shard_id is None else shard_id,
+            tstamp=header.tstamp if tstamp is None else tstamp,
+            seqno_end=header.seqno_end if header.filtered else None,
+            fragno_end=header.fragno_end if header.filtered else None,
+        )
+
+    def append_payload(
+        self,
+        payload: bytes,
+        *,
+        seqno: int,
+        fragno: int,
+        last_frag: bool,
+        epoch: int,
+        source_id: str,
+        event_id: str,
+        shard_id: str,
+        tstamp: int,
+        seqno_end: int | None = None,
+        fragno_end: int | None = None,
+    ) -> None:
+        """Append one fragment whose payload is bytes already, of either serializer; raises what `append` raises."""
+        if self._closed is not None:
+            raise LogClosedError(self._closed)
+        why = order_problem(self._place, seqno, fragno)
+        if why is not None:
+            raise AppendOrderError(path=self.path, why=why)
+        record = encode_event(
+            seqno=seqno,
+            fragno=fragno,
+            last_frag=last_frag,
+            epoch=epoch,
+            source_id=source_id,
+            event_id=event_id,
+            shard_id=shard_id,
+            tstamp=tstamp,
+            payload=payload,
+            checksum=self._checksum,
+        )
+        if fragno == 0 and self._end + len(self._buffer) > self._segment_bytes:
+            self._rotate(seqno)
+        self._buffer += record
+        self._place = place_behind(seqno, fragno, last_frag, seqno_end, fragno_end)
+        if last_frag:
+            self.last_seqno = seqno
+            self._whole = (self._end + len(self._buffer), self._place, seqno)
+        if len(self._buffer) >= BUFFER_BYTES:
+            self.commit()
+
+    def commit(self) -> None:
+        """Make everything that was appended durable. Raises LogClosedError, DiskFullError, DiskFailedError.
+
+        DiskFullError: everything behind the last whole transaction that is durable was taken back, and the log goes
+        on there; `next_place` tells.
+        """
+        if self._closed is not None:
+            raise LogClosedError(self._closed)
+        self._write()
+        assert self._file is not None
+        if self._end == self._synced_end:
+            return
+        try:
+            self._file.sync()
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        self._synced_end = self._end
+        self._durable = self._whole
+
+    def _rotate(self, seqno: int) -> None:
+        number = next_number(self._number)
+        self._buffer += encode_rotate(number, checksum=self._checksum)
+        self.commit()
+        assert self._file is not None
+        self._file.close()
+        try:
+            self._create(number, seqno)
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        self._begin()
+
+    def _write(self) -> None:
+        if not self._buffer:
+            return
+        assert self._file is not None
+        try:
+            self._file.pwrite(bytes(self._buffer), self._end)
+        except OSError as exc:
+            if exc.errno not in _DISK_FULL:
+                raise self._failed(exc) from exc
+            self._take_back()
+            raise DiskFullError(path=self.path) from exc
+        self._end += len(self._buffer)
+        self._buffer.clear()
+
+    def _take_back(self) -> None:
+        assert self._file is not None
+        end, place, last_seqno = self._durable
+        try:
+            self._file.truncate(end)
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        self._buffer.clear()
+        self._end, self._place, self.last_seqno = end, place, last_seqno
+        self._begin()
+
+    def _failed(self, exc: OSError) -> LogError:
+        error = _storage_error(exc, self.path)
+        self._closed = f"writing failed: {exc.strerror or exc}"
+        self._release()
+        return error
+
+    def _release(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+        self._lock.release()
+
+    def close(self) -> None:
+        """Commit and close; an open transaction stays for the next opening to cut. Closing twice is harmless."""
+        if self._closed is not None:
+            return
+        try:
+            self.commit()
+        finally:
+            self._closed = "it was closed"
+            self._release()
+
+    def __enter__(self) -> TungstenLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _take_lock(path: str, disk: Disk) -> DiskLock:
+    try:
+        if not disk.exists(path):
+            parent = posixpath.dirname(path) or "."
+            if not disk.exists(parent):
+                raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
+            disk.make_dir(path)
+        return disk.lock(join(path, LOCK_NAME))
+    except NotADirectoryError as exc:
+        raise LogMissingError(path=path, why="it is not a directory") from exc
+    except BlockingIOError as exc:
+        raise LogLockedError(path=path, holder="unknown: the replicator leaves no word in its lock file") from exc
+    except OSError as exc:
+        raise _storage_error(exc, path) from exc
+
+
+def _storage_error(exc: OSError, path: str) -> LogError:
+    why = exc.strerror or str(exc)
+    if exc.errno in _DISK_FULL:
+        return DiskFullError(path=path)
+    if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return LogUnreadableError(path=path, why=why)
+    return DiskFailedError(path=path, why=why)
+
+
+def _truncate(path: str, size: int, disk: Disk) -> None:
+    file = disk.open(path, write=True)
+    try:
+        file.truncate(size)
+        file.sync()
+    finally:
+        file.close()
+
+
+# --- purge -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeReport:
+    """What a purge removed: whole segments, and from where on in which segment."""
+
+    removed: tuple[str, ...]
+    cut: tuple[str, int] | None = None
+
+
+def purge(path: str, *, low: int | None = None, high: int | None = None, disk: Disk | None = None) -> PurgeReport:
+    """Remove the transactions from `low` to `high`, both included; None: from the first, to the last.
+
+    At the front whole segments go, as many as lie in the range. What is left has no hole (B7-2).
+    Raises PurgeRangeError for a range in the middle or outside, LogLockedError, and what reading raises; nothing was
+    removed then.
+    """
+    on = OsDisk() if disk is None else disk
+    if not on.exists(path):
+        raise LogMissingError(path=path, why="the directory does not exist")
+    lock = _take_lock(path, on)
+    try:
+        reader = TungstenReader.open(path, disk=on)
+        plan = plan_purge(reader.index(), low, high)
+        match plan:
+            case RefusePurge(why=why):
+                raise PurgeRangeError(path=path, why=why)
+            case PurgeSegments(numbers=numbers):
+                if low is None and high is None:  # an unfinished newest segment goes too
+                    numbers = tuple(number for number in map(segment_number, on.list_dir(path)) if number is not None)
+                return PurgeReport(removed=_remove(path, numbers, on))
+            case PurgeTail(numbers=numbers, cut=number, seqno=seqno):
+                offset = _cut_offset(path, number, seqno, on)
+                removed = _remove(path, numbers, on)
+                _truncate(join(path, segment_name(number)), offset, on)
+                return PurgeReport(removed=removed, cut=(segment_name(number), offset))
+    except OSError as exc:
+        raise _storage_error(exc, path) from exc
+    finally:
+        lock.release()
+
+
+def _remove(path: str, numbers: tuple[int, ...], disk: Disk) -> tuple[str, ...]:
+    for number in numbers:
+        disk.unlink(join(path, segment_name(number)))
+        disk.sync_dir(path)
+    return tuple(map(segment_name, numbers))
+
+
+def _cut_offset(path: str, number: int, seqno: int, disk: Disk) -> int:
+    """Return where the first record of `seqno` or above stands. Raises PurgeRangeError inside a filtered range."""
+    reader = SegmentReader(path, number, disk, checked=True)
+    try:
+        at = FILE_HEADER.size
+        place: Place | None = None
+        while True:
+            outcome = reader.record(at)
+            if not isinstance(outcome, EventRecord):
+                if isinstance(outcome, RotateRecord | Short | BadLength):
+                    break
+                why = outcome.why if isinstance(outcome, Damaged) else f"record type {outcome.record_type}"
+                raise CorruptRecordError(segment=segment_name(number), offset=at, seqno=None, why=why)
+            if outcome.seqno >= seqno:
+                break
+            place = place_of(reader, outcome)
+            at = outcome.end
+        if place is not None and place.seqno > seqno:
+            raise PurgeRangeError(path=path, why=f"seqno {seqno} lies inside a filtered range, which stays whole")
+        return at
+    finally:
+        reader.close()

@@ -1,0 +1,384 @@
+"""Reading a directory of the Tungsten replicator's log as a stream, while a replicator may be writing it.
+
+Owns the reader and its cursor. What damage is, is `recovery`'s and `segments`' to say. The hard idea: only complete
+transactions are shown, in order, and a seqno that the log does not hold is never answered with its neighbour.
+
+Source: conformance/tungsten.md A1, B4, B7.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_right
+from collections import deque
+from types import TracebackType
+
+from tranlog.disk import Disk, OsDisk
+from tranlog.errors import CorruptRecordError, LogMissingError, PayloadError, PurgedError
+from tranlog.tungsten.codec import FILE_HEADER, NO_BASE, next_number, segment_name, segment_number
+from tranlog.tungsten.event import Event, JavaObject
+from tranlog.tungsten.payload import decode
+from tranlog.tungsten.records import (
+    BadLength,
+    Damaged,
+    EventRecord,
+    FileHeader,
+    Outcome,
+    Partial,
+    RotateRecord,
+    Short,
+    UnknownRecord,
+)
+from tranlog.tungsten.recovery import Entry, IndexEntry, Place, Torn, reading_problem, rotate_problem, row_problem
+from tranlog.tungsten.segments import (
+    SegmentReader,
+    damage_error,
+    event_header,
+    join,
+    list_entries,
+    notes_of,
+    place_of,
+    read_entry,
+    scan_segment,
+    torn_end,
+)
+
+
+class StoredEvent:
+    """A fragment as the log holds it: its record's header, and the payload."""
+
+    __slots__ = ("payload", "record", "segment")
+
+    def __init__(self, record: EventRecord, segment: str, payload: bytes) -> None:
+        self.record = record
+        self.segment = segment
+        self.payload = payload
+
+    def event(self) -> Event | JavaObject:
+        """Decode the payload. Raises PayloadError with the seqno."""
+        try:
+            return decode(self.payload)
+        except PayloadError as exc:
+            raise PayloadError(why=exc.why, seqno=self.record.seqno) from exc
+
+
+class Seek(enum.Enum):
+    """Where a cursor stands after `seek`."""
+
+    FOUND = "found"
+    """At the transaction, or at the filtered range that it lies in."""
+    NOT_YET = "not yet"
+    """Behind the last: what comes next is what is waited for, or lies before it."""
+    MISSING = "missing"
+    """Nowhere: the log holds lower and higher seqnos, but not this one."""
+
+
+class TungstenReader:
+    """A log directory opened for reading; nothing in it is changed, no lock is taken.
+
+    Ends: `first_seqno` and `last_seqno` are of complete transactions, -1 in an empty log; a filtered range counts by
+    its first seqno, as in the ancestor, and `next_seqno` is the one behind its end.
+    Threads: one; open another for another thread.
+    Source: B4; B7-3 to B7-5: a last segment without a transaction does not hide those before it.
+    """
+
+    def __init__(self, path: str, disk: Disk, *, checked: bool) -> None:
+        self.path = path
+        self.disk = disk
+        self.checked = checked
+        self.notes: tuple[str, ...] = ()
+        """What is odd but no error: another minor version, an unfinished end."""
+        self.order_notes: tuple[str, ...] = ()
+        """Events out of order in the newest segments (B7-22): an error to a strict cursor, not to this."""
+        self._entries: list[Entry] = []
+        self._first_number = 1
+        self._last_place = -1
+        self._bases: list[int] = []
+        self._first = self._last = -1
+        self._next = 0
+
+    @classmethod
+    def open(cls, path: str, *, disk: Disk | None = None, checked: bool = True) -> TungstenReader:
+        """Open a directory. `checked` off passes checksums over (`thl -no-checksum`).
+
+        Raises LogMissingError, LogUnreadableError, NativeLogError, CorruptRecordError for a bad header, a missing
+        segment (B7-4), or damage in the newest segment.
+        """
+        reader = cls(path, OsDisk() if disk is None else disk, checked=checked)
+        reader.refresh()
+        return reader
+
+    def refresh(self) -> None:
+        """Look at the directory again; raises what `open` raises."""
+        entries = list_entries(self.path, self.disk)
+        if not entries:
+            raise LogMissingError(path=self.path, why="it holds no segment (thl.data.*)")
+        problem = row_problem(entries)
+        if problem is not None:
+            raise damage_error(problem)
+        notes = notes_of(entries)
+        order_notes = []
+        whole = list(entries)
+        if isinstance(whole[-1].header, Partial):
+            notes.append(f"{whole[-1].name} is passed over: its header was not finished")
+            whole.pop()
+        self._entries = whole
+        self._first_number = entries[0].number
+        self._bases = [self._base(entry) for entry in whole]
+        self._first = self._last = -1
+        self._next = 0
+        for place in range(len(whole) - 1, -1, -1):
+            scan = scan_segment(self.path, whole[place], self.disk, checked=self.checked)
+            if isinstance(scan.stop, Damaged):
+                raise CorruptRecordError(
+                    segment=whole[place].name,
+                    offset=scan.stop.offset,
+                    seqno=None if scan.last is None else scan.last.seqno,
+                    why=scan.stop.why,
+                )
+            if place == len(whole) - 1:
+                if isinstance(scan.stop, Torn):
+                    notes.append(f"{whole[place].name} ends in {scan.stop.why}, offset {scan.stop.offset}")
+                elif scan.open_fragments:
+                    notes.append(f"{whole[place].name} ends in a transaction whose last fragment is not there")
+            if scan.order_problem is not None:
+                order_notes.append(f"{whole[place].name}: {scan.order_problem}")
+            if scan.last is not None:
+                self._last = scan.last.seqno
+                self._last_place = place
+                self._next = scan.next_seqno
+                break
+        self._first = next((base for base in self._bases if base >= 0), -1) if self._last >= 0 else -1
+        self.notes = tuple(notes)
+        self.order_notes = tuple(order_notes)
+
+    def _base(self, entry: Entry) -> int:
+        """Return a segment's first seqno: its header's, or its first record's where that has none; -1 for neither."""
+        assert isinstance(entry.header, FileHeader)
+        if entry.header.base_seqno != NO_BASE:
+            return entry.header.base_seqno
+        reader = SegmentReader(self.path, entry.number, self.disk, checked=self.checked)
+        try:
+            outcome = reader.record(FILE_HEADER.size)
+            return outcome.seqno if isinstance(outcome, EventRecord) else -1
+        finally:
+            reader.close()
+
+    @property
+    def first_seqno(self) -> int:
+        """The first seqno, -1 in an empty log."""
+        return self._first
+
+    @property
+    def last_seqno(self) -> int:
+        """The last complete transaction's seqno, -1 in an empty log."""
+        return self._last
+
+    @property
+    def next_seqno(self) -> int:
+        """The seqno that is to come behind the last complete transaction; 0 in an empty log."""
+        return self._next
+
+    def index(self) -> list[IndexEntry]:
+        """Return the segments with the seqnos that each holds."""
+        out = []
+        for place, entry in enumerate(self._entries):
+            first = self._bases[place]
+            if self._last < 0 or place > self._last_place or first < 0:
+                first = last = -1
+            elif place == self._last_place:
+                last = self._last
+            else:
+                last = self._bases[place + 1] - 1
+            out.append(IndexEntry(number=entry.number, first_seqno=first, last_seqno=last, bytes=entry.size))
+        return out
+
+    def segments(self) -> list[Entry]:
+        """Return the segments with a finished header, rising."""
+        return list(self._entries)
+
+    def cursor(self, *, strict: bool = True) -> TungstenCursor:
+        """Return a cursor at the start. `strict`: an event out of order (B7-22) is an error, not shown as it is."""
+        return TungstenCursor(self, strict=strict)
+
+    def place_before(self, seqno: int) -> int:
+        """Return the number of the segment where a seqno lies if the log holds it."""
+        place = bisect_right(self._bases, seqno) - 1
+        return self._entries[place].number if place >= 0 else self._first_number
+
+    def first_number(self) -> int:
+        """Return the oldest segment's number."""
+        return self._first_number
+
+    def segment_exists(self, number: int) -> bool:
+        """Whether a segment's file is there now."""
+        return self.disk.exists(join(self.path, segment_name(number)))
+
+    def later_exists(self, number: int) -> bool:
+        """Whether there is any segment above that number now."""
+        return any((segment_number(name) or -1) > number for name in self.disk.list_dir(self.path))
+
+
+class TungstenCursor:
+    """Reads forward, one fragment at a time, and only transactions that are complete.
+
+    At the end `next` returns None; called again later it goes on where a replicator that writes has got to.
+    """
+
+    def __init__(self, reader: TungstenReader, *, strict: bool) -> None:
+        self._reader = reader
+        self._strict = strict
+        self._segment: SegmentReader | None = None
+        self._at = 0
+        self._run: list[tuple[EventRecord, SegmentReader]] = []
+        self._ready: deque[tuple[EventRecord, SegmentReader]] = deque()
+        self._retired: list[SegmentReader] = []
+        self._wanted: Place | None = None
+        self._last: int | None = None
+        self._open(reader.first_number())
+
+    def __enter__(self) -> TungstenCursor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close; closing twice is harmless."""
+        self._close_retired()
+        if self._segment is not None:
+            self._segment.close()
+
+    def _open(self, number: int) -> None:
+        if self._segment is not None:
+            self._retired.append(self._segment)
+        self._segment = SegmentReader(self._reader.path, number, self._reader.disk, checked=self._reader.checked)
+        self._at = FILE_HEADER.size
+
+    def _restart(self, number: int) -> None:
+        self._run.clear()
+        self._ready.clear()
+        self._wanted = None
+        self._last = None
+        self._open(number)
+        self._close_retired()
+
+    def _close_retired(self) -> None:
+        for segment in self._retired:
+            segment.close()
+        self._retired.clear()
+
+    def seek(self, seqno: int) -> Seek:
+        """Go to a transaction, or to the filtered range that it lies in.
+
+        Raises PurgedError for a seqno before the first, CorruptRecordError for damage on the way.
+        Source: A1, "seek"; B7-23 (a hole gives the event before it).
+        """
+        reader = self._reader
+        if seqno >= reader.next_seqno:
+            reader.refresh()
+        if reader.first_seqno > seqno:
+            raise PurgedError(seqno=seqno, first=reader.first_seqno)
+        self._restart(reader.place_before(seqno))
+        segment = self._segment
+        assert segment is not None
+        found, before = segment.skip(FILE_HEADER.size, seqno)
+        self._last = None if before is None else before.seqno
+        outcome = segment.record(found)
+        if isinstance(outcome, EventRecord) and outcome.seqno == seqno:
+            self._at = found
+            return Seek.FOUND
+        if before is not None:
+            header = event_header(segment, before)
+            if header is not None and header.filtered and (header.seqno_end or 0) >= seqno:
+                self._at = before.offset
+                return Seek.FOUND
+        if seqno >= reader.next_seqno:
+            self._at = found
+            return Seek.NOT_YET
+        self._raise_damage(outcome)
+        return Seek.MISSING
+
+    def seek_segment(self, number: int) -> None:
+        """Go to the start of a segment. Raises SegmentGoneError."""
+        self._restart(number)
+
+    def next(self) -> StoredEvent | None:
+        """Return the next fragment of a complete transaction, or None where the log ends for now.
+
+        Raises CorruptRecordError, SegmentGoneError, LogUnreadableError.
+        """
+        while not self._ready:
+            if not self._read():
+                return None
+        record, segment = self._ready.popleft()
+        payload = segment.payload(record)
+        if not self._ready and not self._run:
+            self._close_retired()
+        return StoredEvent(record, segment_name(segment.number), payload)
+
+    def _read(self) -> bool:
+        """Take one record in; False at the end."""
+        segment = self._segment
+        assert segment is not None
+        outcome = segment.record(self._at)
+        if isinstance(outcome, EventRecord):
+            self._take(outcome, segment)
+            self._at = outcome.end
+            return True
+        if isinstance(outcome, RotateRecord):
+            return self._rotate(outcome, segment)
+        self._raise_damage(outcome)
+        if self._reader.later_exists(segment.number):
+            again = segment.record(self._at)  # the rest may have been written between the two looks
+            if not isinstance(again, Short | BadLength):
+                return True
+            torn = torn_end(again, segment.size(), self._at)
+            why = "it ends without a rotate record" if torn is None else torn.why
+            raise self._damaged(self._at, f"{why}, and segments follow")
+        return False
+
+    def _take(self, record: EventRecord, segment: SegmentReader) -> None:
+        if self._strict:
+            why = reading_problem(self._wanted, record.seqno, record.fragno)
+            if why is not None:
+                raise self._damaged(record.offset, why)
+            self._wanted = place_of(segment, record)
+        self._run.append((record, segment))
+        self._last = record.seqno
+        if record.last_frag:
+            self._ready.extend(self._run)
+            self._run.clear()
+
+    def _rotate(self, record: RotateRecord, segment: SegmentReader) -> bool:
+        wanted = next_number(segment.number)
+        if record.next_segment != wanted:
+            raise self._damaged(record.offset, rotate_problem(record, segment.number))
+        if self._strict and self._run:
+            raise self._damaged(record.offset, "the segment ends inside a transaction")
+        if not self._reader.segment_exists(wanted):
+            if self._reader.later_exists(wanted):
+                raise CorruptRecordError(
+                    segment=segment_name(wanted), offset=0, seqno=self._last, why="the segment is missing"
+                )
+            return False
+        entry = read_entry(self._reader.path, wanted, self._reader.disk)
+        if isinstance(entry.header, Partial) and not self._reader.later_exists(wanted):
+            return False
+        if not isinstance(entry.header, FileHeader):
+            why = entry.header.why if not isinstance(entry.header, Partial) else "its header was not finished"
+            raise CorruptRecordError(segment=entry.name, offset=0, seqno=self._last, why=why)
+        self._open(wanted)
+        return True
+
+    def _raise_damage(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Damaged):
+            raise self._damaged(outcome.offset, outcome.why)
+        if isinstance(outcome, UnknownRecord):
+            raise self._damaged(outcome.offset, f"record type {outcome.record_type}, which is none of the replicator's")
+
+    def _damaged(self, offset: int, why: str) -> CorruptRecordError:
+        assert self._segment is not None
+        return CorruptRecordError(segment=segment_name(self._segment.number), offset=offset, seqno=self._last, why=why)

@@ -1,0 +1,114 @@
+"""What a stretch of bytes of a Tungsten segment can turn out to be: the values that `codec` returns.
+
+Owns the values alone; nothing here reads or writes a byte.
+
+Source: conformance/tungsten.md B1.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+TRAILER_BYTES: Final = 9
+"""The checksum's type and value behind every record."""
+
+
+class FileHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The 16 bytes that a segment begins with."""
+
+    major: int
+    minor: int
+    base_seqno: int
+
+
+class Partial(msgspec.Struct, frozen=True):
+    """Fewer bytes than a file header has."""
+
+    size: int
+
+
+class Impossible(msgspec.Struct, frozen=True):
+    """Bytes that no segment of the replicator begins with."""
+
+    why: str
+
+
+class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An event record's frame and outer header. `offset` is the first byte in the segment, `length` of the whole.
+
+    The payload is the `payload_length` bytes from `payload_offset` in the segment. Of the wall clock and the
+    identity in the payload this knows nothing; readers filter by this header alone.
+    """
+
+    offset: int
+    length: int
+    seqno: int
+    fragno: int
+    last_frag: bool
+    epoch: int
+    source_id: str
+    event_id: str
+    shard_id: str
+    tstamp: int
+    crc_type: int
+    crc: int
+    payload_offset: int
+
+    @property
+    def payload_length(self) -> int:
+        """Bytes of the payload."""
+        return self.offset + self.length - TRAILER_BYTES - self.payload_offset
+
+    @property
+    def end(self) -> int:
+        """The first byte behind the record."""
+        return self.offset + self.length
+
+
+class RotateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The last record of a segment; the log goes on in the segment of that number."""
+
+    offset: int
+    length: int
+    next_segment: int
+    crc_type: int
+    crc: int
+
+
+class UnknownRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A sound frame around a record type that the replicator does not have."""
+
+    offset: int
+    length: int
+    record_type: int
+    crc_type: int
+    crc: int
+
+
+class Damaged(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole record that is not what was written; the frame still tells where the next one begins."""
+
+    offset: int
+    length: int
+    record_type: int
+    crc_type: int
+    crc: int
+    why: str
+
+
+class Short(msgspec.Struct, frozen=True):
+    """The bytes end inside the record, which has `needed` of them (4: its length is not known yet)."""
+
+    needed: int
+
+
+class BadLength(msgspec.Struct, frozen=True):
+    """A length that no record has: zeros, or rubbish, behind the last one."""
+
+    record_length: int
+
+
+Sound: TypeAlias = EventRecord | RotateRecord | UnknownRecord
+Outcome: TypeAlias = Sound | Damaged | Short | BadLength

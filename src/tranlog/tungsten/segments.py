@@ -1,0 +1,331 @@
+"""The segments of a Tungsten directory: which there are, what each holds, and a window on one.
+
+Owns the facts that `recovery` judges. The hard idea: a Java replicator may be writing meanwhile. Segments only grow
+until a rotate record ends them, so half a record at the end of the newest is an end, and anywhere else damage.
+
+Source: conformance/tungsten.md A1, B4; thl-internals, "Log Organization".
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from typing import Final
+
+from tranlog.disk import Disk, DiskFile
+from tranlog.errors import (
+    CorruptRecordError,
+    LogError,
+    LogMissingError,
+    LogUnreadableError,
+    PayloadError,
+    SegmentGoneError,
+)
+from tranlog.tungsten.codec import (
+    FILE_HEADER,
+    MINOR_VERSION,
+    is_native,
+    parse_file_header,
+    parse_record,
+    pass_plain,
+    segment_name,
+    segment_number,
+    skip_events,
+)
+from tranlog.tungsten.event import EventHeader
+from tranlog.tungsten.payload import decode_header
+from tranlog.tungsten.records import (
+    BadLength,
+    Damaged,
+    EventRecord,
+    FileHeader,
+    Outcome,
+    Partial,
+    RotateRecord,
+    Short,
+    UnknownRecord,
+)
+from tranlog.tungsten.recovery import Entry, Place, Refuse, SegmentScan, Torn, order_problem, place_behind
+
+WINDOW_BYTES: Final = 1 << 20
+_HEADER_PROBE: Final = 256
+
+
+@dataclass(eq=False, kw_only=True)
+class NativeLogError(LogError):
+    """The directory holds a log in our own codec, not the Tungsten replicator's."""
+
+    path: str
+    segment: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.segment} of the log at {self.path} is in tranlog's own format, not in the Tungsten replicator's; "
+            "nothing was changed. Name another directory, or read this one as a native log"
+        )
+
+
+def join(directory: str, name: str) -> str:
+    """Return the path of a file in a log directory."""
+    return posixpath.join(directory, name)
+
+
+def list_entries(path: str, disk: Disk) -> list[Entry]:
+    """Return the segments with their headers, rising. Raises LogMissingError, LogUnreadableError, NativeLogError."""
+    try:
+        names = disk.list_dir(path)
+    except FileNotFoundError as exc:
+        raise LogMissingError(path=path, why="the directory does not exist") from exc
+    except NotADirectoryError as exc:
+        raise LogMissingError(path=path, why="it is not a directory") from exc
+    except OSError as exc:
+        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
+    numbers = sorted(number for number in map(segment_number, names) if number is not None)
+    return [read_entry(path, number, disk) for number in numbers]
+
+
+def read_entry(path: str, number: int, disk: Disk) -> Entry:
+    """Read what a segment's first bytes say. Raises SegmentGoneError, LogUnreadableError, NativeLogError."""
+    name = segment_name(number)
+    try:
+        file = disk.open(join(path, name))
+    except FileNotFoundError as exc:
+        raise SegmentGoneError(path=join(path, name)) from exc
+    except OSError as exc:
+        raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
+    try:
+        raw = file.pread(_HEADER_PROBE, 0)
+        if is_native(raw):
+            raise NativeLogError(path=path, segment=name)
+        if len(raw) <= FILE_HEADER.size and not any(raw):  # a loss of power can leave the length and not the bytes
+            return Entry(number=number, size=len(raw), header=Partial(0))
+        return Entry(number=number, size=file.size(), header=parse_file_header(raw))
+    except OSError as exc:
+        raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
+    finally:
+        file.close()
+
+
+def notes_of(entries: list[Entry]) -> list[str]:
+    """Return what is odd about the headers but no error."""
+    notes = []
+    for entry in entries:
+        if isinstance(entry.header, FileHeader) and entry.header.minor != MINOR_VERSION:
+            notes.append(
+                f"{entry.name}: minor version mismatch: format 1.{entry.header.minor}, ours 1.{MINOR_VERSION}; read on"
+            )
+    return notes
+
+
+class SegmentReader:
+    """Records of one segment by their offset, through a window."""
+
+    __slots__ = ("_checked", "_raw", "_start", "file", "number", "path")
+
+    def __init__(self, directory: str, number: int, disk: Disk, *, checked: bool) -> None:
+        self.path = join(directory, segment_name(number))
+        self.number = number
+        try:
+            self.file: DiskFile = disk.open(self.path)
+        except FileNotFoundError as exc:
+            raise SegmentGoneError(path=self.path) from exc
+        except OSError as exc:
+            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
+        self._checked = checked
+        self._raw = b""
+        self._start = 0
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _load(self, offset: int, size: int) -> bool:
+        """Move the window to `offset`; False if the file does not have `size` bytes from there."""
+        try:
+            if self.file.size() < offset + size:
+                return False
+            self._raw = self.file.pread(max(size, WINDOW_BYTES), offset)
+        except OSError as exc:
+            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
+        self._start = offset
+        return len(self._raw) >= size
+
+    def size(self) -> int:
+        try:
+            return self.file.size()
+        except OSError as exc:
+            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
+
+    def record(self, offset: int) -> Outcome:
+        """Read the record at `offset`. Short: the file ends before it does."""
+        at = offset - self._start
+        if not 0 <= at <= len(self._raw):
+            self._raw, self._start, at = b"", offset, 0
+        outcome = parse_record(self._raw, at, offset, checked=self._checked)
+        while isinstance(outcome, Short) and self._load(offset, outcome.needed):
+            outcome = parse_record(self._raw, 0, offset, checked=self._checked)
+        return outcome
+
+    def skip(self, offset: int, seqno: int) -> tuple[int, EventRecord | None]:
+        """Pass events of seqnos below `seqno` from `offset` on; return where that ends, and the last one passed."""
+        before: EventRecord | None = None
+        last = -1
+        while True:
+            at = offset - self._start
+            if not 0 <= at <= len(self._raw):
+                self._raw, self._start, at = b"", offset, 0
+            found, passed = skip_events(self._raw, at, seqno, checked=self._checked)
+            if passed >= 0:
+                last = self._start + passed
+                before = None
+            offset = self._start + found
+            outcome = self.record(offset)
+            if not isinstance(outcome, EventRecord) or outcome.seqno >= seqno:
+                break
+            before = outcome
+            offset = outcome.end
+        if before is None and last >= 0:
+            outcome = self.record(last)
+            before = outcome if isinstance(outcome, EventRecord) else None
+        return offset, before
+
+    def pass_plain(self, offset: int, seqno: int) -> tuple[int, int, int]:
+        """Pass plain transactions as far as the window goes: where that ends, the last one's offset, how many."""
+        at = offset - self._start
+        if not 0 <= at <= len(self._raw):
+            return offset, -1, 0
+        found, before, count = pass_plain(self._raw, at, seqno)
+        return self._start + found, self._start + before, count
+
+    def payload(self, record: EventRecord) -> bytes:
+        """Return an event's payload."""
+        at = record.payload_offset - self._start
+        size = record.payload_length
+        if at < 0 or at + size > len(self._raw):
+            if not self._load(record.payload_offset, size):
+                raise SegmentGoneError(path=self.path)
+            at = record.payload_offset - self._start
+        return self._raw[at : at + size]
+
+
+def torn_end(outcome: Short | BadLength, size: int, offset: int) -> Torn | None:
+    """Return what half a record means; None where there is not a byte of one."""
+    if isinstance(outcome, BadLength):
+        return Torn(offset, f"a record length of {outcome.record_length}")
+    left = size - offset
+    return Torn(offset, f"{left} bytes of a record") if left > 0 else None
+
+
+def event_header(reader: SegmentReader, record: EventRecord) -> EventHeader | None:
+    """Read the header in a payload, None for a Java object. Raises PayloadError."""
+    try:
+        return decode_header(reader.payload(record))
+    except PayloadError as exc:
+        raise PayloadError(why=exc.why, seqno=record.seqno) from exc
+
+
+def place_of(reader: SegmentReader, record: EventRecord) -> Place:
+    """Return where the event behind `record` belongs, a filtered range's end heeded."""
+    payload = reader.payload(record)
+    header: EventHeader | None = None
+    if payload.endswith(b"\0"):  # only then its body can be empty, as every filtered event's is
+        try:
+            header = decode_header(payload)
+        except PayloadError:
+            header = None
+    if header is None or not header.filtered:
+        return place_behind(record.seqno, record.fragno, record.last_frag, None, None)
+    return place_behind(record.seqno, record.fragno, record.last_frag, header.seqno_end, header.fragno_end)
+
+
+def scan_segment(path: str, entry: Entry, disk: Disk, *, checked: bool = True) -> SegmentScan:
+    """Read all records of a segment with a sound header, up to its end or the first damage."""
+    assert isinstance(entry.header, FileHeader)
+    reader = SegmentReader(path, entry.number, disk, checked=checked)
+    first: EventRecord | None = None
+    last: EventRecord | None = None
+    rotate: RotateRecord | None = None
+    unknown: UnknownRecord | None = None
+    stop: Torn | Damaged | None = None
+    order: str | None = None
+    wanted: Place | None = None
+    complete_end = at = FILE_HEADER.size
+    open_fragments = transactions = fragments = next_seqno = 0
+    plain_last = -1
+    try:
+        while True:
+            if checked and wanted is not None and not (wanted.fragno or open_fragments or rotate):
+                at, before, count = reader.pass_plain(at, wanted.seqno)
+                if count:
+                    plain_last = before
+                    wanted = Place(wanted.seqno + count)
+                    next_seqno = max(next_seqno, wanted.seqno)
+                    transactions += count
+                    fragments += count
+                    complete_end = at
+            outcome = reader.record(at)
+            if isinstance(outcome, Short | BadLength):
+                stop = torn_end(outcome, reader.size(), at)
+                break
+            if isinstance(outcome, Damaged):
+                stop = outcome
+                break
+            if rotate is not None:
+                stop = Torn(at, "records behind the rotate record")
+                break
+            if isinstance(outcome, RotateRecord):
+                rotate = outcome
+            elif isinstance(outcome, UnknownRecord):
+                unknown = unknown or outcome
+            else:
+                first = first or outcome
+                fragments += 1
+                if order is None:
+                    why = order_problem(wanted or Place(outcome.seqno), outcome.seqno, outcome.fragno)
+                    if why is not None:
+                        order = f"offset {at}: {why}"
+                wanted = place_of(reader, outcome)
+                if outcome.last_frag:
+                    next_seqno = max(next_seqno, wanted.seqno)
+                    last = outcome
+                    complete_end = outcome.end
+                    transactions += 1
+                    open_fragments = 0
+                else:
+                    open_fragments += 1
+            at += outcome.length
+        if last is not None and plain_last > last.offset:
+            newest = reader.record(plain_last)
+            last = newest if isinstance(newest, EventRecord) else last
+        return SegmentScan(
+            number=entry.number,
+            size=reader.size(),
+            base_seqno=entry.header.base_seqno,
+            first=first,
+            last=last,
+            complete_end=complete_end,
+            records_end=at,
+            rotate=rotate,
+            stop=stop,
+            unknown=unknown,
+            open_fragments=open_fragments,
+            transactions=transactions,
+            fragments=fragments,
+            next_seqno=next_seqno,
+            order_problem=order,
+        )
+    finally:
+        reader.close()
+
+
+def scan_all(path: str, entries: list[Entry], disk: Disk, *, checked: bool) -> dict[int, SegmentScan]:
+    """Scan every segment that has a header, by number."""
+    return {
+        entry.number: scan_segment(path, entry, disk, checked=checked)
+        for entry in entries
+        if isinstance(entry.header, FileHeader)
+    }
+
+
+def damage_error(problem: Refuse) -> CorruptRecordError:
+    """Return our error for a verdict of damage."""
+    return CorruptRecordError(segment=problem.segment, offset=problem.offset, seqno=problem.seqno, why=problem.why)

@@ -1,0 +1,483 @@
+"""Events of a Tungsten log as the ancestor's `thl` prints them. Decides, does not act.
+
+Owns the texts of list, list -sql, list -headers (and -json), index, info and purge. The hard idea: people and scripts
+know these lines, so they are the ancestor's to the letter, except where its own are no answer: the address of a Java
+object, an empty line that ends a value, one event too few. `intended` lists those.
+
+Source: conformance/tungsten.md A9; the listings beside the golden directories.
+"""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from decimal import Decimal
+from typing import Final
+
+import msgspec
+
+from tranlog.change import Options
+from tranlog.tungsten import values
+from tranlog.tungsten.event import (
+    CHARSET_OPTION,
+    LAST_INSERT_ID,
+    ColumnSpec,
+    Event,
+    FileDelete,
+    FileFragment,
+    FileQuery,
+    JavaObject,
+    RowChanges,
+    RowId,
+    StatementChange,
+    TableChange,
+)
+from tranlog.tungsten.records import EventRecord
+from tranlog.tungsten.recovery import IndexEntry
+from tranlog.tungsten.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of
+from tranlog.types import F32, Date, Datetime, date_text, datetime_text
+
+_PACKAGE: Final = "com.continuent.tungsten.replicator.event."
+EVENT_TYPE: Final = f"{_PACKAGE}ReplDBMSEvent"
+FILTERED_TYPE: Final = f"{_PACKAGE}ReplDBMSFilteredEvent"
+EMPTY_LOG: Final = "No events found; log is empty"
+PURGE_WARNING: Final = (
+    "WARNING: The purge command will break replication if you delete all events or delete events that have not "
+    "reached all slaves."
+)
+PURGE_QUESTION: Final = "Are you sure you wish to delete these events [y/N]?"
+NO_SQL_OF_ROWS: Final = "SQL rendering of row change events is not supported"
+
+# Java's names of charsets that Python calls otherwise; the others need only lower case.
+_CHARSETS: Final = {
+    "iso8859_1": "latin-1",
+    "utf8mb4": "utf-8",
+    "utf8mb3": "utf-8",
+    "ms932": "cp932",
+    "windows-31j": "cp932",
+    "x-windows-949": "cp949",
+    "macroman": "mac-roman",
+    "x-macroman": "mac-roman",
+    "us-ascii": "ascii",
+    "unicode": "utf-16",
+    "unicodebigunmarked": "utf-16-be",
+}
+
+SQL_BLOB: Final = 2004
+_SQL_TYPES: Final = {
+    -15: "NCHAR",
+    -9: "NVARCHAR",
+    -7: "BIT",
+    0: "NULL",
+    1: "CHAR",
+    2: "NUMERIC",
+    3: "DECIMAL",
+    4: "INTEGER",
+    6: "FLOAT",
+    8: "DOUBLE",
+    12: "VARCHAR",
+    91: "DATE",
+    92: "TIME",
+    93: "TIMESTAMP",
+    1111: "OTHER",
+    SQL_BLOB: "BLOB",
+    2005: "CLOB",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How events are to be shown: the options of `thl list`.
+
+    `charset` replaces the one that a statement names; `hex` shows bytes of rows in hexadecimal; `specs` adds each
+    column's type; `zone` is for instants, whereas a DATE, TIME or DATETIME is a wall clock's.
+    """
+
+    charset: str | None = None
+    hex: bool = False
+    specs: bool = False
+    zone: tzinfo = UTC
+
+
+PLAIN: Final = Style()
+
+
+def python_charset(name: str) -> str | None:
+    """Return Python's name of a charset by Java's (or MySQL's); None for one that is not known or no charset."""
+    wanted = _CHARSETS.get(name.strip().lower(), name.strip())
+    try:
+        found = codecs.lookup(wanted)
+        "".encode(found.name)
+    except (LookupError, ValueError, UnicodeError):
+        return None
+    return found.name
+
+
+# --- values ----------------------------------------------------------------------------------------------
+
+
+def _java_decimal(digits: str, exponent: int) -> str:
+    """Write significant digits, the first of which stands at 10**exponent, as Java's Double.toString does."""
+    if -3 <= exponent < 7:
+        if exponent < 0:
+            return "0." + "0" * (-exponent - 1) + digits
+        return digits[: exponent + 1].ljust(exponent + 1, "0") + "." + (digits[exponent + 1 :] or "0")
+    return f"{digits[0]}.{digits[1:] or '0'}E{exponent}"
+
+
+def double_text(number: float, *, single: bool = False) -> str:
+    """Return a double, or a float of four bytes, as Java prints it: shortest digits, `1.0E10`, `NaN`, `-Infinity`."""
+    if number != number:
+        return "NaN"
+    if number in (float("inf"), float("-inf")):
+        return "Infinity" if number > 0 else "-Infinity"
+    sign = "-" if struct.pack(">d", number)[0] & 0x80 else ""
+    if number == 0:
+        return sign + "0.0"
+    number = abs(number)
+    text = repr(number)
+    if single:
+        wanted = struct.pack(">f", number)
+        for precision in range(9):
+            text = f"{number:.{precision}e}"
+            if abs(float(text)) < 3.4028236e38 and struct.pack(">f", float(text)) == wanted:
+                break
+    exact = Decimal(text).as_tuple()
+    digits = "".join(map(str, exact.digits)).lstrip("0")
+    assert isinstance(exact.exponent, int)
+    exponent = exact.exponent + len(digits) - 1
+    return sign + _java_decimal(digits.rstrip("0") or "0", exponent)
+
+
+def _fraction(nanos: int) -> str:
+    return f"{nanos:09d}".rstrip("0") or "0"
+
+
+def time_text(millis: int, zone: tzinfo = UTC, *, nanos: int = 0) -> str:
+    """Return ms since 1970 as Java's Timestamp: `2011-07-01 15:15:17.0`. `nanos` are below the millisecond."""
+    seconds, rest = divmod(millis, 1000)
+    if zone is not UTC:
+        try:
+            there = datetime.fromtimestamp(0, UTC) + timedelta(seconds=seconds)
+            offset = there.astimezone(zone).utcoffset()
+        except (OverflowError, ValueError):  # beyond the calendar's years no zone has rules
+            offset = None
+        seconds += int(offset.total_seconds()) if offset is not None else 0
+    return f"{datetime_text(Datetime(seconds * 1_000_000))}.{_fraction(rest * 1_000_000 + nanos)}"
+
+
+def _moment_text(moment: Moment, zone: tzinfo) -> str:
+    if moment.millis is None:
+        return str(moment.nanos or 0)
+    below = moment.nanos or 0
+    if moment.kind == values.TIMESTAMP:
+        return time_text(moment.millis, zone, nanos=below)
+    if moment.kind == values.TIME:
+        if moment.nanos is not None:
+            return time_text(moment.millis, nanos=below)
+        return datetime_text(Datetime(moment.millis // 1000 * 1_000_000)).split(" ")[1]
+    if moment.zone is None:
+        return date_text(Date(moment.millis // 86_400_000))
+    seconds, rest = divmod(moment.millis, 1000)
+    text = datetime_text(Datetime(seconds * 1_000_000))
+    nanos = rest * 1_000_000 + below
+    return f"{text}.{nanos:09d}" if nanos else text
+
+
+def cell_text(cell: Cell, style: Style = PLAIN) -> str:
+    """Return a value of a row as `thl list` prints it."""
+    match cell:
+        case None:
+            return "NULL"
+        case str():
+            return cell
+        case int():
+            return str(cell)
+        case Long(value=number) | Flag(value=number):
+            return str(number)
+        case float():
+            return double_text(cell)
+        case F32(value=single):
+            return double_text(single, single=True)
+        case Unscaled():
+            exact = decimal_of(cell)
+            return f"0x{cell.raw.hex()} scale {cell.scale}" if exact is None else str(exact)
+        case Moment():
+            return _moment_text(cell, style.zone)
+        case bytes():
+            return "0x" + cell.hex() if style.hex else _text_of(cell, style.charset or "utf-8")
+        case BinaryText(raw=raw):
+            if style.charset is None or style.hex:
+                return "0x" + raw.hex()
+            return _text_of(raw, style.charset)
+
+
+def _text_of(raw: bytes, charset: str) -> str:
+    """Decode bytes as far as they go; in hexadecimal where the charset is not known."""
+    known = python_charset(charset)
+    return f"0x{raw.hex()} (the charset {charset} is not known)" if known is None else raw.decode(known, "replace")
+
+
+def statement_text(statement: StatementChange, style: Style = PLAIN) -> str:
+    """Return a statement's text, decoded by the charset among its options where it travels as bytes."""
+    if statement.raw_query is None:
+        return statement.query or ""
+    named = next((value for name, value in statement.options if name == CHARSET_OPTION), "utf-8")
+    return _text_of(statement.raw_query, style.charset or named)
+
+
+# --- list ------------------------------------------------------------------------------------------------
+
+
+def _last_mark(record: EventRecord) -> str:
+    return " (last frag)" if record.last_frag else ""
+
+
+def _options_text(options: Options) -> str:
+    return ", ".join([f"{name} = {value}" for name, value in options])
+
+
+def metadata_text(metadata: Options) -> str:
+    """Return `k=v;k=v`, a name alone where its value is empty."""
+    return ";".join([f"{name}={value}" if value else name for name, value in metadata])
+
+
+def _filtered_lines(event: Event) -> Iterator[str]:
+    header = event.header
+    yield "## Filtered events ##"
+    yield f"From Seqno# {header.seqno} / Fragno# {header.fragno}"
+    yield f"To Seqno# {header.seqno_end or 0} / Fragno# {header.fragno_end or 0}"
+
+
+def event_lines(record: EventRecord, event: Event | JavaObject, style: Style = PLAIN) -> Iterator[str]:
+    """Yield the lines of one fragment, as `thl list` prints them."""
+    tstamp = record.tstamp if isinstance(event, JavaObject) else event.header.tstamp
+    yield f"SEQ# = {record.seqno} / FRAG# = {record.fragno}{_last_mark(record)}"
+    yield f"- TIME = {time_text(tstamp, style.zone)}"
+    yield f"- EPOCH# = {record.epoch}"
+    yield f"- EVENTID = {record.event_id}"
+    yield f"- SOURCEID = {record.source_id}"
+    if isinstance(event, JavaObject):
+        yield f"- SHARDID = {record.shard_id}"
+        yield event.sentence()
+        return
+    yield f"- METADATA = [{metadata_text(event.metadata)}]"
+    if event.header.filtered:
+        yield f"- TYPE = {FILTERED_TYPE}"
+        yield from _filtered_lines(event)
+        return
+    yield f"- TYPE = {EVENT_TYPE}"
+    schema: str | None = None
+    for number, change in enumerate(event.changes):
+        match change:
+            case StatementChange():
+                yield from _statement_lines(number, change, schema, style)
+                schema = schema if change.schema is None else change.schema
+            case FileQuery(statement=statement):
+                yield from _statement_lines(number, statement, schema, style)
+                schema = schema if statement.schema is None else statement.schema
+            case RowChanges(tables=tables, options=options):
+                if options:
+                    yield f"- OPTIONS = [{_options_text(options)}]"
+                yield f"- SQL({number}) ="
+                for table in tables:
+                    yield from _table_lines(table, style)
+            case RowId():
+                yield f"- SQL({number}) = {_row_id_text(change)}"
+            case FileFragment(file_id=file_id, raw=raw):
+                yield f"- DATA FILE #{file_id} / size : {len(raw)}"
+            case FileDelete(file_id=file_id):
+                yield f"- DATA FILE #{file_id} / delete"
+
+
+def _row_id_text(change: RowId) -> str:
+    return f"SET {'LAST_INSERT_ID' if change.kind == LAST_INSERT_ID else 'INSERT_ID'} = {change.number}"
+
+
+def _statement_lines(number: int, statement: StatementChange, schema: str | None, style: Style) -> Iterator[str]:
+    if statement.options:
+        yield f"- OPTIONS = [{_options_text(statement.options)}]"
+    if statement.schema is not None and statement.schema != schema:
+        yield f"- SCHEMA = {statement.schema}"
+    yield f"- SQL({number}) = {statement_text(statement, style)}"
+
+
+def _table_lines(table: TableChange, style: Style) -> Iterator[str]:
+    yield f" - ACTION = {table.op.name}"
+    yield f" - SCHEMA = {table.schema}"
+    yield f" - TABLE = {table.table}"
+    rows, keys = table.rows, table.keys
+    for number in range(max(len(rows), len(keys))):
+        yield f" - ROW# = {number}"
+        if number < len(rows):
+            yield from _cell_lines("COL", table.column_specs, rows[number], style)
+        else:
+            for spec in table.column_specs:
+                yield f"Column specs only found : {spec.name or ''}"
+        if number < len(keys):
+            yield from _cell_lines("KEY", table.key_specs, keys[number], style)
+
+
+def _cell_lines(label: str, specs: Sequence[ColumnSpec], row: Sequence[Cell], style: Style) -> Iterator[str]:
+    for place, cell in enumerate(row):
+        spec = specs[place] if place < len(specs) else ColumnSpec(index=place + 1, sql_type=0)
+        shown = _spec_text(spec) if style.specs else f"{spec.index}: {spec.name or ''}"
+        yield f"  - {label}({shown}) = {cell_text(cell, style)}"
+
+
+def _spec_text(spec: ColumnSpec) -> str:
+    return (
+        f"index={spec.index} name={spec.name or ''} type={spec.sql_type} [{_SQL_TYPES.get(spec.sql_type, 'UNKNOWN')}] "
+        f"length={spec.length} unsigned={_bool(not spec.signed)} blob={_bool(spec.sql_type == SQL_BLOB)} "
+        f"desc={spec.description or ''}"
+    )
+
+
+# --- list -sql -------------------------------------------------------------------------------------------
+
+
+def sql_lines(record: EventRecord, event: Event | JavaObject, style: Style = PLAIN) -> Iterator[str]:
+    """Yield the statements of one fragment; what is no statement as a comment."""
+    if isinstance(event, JavaObject):
+        yield f"/* SEQ# = {record.seqno} - {event.sentence()} */"
+        return
+    if event.header.filtered:
+        yield from _filtered_lines(event)
+        return
+    schema: str | None = None
+    for change in event.changes:
+        match change:
+            case StatementChange() | FileQuery():
+                statement = change.statement if isinstance(change, FileQuery) else change
+                if statement.schema and statement.schema != schema:
+                    yield f"USE {statement.schema};"
+                    schema = statement.schema
+                yield f"{statement_text(statement, style)};"
+            case RowChanges(tables=tables):
+                for _ in tables:
+                    yield f"/* SEQ# = {record.seqno} - {NO_SQL_OF_ROWS} */"
+            case RowId():
+                yield f"{_row_id_text(change)};"
+            case FileFragment(file_id=file_id, raw=raw):
+                yield f"/* SEQ# = {record.seqno} - {len(raw)} bytes of the data file {file_id} */"
+            case FileDelete(file_id=file_id):
+                yield f"/* SEQ# = {record.seqno} - the data file {file_id} is deleted */"
+
+
+# --- list -headers ---------------------------------------------------------------------------------------
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def header_line(record: EventRecord, zone: tzinfo = UTC) -> str:
+    """Return one tab-separated line: seqno, epoch, fragno, last fragment, time, event id, source id, comments."""
+    return "\t".join(
+        (
+            str(record.seqno),
+            str(record.epoch),
+            str(record.fragno),
+            _bool(record.last_frag),
+            time_text(record.tstamp, zone),
+            record.event_id,
+            record.source_id,
+            "",
+            "",
+        )
+    )
+
+
+class HeaderJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One object of `thl list -headers -json`."""
+
+    seqno: int
+    epoch: int
+    frag: int
+    last_frag: bool
+    time: str
+    event_id: str
+    source_id: str
+    comments: str = ""
+
+
+def header_json(record: EventRecord, zone: tzinfo = UTC) -> str:
+    """Return one object of `thl list -headers -json`, a line per member."""
+    shown = HeaderJson(
+        seqno=record.seqno,
+        epoch=record.epoch,
+        frag=record.fragno,
+        last_frag=record.last_frag,
+        time=time_text(record.tstamp, zone),
+        event_id=record.event_id,
+        source_id=record.source_id,
+    )
+    return msgspec.json.format(msgspec.json.encode(shown), indent=1).decode().replace("\n ", "\n")
+
+
+def json_array(items: Iterable[str]) -> Iterator[str]:
+    """Yield an array whose items stand below each other, without holding more than one."""
+    yield "["
+    held: str | None = None
+    for item in items:
+        if held is not None:
+            yield held + ","
+        held = item
+    if held is not None:
+        yield held
+    yield "]"
+
+
+# --- the log as a whole ----------------------------------------------------------------------------------
+
+
+def index_lines(index: Sequence[IndexEntry]) -> Iterator[str]:
+    """Yield the lines of `thl index`; -1 for both ends of a segment without a transaction."""
+    for entry in index:
+        yield f"LogIndexEntry {entry.name}({entry.first_seqno}:{entry.last_seqno})"
+    yield ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileShown:
+    """A segment in `thl info`: name, bytes, and when it was last written, ms since 1970."""
+
+    name: str
+    bytes: int
+    modified_ms: int
+
+
+def info_lines(
+    directory: str, files: Sequence[FileShown], *, first: int, last: int, zone: tzinfo = UTC
+) -> Iterator[str]:
+    """Yield the lines of `thl info`; -1 for both ends of an empty log.
+
+    `events` counts seqnos from the first to the last (B7-6: the ancestor's is one less).
+    """
+    yield f"log directory = {directory.rstrip('/')}/"
+    yield f"log files = {len(files)}"
+    yield f"logs size = {_megabytes(sum([file.bytes for file in files]))}"
+    yield f"min seq# = {first}"
+    yield f"max seq# = {last}"
+    yield f"events = {last - first + 1 if last >= first >= 0 else 0}"
+    for which, file in (("oldest", files[0]), ("newest", files[-1])) if files else ():
+        written = time_text(file.modified_ms // 1000 * 1000, zone).partition(".")[0]
+        yield f"{which} file = {file.name} ({_megabytes(file.bytes)}, {written})"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / (1024 * 1024):.2f} MB"
+
+
+def purge_line(low: int | None, high: int | None) -> str:
+    """Return what `thl purge` says it deletes."""
+    if low is not None and low == high:
+        where = f"SEQ# = {low}"
+    else:
+        parts = [] if low is None else [f"SEQ# >= {low}"]
+        parts += [] if high is None else [f"SEQ# <={high}"]
+        where = " and ".join(parts)
+    return f"Deleting events where {where}"
