@@ -475,8 +475,9 @@ class ReplacedError(PipelineError):
     holder: str
 
     def __str__(self) -> str:
+        holder = self.holder or "another driver, which has ended since"
         return (
-            f"pipeline {self.pipeline!r} was taken over by {self.holder}; this process applied nothing more and ends. "
+            f"pipeline {self.pipeline!r} was taken over by {holder}; this process applied nothing more and ends. "
             "Stop the other one if this one is to run"
         )
 
