@@ -10,7 +10,6 @@ Source: design/log-format.md, last paragraph; thl-internals, "Clearing Log Files
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -21,6 +20,7 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.log.format import segment_number
 from tranlog.log.opening import read_holder
 from tranlog.log.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.reader import LogReader
@@ -29,7 +29,6 @@ from tranlog.target.target import ChannelRow
 
 MARK_NAME: Final = "cleared"
 _NUMBER_MAX: Final = (1 << 63) - 1
-_SEGMENT: Final = re.compile(r"thl\.data\.\d{10}")
 
 CAVEATS: Final = (
     "Clear a log only while its source is idle. What was committed there and is not in the log yet may otherwise be "
@@ -83,7 +82,7 @@ def removal_order(names: Iterable[str]) -> list[str]:
     earlier; then what was derived from them. The lock file, the mark and cut/ stay.
     """
     listed = sorted(names)
-    segments = [name for name in listed if _SEGMENT.fullmatch(name)]
+    segments = [name for name in listed if segment_number(name) is not None]
     return segments + [name for name in listed if name == POSITIONS_NAME or name.startswith("index.")]
 
 
@@ -110,7 +109,7 @@ def has_records(path: str, *, disk: Disk | None = None) -> bool:
     """Whether there is a segment in the directory `path`."""
     disk = OsDisk() if disk is None else disk
     try:
-        return any(_SEGMENT.fullmatch(name) for name in disk.list_dir(path))
+        return any(segment_number(name) is not None for name in disk.list_dir(path))
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as exc:
