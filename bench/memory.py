@@ -160,7 +160,11 @@ def measure_once(
                 raise SystemExit(f"capture ended with exit code {running.returncode}")
             time.sleep(LOOK_S)
         source.close()
-    subprocess.run([sys.executable, "-m", "tranlog", "--conf", str(conf), "tables", "create"], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "tranlog", "--conf", str(conf), "tables", "create"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     target = open_target(options)
     try:
         with command(conf, "apply", "--until", "now") as running:
