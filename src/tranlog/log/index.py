@@ -428,51 +428,53 @@ class SeqnoIndex:
         for early in [one for one in self._waiting if one > seqno]:
             del self._waiting[early]
         if seqno < self._prefix:
-            self._facts = self._facts_up_to(last)
+            self._facts = self._facts_up_to(seqno, sync_point=last.sync_point, txn_end=last.txn_end)
             self._prefix = seqno
-            self._cut_buckets(last)
+            self.forget_above(Place(seqno, last.lsn))
         self._range_dirty = True
         self.generation += 1
         self._publish()
 
-    def _facts_up_to(self, last: Entry) -> IndexRange:
-        facts, seqno = self._facts, last.seqno
+    def _facts_up_to(self, seqno: Seqno, *, sync_point: bool, txn_end: bool) -> IndexRange:
+        """Return the range cut down to `seqno`, which is a sync point and ends a transaction as the caller knows."""
+        facts = self._facts
         last_txn_end = facts.last_txn_end
         if last_txn_end > seqno:
-            last_txn_end = seqno if last.txn_end else NO_SEQNO
+            last_txn_end = seqno if txn_end else NO_SEQNO
         del self._sync_tail[bisect_right(self._sync_tail, seqno) :]
         last_sync = facts.last_sync
         if last_sync > seqno:
-            if last.sync_point:
+            if sync_point:
                 last_sync = seqno
             else:
                 last_sync = self._sync_tail[-1] if self._sync_tail else last_txn_end
         return IndexRange(facts.first, seqno, last_sync, last_txn_end)
 
     def forget_above(self, place: Place) -> None:
-        """Forget what a reader learned above a seqno, which stands at `place`; it changes no range."""
-        self._cut_buckets(Entry(place.seqno, place.lsn))
+        """Forget what is mapped above a seqno, and map it exactly, at `place`; it changes no range."""
+        self._cut_buckets(place.seqno)
+        buckets = self._row.buckets
+        if not buckets or buckets[-1].last < place.seqno:
+            self._map(place.seqno, place.lsn)
 
-    def _cut_buckets(self, last: Entry | None) -> None:
-        """Drop the mappings above `last` and map it exactly."""
+    def _cut_buckets(self, last: Seqno | None) -> None:
+        """Drop the mappings above `last`; with None, all."""
         row = self._row
-        keep = 0 if last is None else row.owner(last.seqno) + 1
+        keep = 0 if last is None else row.owner(last) + 1
         for bucket in row.buckets[keep:]:
             self._dirty.discard(bucket.first)
             self._dropped.add(bucket.first)
         kept = list(row.buckets[:keep])
-        if kept and last is not None and kept[-1].last > last.seqno:
+        if kept and last is not None and kept[-1].last > last:
             # Another object: a scanner that holds the old one reads on in what was true when it took it.
             kept[-1] = _copy(kept[-1])
-            kept[-1].cut(last.seqno)
+            kept[-1].cut(last)
             self._dirty.add(kept[-1].first)
         self._row = _Row(kept)
         self.generation += 1
         self._range_dirty = True
         if last is None:
             self._publish()
-        elif not kept or kept[-1].last < last.seqno:
-            self._map(last.seqno, last.lsn)
 
     def truncate_front(self, upto: Seqno, front: Lsn) -> None:
         """Forget everything up to and including `upto`, whose segments will go; `front` is where the rest begins.
@@ -604,24 +606,10 @@ class SeqnoIndex:
         if seqno > self._prefix:
             return
         below = Seqno(seqno - 1)
-        del self._sync_tail[bisect_right(self._sync_tail, below) :]
-        last_txn_end = facts.last_txn_end if facts.last_txn_end <= below else NO_SEQNO
-        last_sync = facts.last_sync
-        if last_sync > below:
-            last_sync = self._sync_tail[-1] if self._sync_tail else last_txn_end
-        self._facts = IndexRange(facts.first, below, last_sync, last_txn_end)
+        # What `below` is good for is not known here: only what stands for certain counts.
+        self._facts = self._facts_up_to(below, sync_point=False, txn_end=False)
         self._prefix = below
-        row = self._row
-        keep = row.owner(below) + 1
-        self._dropped.update(bucket.first for bucket in row.buckets[keep:])
-        kept = list(row.buckets[:keep])
-        if kept and kept[-1].last > below:
-            kept[-1] = _copy(kept[-1])
-            kept[-1].cut(below)
-            self._dirty.add(kept[-1].first)
-        self._row = _Row(kept)
-        self.generation += 1
-        self._range_dirty = True
+        self._cut_buckets(below)
 
 
 class Scanner:
