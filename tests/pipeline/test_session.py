@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import shutil
@@ -17,6 +18,7 @@ from tranlog.pipeline.apply import ApplyOptions, run_apply
 from tranlog.pipeline.channel import GroupBounds
 from tranlog.pipeline.session import (
     _make_scratch,
+    _not_py4j,
     _note_folders,
     check_slots,
     default_master,
@@ -121,6 +123,13 @@ def test_no_log_is_said_before_spark_starts(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(LogMissingError, match="log"):
         run_apply(options(tmp_path))
+
+
+def test_py4j_says_nothing_past_its_own_loggers() -> None:
+    """A JVM that dies while a call waits for it: Py4J writes a trace to the root logger, and raises as well."""
+    for path, passes in (("/lib/py4j/java_gateway.py", False), ("/home/py4j-tools/job.py", True)):
+        record = logging.LogRecord("root", logging.ERROR, path, 1059, "Exception while sending command.", None, None)
+        assert _not_py4j(record) is passes
 
 
 def test_deleted_scratch_folders_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,7 @@ def build_context(master: str, app: str, settings: Mapping[str, str] | None = No
     except ImportError as exc:
         raise EngineError(why="PySpark is not installed", remedy=INSTALL_SPARK) from exc
 
+    logging.getLogger().addFilter(_not_py4j)
     running = pyspark.SparkContext._active_spark_context
     if running is not None:
         if running.master != master:
@@ -124,6 +125,14 @@ def build_context(master: str, app: str, settings: Mapping[str, str] | None = No
         raise
     except Exception as exc:  # whatever the JVM or Py4J raises, Spark did not start
         raise EngineError(why=_reason(output, exc), remedy=INSTALL_JAVA) from exc
+
+
+def _not_py4j(record: logging.LogRecord) -> bool:
+    """Refuse what Py4J sends to the root logger, past its own: the trace of each call that a dead JVM cannot answer.
+
+    The call raises too, and whoever made it says in one sentence what it means.
+    """
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _make_scratch() -> str:
