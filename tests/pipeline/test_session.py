@@ -127,7 +127,7 @@ def test_no_log_is_said_before_spark_starts(tmp_path: Path, monkeypatch: pytest.
 
 def test_py4j_says_nothing_past_its_own_loggers() -> None:
     """A JVM that dies while a call waits for it: Py4J writes a trace to the root logger, and raises as well."""
-    for path, passes in (("/lib/py4j/java_gateway.py", False), ("/home/py4j-tools/job.py", True)):
+    for path, passes in (("/lib/py4j/java_gateway.py", False), ("/srv/py4j-tools/job.py", True)):
         record = logging.LogRecord("root", logging.ERROR, path, 1059, "Exception while sending command.", None, None)
         assert _not_py4j(record) is passes
 
