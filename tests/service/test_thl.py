@@ -18,7 +18,7 @@ from tranlog.log.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service import thl
 from tranlog.service.exits import ExitCode
-from tranlog.service.thl import NotFound, Shown, Wanted, choose
+from tranlog.service.thl_list import NotFound, Shown, Wanted, choose
 from tranlog.types import LogicalType
 
 AT = 1309533317000  # 2011-07-01 15:15:17 UTC

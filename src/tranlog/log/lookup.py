@@ -13,10 +13,10 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeAlias
 
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.format import RecordHeader
@@ -31,6 +31,15 @@ class OtherEpoch:
 
     wanted: Gtid
     found: RecordHeader
+
+
+Scanned: TypeAlias = Callable[[int], None]
+"""Told which seqno a search has reached, every SCANNED_EVERY seqnos."""
+SCANNED_EVERY: Final = 4096
+
+
+def _nobody(seqno: int) -> None:
+    """Nobody wants to know."""
 
 
 TimeBounds = MutableMapping[int, int]
@@ -89,7 +98,9 @@ def find_gtid(log: LogReader, gtid: Gtid) -> RecordHeader | OtherEpoch | None:
     return header if header.epoch == gtid.epoch else OtherEpoch(wanted=gtid, found=header)
 
 
-def find_time(log: LogReader, at_ms: int, *, bounds: TimeBounds | None = None) -> RecordHeader | None:
+def find_time(
+    log: LogReader, at_ms: int, *, bounds: TimeBounds | None = None, scanned: Scanned = _nobody
+) -> RecordHeader | None:
     """Return the first transaction in the log whose commit time is `at_ms` or later; None if there is none.
 
     Every transaction before it has an earlier time. What stands behind it may have one, too: after a source's clock
@@ -110,7 +121,9 @@ def find_time(log: LogReader, at_ms: int, *, bounds: TimeBounds | None = None) -
                 continue
             latest = 0
             cursor.seek(Seqno(first))
-            for _ in range(first, last + 1):
+            for seqno in range(first, last + 1):
+                if seqno % SCANNED_EVERY == 0:
+                    scanned(seqno)
                 header = cursor.next_header()
                 if header is None:
                     return None
@@ -122,7 +135,7 @@ def find_time(log: LogReader, at_ms: int, *, bounds: TimeBounds | None = None) -
     return None
 
 
-def find_event(log: LogReader, event_id: str) -> RecordHeader | None:
+def find_event(log: LogReader, event_id: str, *, scanned: Scanned = _nobody) -> RecordHeader | None:
     """Return the newest transaction with this event id, compared letter by letter; None if there is none.
 
     A no-op repeats the event id before it and does not count. Reads headers from the newest segment back; within a
@@ -138,7 +151,9 @@ def find_event(log: LogReader, event_id: str) -> RecordHeader | None:
                 continue
             found: RecordHeader | None = None
             cursor.seek(Seqno(first))
-            for _ in range(first, last + 1):
+            for seqno in range(first, last + 1):
+                if seqno % SCANNED_EVERY == 0:
+                    scanned(seqno)
                 header = cursor.next_header()
                 if header is None:
                     break

@@ -45,12 +45,12 @@ from tranlog.service.command import (
 )
 from tranlog.service.config import DEFAULT_FILE, Config, SourceKind, find_file, load, source_kind
 from tranlog.service.exits import ExitCode, error_line, exit_code_of
-from tranlog.service.listing import time_text
 from tranlog.service.position import Move, read_rows, reset_position, set_position
 from tranlog.service.tables import create_statements, tables_in_log
 from tranlog.service.verify import TableVerdict, select_tables, verify_tables
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow
+from tranlog.tungsten.text import time_text
 
 logger = logging.getLogger(__name__)
 

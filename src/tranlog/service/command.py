@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from tranlog.clock import Clock, SystemClock
+from tranlog.service.config import find_log
 from tranlog.service.exits import (
     ExitCode,
     ReaderGone,
@@ -117,6 +118,12 @@ def hoist(arguments: Sequence[str], valued: Sequence[str], flags: Sequence[str])
         else:
             rest.append(word)
     return front + rest
+
+
+def log_of(ctx: typer.Context) -> str:
+    """Return the log directory that `thl`'s options in front of the command name. Raises ConfigError."""
+    service, conf, directory = ctx.obj
+    return find_log(conf=conf, service=service, directory=directory)
 
 
 def print_json(result: object) -> None:

@@ -10,37 +10,33 @@ one event too few), ours is right.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 
 import msgspec
 
-from tranlog.change import Change, Op, Options, RowChange, Statement, TableMap
+from tranlog.change import Change, Column, Op, Options, RowChange, Statement, TableMap
 from tranlog.ids import lsn_text
 from tranlog.log.format import RecordHeader, RollbackMark
 from tranlog.log.verify import VerifyReport
 from tranlog.payload import DDL_OPTION, Payload
 from tranlog.row_text import json_form
-from tranlog.types import Datetime, Value, datetime_text, value_text
+from tranlog.tungsten.text import NO_SQL_OF_ROWS, PLAIN, Style, python_charset, time_text
+from tranlog.types import CharsetBytes, Datetime, Instant, LogicalType, Value, datetime_text, value_text
 
 EVENT_TYPE: Final = "com.continuent.tungsten.replicator.event.ReplDBMSEvent"
 """What the ancestor's users see as TYPE of every transaction."""
 
 
-def time_text(tstamp: int) -> str:
-    """Return ms since 1970 as `2011-07-01 15:15:17.0`, in UTC: no trailing zeros, at least one digit."""
-    text = datetime_text(Datetime(tstamp * 1000))
-    whole, _, fraction = text.partition(".")
-    return f"{whole}.{fraction.rstrip('0') or '0'}"
-
-
 # --- one fragment, for people ----------------------------------------------------------------------------
 
 
-def fragment_lines(header: RecordHeader, payload: Payload) -> Iterator[str]:
+def fragment_lines(header: RecordHeader, payload: Payload, style: Style = PLAIN) -> Iterator[str]:
     """Yield the lines of one fragment, as `thl list` prints them."""
     yield f"SEQ# = {header.seqno} / FRAG# = {header.fragno}{' (last frag)' if header.last_frag else ''}"
-    yield f"- TIME = {time_text(header.tstamp)}"
+    yield f"- TIME = {time_text(header.tstamp, style.zone)}"
     yield f"- EPOCH# = {header.epoch}"
     yield f"- EVENTID = {header.event_id}"
     yield f"- SOURCEID = {header.source_id}"
@@ -57,10 +53,25 @@ def fragment_lines(header: RecordHeader, payload: Payload) -> Iterator[str]:
             if item.schema != schema:
                 schema = item.schema
                 yield f"- SCHEMA = {schema}"
-            yield f"- SQL({number}) = {sql_text(item)}"
+            yield f"- SQL({number}) = {sql_text(item, style)}"
         else:
             yield f"- SQL({number}) ="
-            yield from _row_lines(item)
+            yield from _row_lines(item, style)
+
+
+def sql_lines(header: RecordHeader, payload: Payload, style: Style = PLAIN) -> Iterator[str]:
+    """Yield the statements of one fragment, `;` behind each; a comment for each table's row changes."""
+    schema = ""
+    for item in _grouped(payload.changes):
+        if isinstance(item, Statement):
+            if item.schema and item.schema != schema:
+                yield f"USE {item.schema};"
+                schema = item.schema
+            yield f"{sql_text(item, style)};"
+        else:
+            counted = Counter((change.op.name, change.table.name) for change in item)
+            for (op, table), rows in counted.items():
+                yield f"/* SEQ# = {header.seqno} - {op} {table} ({rows}) - {NO_SQL_OF_ROWS} */"
 
 
 def metadata_text(metadata: Options, shard_id: str) -> str:
@@ -79,9 +90,37 @@ def _statement_options(statement: Statement) -> Options:
     return (*statement.options, (DDL_OPTION, "true")) if statement.ddl else statement.options
 
 
-def sql_text(statement: Statement) -> str:
-    """Return a statement's text; bytes that are no UTF-8 are shown as escapes."""
-    return statement.sql if isinstance(statement.sql, str) else statement.sql.decode(errors="backslashreplace")
+def sql_text(statement: Statement, style: Style = PLAIN) -> str:
+    """Return a statement's text; bytes are read in the wanted charset or as UTF-8, what they cannot be as escapes."""
+    if isinstance(statement.sql, str):
+        return statement.sql
+    charset = python_charset(style.charset or "utf-8") or "utf-8"
+    return statement.sql.decode(charset, errors="backslashreplace")
+
+
+def shown_value(value: Value, style: Style) -> str:
+    """Return a value of a row; bytes in the wanted charset, or in hexadecimal without one or where `hex` is set."""
+    match value:
+        case bytes() if style.charset is not None and not style.hex:
+            return value.decode(python_charset(style.charset) or "utf-8", errors="backslashreplace")
+        case CharsetBytes(raw=raw) if style.charset is not None and not style.hex:
+            return raw.decode(python_charset(style.charset) or "utf-8", errors="backslashreplace")
+        case Instant(micros) if style.zone is not UTC:
+            return _local_text(micros, style.zone)
+        case _:
+            return value_text(value)
+
+
+def _local_text(micros: int, zone: tzinfo) -> str:
+    """Return an instant by a zone's clock, with its offset as PostgreSQL writes it: `+09`, `+05:30`."""
+    try:
+        offset = (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)).astimezone(zone).utcoffset()
+    except (OverflowError, ValueError):  # beyond the calendar's years no zone has rules
+        return value_text(Instant(micros))
+    minutes = int((offset or timedelta()).total_seconds()) // 60
+    hours, rest = divmod(abs(minutes), 60)
+    there = datetime_text(Datetime(micros + minutes * 60_000_000))
+    return f"{there}{'-' if minutes < 0 else '+'}{hours:02d}" + (f":{rest:02d}" if rest else "")
 
 
 def _grouped(changes: Sequence[Change]) -> Iterator[Statement | list[RowChange]]:
@@ -99,7 +138,7 @@ def _grouped(changes: Sequence[Change]) -> Iterator[Statement | list[RowChange]]
         yield run
 
 
-def _row_lines(run: Sequence[RowChange]) -> Iterator[str]:
+def _row_lines(run: Sequence[RowChange], style: Style) -> Iterator[str]:
     last: tuple[TableMap, Op] | None = None
     row = 0
     for change in run:
@@ -114,13 +153,23 @@ def _row_lines(run: Sequence[RowChange]) -> Iterator[str]:
         for label, image in (("COL", change.after), ("KEY", change.before)):
             if image is not None:
                 for index, (column, value) in enumerate(zip(change.table.columns, image, strict=True), start=1):
-                    yield f"  - {label}({index}: {column.name}) = {value_text(value)}"
+                    spec = _spec_text(index, column) if style.specs else f"{index}: {column.name}"
+                    yield f"  - {label}({spec}) = {shown_value(value, style)}"
+
+
+def _spec_text(index: int, column: Column) -> str:
+    """Return a column as `-specs` shows it: the ancestor's words, with the source's own type and ours of it."""
+    blob = column.logical is LogicalType.BYTES
+    return (
+        f"index={index} name={column.name} type={column.source_type} [{column.logical.name}] length={column.length} "
+        f"unsigned={_bool_text(column.unsigned)} blob={_bool_text(blob)} desc={column.charset or ''}"
+    )
 
 
 # --- headers ---------------------------------------------------------------------------------------------
 
 
-def header_line(header: RecordHeader) -> str:
+def header_line(header: RecordHeader, zone: tzinfo = UTC) -> str:
     """Return one tab-separated line: seqno, epoch, fragno, last fragment, time, event id, source id, comments."""
     return "\t".join(
         (
@@ -128,7 +177,7 @@ def header_line(header: RecordHeader) -> str:
             str(header.epoch),
             str(header.fragno),
             _bool_text(header.last_frag),
-            time_text(header.tstamp),
+            time_text(header.tstamp, zone),
             header.event_id,
             header.source_id,
             "",
@@ -174,14 +223,14 @@ class HeaderJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     comments: str = ""
 
 
-def header_json(header: RecordHeader) -> str:
+def header_json(header: RecordHeader, zone: tzinfo = UTC) -> str:
     """Return one object of `thl list -headers -json`, a line per member."""
     shown = HeaderJson(
         seqno=header.seqno,
         epoch=header.epoch,
         frag=header.fragno,
         last_frag=header.last_frag,
-        time=time_text(header.tstamp),
+        time=time_text(header.tstamp, zone),
         event_id=header.event_id,
         source_id=header.source_id,
     )
@@ -224,7 +273,7 @@ class FragmentJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     changes: list[ChangeJson]
 
 
-def fragment_json(header: RecordHeader, payload: Payload) -> str:
+def fragment_json(header: RecordHeader, payload: Payload, zone: tzinfo = UTC) -> str:
     """Return one fragment as one line of JSON."""
     shown = FragmentJson(
         seqno=header.seqno,
@@ -232,7 +281,7 @@ def fragment_json(header: RecordHeader, payload: Payload) -> str:
         gtid=str(header.gtid),
         frag=header.fragno,
         last_frag=header.last_frag,
-        time=time_text(header.tstamp),
+        time=time_text(header.tstamp, zone),
         tstamp=header.tstamp,
         event_id=header.event_id,
         source_id=header.source_id,

@@ -27,11 +27,11 @@ from tranlog.log.reader import LogReader
 from tranlog.log.segment import LOCK_NAME
 from tranlog.pipeline.progress import Counters, lag, restart_seqno
 from tranlog.service.config import Config
-from tranlog.service.listing import time_text
 from tranlog.service.position import is_there
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow, PipelineRow, Target
+from tranlog.tungsten.text import time_text
 
 if TYPE_CHECKING:
     from tranlog.source.mariadb.connection import MariadbSourceOptions

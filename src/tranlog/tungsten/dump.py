@@ -90,7 +90,7 @@ def _dump_record(raw: bytes, record: EventRecord | RotateRecord | UnknownRecord 
             except PayloadError:
                 line["error"] = "error"
             else:
-                line["event"] = None if isinstance(event, JavaObject) else _dump_event(event)
+                line["event"] = None if isinstance(event, JavaObject) else dump_event(event)
         case UnknownRecord():
             pass
     return line
@@ -105,7 +105,8 @@ def _options(options: Sequence[tuple[str, str]]) -> Json:
     return [list(option) for option in options]
 
 
-def _dump_event(event: Event) -> Json:
+def dump_event(event: Event) -> Json:
+    """Return an event with every field, by the ancestor's names, as JSON can carry it."""
     header = event.header
     out: dict[str, Json] = {
         "class": "ReplDBMSFilteredEvent" if header.filtered else "ReplDBMSEvent",

@@ -1,0 +1,237 @@
+"""`thl` over directories that the Java replicator wrote: issue 6, item 3; conformance/tungsten.md A9, B7."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tranlog.service import thl
+from tranlog.tungsten import text
+from tranlog.tungsten.golden import LOG_WORD, OUR_ERROR, shown
+from tranlog.tungsten.reader import TungstenReader
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "tungsten"
+CASES = sorted(path.parent.name for path in GOLDEN.glob("*/log"))
+SOUND = ("empty", "rows-crc", "rotated-60", "simple-100", "statements-crc", "statements-nocrc", "metadata-shards")
+
+
+def run(log: Path, line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = thl.main(["-dir", str(log), *line.split()])
+    told = capsys.readouterr()
+    assert "Traceback" not in told.err
+    return code, told.out, told.err
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("line", "form"),
+    [
+        ("list", "list.txt"),
+        ("list -specs -hex", "list-specs-hex.txt"),
+        ("list -sql", "list-sql.txt"),
+        ("list -headers", "headers.txt"),
+        ("list -headers -json", "headers.json"),
+        ("index", "index.txt"),
+    ],
+)
+def test_every_text_of_the_golden_directories(
+    case: str, line: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `make golden` holds against the ancestor's texts is what the command prints; an error is exit code 3."""
+    log = GOLDEN / case / "log"
+    wanted = shown(str(log), form, checked=True)
+    code, out, err = run(log, line, capsys)
+    bad = [one for one in wanted if one.startswith(OUR_ERROR)]
+    lines = out.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    if bad:
+        assert code == 3
+        assert bad[0].removeprefix(OUR_ERROR).replace(LOG_WORD, str(log)) in err
+        return
+    assert code == 0
+    if case == "empty" and form.startswith("list"):
+        assert "No events found; log is empty" in err
+        return
+    got = [one for one in lines if one]
+    assert got == [one for one in wanted if one]
+
+
+def test_a_seqno_that_is_not_there_is_not_answered_with_its_neighbour(capsys: pytest.CaptureFixture[str]) -> None:
+    """B7-23."""
+    code, out, err = run(GOLDEN / "odd-order" / "log", "list -seqno 3", capsys)
+    assert (code, out) == (1, "") and "Unable to find sequence number: 3" in err
+
+
+def test_a_seqno_inside_a_filtered_range_shows_the_range(capsys: pytest.CaptureFixture[str]) -> None:
+    log = GOLDEN / "filtered" / "log"
+    with TungstenReader.open(str(log)).cursor() as cursor:
+        stored = cursor.next()
+        while stored is not None and not (ranged := stored.event().header).filtered:
+            stored = cursor.next()
+    assert stored is not None and ranged.seqno_end is not None and ranged.seqno_end > ranged.seqno
+    code, out, _ = run(log, f"list -seqno {ranged.seqno_end}", capsys)
+    assert code == 0 and f"SEQ# = {ranged.seqno} " in out and "## Filtered events ##" in out
+
+
+@pytest.mark.parametrize(
+    ("line", "seqnos"),
+    [
+        ("-low 57", [57, 58, 59]),
+        ("-high 1", [0, 1]),
+        ("-low 5 -high 6", [5, 6]),
+        ("-seqno 30", [30]),
+        ("-last 3", [57, 58, 59]),
+        ("-last 1000", list(range(60))),
+        ("-file thl.data.0000000002", list(range(9, 18))),
+        ("-time 1309560059183", [59]),
+        ("-event 000868:0000000000019374;193410", [59]),
+        ("-by 5 -seqno 2", [2]),
+    ],
+)
+def test_selectors(line: str, seqnos: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(GOLDEN / "rotated-60" / "log", f"list -headers {line}", capsys)
+    assert code == 0
+    assert [int(one.split("\t")[0]) for one in out.splitlines()] == seqnos
+
+
+def test_by_gtid(capsys: pytest.CaptureFixture[str]) -> None:
+    log = str(GOLDEN / "rotated-60" / "log")
+    assert thl.main(["-dir", log, "list", "-headers", "-gtid", "GTID(0, 7)"]) == 0
+    assert capsys.readouterr().out.startswith("7\t")
+    assert thl.main(["-dir", log, "list", "-gtid", "GTID(3, 7)"]) == 1
+    assert "seqno 7 is GTID(0, 7) in this log" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("list -seqno 1 -low 0", "-seqno: stands alone, without -low"),
+        ("list -last 2 -high 5", "-last: stands alone, without -high"),
+        ("list -file thl.data.0000000001 -seqno 4", "-file: stands alone, without -seqno"),
+        ("list -file ../thl.data.0000000001", "-file: a segment's plain name"),
+        ("list -sql -headers", "-sql: stands alone, without -headers"),
+        ("list -charset klingon", "-charset: no charset is called 'klingon'"),
+        ("list -charset base64", "-charset: no charset is called 'base64'"),
+        ("list -timezone Mars/Base", "-timezone: no time zone is called 'Mars/Base'"),
+        ("list -timezone ../../etc/passwd", "-timezone: no time zone is called"),
+        ("list -abandoned", "-abandoned: the Java replicator's logs have no rollback marks"),
+        ("list -low 9 -high 3", "-low: 9 is above -high 3"),
+        ("tail -headers -json", "-json: stands alone"),
+        ("dump", "-seqno: name one of -seqno and -file"),
+        ("dump -file thl.data.0000000001 -offset 17", "-offset: no whole record begins at 17"),
+        ("purge -low 9 -high 3", "-low: 9 is above -high 3"),
+        ("purge -seqno 9 -high 30", "-seqno: stands alone"),
+        ("skip", "skip is no longer supported"),
+    ],
+)
+def test_bad_usage(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(GOLDEN / "rotated-60" / "log", line, capsys)
+    assert (code, out) == (2, "") and told in err
+
+
+def test_a_file_that_the_log_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(GOLDEN / "rotated-60" / "log", "list -file thl.data.0000000099", capsys)
+    assert (code, out) == (1, "")
+    assert "the log has thl.data.0000000001 to thl.data.0000000007" in err
+
+
+def test_a_time_zone_moves_instants(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(GOLDEN / "rotated-60" / "log", "list -headers -last 1 -timezone Asia/Tokyo", capsys)
+    assert "\t2011-07-02 07:40:59.183\t" in out
+
+
+def test_json_of_every_case_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    for case in SOUND + ("java-serializer", "filtered"):
+        code, out, _ = run(GOLDEN / case / "log", "list -json", capsys)
+        assert code == 0
+        for line in out.splitlines():
+            one = json.loads(line)
+            assert ("event" in one) != ("raw" in one), case
+
+
+def test_without_checksums_a_record_is_shown_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    log = GOLDEN / "fail-bad-crc" / "log"
+    assert run(log, "list -headers", capsys)[0] == 3
+    code, out, _ = run(log, "list -headers -no-checksum", capsys)
+    wanted = (GOLDEN / "fail-bad-crc" / "nochk-headers.txt").read_text().splitlines()
+    assert code == 0 and [one for one in out.splitlines() if one] == [one for one in wanted if one]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_verify_says_what_is_sound(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(GOLDEN / case / "log", "verify", capsys)
+    damaged = case.startswith("fail-") or case in ("odd-order", "purge-low-30")
+    if case == "recover-zero-length-tail":
+        damaged = False
+    assert (code == 3) is (case.startswith("fail-") or case == "odd-order"), (case, out, err)
+    assert damaged or out.endswith("sound = yes\n")
+
+
+def test_verify_goes_on_behind_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    shutil.copytree(GOLDEN / "rotated-60" / "log", log)
+    for name, at in (("thl.data.0000000002", 200), ("thl.data.0000000004", 900)):
+        raw = bytearray((log / name).read_bytes())
+        raw[at] ^= 0x10
+        (log / name).write_bytes(raw)
+    code, out, _ = run(log, "verify", capsys)
+    assert code == 3
+    named = [line for line in out.splitlines() if line.startswith("PROBLEM")]
+    assert any("thl.data.0000000002" in line for line in named)
+    assert any("thl.data.0000000004" in line for line in named)
+    os.unlink(log / "thl.data.0000000005")
+    code, out, _ = run(log, "verify", capsys)
+    assert code == 3 and "missing segment" in out
+
+
+@pytest.mark.parametrize("case", ["purge-all", "purge-high-30", "purge-seqno-last", "purge-middle"])
+def test_purge_as_the_ancestor_did(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = json.loads((GOLDEN / case / "case.json").read_text())
+    log = tmp_path / "log"
+    shutil.copytree(GOLDEN / case / "log", log)
+    code, out, err = run(log, " ".join(["purge", *made["args"]]), capsys)
+    told = (GOLDEN / case / "purge.txt").read_text()
+    refused = "Fatal error" in told
+    assert (code != 0) is refused
+    if refused:
+        assert "Deletion range invalid; must include one or both log end points" in err
+        return
+    deleting = next(line for line in told.splitlines() if line.startswith("Deleting"))
+    assert out.splitlines()[0].rstrip() == (deleting.rstrip() if made["args"] != ["-y"] else "Deleting all events")
+
+
+def test_purge_asks_and_takes_no_for_an_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    shutil.copytree(GOLDEN / "rotated-60" / "log", log)
+    before = sorted((one.name, one.read_bytes()) for one in log.iterdir())
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    code, out, err = run(log, "purge -high 30", capsys)
+    assert code == 1 and text.PURGE_WARNING in err and out == ""
+    assert sorted((one.name, one.read_bytes()) for one in log.iterdir()) == before
+
+
+def test_dump_names_every_byte(capsys: pytest.CaptureFixture[str]) -> None:
+    log = GOLDEN / "simple-100" / "log"
+    code, out, _ = run(log, "dump -seqno 0 -json", capsys)
+    assert code == 0
+    found = json.loads(out)
+    raw = (log / found["file"]).read_bytes()[found["offset"] : found["offset"] + found["length"]]
+    assert b"".join(bytes.fromhex(one["hex"]) for one in found["fields"]) == raw
+    values = {one["name"]: one["value"] for one in found["fields"]}
+    assert values["seqno"] == "0" and values["source_id"] == "'logos'" and values["checksum"] == "matches"
+
+
+def test_dump_of_a_damaged_record_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    shutil.copytree(GOLDEN / "rotated-60" / "log", log)
+    raw = bytearray((log / "thl.data.0000000001").read_bytes())
+    raw[200] ^= 1
+    (log / "thl.data.0000000001").write_bytes(raw)
+    code, out, _ = run(log, "dump -file thl.data.0000000001 -offset 16 --hex", capsys)
+    assert code == 0 and "DOES NOT MATCH" in out
