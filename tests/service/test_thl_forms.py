@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, TableMap
+from tranlog.ids import Seqno
 from tranlog.log.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service import thl
@@ -195,11 +196,11 @@ def test_fields_of_a_record_that_is_cut_short() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "plan"),
     [
-        (None, 30, Front(below=31)),
-        (0, 30, Front(below=31)),
-        (40, None, End(keep=39)),
-        (40, 59, End(keep=39)),
-        (59, 59, End(keep=58)),
+        (None, 30, Front(below=Seqno(31))),
+        (0, 30, Front(below=Seqno(31))),
+        (40, None, End(keep=Seqno(39))),
+        (40, 59, End(keep=Seqno(39))),
+        (59, 59, End(keep=Seqno(58))),
     ],
 )
 def test_what_a_purge_means(low: int | None, high: int | None, plan: object) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tranlog.service import thl
 from tranlog.tungsten import text
+from tranlog.tungsten.event import Event
 from tranlog.tungsten.golden import LOG_WORD, OUR_ERROR, shown
 from tranlog.tungsten.reader import TungstenReader
 
@@ -69,10 +70,14 @@ def test_a_seqno_that_is_not_there_is_not_answered_with_its_neighbour(capsys: py
 def test_a_seqno_inside_a_filtered_range_shows_the_range(capsys: pytest.CaptureFixture[str]) -> None:
     log = GOLDEN / "filtered" / "log"
     with TungstenReader.open(str(log)).cursor() as cursor:
-        stored = cursor.next()
-        while stored is not None and not (ranged := stored.event().header).filtered:
+        while True:
             stored = cursor.next()
-    assert stored is not None and ranged.seqno_end is not None and ranged.seqno_end > ranged.seqno
+            assert stored is not None
+            event = stored.event()
+            if isinstance(event, Event) and event.header.filtered:
+                break
+    ranged = event.header
+    assert ranged.seqno_end is not None and ranged.seqno_end > ranged.seqno
     code, out, _ = run(log, f"list -seqno {ranged.seqno_end}", capsys)
     assert code == 0 and f"SEQ# = {ranged.seqno} " in out and "## Filtered events ##" in out
 

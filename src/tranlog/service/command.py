@@ -21,7 +21,6 @@ import typer
 from typer.core import TyperGroup
 
 from tranlog.clock import Clock, SystemClock
-from tranlog.service.config import find_log
 from tranlog.service.exits import (
     ExitCode,
     ReaderGone,
@@ -122,7 +121,11 @@ def hoist(arguments: Sequence[str], valued: Sequence[str], flags: Sequence[str])
 
 def log_of(ctx: typer.Context) -> str:
     """Return the log directory that `thl`'s options in front of the command name. Raises ConfigError."""
+    from tranlog.service.config import find_log  # with it comes the pipeline: `--help` can do without
+
     service, conf, directory = ctx.obj
+    if directory is not None and service is None and conf is None:
+        return str(directory)
     return find_log(conf=conf, service=service, directory=directory)
 
 
