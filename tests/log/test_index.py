@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 import sys
-from itertools import pairwise
+import threading
+from collections.abc import Callable, Iterable
+from itertools import pairwise, permutations
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from fix_log import run_threads
 from tranlog.errors import IndexCutError, IndexDamagedError
-from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
 from tranlog.log.index import (
     EMPTY_RANGE,
     RANGE_KEY,
+    Bucket,
     BuiltFrom,
     Entry,
     IndexOptions,
@@ -222,6 +227,214 @@ def test_what_readers_learn_in_any_order_helps_and_never_misleads() -> None:
     assert sum(index.below(Seqno(n)) == Place(Seqno(n), true[n]) for n in true) > 100
 
 
+# --- buckets (C1: VLSNBucketTest) ---------------------------------------------------------------------------------
+
+
+def test_a_bucket_takes_what_fits_and_answers_from_both_sides() -> None:
+    """testBasic: stride 3, two mappings, 50 bytes: another segment, too far and too many are for the next bucket."""
+    options = IndexOptions(stride=3, max_mappings=2, max_distance=50)
+    bucket = Bucket(7, Seqno(1), 100, options.stride)
+    assert not bucket.accepts(Seqno(2), lsn(8, 110), options), "another segment"
+    assert not bucket.accepts(Seqno(2), lsn(7, 151), options), "51 bytes behind the last mapping"
+    for seqno in range(2, 7):
+        position = lsn(7, 100 + 10 * (seqno - 1))
+        assert bucket.accepts(Seqno(seqno), position, options)
+        bucket.put(Seqno(seqno), lsn_offset(position))
+        assert len(bucket.offsets) == (1 if seqno < 4 else 2)
+    assert not bucket.accepts(Seqno(7), lsn(7, 160), options), "the third mapping"
+    mapped = {1: 100, 4: 130, 6: 150}
+    for seqno in range(1, 7):
+        below = max(one for one in mapped if one <= seqno)
+        above = min(one for one in mapped if one >= seqno)
+        assert bucket.lte(Seqno(seqno)) == Place(Seqno(below), lsn(7, mapped[below]))
+        assert bucket.gte(Seqno(seqno)) == Place(Seqno(above), lsn(7, mapped[above]))
+        assert bucket.exact(Seqno(seqno)) == (lsn(7, mapped[seqno]) if seqno in mapped else None)
+    assert bucket.lte(Seqno(99)) == Place(Seqno(6), lsn(7, 150))
+    assert bucket.gte(Seqno(-5)) == Place(Seqno(1), lsn(7, 100))
+
+
+def test_a_bucket_with_empty_slots_always_has_an_answer() -> None:
+    """testGetNonNullWithHoles: stride 2, mapped are 1, 3 and 8; the slots of 5 and 7 stay empty."""
+    bucket = Bucket(1, Seqno(1), 10, 2)
+    for seqno in (3, 8, 9):
+        bucket.put(Seqno(seqno), 10 * seqno)
+    mapped = (1, 3, 9)
+    for seqno in range(1, 10):
+        below, above = max(one for one in mapped if one <= seqno), min(one for one in mapped if one >= seqno)
+        assert bucket.lte(Seqno(seqno)) == Place(Seqno(below), lsn(1, 10 * below))
+        assert bucket.gte(Seqno(seqno)) == Place(Seqno(above), lsn(1, 10 * above))
+    bucket.put(Seqno(5), 50)
+    assert bucket.exact(Seqno(5)) == lsn(1, 50), "one that comes late fills its own slot"
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_cut_ends_at_what_is_known_for_certain(told: bool) -> None:
+    """testTruncateAfterFileOffset: of 10, 15, 20 and 28, what is above 25 goes: up to 20, or to 25 where that is told."""
+    options = IndexOptions(stride=5, max_mappings=1000, max_distance=100_000)
+    places = [Place(Seqno(n), lsn(1, 10 + n)) for n in (10, 15, 20, 28)]
+    index = SeqnoIndex.rough(Seqno(9), places, Seqno(28), options=options)
+    if told:
+        index.truncate_end(Entry(Seqno(25), lsn(1, 33)))
+        assert index.range.last == 25 and index.exact(Seqno(25)) == lsn(1, 33)
+        assert index.gte(Seqno(21)) == Place(Seqno(25), lsn(1, 33))
+    else:
+        (bucket,) = index.buckets()
+        bucket.cut(Seqno(25))
+        assert (bucket.last, bucket.last_offset, len(bucket.offsets)) == (20, 30, 3)
+    (bucket,) = index.buckets()
+    for seqno in range(20, 25):
+        assert bucket.lte(Seqno(seqno)) == Place(Seqno(20), lsn(1, 30))
+
+
+def test_any_order_of_registration_answers_the_same() -> None:
+    """testOutOfOrderPuts of the bucket: all 720 orders of six entries lead to one set of answers."""
+    in_order = index_of(*(entry(n) for n in range(1, 7)), options=IndexOptions(stride=3, max_mappings=2))
+    seqnos = [Seqno(n) for n in range(8)]
+
+    def answers(index: SeqnoIndex) -> list[object]:
+        return [index.range, *((index.lte(n), index.gte(n), index.exact(n)) for n in seqnos), index.image(BUILT_FROM)]
+
+    for order in permutations(range(1, 7)):
+        index = index_of(*(entry(n) for n in order), options=IndexOptions(stride=3, max_mappings=2))
+        assert answers(index) == answers(in_order), order
+
+
+@pytest.mark.parametrize("flush_after", range(10))
+def test_late_entries_over_several_segments(flush_after: int) -> None:
+    """testOutOfOrderPuts of the index: nine entries in five segments, registered 1, 2, 5, 3, 6, 4, 8, 9, 7."""
+    segments = {1: 1, 2: 1, 3: 2, 4: 2, 5: 3, 6: 3, 7: 4, 8: 5, 9: 5}
+    kinds = {4: "COMMIT", 7: "MATCH"}
+    entries = {n: entry(n, segments[n], kind=kinds.get(n, "LN")) for n in segments}
+    index, stored = SeqnoIndex(after=Seqno(0), options=IndexOptions(stride=2, max_mappings=3)), dict[int, bytes]()
+    for count, seqno in enumerate((1, 2, 5, 3, 6, 4, 8, 9, 7), 1):
+        assert index.register(entries[seqno])
+        if count == flush_after:
+            stored_of(index, stored)
+    assert index.range == IndexRange(Seqno(1), Seqno(9), Seqno(7), Seqno(4))
+    hold_against(index, entries)
+    assert len({index.lte(Seqno(n)) for n in entries}) >= 4 and len({index.gte(Seqno(n)) for n in entries}) >= 4
+    hold_against(reopened(stored_of(index, stored)), entries)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_what_is_mapped_is_every_strideth_and_the_last(flushed: bool) -> None:
+    """testNonFlushedGets, testFlushedGets: 25 seqnos; exact, at or below, at or above; both ways; stored or not."""
+    options = IndexOptions(stride=4, max_mappings=3, max_distance=10_000)
+    entries = {n: entry(n) for n in range(1, 26)}
+    index = index_of(*entries.values(), options=options)
+    if flushed:
+        index = reopened(stored_of(index), options)
+    # Buckets of three mappings, four apart: 1..12, 13..24, 25; each one's last is mapped too.
+    mapped = [1, 5, 9, 12, 13, 17, 21, 24, 25]
+    assert [n for n in entries if index.exact(Seqno(n)) is not None] == mapped
+    scanner = index.scanner()
+    ways: list[tuple[Iterable[int], Callable[[Seqno], Place | None], Callable[[Seqno], Place | None]]] = [
+        (range(1, 26), index.lte, index.gte),
+        (range(1, 26), scanner.forward, scanner.backward),
+        (range(25, 0, -1), scanner.forward, scanner.backward),
+    ]
+    for seqnos, at_or_below, at_or_above in ways:
+        for seqno in seqnos:
+            below, above = max(n for n in mapped if n <= seqno), min(n for n in mapped if n >= seqno)
+            assert at_or_below(Seqno(seqno)) == Place(Seqno(below), entries[below].lsn)
+            assert at_or_above(Seqno(seqno)) == Place(Seqno(above), entries[above].lsn)
+
+
+@pytest.mark.parametrize("hole", [2, 40])
+@pytest.mark.parametrize("purged", [0, 5, 130])
+def test_buckets_that_do_not_meet_lead_everywhere(hole: int, purged: int) -> None:
+    """testNonContiguousBucketSmallHoles, LargeHoles, GhostBucket: from every start, in both directions."""
+    true = {n: lsn(1 + n // 100, 16 + 10 * (n % 100)) for n in range(1, 401)}
+    known = [n for n in true if (n // hole) % 2]
+    index = SeqnoIndex.rough(Seqno(0), [Place(Seqno(n), true[n]) for n in known], Seqno(400), options=SMALL)
+    index.forget_above(Place(Seqno(400), true[400]))
+    if purged:
+        index.synced(Seqno(400))
+        index.truncate_front(Seqno(purged), lsn(lsn_segment(true[purged + 1]), 16))
+    asked = range(purged + 1, 401)
+    scanner = index.scanner()
+    for order in (asked, reversed(asked)):
+        for seqno in map(Seqno, order):
+            for below in (index.lte(seqno), scanner.forward(seqno)):
+                if purged or seqno >= known[0]:
+                    assert below is not None and below.seqno <= seqno and below.lsn <= true[seqno]
+                    assert lsn_segment(below.lsn) >= lsn_segment(true[purged + 1]), "what was purged is not led to"
+            for above in (index.gte(seqno), scanner.backward(seqno)):
+                assert above is not None and above.seqno >= seqno and above.lsn == true[above.seqno]
+            assert index.exact(seqno) in (None, true[seqno])
+
+
+def test_lookups_hold_while_others_register_flush_and_cut() -> None:
+    """testSR20726GTESearch; I22: an answer given in the middle of a flush, or of a cut elsewhere, is a true one."""
+    true = [lsn(1 + n // 50, 16 + 7 * (n % 50)) for n in range(3_000)]
+    index = SeqnoIndex(options=SMALL, after=Seqno(-1))
+    done = threading.Event()
+
+    def change() -> None:
+        stored: dict[int, bytes] = {}
+        front = 0
+        try:
+            for seqno, position in enumerate(true):
+                index.register(Entry(Seqno(seqno), position))
+                if seqno % 7 == 0:
+                    stored_of(index, stored)
+                if seqno % 500 == 499:
+                    front += 250
+                    index.truncate_front(Seqno(front - 1), lsn(1 + front // 50, 16))
+        finally:
+            done.set()
+
+    def look() -> None:
+        rng = random.Random(1)
+        scanner = index.scanner()
+        while not done.is_set():
+            covered = index.range
+            if covered == EMPTY_RANGE:
+                continue
+            seqno = Seqno(rng.randint(covered.first, covered.last))
+            for below in (index.lte(seqno), scanner.forward(seqno)):
+                # None only where the front passed it meanwhile; nothing is cut at the end here.
+                assert below is not None or seqno < index.range.first
+                assert below is None or (below.seqno <= seqno and below.lsn <= true[seqno])
+            for above in (index.gte(seqno), scanner.backward(seqno)):
+                assert above is not None or seqno < index.range.first
+                assert above is None or (above.seqno >= seqno and above.lsn == true[above.seqno])
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        run_threads(look, change, look)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_a_lookup_does_not_walk_over_the_buckets() -> None:
+    """S14: the ancestor's cost grew with the buckets that were not flushed. Here the steps are counted, not timed."""
+
+    def steps(buckets: int) -> int:
+        index = SeqnoIndex(after=Seqno(-1), options=IndexOptions(stride=1, max_mappings=2))
+        index.register_run(1, Seqno(0), [16 + 10 * n for n in range(2 * buckets)])
+        assert len(index) == buckets
+        count = 0
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal count
+            count += 1
+            return trace
+
+        outer = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            index.lte(Seqno(buckets))
+            index.gte(Seqno(buckets))
+            index.exact(Seqno(buckets))
+        finally:
+            sys.settrace(outer)
+        return count
+
+    assert steps(2_000) == steps(2) > 10
+
+
 # --- cutting (C1: testRemoveFromTail, testTailTruncate, testHeadTruncate...) --------------------------------------
 
 
@@ -334,6 +547,81 @@ def test_the_gap_below_the_first_mapping_leads_to_the_first_segment() -> None:
     assert index.lte(Seqno(21)) == Place(Seqno(21), lsn(2, 16))
     assert index.exact(Seqno(30)) is None
     assert index.gte(Seqno(30)) == Place(Seqno(50), lsn(3, 42))
+
+
+@pytest.mark.parametrize("flush_at", range(0, 41, 2))
+def test_a_cut_at_every_place_after_a_flush_at_every_place(flush_at: int) -> None:
+    """testTailTruncate, testDatabasePruning: 40 entries; the last cut is the first entry, and leaves nothing."""
+    entries = {n: entry(n, segment=1 + n // 9) for n in range(1, 41)}
+    for last in range(41):
+        index, stored = SeqnoIndex(after=Seqno(0), options=SMALL), dict[int, bytes]()
+        for seqno, one in entries.items():
+            index.register(one)
+            if seqno == flush_at:
+                stored_of(index, stored)
+        index.truncate_end(entries.get(last))
+        left = {n: one for n, one in entries.items() if n <= last}
+        for held in (index, reopened(stored_of(index, stored))):
+            assert held.range == range_of(left)
+            for seqno in (1, last // 2, last) if left else ():
+                below, above = held.lte(Seqno(seqno)), held.gte(Seqno(seqno))
+                assert (below is None) == (above is None) == (seqno < 1)
+                assert below is None or below.lsn <= entries[seqno].lsn
+                assert above is None or above.lsn == entries[above.seqno].lsn
+            assert held.exact(Seqno(last)) == (entries[last].lsn if left else None)
+
+
+@pytest.mark.parametrize("flush_at", [15, 16, 20])
+@pytest.mark.parametrize("last", [16, 17, 18])
+def test_a_cut_into_what_came_early_keeps_both_ends(flush_at: int, last: int) -> None:
+    """testTruncateTailOutOfOrder: 17 to 19 are not registered yet, 20 is; the cut is before, in and behind the gap."""
+    entries = {n: entry(n) for n in range(1, 21)}
+    index, stored = SeqnoIndex(after=Seqno(0), options=SMALL), dict[int, bytes]()
+    for seqno in [*range(1, 17), 20]:
+        index.register(entries[seqno])
+        if seqno == flush_at:
+            stored_of(index, stored)
+    index.truncate_end(entries[last])
+    hold_against(index, {n: one for n, one in entries.items() if n <= 16})
+    hold_against(reopened(stored_of(index, stored)), {n: one for n, one in entries.items() if n <= 16})
+    for seqno in range(17, last + 1):
+        assert index.register(entries[seqno]), "what the cut leaves may still come"
+    hold_against(index, {n: one for n, one in entries.items() if n <= last})
+
+
+@pytest.mark.parametrize("flush_at", range(0, 41, 5))
+def test_one_segment_for_each_entry_and_a_cut_before_every_one(flush_at: int) -> None:
+    """testHeadTruncateManyFiles: 40 segments, purged up to every one of them."""
+    entries = {n: entry(n, segment=n, offset=16) for n in range(1, 41)}
+    for upto in range(1, 40):
+        index, stored = SeqnoIndex(after=Seqno(0), options=SMALL), dict[int, bytes]()
+        for seqno, one in entries.items():
+            index.register(one)
+            if seqno == flush_at:
+                stored_of(index, stored)
+        index.truncate_front(Seqno(upto), lsn(upto + 1, 16))
+        left = {n: one for n, one in entries.items() if n > upto}
+        for held in (index, reopened(stored_of(index, stored))):
+            assert held.range == range_of(left)
+            assert all(held.exact(Seqno(n)) == (one.lsn if n > upto else None) for n, one in entries.items())
+
+
+def test_a_segment_whose_first_entry_comes_late_is_led_to() -> None:
+    """testHeadTruncateoutOfOrderMappings: nothing is purged over a gap; once it is filled, the new first is mapped."""
+    entries = {n: entry(n, segment=1 + (n - 1) // 4) for n in range(1, 13)}
+    index = SeqnoIndex(after=Seqno(0), options=SMALL)
+    for seqno in (1, 2, 3, 4, 6, 7, 8, 10, 11, 12):
+        index.register(entries[seqno])
+    assert index.range.first == 1 and index.range.last == 12
+    before = index.range
+    with pytest.raises(IndexCutError):
+        index.truncate_front(Seqno(8), lsn(3, 16))
+    assert index.range == before
+    for seqno in (9, 5):
+        assert index.register(entries[seqno])
+    index.truncate_front(Seqno(4), lsn(2, 16))
+    hold_against(index, {n: one for n, one in entries.items() if n > 4})
+    assert index.lte(Seqno(5)) == Place(Seqno(5), entries[5].lsn)
 
 
 def test_a_scanner_notices_that_its_bucket_was_cut() -> None:
