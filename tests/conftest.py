@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fix_conformance import RanCheck
+
 pytest_plugins = ["fix_mariadb", "fix_postgres", "fix_spark"]
 
 # Which markers a test must carry to use a fixture. Without this rule a test could reach a server in `make unit`.
@@ -32,7 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give Hypothesis its number of examples; a failing one prints the blob that replays it."""
+    """Give Hypothesis its number of examples; a failing one prints the blob that replays it.
+
+    And have the end of a whole tier held against docs/conformance.md.
+    """
+    config.pluginmanager.register(RanCheck(), "conformance")
     settings.register_profile(
         "tranlog",
         max_examples=config.getoption("--examples"),

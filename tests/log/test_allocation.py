@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fix_log import PATH, make_fragment, open_log, open_reader, read_all, run_threads
+from fix_log import PATH, fill, make_fragment, open_log, open_reader, read_all, run_threads
 from tranlog.change import Fragment
 from tranlog.errors import DiskFullError, LogClosedError, RecordLimitError
 from tranlog.ids import Epoch, Seqno
 from tranlog.log.allocation import empty_records, empty_transaction, padding_for, size_of
+from tranlog.log.index import IndexRange
 from tranlog.log.log import Log, LogOptions
 from tranlog.log.prefix import Extent, UnbrokenPrefix
 from tranlog.log.reader import LogReader
@@ -284,6 +285,33 @@ def test_a_crash_leaves_no_hole() -> None:
         with Log.open(PATH, source_id="db1", disk=disk.after_crash(random.Random(seed))) as again:
             assert [one.header.event_id for one in read_all(again.cursor())] == ["", "kept", "kept"], f"seed {seed}"
             assert again.visible_seqno == 2
+
+
+@pytest.mark.parametrize("completed", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_index_stored_while_one_is_unfinished_is_continued_after_a_crash(completed: bool, seed: int) -> None:
+    """VLSNConsistencyTest, testVLSNConsistency; S5: the index is stored around one that completes late, or never."""
+    disk = SimDisk()
+    log = open_log(disk)
+    fill(log, 5)
+    held = log.allocate([make_fragment("held", b"h" * 90)])
+    for number in range(5):
+        log.allocate([make_fragment(f"behind{number}", b"b" * 100)]).complete(sync=False)
+    log.flush_index()
+    if completed:
+        held.complete()
+    log.flush_index()
+    kept = 11 if completed else 5
+    assert log.visible_seqno == kept
+    with Log.open(PATH, source_id="db1", disk=disk.after_crash(random.Random(seed))) as again:
+        assert seqnos(again) == list(range(kept + 2)), "all that was durable, and the no-op of this opening"
+        index = again._segments.index
+        assert index.range == IndexRange(Seqno(0), again.last_seqno, again.last_seqno, again.last_seqno)
+        for seqno in range(kept + 2):
+            with again.cursor() as cursor:
+                cursor.seek(Seqno(seqno))
+                header = cursor.next_header()
+                assert header is not None and header.seqno == seqno
 
 
 def test_options_bound_the_buffer() -> None:

@@ -14,6 +14,7 @@ from tranlog.log.index import BuiltFrom, FlushPlan, SeqnoIndex
 from tranlog.log.index_table import INDEX_NAME, IndexTable, decode_table, encode_frame
 from tranlog.log.log import Log, LogOptions
 from tranlog.log.reader import LogReader
+from tranlog.log.verify import verify
 from tranlog.testing.disk import SimDisk
 
 TABLE = f"{PATH}/{INDEX_NAME}"
@@ -190,6 +191,37 @@ def test_an_append_writes_no_index() -> None:
     assert disk.content(TABLE) == before
     log.close()
     assert disk.content(TABLE) != before
+
+
+def test_a_rotation_stores_the_index() -> None:
+    """S12: the ancestor meant to flush at a file's end and never did. No close, no purge, nobody who asks for it."""
+    disk = SimDisk()
+    log = open_log(disk, segment_bytes=2_000)
+    while log.status().segments < 4:
+        fill(log, 1, size=300, start=log.last_seqno)
+    stored, _ = SeqnoIndex.restore(decode_table(disk.content(TABLE)))
+    assert stored.range.last >= log.segments()[-1].first_seqno - 1
+    assert {bucket.segment for bucket in stored.buckets()} >= {1, 2, 3}
+    log.close()
+
+
+def test_the_index_holds_while_segments_go() -> None:
+    """VLSNCleanerTest: small segments, half of the log purged again and again; index and segments always agree."""
+    disk = SimDisk()
+    gone = rounds = 0
+    with open_log(disk, segment_bytes=1_000) as log:
+        while gone < 12:
+            rounds += 1
+            fill(log, 15, size=150, start=15 * rounds)
+            gone += len(log.purge(below=Seqno((log.first_seqno + log.last_seqno) // 2)))
+            log.flush_index()
+            found = verify(PATH, disk=disk)
+            assert found.sound, found.problems
+            assert (found.first_seqno, found.last_seqno) == (log.first_seqno, log.last_seqno)
+            index = log._segments.index
+            assert (index.range.first, index.range.last) == (log.first_seqno, log.last_seqno)
+        reads_everything(disk)
+    assert rounds > 3
 
 
 def test_a_disk_that_refuses_the_table_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -250,6 +250,20 @@ def test_read_back_in_order() -> None:
         assert last is not None and last.seqno == 300
 
 
+def test_a_reader_finds_each_record_where_the_writer_put_it() -> None:
+    """D: LogFileTest.testReadWrite: offsets advance alike for both; what stands there is what was written."""
+    disk = SimDisk()
+    with open_log(disk) as log, open_reader(disk) as reader, reader.cursor() as cursor:
+        assert cursor.next_header() is not None
+        for number in range(30):
+            log.append(make_fragment(f"e{number}", make_payload(number, 7 * number)))
+            log.commit(sync=number % 3 == 0)
+            header = cursor.next_header()
+            assert header is not None and header.event_id == f"e{number}"
+            assert header.lsn + header.record_length == lsn(1, len(disk.content(segment_path(1))))
+            assert b"".join(cursor.current().payloads()) == make_payload(number, 7 * number)
+
+
 def test_seqnos_are_given_out_densely() -> None:
     """B7-22 cannot happen: the log gives the numbers, in append order, one per transaction."""
     disk = SimDisk()
@@ -690,6 +704,21 @@ def test_purge_minds_holds() -> None:
         hold(PATH, "pipe", stats[1].last_seqno, disk=disk, clock=clock)
         assert log.purge(below=Seqno(1_000)) == [stats[0].name]
         assert log.first_seqno <= stats[1].last_seqno
+
+
+def test_a_hold_outlives_the_writer() -> None:
+    """B7-19: the ancestor's bound was 0 after each opening, until the last stage had committed again."""
+    disk = SimDisk()
+    clock = ManualClock()
+    with open_log(disk, segment_bytes=1_000) as log:
+        fill(log, 40)
+        hold(PATH, "pipe", log.segments()[1].last_seqno, disk=disk, clock=clock)
+    clock.advance(1_000)
+    with open_log(disk, clock=clock, segment_bytes=1_000, retention_s=1.0) as log:
+        fill(log, 40, start=40)
+        assert log.segments()[0].name == segment_names(disk)[0]
+        assert log.purge(below=Seqno(1_000)) == []
+        assert 0 < log.first_seqno <= 20, "the first segment went by age, the one with the held record stays"
 
 
 def test_retention_goes_by_the_writers_clock_at_rotation() -> None:

@@ -107,6 +107,20 @@ def test_a_read_only_directory_works() -> None:
             disk.read_only = True
 
 
+def test_a_reader_can_neither_append_nor_commit_nor_remove() -> None:
+    """D: testReadonlyNoWrite: it has no such method, whoever holds the lock; and the writer goes on beside it."""
+    disk = SimDisk()
+    with open_log(disk) as log, open_reader(disk) as reader:
+        fill(log, 3)
+        before = everything(disk)
+        changing = {name for name in vars(Log) if not name.startswith("_")} - {name for name in dir(reader)}
+        assert {"append", "commit", "rollback", "purge", "allocate", "transact", "flush_index"} <= changing
+        assert len(contents(reader)) == 3
+        reader.close()
+        assert everything(disk) == before
+        fill(log, 1)
+
+
 def test_the_range_follows_the_writer() -> None:
     disk = SimDisk()
     with open_log(disk) as log, open_reader(disk) as reader:

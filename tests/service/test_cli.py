@@ -246,6 +246,21 @@ def test_capture_once(shop: Shop) -> None:
     assert (done["transactions"], done["log_ends_at"], done["epoch"]) == (0, 5, 2)
 
 
+@pytest.mark.parametrize("checksum", ["true", "false"])
+def test_the_key_of_the_checksums_has_an_effect(
+    checksum: str, shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """conformance B7-7: the ancestor's doChecksum=false in the configuration changed nothing."""
+    file = shop.path / "tranlog.toml"
+    text, count = re.subn(r"^# checksum = true\b", f"checksum = {checksum}", file.read_text(), count=1, flags=re.M)
+    assert count == 1
+    file.write_text(text)
+    shop.write("INSERT INTO item VALUES (1, 'a')")
+    assert shop("capture --once")[0] == 0
+    assert thl.main(["verify"]) == 0
+    assert ("whose bytes nothing proves" in capsys.readouterr().out) == (checksum == "false")
+
+
 def test_capture_of_what_cannot_be_captured(shop: Shop) -> None:
     Path("source.db").unlink()
     code, _, err = shop("capture --once")

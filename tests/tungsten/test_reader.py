@@ -113,6 +113,46 @@ def test_seek_behind_the_end() -> None:
         assert stored is not None and stored.record.seqno == 15
 
 
+def test_seek_inside_the_last_range_and_one_more_is_written() -> None:
+    """D, testSeekAfterFinalFilteredEvent: the range is found, and what was appended since follows it."""
+    disk = on_disk(golden_segments("filtered"))
+    with opened(disk).cursor() as cursor:
+        assert cursor.seek(12) is Seek.FOUND
+        with open_log(disk) as log:
+            log.append(make_event(15))
+        found = [cursor.next() for _ in range(3)]
+    assert [None if one is None else one.record.seqno for one in found] == [10, 15, None]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_ranges_are_read_back_and_found_from_every_seqno(share: float, seed: int) -> None:
+    """D, testLogReadbackWithFiltering, testMultipleLogsFiltered, testSeekFilteredEvent2: many segments, some or all
+    of whose events are filtered ranges."""
+    rng = random.Random(seed)
+    disk = SimDisk()
+    places: list[int] = []
+    holder: dict[int, int] = {}
+    with open_log(disk, segment_bytes=900) as log:
+        seqno = 0
+        for _ in range(60):
+            last = seqno + rng.randrange(6) if rng.random() < share else seqno
+            log.append(make_event(seqno, end=(last, 0)) if last > seqno else make_event(seqno))
+            places.append(seqno)
+            holder |= dict.fromkeys(range(seqno, last + 1), seqno)
+            seqno = last + 1
+    assert len(segments_on(disk)) > 5
+    assert read_places(disk) == [(place, 0) for place in places]
+    reader = opened(disk)
+    assert (reader.first_seqno, reader.last_seqno, reader.next_seqno) == (0, places[-1], seqno)
+    with reader.cursor() as cursor:
+        for asked in rng.sample(sorted(holder), len(holder)):
+            assert cursor.seek(asked) is Seek.FOUND
+            rest = [stored.record.seqno for stored in iter(cursor.next, None)]
+            assert rest == [place for place in places if place >= holder[asked]]
+        assert cursor.seek(seqno) is Seek.NOT_YET
+
+
 def test_seek_before_the_first() -> None:
     """D, testNonexistingSeqno."""
     segments = rotated()
