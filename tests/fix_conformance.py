@@ -1,8 +1,8 @@
 """docs/conformance.md and the run of the tests: what the page names, and whether a run of a whole tier ran it.
 
-`conftest` registers `RanCheck`. Only the process that reports looks, at the end of a whole tier: all of `tests`, nothing
-deselected but by markers, and not stopped on the way. One file, `-k` and the like prove nothing about the page, so there
-it keeps still. Under xdist the reports of all workers come to that process, in whatever order.
+`conftest` registers `RanCheck`. Only the process that reports looks, at the end of a whole tier: all of `tests`,
+nothing deselected but by markers, and not stopped on the way. One file, `-k` and the like prove nothing about the page,
+so there it keeps still. Under xdist the reports of all workers come to that process, in whatever order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_lines(text: str) -> list[Line]:
 
 
 @cache
-def tests_of(path: Path) -> dict[str, frozenset[str]]:
+def defined_in(path: Path) -> dict[str, frozenset[str]]:
     """Return the test functions that a file defines, by name, with their markers: the file's own and each one's."""
 
     def markers(expressions: list[ast.expr]) -> Iterator[str]:
@@ -84,7 +84,7 @@ def markers_of(test: str, root: Path) -> frozenset[str] | None:
     """Return a named test's markers; None if there is no such test."""
     file, _, name = test.partition("::")
     path = root / file
-    return tests_of(path).get(name.partition("[")[0]) if path.is_file() else None
+    return defined_in(path).get(name.partition("[")[0]) if path.is_file() else None
 
 
 def is_of_tier(markers: frozenset[str], expression: str) -> bool:

@@ -269,7 +269,7 @@ def test_a_bucket_with_empty_slots_always_has_an_answer() -> None:
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_cut_ends_at_what_is_known_for_certain(told: bool) -> None:
-    """testTruncateAfterFileOffset: of 10, 15, 20 and 28, what is above 25 goes: up to 20, or to 25 where that is told."""
+    """testTruncateAfterFileOffset: of 10, 15, 20 and 28, above 25 all goes: up to 20, or 25 where that is told."""
     options = IndexOptions(stride=5, max_mappings=1000, max_distance=100_000)
     places = [Place(Seqno(n), lsn(1, 10 + n)) for n in (10, 15, 20, 28)]
     index = SeqnoIndex.rough(Seqno(9), places, Seqno(28), options=options)

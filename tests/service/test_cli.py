@@ -247,9 +247,7 @@ def test_capture_once(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("checksum", ["true", "false"])
-def test_the_key_of_the_checksums_has_an_effect(
-    checksum: str, shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_key_of_the_checksums_has_an_effect(checksum: str, shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     """conformance B7-7: the ancestor's doChecksum=false in the configuration changed nothing."""
     file = shop.path / "tranlog.toml"
     text, count = re.subn(r"^# checksum = true\b", f"checksum = {checksum}", file.read_text(), count=1, flags=re.M)
