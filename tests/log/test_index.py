@@ -265,6 +265,9 @@ def test_a_bucket_with_empty_slots_always_has_an_answer() -> None:
         assert bucket.gte(Seqno(seqno)) == Place(Seqno(above), lsn(1, 10 * above))
     bucket.put(Seqno(5), 50)
     assert bucket.exact(Seqno(5)) == lsn(1, 50), "one that comes late fills its own slot"
+    bucket.cut(Seqno(8))
+    assert (bucket.last, bucket.last_offset) == (5, 50), "the slot of 7 is empty"
+    assert bucket.lte(Seqno(8)) == bucket.gte(Seqno(5)) == Place(Seqno(5), lsn(1, 50))
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -637,6 +640,16 @@ def test_a_scanner_notices_that_its_bucket_was_cut() -> None:
         below = scanner.forward(Seqno(seqno))
         assert below is not None and below.lsn <= entry(seqno, segment=2).lsn
     assert scanner.exact(Seqno(11)) == entry(11, segment=2).lsn
+
+
+def test_a_bucket_that_is_held_is_not_cut_under_its_holder() -> None:
+    """I22: who got it before the cut is answered from what was true then, not from half of a change."""
+    index = index_of(*(entry(n) for n in range(1, 9)))
+    held = index.buckets()[-1]
+    before = (held.first, held.last, held.last_offset, bytes(held.offsets))
+    index.truncate_end(entry(held.first))
+    assert (held.first, held.last, held.last_offset, bytes(held.offsets)) == before
+    assert index.buckets()[-1].last == held.first
 
 
 # --- storing and recovering (C1: MergeTest) --------------------------------------------------------------------
