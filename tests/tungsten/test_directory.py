@@ -149,6 +149,49 @@ def test_a_segment_that_a_crash_left_behind_a_torn_one() -> None:
     assert read_places(disk) == [(0, 0), (1, 0), (2, 0)]
 
 
+def test_a_log_with_no_more_than_a_part_of_a_transaction() -> None:
+    """D, testSimpleFragmentCleanup: it is dropped, and the log is as empty as a new one."""
+    disk = SimDisk()
+    log = open_log(disk)
+    for fragno in range(3):
+        log.append(make_event(0, fragno, last=False))
+    log.commit()
+    disk.kill()
+    assert read_places(disk) == []
+    with open_log(disk) as log:
+        assert log.last_seqno == -1 and log.next_place is None
+        assert [cut.number for cut in log.report.cuts] == [1]
+        log.append(make_event(0))
+    assert read_places(disk) == [(0, 0)]
+
+
+@pytest.mark.parametrize("openings", [1, 3])
+def test_parts_of_transactions_are_dropped_at_each_opening(openings: int) -> None:
+    """D, testComplexFragmentCleanup, testEmptyFileCleanup: also where nothing else stands in the newest segment."""
+    disk = SimDisk()
+    wanted: list[tuple[int, int]] = []
+    for opening in range(openings):
+        log = open_log(disk, segment_bytes=400)
+        start = 0 if log.next_place is None else log.next_place.seqno
+        assert start == 3 * opening
+        for seqno in range(start, start + 3):
+            for fragno in range(4):
+                log.append(make_event(seqno, fragno, last=fragno == 3))
+                wanted.append((seqno, fragno))
+            log.commit()
+        newest = max(segments_on(disk))
+        log.append(make_event(start + 3, 0, last=False))
+        log.append(make_event(start + 3, 1, last=False))
+        log.commit()
+        assert max(segments_on(disk)) == newest + 1, "the part stands alone behind a rotation"
+        disk.kill()
+        assert read_places(disk) == wanted
+        with open_log(disk, segment_bytes=400) as again:
+            assert again.last_seqno == start + 2 and again.next_place == Place(start + 3)
+            assert again.report.cuts != ()
+        assert read_places(disk) == wanted
+
+
 def test_a_header_that_claims_seqnos_of_another_segment() -> None:
     segments = golden_segments("rotated-60")
     segments[7] = encode_file_header(20) + segments[7][FILE_HEADER.size :]

@@ -404,6 +404,9 @@ def test_seek_a_segment() -> None:
         cursor.seek_segment(3)
         stored = cursor.next()
         assert stored is not None and (stored.record.seqno, stored.segment) == (18, segment_name(3))
+        rest = [(one.record.seqno, one.segment) for one in iter(cursor.next, None)]
+        assert [seqno for seqno, segment in rest if segment == segment_name(3)] == list(range(19, 27))
+        assert rest[8:][0] == (27, segment_name(4)), "each says which segment it came from"
         with pytest.raises(SegmentGoneError, match="0000000099"):
             cursor.seek_segment(99)
 
