@@ -142,6 +142,12 @@ def test_every_line_is_proven_set_apart_or_open() -> None:
     assert reasonless == []
 
 
+def test_whatever_is_open_in_the_log_has_its_reason() -> None:
+    """Channels and stages may have lines that nobody has come to; the index and the log may not."""
+    bare = [line.id for line in LINES if line.proof == "open" and "pipeline" not in line.section]
+    assert bare == []
+
+
 def test_every_named_test_exists() -> None:
     missing = [(line.id, test) for line in LINES for test in line.tests if markers_of(test, ROOT) is None]
     assert missing == []
@@ -203,6 +209,10 @@ def run_small(path: Path, *options: str, one: str = "pass", case: int = 2) -> tu
     (path / "tests" / "conftest.py").write_text(CONFTEST.format(path=str(ROOT / "tests")))
     (path / "tests" / "test_a.py").write_text(TESTS.format(one=one, case=case))
     (path / "tests" / "test_b.py").write_text("def test_other(): pass\n")
+    # A folder with a conftest of its own: pytest then looks every plugin up in a set.
+    (path / "tests" / "folder").mkdir()
+    (path / "tests" / "folder" / "conftest.py").touch()
+    (path / "tests" / "folder" / "test_c.py").write_text("def test_deeper(): pass\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *options]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, timeout=100, check=False)
