@@ -6,10 +6,11 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from itertools import pairwise, permutations
+from functools import partial
+from itertools import count, pairwise, permutations
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -32,6 +33,7 @@ from tranlog.testing.traces import entry_of, range_of, replay, traces
 
 TRACES = Path(__file__).parent.parent / "golden" / "index" / "vlsn-traces.jsonl"
 BUILT_FROM = BuiltFrom(epoch=Epoch(3), end=lsn(1, 16))
+Found = TypeVar("Found")
 SMALL = IndexOptions(stride=3, max_mappings=4, max_distance=200)
 
 
@@ -87,11 +89,11 @@ def hold_against(index: SeqnoIndex, entries: dict[int, Entry]) -> None:
 
 def test_the_ancestors_traces_agree() -> None:
     """The 150 traces of the real index: ranges after every operation, lookups by order (conformance, C5)."""
-    count = 0
+    replayed = 0
     for trace in traces(TRACES):
         replay(trace)
-        count += 1
-    assert count == 150
+        replayed += 1
+    assert replayed == 150
 
 
 @pytest.mark.parametrize("harm", ["range", "lookup", "kind"])
@@ -309,9 +311,9 @@ def test_late_entries_over_several_segments(flush_after: int) -> None:
     kinds = {4: "COMMIT", 7: "MATCH"}
     entries = {n: entry(n, segments[n], kind=kinds.get(n, "LN")) for n in segments}
     index, stored = SeqnoIndex(after=Seqno(0), options=IndexOptions(stride=2, max_mappings=3)), dict[int, bytes]()
-    for count, seqno in enumerate((1, 2, 5, 3, 6, 4, 8, 9, 7), 1):
+    for registered, seqno in enumerate((1, 2, 5, 3, 6, 4, 8, 9, 7), 1):
         assert index.register(entries[seqno])
-        if count == flush_after:
+        if registered == flush_after:
             stored_of(index, stored)
     assert index.range == IndexRange(Seqno(1), Seqno(9), Seqno(7), Seqno(4))
     hold_against(index, entries)
@@ -409,6 +411,78 @@ def test_lookups_hold_while_others_register_flush_and_cut() -> None:
         run_threads(look, change, look)
     finally:
         sys.setswitchinterval(before)
+
+
+def between_any_two_lines(look: Callable[[], Found], change: Callable[[], None], at: int) -> tuple[bool, Found]:
+    """Run `look`, and `change` in the middle of it: before its line number `at` in the index; say whether it came."""
+    count, came = 0, False
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count, came
+        if not frame.f_code.co_filename.endswith("log/index.py"):
+            return None
+        if event == "line":
+            if count == at and not came:
+                came = True
+                sys.settrace(None)
+                change()
+                sys.settrace(trace)
+            count += 1
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        found = look()
+    finally:
+        sys.settrace(outer)
+    return came, found
+
+
+@pytest.mark.parametrize("how", ["register", "flush", "front", "end"])
+@pytest.mark.parametrize("size", [1, 4, 13, 20])
+def test_a_change_between_any_two_lines_of_a_lookup(how: str, size: int) -> None:
+    """I22, testSR20726GTESearch, without luck: one change before each single line that each lookup goes through."""
+    true = {n: entry(n, segment=1 + (n - 1) // 10) for n in range(1, size + 3)}
+    kept = {"front": range(min(11, size), size + 3), "end": range(1, max(size - 2, 1) + 1)}.get(how, range(1, size + 3))
+
+    def change(index: SeqnoIndex) -> None:
+        match how:
+            case "register":
+                index.register(true[size + 1])
+                index.register(true[size + 2])
+            case "flush":
+                stored_of(index)
+            case "front" if size > 10:
+                index.truncate_front(Seqno(10), lsn(2, 16))
+            case "end":
+                index.truncate_end(true[kept[-1]])
+
+    def hold(found: Place | Lsn | None, name: str, seqno: Seqno) -> None:
+        match found:
+            case None:
+                assert name == "exact" or seqno not in kept
+            case Place() if name in ("lte", "forward"):
+                assert found.seqno <= seqno and found.lsn <= true[found.seqno].lsn
+            case Place():
+                assert found.seqno >= seqno and found.lsn == true[found.seqno].lsn
+            case _:
+                assert found == true[seqno].lsn
+
+    for seqno in map(Seqno, {1, 2, 3, 10, 11, 12, size - 2, size - 1, size} & set(range(1, size + 1))):
+        for name in ("lte", "gte", "exact", "forward", "backward"):
+            for at in count():
+                index = index_of(*(true[n] for n in range(1, size + 1)))
+                scanner = index.scanner()
+                scanner.forward(Seqno(size))
+                look: Callable[[Seqno], Place | Lsn | None] = getattr(index if hasattr(index, name) else scanner, name)
+                came, found = between_any_two_lines(partial(look, seqno), partial(change, index), at)
+                if not came:
+                    break
+                try:
+                    hold(found, name, seqno)
+                except AssertionError as exc:
+                    raise AssertionError(f"{name}({seqno}), {how} before line {at}: {found}") from exc
 
 
 def test_a_lookup_does_not_walk_over_the_buckets() -> None:

@@ -101,17 +101,29 @@ class Bucket:
     """A run of seqnos inside one segment: an offset for every stride-th one, and for the last.
 
     Seqnos are not stored: slot i stands for first + i * stride. An empty slot was never registered.
+
+    Threads: one that changes it, any number that look up meanwhile.
     """
 
-    __slots__ = ("first", "last", "last_offset", "offsets", "segment", "stride")
+    __slots__ = ("first", "offsets", "segment", "stride", "tail")
 
     def __init__(self, segment: int, first: Seqno, offset: int, stride: int) -> None:
         self.segment = segment
         self.first = first
         self.stride = stride
         self.offsets = array("I", (offset,))
-        self.last = first
-        self.last_offset = offset
+        self.tail = (first, offset)
+        """The last seqno and its offset: one object, so that nobody reads half of a change."""
+
+    @property
+    def last(self) -> Seqno:
+        """The last seqno."""
+        return self.tail[0]
+
+    @property
+    def last_offset(self) -> int:
+        """Where the last seqno stands."""
+        return self.tail[1]
 
     def accepts(self, seqno: Seqno, position: Lsn, options: IndexOptions) -> bool:
         """Whether a seqno behind the last one still belongs here."""
@@ -126,21 +138,21 @@ class Bucket:
         """Take a mapping: a later one extends the bucket, an earlier one may fill its own slot."""
         slot, rest = divmod(seqno - self.first, self.stride)
         offsets = self.offsets
+        last = self.tail[0]
         if rest == 0:
             if slot < len(offsets):
                 offsets[slot] = offset
-            elif seqno > self.last:
+            elif seqno > last:
                 offsets.extend((_NO_OFFSET,) * (slot - len(offsets)))
                 offsets.append(offset)
-        if seqno > self.last:
-            # The offset first: who reads in between finds the older seqno before the newer place, never behind it.
-            self.last_offset = offset
-            self.last = seqno
+        if seqno > last:
+            self.tail = (seqno, offset)
 
     def exact(self, seqno: Seqno) -> Lsn | None:
         """Return where a seqno stands, if that is mapped."""
-        if seqno == self.last:
-            return lsn(self.segment, self.last_offset)
+        last, last_offset = self.tail
+        if seqno == last:
+            return lsn(self.segment, last_offset)
         slot, rest = divmod(seqno - self.first, self.stride)
         if rest or not 0 <= slot < len(self.offsets) or self.offsets[slot] == _NO_OFFSET:
             return None
@@ -148,9 +160,9 @@ class Bucket:
 
     def lte(self, seqno: Seqno) -> Place:
         """Return the nearest mapping at or below a seqno that is not below the first."""
-        last = self.last
+        last, last_offset = self.tail
         if seqno >= last:
-            return Place(last, lsn(self.segment, self.last_offset))
+            return Place(last, lsn(self.segment, last_offset))
         offsets = self.offsets
         slot = min((seqno - self.first) // self.stride, len(offsets) - 1)
         while offsets[slot] == _NO_OFFSET:
@@ -159,13 +171,14 @@ class Bucket:
 
     def gte(self, seqno: Seqno) -> Place:
         """Return the nearest mapping at or above a seqno that is not above the last."""
+        last, last_offset = self.tail
         offsets = self.offsets
         slot = max(-(-(seqno - self.first) // self.stride), 0)
         while slot < len(offsets) and offsets[slot] == _NO_OFFSET:
             slot += 1
         if slot < len(offsets):
             return Place(Seqno(self.first + slot * self.stride), lsn(self.segment, offsets[slot]))
-        return Place(self.last, lsn(self.segment, self.last_offset))
+        return Place(last, lsn(self.segment, last_offset))
 
     def cut(self, last: Seqno) -> None:
         """Forget what is above `last`, which is not below the first; the greatest mapping left is the last."""
@@ -175,8 +188,7 @@ class Bucket:
         del offsets[(last - self.first) // self.stride + 1 :]
         while offsets[-1] == _NO_OFFSET:
             offsets.pop()
-        self.last = Seqno(self.first + (len(offsets) - 1) * self.stride)
-        self.last_offset = offsets[-1]
+        self.tail = (Seqno(self.first + (len(offsets) - 1) * self.stride), offsets[-1])
 
 
 class _Row:
@@ -211,7 +223,7 @@ class SeqnoIndex:
         self._prefix = after
         self._waiting: dict[Seqno, Entry] = {}
         self._sync_tail: list[Seqno] = []  # sync points of the prefix behind its last transaction end
-        self._front: Lsn | None = None  # where the first segment begins, once one was purged
+        self._front: Place | None = None  # the range's first seqno and where its segment begins, once one was purged
         self._dirty: set[Seqno] = set()
         self._dropped: set[Seqno] = set()
         self._range_dirty = False
@@ -370,7 +382,7 @@ class SeqnoIndex:
         if place is not None:
             return place
         front = self._front
-        return None if front is None else Place(covered.first, front)
+        return None if front is None or seqno < front.seqno else front
 
     def gte(self, seqno: Seqno) -> Place | None:
         """Return the nearest known place at or above `seqno`; None outside the range. Scan backward from there."""
@@ -495,7 +507,8 @@ class SeqnoIndex:
             facts.last_txn_end if facts.last_txn_end >= first else NO_SEQNO,
         )
         del self._sync_tail[: bisect_left(self._sync_tail, first)]
-        self._front = front
+        # Before the range: who sees the new range finds the new front.
+        self._front = Place(first, front)
         self._range_dirty = True
         self._publish()
         row = self._row
@@ -573,7 +586,7 @@ class SeqnoIndex:
         if facts.first != NO_SEQNO and (not buckets or buckets[-1].last != facts.last):
             raise IndexDamagedError(why=f"no bucket ends at the range's last seqno, {facts.last}")
         index._facts = index.range = facts
-        index._front = front
+        index._front = None if front is None else Place(facts.first, front)
         index._sync_tail = sync_tail
         index._row = _Row(buckets)
         return index, built_from
@@ -661,7 +674,7 @@ class Scanner:
 def _copy(bucket: Bucket) -> Bucket:
     same = Bucket(bucket.segment, bucket.first, bucket.offsets[0], bucket.stride)
     same.offsets = bucket.offsets[:]
-    same.last, same.last_offset = bucket.last, bucket.last_offset
+    same.tail = bucket.tail
     return same
 
 
@@ -824,12 +837,12 @@ def decode_bucket(first: int, raw: bytes) -> Bucket:
         raise IndexDamagedError(why=f"{what} maps what it does not hold")
     bucket = Bucket(segment, Seqno(first), offsets[0], stride)
     bucket.offsets = offsets
-    bucket.last, bucket.last_offset = Seqno(last), last_offset
+    bucket.tail = (Seqno(last), last_offset)
     return bucket
 
 
 def _encode_range(
-    facts: IndexRange, prefix: Seqno, front: Lsn | None, sync_tail: list[Seqno], built_from: BuiltFrom
+    facts: IndexRange, prefix: Seqno, front: Place | None, sync_tail: list[Seqno], built_from: BuiltFrom
 ) -> bytes:
     head = _RANGE.pack(
         _VERSION,
@@ -838,7 +851,7 @@ def _encode_range(
         facts.last_sync,
         facts.last_txn_end,
         prefix,
-        0 if front is None else front,
+        0 if front is None else front.lsn,
         built_from.epoch,
         built_from.end,
         len(sync_tail),
