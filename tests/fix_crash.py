@@ -135,8 +135,10 @@ class Life:
     def purge(self) -> None:
         below = self.rng.randrange(self.log.visible_seqno + 1)
         self.ledger.may_go_below = max(self.ledger.may_go_below, below)
+        wanted = max(below, self.log.first_seqno)  # what is gone already it comes too late for
+        self.held = max(self.held, wanted)  # a hold whose writing fails may be there all the same
         hold(PATH, "pipe", Seqno(below), disk=self.disk, clock=self.clock)
-        self.held = max(below, self.log.first_seqno)  # what is gone already it comes too late for
+        self.held = wanted
         self.log.purge(below=Seqno(below))
 
     def close(self) -> None:

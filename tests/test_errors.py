@@ -26,6 +26,8 @@ EXAMPLES: dict[str, Any] = {
     "int": 4711,
     "int | None": 4711,
     "str": "some text",
+    "str | None": "some text",
+    "tuple[str, ...]": ("one name", "another"),
     "object": ["a", 1],
     "Gtid": Gtid(Epoch(3), Seqno(4711)),
 }
@@ -50,6 +52,8 @@ def example(kind: type[TranlogError]) -> TranlogError:
 
 
 def shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
     return str(value) if not isinstance(value, list) else repr(value)
 
 

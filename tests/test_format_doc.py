@@ -24,7 +24,7 @@ from tranlog import payload
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
 from tranlog.log import format as log_format
-from tranlog.log import index, index_table, positions, segment
+from tranlog.log import index, index_table, positions, purge_notes, segment
 from tranlog.log.log import Log
 from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
 from tranlog.service import clearing
@@ -139,7 +139,7 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    homes = (log_format, positions, segment, clearing, index_table)
+    homes = (log_format, positions, segment, clearing, index_table, purge_notes)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
         assert name.strip("`").startswith(value)

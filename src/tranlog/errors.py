@@ -8,9 +8,18 @@ Spark carries them from a task to the driver. Which exit code an error gets is d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tranlog.ids import Gtid
+
+
+def _utc_text(ms: int) -> str:
+    """Return ms since 1970 as `2011-07-01 15:15:17`; as the number where the calendar ends."""
+    try:
+        return f"{datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms):%Y-%m-%d %H:%M:%S}"
+    except OverflowError:
+        return f"{ms} ms since 1970,"
 
 
 def _rebuild(kind: type[TranlogError], args: tuple[Any, ...], fields: dict[str, Any]) -> TranlogError:
@@ -79,14 +88,30 @@ class LogUnreadableError(LogError):
 
 @dataclass(eq=False, kw_only=True)
 class LogCodecError(LogError):
-    """The directory holds a log in the Tungsten replicator's own codec."""
+    """A segment is in the Tungsten replicator's own codec: the whole log, or, mixed in, a part of it."""
 
     path: str
+    segment: str
 
     def __str__(self) -> str:
         return (
-            f"the log at {self.path} was written by the Tungsten replicator, in its own format; this release reads and "
-            "writes native logs only. Nothing was changed; name another directory"
+            f"{self.segment} of the log at {self.path} was written by the Tungsten replicator, in its own format; this "
+            "release reads and writes native logs only, and no log is both. Nothing was changed; name another directory"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class LogVersionError(LogError):
+    """A segment was written by a release whose format this one does not know."""
+
+    path: str
+    segment: str
+    version: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.segment} of the log at {self.path} has format version {self.version}, which is newer than 1.1, the "
+            "one that this release knows. Nothing was changed. Use the release that wrote it"
         )
 
 
@@ -113,13 +138,40 @@ class SegmentGoneError(LogError):
 
 @dataclass(eq=False, kw_only=True)
 class PurgedError(LogError):
-    """The wanted seqno lies before the first one that the log still holds."""
+    """The wanted seqno lies before the first one that the log still holds.
+
+    As far as the log has kept it: `limit` is the rule or the command that gave it up, with everything up to `up_to`,
+    at `at_ms` (ms since 1970); `passed` are the holds that it did not wait for. None and empty: nothing is known.
+    """
 
     seqno: int
     first: int
+    limit: str | None = None
+    up_to: int | None = None
+    at_ms: int | None = None
+    passed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"seqno {self.seqno} is purged: the log starts at {self.first}. Start from there, or from a new snapshot"
+        text = f"seqno {self.seqno} is purged: the log starts at {self.first}"
+        if self.limit is not None:
+            when = "" if self.at_ms is None else f" at {_utc_text(self.at_ms)} UTC"
+            text += f". {self.limit} gave up everything to seqno {self.up_to}{when}"
+            if self.passed:
+                text += f", although {', '.join(self.passed)} still needed it"
+        return f"{text}. Start from there, or from a new snapshot"
+
+
+@dataclass(eq=False, kw_only=True)
+class SegmentEmptyError(LogError):
+    """No segment can be started behind one that holds no transaction."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return (
+            f"no segment was added: {self.path} is the newest one and holds no transaction yet. Nothing was changed; "
+            "start one after the next transaction"
+        )
 
 
 @dataclass(eq=False, kw_only=True)

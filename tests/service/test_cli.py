@@ -32,6 +32,7 @@ PROGRAM = Path(sys.executable).with_name("tranlog")
 COMMANDS = (
     *("", "init", "capture", "apply", "run", "status", "verify", "reset"),
     *("tables", "tables create", "position", "position get", "position set", "position reset"),
+    *("log", "log segments", "log info", "log add", "log trim"),
 )
 
 
@@ -92,7 +93,7 @@ def test_every_command_explains_itself_with_an_example(command: str, capsys: pyt
     assert "Example:\n    tranlog " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in ("", "tables", "position")])
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one not in ("", "tables", "position", "log")])
 def test_every_command_speaks_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*command.split(), "--help"]) == 0
     assert "--json" in capsys.readouterr().out
@@ -104,6 +105,7 @@ def test_every_command_speaks_json(command: str, capsys: pytest.CaptureFixture[s
         ("", "Usage: tranlog"),
         ("tables", "Usage: tranlog tables"),
         ("position", "Usage: tranlog position"),
+        ("log", "Usage: tranlog log"),
         ("aply", "no such command 'aply'"),
         ("apply --untill now", "no such option: --untill, perhaps --until"),
         ("apply --until soon", "--until: 'soon' is neither a seqno nor the word now"),

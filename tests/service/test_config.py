@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tranlog.errors import ConfigError
-from tranlog.service.config import Section, find_file, find_log, read_toml
+from tranlog.log.options import LogOptions
+from tranlog.service.config import Section, find_file, find_log, load, read_toml
 
 
 class Sync(enum.StrEnum):
@@ -128,3 +129,96 @@ def test_which_file_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert find_log(conf=None, service=None, directory="three") == "three"
     with pytest.raises(ConfigError, match="stands alone"):
         find_log(conf=None, service="mart", directory="three")
+
+
+# --- the properties of the THL document: issue 5, item 7 ---
+
+ENDS = '[source]\nkind = "sqlite"\npath = "s.db"\n[target]\n'
+SQLITE = 'kind = "sqlite"\npath = "t.db"\n'
+
+
+def written(tmp_path: Path, log: str, target: str = SQLITE) -> str:
+    file = tmp_path / "tranlog.toml"
+    file.write_text(f"[log]\n{log}\n{ENDS}{target}")
+    return str(file)
+
+
+def test_the_ancestors_names_are_other_names_of_ours(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        'logDir = "thl"\nlogFileSize = 50000000\nlogFileRetention = "7d"\nretention_s = "6d 24h"\ndoCheckSum = true\n'
+        'bufferSize = 131072\nbuffer_bytes = "128KiB"\nflushIntervalMillis = 500\nfsyncOnFlush = false\n',
+    )
+    config = load(file, environ={})
+    assert config.log_dir == str(tmp_path / "thl")
+    assert config.log == LogOptions(
+        segment_bytes=50_000_000,
+        retention_s=604_800,
+        buffer_bytes=131_072,
+        flush_interval_s=0.5,
+        sync_on_flush=False,
+    )
+    assert find_log(conf=file, service=None, directory=None) == str(tmp_path / "thl")
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ('dir = "a"\nlogDir = "b"', "log.logDir = 'b': dir = '"),
+        (
+            'dir = "a"\nretention_s = "6d"\nlogFileRetention = "7d"',
+            "log.logFileRetention = 604800.0: retention_s = 518400",
+        ),
+        ('dir = "a"\nlogFileRetention = "7 days"', "log.logFileRetention = '7 days': an interval reads"),
+        ('dir = "a"\nlogConnectionTimeout = 600', "log.logConnectionTimeout = 600: a reader holds one file"),
+        ('dir = "a"\nresetPeriod = 1', "log.resetPeriod = 1: it is about Java's object streams"),
+        ('dir = "a"\nURL = "jdbc:mysql://x"', "log.URL = '(hidden)': positions are kept at the target"),
+        ('dir = "a"\nuser = "root"', "log.user = 'root': positions are kept at the target"),
+        ('dir = "a"\npassword = "root"', "log.password = '(hidden)': positions are kept at the target"),
+        (
+            'dir = "a"\nfsyncOnFlush = false',
+            "False: without flush_interval_s the only flush is a commit",
+        ),
+        ('dir = "a"\nlogFileSise = 5', "log.logFileSise = 5: unknown key"),
+        ('dir = "a"\nretention_s = "7d 5 stones"', "log.retention_s = '7d 5 stones': a number, or one with a unit"),
+        (
+            'dir = "a"\nhard_retention_s = 5\nretention_s = 6',
+            "hard_retention_s = 5.0: it is below retention_s = 6.0",
+        ),
+        ('dir = "a"\nretention_bytes = 0', "log.retention_bytes = 0: it is below 1"),
+    ],
+)
+def test_a_property_that_cannot_be(log: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(written(tmp_path, log), environ={})
+    assert told in str(raised.value)
+
+
+def test_the_catalogs_url_and_user_are_the_targets(tmp_path: Path) -> None:
+    """thl-internals: "URL of DBMS and schema where replication service catalog tables are stored"."""
+    url = 'kind = "postgres"\nURL = "jdbc:postgresql://127.0.0.1:5432/shop"\nuser = "till"\npassword = "secret"\n'
+    config = load(written(tmp_path, 'dir = "log"', url), environ={})
+    assert config.target is not None
+    assert set(config.target.dsn.split()) == {
+        "user=till",
+        "password=secret",
+        "host=127.0.0.1",
+        "port=5432",
+        "dbname=shop",
+    }
+    config = load(written(tmp_path, 'dir = "log"', 'kind = "sqlite"\nURL = "jdbc:sqlite:t.db"\n'), environ={})
+    assert config.target is not None and config.target.path == str(tmp_path / "t.db")
+    dsn = 'kind = "postgres"\ndsn = "postgresql://till@127.0.0.1/shop"\n'
+    for target, told in (
+        (
+            f'{dsn}URL = "jdbc:postgresql://elsewhere/shop"\n',
+            "'(hidden)': dsn stands beside it and says otherwise",
+        ),
+        (f'{dsn}user = "root"\n', "user = 'root': the dsn names the user 'till'"),
+        ('kind = "postgres"\nURL = "jdbc:mysql://x"\n', "URL = '(hidden)': it begins with jdbc:postgresql://"),
+        (f'{SQLITE}user = "root"\n', "user = 'root': a sqlite target has none"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            load(written(tmp_path, 'dir = "log"', target), environ={})
+        assert told in str(raised.value)
+    assert load(written(tmp_path, 'dir = "log"', f'{dsn}user = "till"\n'), environ={}).target is not None

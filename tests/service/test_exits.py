@@ -23,6 +23,8 @@ SAMPLES: dict[object, object] = {
     int: 7,
     str: "text",
     int | None: None,
+    str | None: None,
+    tuple[str, ...]: ("a name",),
     object: "value",
     Gtid: Gtid(Epoch(1), Seqno(15)),
 }

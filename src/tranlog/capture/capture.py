@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_BATCH_S = 2.0
 """A disk that stood still for a minute is no reason to show nothing for another."""
+_EXPIRE_EVERY_S = 60.0
+"""How often the log is asked to close and give up what is old enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +112,12 @@ class Capture:
         """
         stop = self._stop if stop is None else stop
         self._begin()
+        looked = self._clock.monotonic()
         while not (stop.is_set() or self._stop.is_set()):
             self._take(self._source.read(self._options.poll_s), stop)
+            if self._clock.monotonic() - looked >= _EXPIRE_EVERY_S:  # also while nothing comes
+                looked = self._clock.monotonic()
+                self._log.expire()
         return self._status
 
     def catch_up(self, *, wait_s: float = 0.0) -> CaptureStatus:

@@ -21,7 +21,6 @@ from tranlog.errors import (
     LogError,
     LogUnreadableError,
     PayloadError,
-    PurgedError,
 )
 from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment, lsn_text
 from tranlog.log.format import (
@@ -215,9 +214,8 @@ class Cursor:
         """
         self._check_open()
         segments = self._view.segments
-        first = segments.first_seqno()
-        if seqno < first:
-            raise PurgedError(seqno=seqno, first=first)
+        if seqno < segments.first_seqno():
+            raise segments.purged(seqno)
         if not (self._reader is not None and self._expect <= seqno and seqno - self._expect < 64):
             self._leave()
         self._last = self._passed = None
@@ -432,7 +430,7 @@ class Cursor:
         segments = self._view.segments
         place = segments.locate(wanted)
         if place is None:
-            raise PurgedError(seqno=wanted, first=segments.first_seqno())
+            raise segments.purged(wanted)
         self._offset = lsn_offset(place.lsn)
         self._expect = place.seqno
         self._open(lsn_segment(place.lsn), wanted)

@@ -302,6 +302,18 @@ def parse_header(raw: bytes) -> SegmentHeader | Partial | Impossible:
     return SegmentHeader(Seqno(prev_seqno))
 
 
+def newer_version(raw: bytes) -> str | None:
+    """Return the version of a segment header that a later release wrote, `2.1`; None for any other header.
+
+    A major version that is one wrong bit away from ours counts as damage: it is named as such, and can be repaired.
+    """
+    if len(raw) < HEADER.size:
+        return None
+    magic, major, minor, _ = HEADER.unpack_from(raw)
+    newer = magic == MAGIC_NUMBER and major > MAJOR_VERSION and (major ^ MAJOR_VERSION).bit_count() > 1
+    return f"{major}.{minor}" if newer else None
+
+
 def is_tungsten(raw: bytes) -> bool:
     """Whether a segment that begins with `raw`, header and first record's start, is in the Tungsten codec.
 

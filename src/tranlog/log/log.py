@@ -23,13 +23,16 @@ from tranlog.errors import (
     DiskFullError,
     LogClosedError,
     LogError,
+    LogMissingError,
     PurgeFailedError,
     RecordLimitError,
     RollbackError,
+    SegmentEmptyError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
 from tranlog.log.allocation import Allocation, empty_transaction, padding_for, size_of
 from tranlog.log.cursor import Cursor
+from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
     HEADER,
     RecordHeader,
@@ -58,12 +61,14 @@ from tranlog.log.positions import (
     read_holds,
 )
 from tranlog.log.prefix import Extent
+from tranlog.log.purging import limits_of
 from tranlog.log.reader import LogReader
-from tranlog.log.retention import SegmentAge
+from tranlog.log.retention import Limit, PurgePlan, Retained, UpToSeqno, rotation_due
 from tranlog.log.rollback import refusal
 from tranlog.log.segment import (
     SegmentStat,
     join,
+    list_segments,
 )
 
 logger = logging.getLogger(__name__)
@@ -96,6 +101,41 @@ class Log(LogEnd):
         records: it begins behind that position, in a higher epoch. Raises LogLockedError, CorruptRecordError,
         LogMissingError, LogUnreadableError, LogCodecError, DiskFullError, DiskFailedError, ConfigError.
         """
+        return cls._open(
+            path, source_id=source_id, options=options, disk=disk, clock=clock, start_after=start_after, begin=True
+        )
+
+    @classmethod
+    def open_for_upkeep(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        options: LogOptions | None = None,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+    ) -> Log:
+        """Take the lock and mend what a crash left, as `open`, but begin no epoch: for segments, not for transactions.
+
+        What may be asked of it is `add_segment`, `trim`, `purge`, `segments`, `status`, and `close`. Raises as `open`,
+        and LogMissingError where there is no segment: none is created.
+        """
+        directory = os.fspath(path).rstrip("/") or "/"
+        if not list_segments(directory, OsDisk() if disk is None else disk):
+            raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
+        return cls._open(path, source_id="", options=options, disk=disk, clock=clock, start_after=None, begin=False)
+
+    @classmethod
+    def _open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        source_id: str,
+        options: LogOptions | None,
+        disk: Disk | None,
+        clock: Clock | None,
+        start_after: Gtid | None,
+        begin: bool,
+    ) -> Log:
         options = LogOptions() if options is None else options
         options.check()
         disk = OsDisk() if disk is None else disk
@@ -106,7 +146,7 @@ class Log(LogEnd):
             lock_file = take_lock(directory, disk)
             log = cls(directory, source_id=source_id, options=options, disk=disk, clock=clock, lock_file=lock_file)
             try:
-                log._recover(start_after)
+                log._recover(start_after, begin)
             except BaseException:
                 log._let_go()
                 raise
@@ -114,11 +154,12 @@ class Log(LogEnd):
             raise storage_error(exc, directory) from exc
         return log
 
-    def _recover(self, start_after: Gtid | None) -> None:
+    def _recover(self, start_after: Gtid | None, begin: bool) -> None:
         opened = open_newest(self._path, self._disk, self._segments, start_after=start_after)
         self.recovered = opened.report
         self._file = opened.file
         self._number = opened.number
+        self._begun_at = self._segments.begun_and_size(opened.number)[0]
         self._flushed_end = opened.end
         self._next_seqno = Seqno(opened.last_seqno + 1)
         self._last = self._appended = self._visible = self._durable = opened.last_seqno
@@ -127,9 +168,18 @@ class Log(LogEnd):
         if opened.last_header is not None and opened.last_first_lsn is not None:
             self._visible_ids = self._last_ids = (opened.last_header.source_id, opened.last_header.event_id)
             self._visible_start = opened.last_first_lsn
-        self._epoch = opened.epoch
+        self._epoch = opened.epoch if begin else Epoch(opened.epoch - 1)
         self._segments.adopt_index(opened.index)
         self._positions = PositionsFile(self._path, self._disk)
+        self._upkeep_only = not begin
+        if not begin:
+            return
+        if self._options.flush_interval_s:
+            self._flushing = Flushing(
+                lambda: self.commit(sync=self._options.sync_on_flush),
+                interval_s=self._options.flush_interval_s,
+                name=self._path,
+            )
         noop = empty_transaction(self._visible_ids, max(self._clock.now_ms(), 0))
         with self._lock:
             # Only after the sync is there anything to see of the new epoch.
@@ -137,6 +187,8 @@ class Log(LogEnd):
             self._flush()
             self._sync_now()
             self._publish()
+        if self._flushing is not None:
+            self._flushing.start()
 
     # --- what it holds -------------------------------------------------------------------------------
 
@@ -192,6 +244,7 @@ class Log(LogEnd):
 
     def _await_turn(self, me: int) -> None:
         """Return when this thread may give out the next place, in a segment that has room for it."""
+        assert not self._upkeep_only, "this log was opened for upkeep, and has no epoch to append in"
         while True:
             if self._stopped is not None or self._refused:
                 self._check(me)
@@ -201,13 +254,26 @@ class Log(LogEnd):
                 if self._owner == me:
                     return
                 self._changed.wait()
-            elif self._flushed_end + len(self._pending) < self._options.segment_bytes:
+            elif self._flushed_end + len(self._pending) < self._options.segment_bytes and not (
+                self._sync_due and self._is_due()
+            ):
                 return
             elif self._syncing or self._prefix.unfinished():
                 self._changed.wait()
             else:
                 self._rotate()
                 return
+
+    def _is_due(self) -> bool:
+        """Whether the newest segment holds something and is old enough to be closed."""
+        return self._newest_holds() and rotation_due(
+            begun_at=self._begun_at, now_ms=self._clock.now_ms(), retention_s=self._options.retention_s
+        )
+
+    def _newest_holds(self) -> bool:
+        """Whether a transaction lives in the newest segment."""
+        after = self._segments.prev_seqno(self._number)
+        return after is not None and self._last > after
 
     def allocate(self, fragments: Sequence[Fragment]) -> Allocation:
         """Give a whole transaction its seqno and its place; its bytes are written later, outside the lock.
@@ -303,15 +369,18 @@ class Log(LogEnd):
         self._segments.adopt(self._number, self._visible)
         self._write_positions()
         self._store_index()
-        if self._options.retention_s is not None:
-            try:
-                self._purge(None)
-            except (OSError, LogError) as exc:
-                if self._stopped is not None:
-                    raise
-                logger.warning("Retention could not remove segments. path=%s why=%s", self._path, exc)
+        self._retain()
 
-    def _begin_segment(self, first_records: bytes = b"") -> None:
+    def _retain(self) -> None:
+        """Give up what the options say; an error of the disk stops nobody."""
+        try:
+            self._purge(limits_of(self._options))
+        except (OSError, LogError) as exc:
+            if self._stopped is not None:
+                raise
+            logger.warning("Retention could not remove segments. path=%s why=%s", self._path, exc)
+
+    def _begin_segment(self, first_records: bytes = b"", begun_at: int | None = None) -> None:
         """End the newest segment, durable; create the next one, durable with its first records."""
         assert self._file is not None
         end = self._flushed_end
@@ -341,6 +410,7 @@ class Log(LogEnd):
         self._file.close()
         self._file = file
         self._number = number
+        self._begun_at = begun_at
         self._flushed_end = self._durable_end = self._visible_end = HEADER.size + len(first_records)
         logger.debug("Rotated. from=%s to=%s", segment_name(old), segment_name(number))
 
@@ -376,7 +446,8 @@ class Log(LogEnd):
                 return None
             self._flush()  # a sync record may be left of a transaction that was given up
             number = self._number + 1
-            proof = encode_sync(lsn(self._number, self._flushed_end), self._clock.now_ms())
+            stamp = self._clock.now_ms()
+            proof = encode_sync(lsn(self._number, self._flushed_end), stamp)
             mark = RollbackMark(
                 epoch=Epoch(self._epoch + 1),
                 matchpoint_epoch=header.epoch,
@@ -387,7 +458,7 @@ class Log(LogEnd):
                 last_seqno=self._visible,
                 written_at=max(self._clock.now_ms(), 0),
             )
-            self._begin_segment(proof + encode_mark(mark))
+            self._begin_segment(proof + encode_mark(mark), stamp)
             self._go_back(mark, header)
             return mark
 
@@ -458,29 +529,90 @@ class Log(LogEnd):
         except OSError as exc:
             logger.warning("The index could not be stored. path=%s why=%s", self._path, exc)
 
+    def add_segment(self) -> str:
+        """Close the newest segment, durable with everything complete in it, and start the next; return its name.
+
+        So that what is in it can be trimmed as soon as there is something behind it. Raises SegmentEmptyError where
+        the newest one holds nothing (nothing was changed), as `append`, and LogLockedError.
+        """
+        me = get_ident()
+        with self._lock:
+            self._await_quiet(me)
+            self._flush()
+            self._publish()
+            if not self._newest_holds():
+                raise SegmentEmptyError(path=join(self._path, segment_name(self._number)))
+            self._rotate()
+            return segment_name(self._number)
+
+    def _await_quiet(self, me: int) -> None:
+        """Return when nothing is open, unfinished or being synced, so that a segment may end here."""
+        while True:
+            if self._stopped is not None or self._refused:
+                self._check(me)
+            assert self._owner != me or not self._fragno, "this thread's transaction of several fragments is open"
+            if not (self._draining or self._fragno or self._syncing or self._prefix.unfinished()):
+                return
+            self._changed.wait()
+
+    def expire(self) -> list[str]:
+        """Do what age asks for: close the newest segment if it is due, give up old ones; return the names of those.
+
+        Whoever writes without end needs no call: each append looks for itself. For a writer that may be idle, now and
+        then. Removing that fails is a warning, and tried again the next time. Raises as `append`.
+        """
+        with self._lock:
+            self._await_quiet(get_ident())
+            before = [number for number, _ in self._segments.row()]
+            if self._is_due():
+                self._rotate()
+            else:
+                self._retain()
+            left = self._segments.row()[0][0]
+            return [segment_name(number) for number in before if number < left]
+
     def purge(self, *, below: Seqno | None = None) -> list[str]:
         """Remove whole segments from the front; return their names.
 
-        With `below`: those that hold nothing but transactions below it; without: those that retention gives up.
-        The newest two stay, and whatever a hold needs. What could not be removed goes first the next time. Raises
-        HoldError, PurgeFailedError, LogClosedError, DiskFailedError.
+        With `below`: those that hold nothing but transactions below it; without: those that the options give up.
+        The newest stays and the one with the last durable transaction, and whatever a hold needs. What could not be
+        removed goes first the next time. Raises HoldError, PurgeFailedError, LogClosedError, DiskFailedError.
         """
+        limits = limits_of(self._options) if below is None else [UpToSeqno(seqno=Seqno(below - 1))]
+        return self._purge_now(limits, carry_out=True)[0]
+
+    def trim(self, limit: Limit, *, dry_run: bool = False) -> PurgePlan:
+        """Remove whole segments from the front by one limit, bounds inclusive; return what went, and what stayed why.
+
+        With `dry_run` nothing goes. Raises as `purge`.
+        """
+        return self._purge_now([limit], carry_out=not dry_run)[1]
+
+    def _purge_now(self, limits: Sequence[Limit], *, carry_out: bool) -> tuple[list[str], PurgePlan]:
         with self._lock:
             if self._stopped is not None:
                 self._check(get_ident())
             try:
-                return self._purge(below)
+                if not carry_out:
+                    return [], self._plan_purge(limits)
+                return self._purge(limits)
             except OSError as exc:
                 raise PurgeFailedError(path=self._path, why=exc.strerror or str(exc)) from exc
 
-    def _purge(self, below: Seqno | None) -> list[str]:
-        newest = SegmentAge(number=self._number, last_seqno=self._visible, ended_at=None)
-        gone = self._purging.choose(newest, below=below, now_ms=self._clock.now_ms(), options=self._options)
-        if gone:  # range first, so that no reader starts in what will go
-            self._segments.drop_front(gone[-1] + 1)
+    def _plan_purge(self, limits: Sequence[Limit]) -> PurgePlan:
+        newest = Retained(
+            number=self._number, last_seqno=self._visible, begun_at=self._begun_at, bytes=self._flushed_end
+        )
+        return self._purging.choose(newest, durable=self._durable, limits=limits, now_ms=self._clock.now_ms())
+
+    def _purge(self, limits: Sequence[Limit]) -> tuple[list[str], PurgePlan]:
+        plan = self._plan_purge(limits)
+        if plan.gone:  # range first, so that no reader starts in what will go
+            self._purging.note(plan, now_ms=self._clock.now_ms())
+            self._segments.drop_front(plan.gone[-1] + 1)
             self._write_positions()
             self._store_index()
-        return self._purging.remove(gone)
+        return self._purging.remove(plan.gone), plan
 
     # --- reading, and the end ------------------------------------------------------------------------
 
@@ -493,6 +625,15 @@ class Log(LogEnd):
 
         An open transaction is forgotten. Raises DiskFullError, DiskFailedError, LogLockedError; let go is then, too.
         """
+        if self._flushing is not None:
+            self._flushing.stop()
+        try:
+            self._close()
+        finally:
+            if self._flushing is not None:
+                self._flushing.join()
+
+    def _close(self) -> None:
         with self._lock:
             if self._closed:
                 return

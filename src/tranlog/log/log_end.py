@@ -28,7 +28,9 @@ from tranlog.errors import (
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno, lsn
 from tranlog.log.allocation import Allocation
+from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
+    HEADER,
     encode_event,
     encode_sync,
     segment_name,
@@ -92,9 +94,12 @@ class LogEnd:
         self._syncs = 0
         self._stopped: LogError | None = None
         self._closed = False
+        self._flushing: Flushing | None = None
+        self._upkeep_only = False
         # the newest segment
         self._file: DiskFile | None = None
         self._number = 0
+        self._begun_at: int | None = None  # its first sync record's stamp
         self._flushed_end = 0  # everything before it is written, or allocated to somebody who will
         self._pending = bytearray()  # what belongs at _flushed_end
         self._buffered = Extent(Seqno(0))  # the complete transactions in it
@@ -217,7 +222,10 @@ class LogEnd:
     def _prove_before_next(self) -> None:
         """Put a sync record before the next record, if a sync has completed since the last one."""
         if self._sync_due:
-            self._pending += encode_sync(lsn(self._number, self._durable_end), self._clock.now_ms())
+            stamp = self._clock.now_ms()
+            if self._begun_at is None:
+                self._begun_at = stamp
+            self._pending += encode_sync(lsn(self._number, self._durable_end), stamp)
             self._sync_due = False
 
     def begin_write(self, extent: Extent) -> DiskFile:
@@ -459,6 +467,8 @@ class LogEnd:
         assert self._file is not None
         self._pending.clear()
         self._recent.forget()
+        if end <= HEADER.size:
+            self._begun_at = None
         self._file.truncate(end)
         self._file.sync()
         self._flushed_end = end

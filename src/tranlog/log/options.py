@@ -11,6 +11,8 @@ from tranlog.errors import ConfigError
 from tranlog.ids import Epoch, Seqno
 from tranlog.log.format import HEADER_LENGTH_MAX, SEGMENT_BYTES_MAX
 
+_FLUSH_INTERVAL_S_MAX = 3_600
+_RETENTION_S_MAX = 10_000 * 366 * 86_400
 _ROOM_FOR_OTHERS = 2 * HEADER_LENGTH_MAX
 """What a segment keeps free behind its largest transaction: its rotate and sync records, and a margin."""
 
@@ -24,7 +26,19 @@ class LogOptions:
     checksum: bool = True
     """CRC-32 over every record, held against it at each open and read."""
     retention_s: float | None = None
-    """Seconds that a closed segment is kept; None keeps all. Holds keep more."""
+    """Seconds that a closed segment is kept; None keeps all. Holds keep more. Below a day a segment is closed after an
+    hour, else after a day, so that few are kept much longer."""
+    retention_bytes: int | None = None
+    """Bytes of all segments together above which the oldest go; None: no bound. Holds keep more."""
+    hard_retention_s: float | None = None
+    """Seconds after which a closed segment goes although a hold needs it; whoever comes back for it is told."""
+    hard_retention_bytes: int | None = None
+    """Bytes above which the oldest go although a hold needs them: one dead follower cannot fill the disk."""
+    flush_interval_s: float = 0.0
+    """Seconds between two flushes that nobody asked for: what is appended and complete is then as if committed, by
+    `sync_on_flush` with a sync. 0: nothing is shown before its commit."""
+    sync_on_flush: bool = True
+    """Whether those flushes sync. It says nothing of `commit`, which returns when what it covers is durable."""
     buffer_bytes: int = 256 * 1024
     """Bytes that may be appended before they are written; a commit writes them earlier."""
     spill_above: int = 1 << 30
@@ -45,10 +59,29 @@ class LogOptions:
             )
         if self.buffer_bytes < 1:
             raise ConfigError(option="buffer_bytes", value=self.buffer_bytes, why="the buffer holds at least one byte")
-        if self.retention_s is not None and self.retention_s < 0:
+        if not 0 <= self.flush_interval_s <= _FLUSH_INTERVAL_S_MAX:
+            why = f"it is 0 to {_FLUSH_INTERVAL_S_MAX} seconds"
+            raise ConfigError(option="flush_interval_s", value=self.flush_interval_s, why=why)
+        if not self.sync_on_flush and not self.flush_interval_s:
             raise ConfigError(
-                option="retention_s", value=self.retention_s, why="it is negative; leave it out to keep all"
+                option="sync_on_flush",
+                value=False,
+                why="without flush_interval_s the only flush is a commit, and that acknowledges nothing which is not "
+                "durable; leave it out, or set flush_interval_s, or have the program say commit(sync=False)",
             )
+        for name in ("retention_s", "hard_retention_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 <= seconds <= _RETENTION_S_MAX:
+                why = "it is negative; leave it out to keep all" if seconds < 0 else "it is more than 10,000 years"
+                raise ConfigError(option=name, value=seconds, why=why)
+        for name in ("retention_bytes", "hard_retention_bytes"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ConfigError(option=name, value=size, why="it is below 1; leave it out to keep all")
+        for soft, hard in (("retention_s", "hard_retention_s"), ("retention_bytes", "hard_retention_bytes")):
+            bound, last = getattr(self, soft), getattr(self, hard)
+            if bound is not None and last is not None and last < bound:
+                raise ConfigError(option=hard, value=last, why=f"it is below {soft} = {bound}, which waits for holds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

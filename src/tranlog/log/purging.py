@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 
 from tranlog.disk import Disk
 from tranlog.errors import PurgeFailedError
@@ -17,10 +18,25 @@ from tranlog.ids import Seqno
 from tranlog.log.format import segment_name
 from tranlog.log.options import LogOptions
 from tranlog.log.positions import HOLDS_DIR, read_holds
-from tranlog.log.retention import SegmentAge, purge_below, purge_by_age
+from tranlog.log.purge_notes import PurgeNote, write_note
+from tranlog.log.retention import Held, LargerThan, Limit, OlderThan, PurgePlan, Retained, purge_plan
 from tranlog.log.segment import Segments, join
 
 logger = logging.getLogger(__name__)
+
+
+def limits_of(options: LogOptions) -> list[Limit]:
+    """Return the limits that a log's options set."""
+    limits: list[Limit] = []
+    for seconds, size, hard in (
+        (options.retention_s, options.retention_bytes, False),
+        (options.hard_retention_s, options.hard_retention_bytes, True),
+    ):
+        if seconds is not None:
+            limits.append(OlderThan(ms=round(seconds * 1000), hard=hard))
+        if size is not None:
+            limits.append(LargerThan(bytes=size, hard=hard))
+    return limits
 
 
 class Purging:
@@ -30,34 +46,54 @@ class Purging:
         self._path = path
         self._disk = disk
         self._segments = segments
-        self._begun: dict[int, int | None] = {}
+        self._known: dict[int, tuple[int, int]] = {}  # when a closed segment was begun, and its size
         self._going: list[int] = []  # given up, and not removed for certain; from the front
 
-    def choose(self, newest: SegmentAge, *, below: Seqno | None, now_ms: int, options: LogOptions) -> list[int]:
-        """Return the segments to give up: with `below` those of nothing but older seqnos, else by age.
-
-        Raises HoldError, OSError.
-        """
+    def choose(self, newest: Retained, *, durable: Seqno, limits: Sequence[Limit], now_ms: int) -> PurgePlan:
+        """Decide what to give up by these limits; holds are read anew. Raises HoldError, OSError."""
+        if not limits:
+            return PurgePlan()
         holds = []
         for one in read_holds(self._path, disk=self._disk):
             if one.restart_seqno is None:
                 path = join(join(self._path, HOLDS_DIR), one.name)
                 logger.warning("A damaged hold keeps every segment: remove or renew it. path=%s", path)
-            holds.append(one.restart_seqno)
-        if below is None and options.retention_s is None:
-            return []
-        ages = [
-            SegmentAge(number=number, last_seqno=last, ended_at=self._begun_at(number + 1))
-            for number, last in self._segments.lasts()
-            if last is not None
-        ]
-        ages.append(newest)
-        if below is not None:
-            return purge_below(ages, seqno=below, holds=holds)
-        assert options.retention_s is not None
-        return purge_by_age(ages, now_ms=now_ms, retention_ms=options.retention_s * 1000, holds=holds)
+            holds.append(Held(name=one.name, restart_seqno=one.restart_seqno))
+        row = [self._retained(number, last) for number, last in self._segments.lasts() if last is not None]
+        row.append(newest)
+        return purge_plan(row, limits=limits, holds=holds, durable=durable, now_ms=now_ms)
 
-    def remove(self, gone: list[int]) -> list[str]:
+    def note(self, plan: PurgePlan, *, now_ms: int) -> None:
+        """Leave word of a plan that gives something up, before it is carried out.
+
+        A disk that refuses it does not stop the purge, which may be what makes room; the loss is said here then.
+        """
+        assert plan.up_to is not None
+        try:
+            write_note(
+                self._path,
+                PurgeNote(up_to=plan.up_to, limit=str(plan.limit), at=now_ms, passed=plan.passed),
+                self._disk,
+            )
+        except OSError as exc:
+            logger.warning(
+                "The reason of a purge could not be written down. path=%s limit=%s up_to=%d passed=%s why=%s",
+                self._path,
+                plan.limit,
+                plan.up_to,
+                ", ".join(plan.passed),
+                exc,
+            )
+        if plan.passed:
+            logger.warning(
+                "Purged what was still needed. path=%s limit=%s up_to=%d passed=%s",
+                self._path,
+                plan.limit,
+                plan.up_to,
+                ", ".join(plan.passed),
+            )
+
+    def remove(self, gone: Sequence[int]) -> list[str]:
         """Remove the segments that readers have forgotten, one by one from the front; return their names.
 
         Raises PurgeFailedError; what is left goes first the next time.
@@ -74,15 +110,23 @@ class Purging:
             except OSError as exc:
                 raise PurgeFailedError(path=path, why=exc.strerror or str(exc)) from exc
             del self._going[0]
-            self._begun.pop(number, None)
+            self._known.pop(number, None)
             names.append(segment_name(number))
         if names:
             logger.info("Purged. first=%s last=%s first_seqno=%d", names[0], names[-1], self._segments.first_seqno())
         return names
 
-    def _begun_at(self, number: int) -> int | None:
-        """Return the stamp of a segment's first sync record."""
-        known = self._begun.get(number)
-        if known is None:
-            known = self._begun[number] = self._segments.begun_at(number)
-        return known
+    def _retained(self, number: int, last_seqno: Seqno) -> Retained:
+        """Describe a closed segment: what it says of itself does not change any more."""
+        known = self._known.get(number)
+        begun_at: int | None
+        if known is not None:
+            begun_at, size = known
+        else:
+            try:
+                begun_at, size = self._segments.begun_and_size(number)
+            except FileNotFoundError:  # a hand was quicker; the stamps behind it say when it ended
+                begun_at, size = None, 0
+            if begun_at is not None:
+                self._known[number] = begun_at, size
+        return Retained(number=number, last_seqno=last_seqno, begun_at=begun_at, bytes=size)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
-from tranlog.errors import CorruptRecordError, LogClosedError, LogMissingError, LogUnreadableError
+from tranlog.errors import CorruptRecordError, LogClosedError, LogMissingError, LogUnreadableError, PurgedError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 from tranlog.log.abandoned import read_abandoned
 from tranlog.log.cursor import Cursor
@@ -255,6 +255,10 @@ class LogReader:
         self._segments.refresh()
         row = self._segments.row()
         return self._segments.stats(max(found.last_seqno, row[-1][1]))
+
+    def purged(self, seqno: Seqno) -> PurgedError:
+        """Return the error for a seqno before the first one held, with what is known of why it went."""
+        return self._segments.purged(seqno)
 
     def close(self) -> None:
         """Let go of the files; closing twice is harmless."""

@@ -46,7 +46,7 @@ from tranlog.log.segment import (
     join,
     list_segments,
     only_zeros,
-    refuse_tungsten,
+    refuse_foreign,
 )
 from tranlog.payload import decode
 
@@ -332,7 +332,7 @@ def scan_segment(
 def survey(directory: str, disk: Disk, *, checksum: bool = True) -> Survey:
     """Glance at every segment and walk the newest ones, back to the last complete transaction.
 
-    Changes nothing. Raises LogMissingError, LogUnreadableError, LogCodecError, SegmentGoneError.
+    Changes nothing. Raises LogMissingError, LogUnreadableError, LogCodecError, LogVersionError, SegmentGoneError.
     """
     glances: list[SegmentGlance] = []
     scans: deque[SegmentScan] = deque()
@@ -340,7 +340,7 @@ def survey(directory: str, disk: Disk, *, checksum: bool = True) -> Survey:
         for number in list_segments(directory, disk):
             file = disk.open(join(directory, segment_name(number)))
             try:
-                refuse_tungsten(file, directory)
+                refuse_foreign(file, directory, number)
                 glances.append(glance_at(file, number))
             finally:
                 file.close()

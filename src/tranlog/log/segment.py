@@ -21,6 +21,7 @@ from tranlog.errors import (
     LogCodecError,
     LogMissingError,
     LogUnreadableError,
+    LogVersionError,
     PurgedError,
     SegmentGoneError,
 )
@@ -35,6 +36,7 @@ from tranlog.log.format import (
     HEADER_LENGTH_MAX,
     RECORD_START,
     ROTATE_MIN,
+    SEGMENT_BYTES_MAX,
     TRAILER,
     BadChecksum,
     Impossible,
@@ -47,6 +49,7 @@ from tranlog.log.format import (
     SyncRecord,
     event_checksum_holds,
     is_tungsten,
+    newer_version,
     parse_event,
     parse_header,
     parse_record,
@@ -55,6 +58,7 @@ from tranlog.log.format import (
 )
 from tranlog.log.index import BuiltFrom, Entry, Place, SegmentRow, SeqnoIndex
 from tranlog.log.index_table import IndexTable
+from tranlog.log.purge_notes import purged_error
 from tranlog.log.recent import RecentFile, RecentPieces
 from tranlog.log.recovery import BadRecord, SegmentGlance, Survey
 
@@ -227,6 +231,9 @@ def only_zeros(file: DiskFile, offset: int, size: int) -> bool:
 def glance_at(file: DiskFile, number: int) -> SegmentGlance:
     """Read a segment's first and last bytes. Raises OSError; LogCodecError has no place here, see `survey`."""
     size = file.size()
+    if size > SEGMENT_BYTES_MAX:
+        why = f"it has {size} bytes, and a segment ends at 4 GiB"
+        return SegmentGlance(number=number, size=size, prev_seqno=None, problem=why)
     head = file.pread(4096, 0)
     header = parse_header(head)
     match header:
@@ -283,10 +290,14 @@ def glance_at(file: DiskFile, number: int) -> SegmentGlance:
     )
 
 
-def refuse_tungsten(file: DiskFile, directory: str) -> None:
-    """Raise LogCodecError if a segment is in the Tungsten replicator's codec."""
-    if is_tungsten(file.pread(HEADER.size + 64, 0)):
-        raise LogCodecError(path=directory)
+def refuse_foreign(file: DiskFile, directory: str, number: int) -> None:
+    """Raise LogCodecError for a segment in the Tungsten replicator's codec, LogVersionError for a later release's."""
+    head = file.pread(HEADER.size + 64, 0)
+    version = newer_version(head)
+    if version is not None:
+        raise LogVersionError(path=directory, segment=segment_name(number), version=version)
+    if is_tungsten(head):
+        raise LogCodecError(path=directory, segment=segment_name(number))
 
 
 def list_segments(directory: str, disk: Disk) -> list[int]:
@@ -419,8 +430,8 @@ class Segments:
                     break
                 if file.size() <= HEADER.size or only_zeros(file, 0, file.size()):
                     return None  # a rotation under way, or cut short
+            refuse_foreign(file, self.directory, number)
             if isinstance(header, SegmentHeader):
-                refuse_tungsten(file, self.directory)
                 return header
             why = "bad header: cut short or zeros" if isinstance(header, Partial) else header.why
             raise CorruptRecordError(segment=segment_name(number), offset=0, seqno=None, why=why)
@@ -450,9 +461,8 @@ class Segments:
                 raise SegmentGoneError(path=self.path(number)) from exc
             with self._lock:
                 first_number = self._row.first_number()
-                first = self._row.first_seqno()
-            if first_number is not None and first is not None and number < first_number:
-                raise PurgedError(seqno=seqno, first=first) from exc
+            if first_number is not None and number < first_number:
+                raise self.purged(seqno) from exc
             raise SegmentGoneError(path=self.path(number)) from exc
 
     def adopt(self, number: int, prev_seqno: Seqno) -> None:
@@ -591,10 +601,15 @@ class Segments:
             )
         return stats
 
-    def begun_at(self, number: int) -> int | None:
-        """Return the stamp of a segment's first sync record, ms since 1970; None if it has none. Raises OSError."""
+    def begun_and_size(self, number: int) -> tuple[int | None, int]:
+        """Return when a segment was begun (ms since 1970; None: no sync record says), and its size. Raises OSError."""
         file = self._open(number)
         try:
-            return glance_at(file, number).written_at
+            glance = glance_at(file, number)
+            return glance.written_at, glance.size
         finally:
             file.close()
+
+    def purged(self, seqno: Seqno) -> PurgedError:
+        """Return the error for a seqno before the first one held, with what is known of why it went."""
+        return purged_error(self.directory, self.disk, seqno=seqno, first=self.first_seqno())

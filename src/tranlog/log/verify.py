@@ -39,7 +39,7 @@ from tranlog.log.positions import PositionsReader, read_positions
 from tranlog.log.recovery import BadRecord, SegmentGlance, SegmentScan
 from tranlog.log.rollback import contradiction
 from tranlog.log.scan import SegmentScanner
-from tranlog.log.segment import WINDOW_BYTES, SegmentReader, glance_at, join, list_segments, refuse_tungsten
+from tranlog.log.segment import WINDOW_BYTES, SegmentReader, glance_at, join, list_segments, refuse_foreign
 
 Progress = Callable[[int, int], None]
 """Called with the bytes checked so far and the bytes in all."""
@@ -173,7 +173,7 @@ def examine(
                 tally.fault(before + 1, 0, tally.last_seqno, why, Damage.MISSING)
             file = disk.open(join(directory, segment_name(number)))
             try:
-                refuse_tungsten(file, directory)
+                refuse_foreign(file, directory, number)
                 watched = file if progress is None else cast(DiskFile, _Watched(file, progress, done, sum(sizes)))
                 _check_segment(
                     tally,

@@ -29,7 +29,6 @@ from tranlog.errors import (
     LogError,
     LogMissingError,
     PipelineHeldError,
-    PurgedError,
     ReplacedError,
     TargetAheadError,
     TargetUnavailableError,
@@ -395,8 +394,8 @@ class _Driver:
                 raise PipelineHeldError(pipeline=name, holder=holder)
             case Ahead(channel=channel, gtid=gtid, why=why):
                 raise TargetAheadError(pipeline=name, channel=channel, gtid=gtid, why=why)
-            case Purged(seqno=seqno, first=first):
-                raise PurgedError(seqno=seqno, first=first)
+            case Purged(seqno=seqno):
+                raise self._reader.purged(Seqno(seqno))
             case _:
                 assert_never(plan)
 

@@ -27,7 +27,6 @@ from tranlog.errors import (
     ConflictError,
     DdlStopError,
     PayloadError,
-    PurgedError,
     ReplacedError,
     TargetAheadError,
     TargetTableError,
@@ -297,8 +296,8 @@ class Channel:
                 return None if row.applied_seqno < first else reader.header(row.applied_seqno)
             case Ahead(channel=channel, gtid=gtid, why=why):
                 raise TargetAheadError(pipeline=self._task.pipeline, channel=channel, gtid=gtid, why=why)
-            case Purged(seqno=seqno, first=first):
-                raise PurgedError(seqno=seqno, first=first)
+            case Purged(seqno=seqno):
+                raise reader.purged(Seqno(seqno))
             case _:
                 assert_never(verdict)
 

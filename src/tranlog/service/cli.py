@@ -46,6 +46,7 @@ from tranlog.service.command import (
 from tranlog.service.config import DEFAULT_FILE, Config, SourceKind, find_file, load, source_kind
 from tranlog.service.exits import ExitCode, error_line, exit_code_of
 from tranlog.service.position import Move, read_rows, reset_position, set_position
+from tranlog.service.segments import log_app
 from tranlog.service.tables import create_statements, tables_in_log
 from tranlog.service.verify import TableVerdict, select_tables, verify_tables
 from tranlog.target.options import open_target
@@ -67,6 +68,7 @@ tables_app = new_app(help="Tables at the target.\n\n\b\nExample:\n  tranlog tabl
 position_app = new_app(help="Where a pipeline stands at the target, by hand.\n\n\b\nExample:\n  tranlog position get")
 app.add_typer(tables_app, name="tables", invoke_without_command=True)
 app.add_typer(position_app, name="position", invoke_without_command=True)
+app.add_typer(log_app, name="log", invoke_without_command=True)
 
 AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
 Pipeline = Annotated[

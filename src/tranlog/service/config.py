@@ -24,6 +24,7 @@ import msgspec
 from tranlog.capture.capture import CaptureOptions
 from tranlog.errors import ConfigError, SourceSetupError, TargetUnavailableError
 from tranlog.log.log import LogOptions
+from tranlog.log.properties import EXPIRE, PROPERTIES, differs, resolve
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channel import GroupBounds
 from tranlog.pipeline.channels import AssignmentRule
@@ -46,11 +47,11 @@ _BYTES: Final = {
     "mib": 1 << 20,
     "gib": 1 << 30,
 }
-_SECRET: Final = ("password", "dsn")
+_SECRET: Final = ("password", "dsn", "URL")
 """Keys whose values no message shows."""
 _NOWHERE: Final[Mapping[str, Collection[str]]] = {}
 _type_hints: Final = cache(typing.get_type_hints)
-_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)")
+_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
 OptionsT = TypeVar("OptionsT")
 
@@ -75,6 +76,10 @@ class Section:
         """Whether the file gives the key."""
         self._known[name] = None
         return name in self._values
+
+    def given(self) -> Mapping[str, Any]:
+        """Return the values as they stand in the file, none of them asked for by that."""
+        return self._values
 
     def error(self, name: str, why: str) -> ConfigError:
         """Return the error for a key's value."""
@@ -172,10 +177,11 @@ class Section:
         """Turn "12h" under a key that counts seconds, or "64MiB" under one that counts bytes, into the number."""
         for counted, units in ((name.endswith("_s"), _SECONDS), ("_bytes" in name, _BYTES)):
             if counted:
-                match = _QUANTITY.fullmatch(text.strip())
-                if match is None or match[2].lower() not in units:
+                parts = _QUANTITY.findall(text)
+                whole = "".join(match[0] for match in _QUANTITY.finditer(text)) == text.lstrip() and parts
+                if not whole or any(unit.lower() not in units for _, unit in parts):
                     raise self.error(name, f"a number, or one with a unit: {', '.join(units)}")
-                number = float(match[1]) * units[match[2].lower()]
+                number = sum((float(count) * units[unit.lower()] for count, unit in parts), 0.0)
                 return int(number) if number.is_integer() else number
         return text
 
@@ -261,9 +267,32 @@ def find_log(*, conf: str | None, service: str | None, directory: str | None) ->
 
 def log_directory(file: Section) -> str:
     """Return `log.dir` of a file."""
-    path = file.table("log").path("dir")
+    return _read_log(file.table("log"))[0]
+
+
+def _read_log(log: Section) -> tuple[str, LogOptions]:
+    """Return the directory and the options of a log, by our names and the ancestors'."""
+    try:
+        found = resolve(log.given())
+    except ConfigError as exc:
+        raise ConfigError(option=log.key(exc.option), value=exc.value, why=exc.why) from exc
+    for name in (*(one.name for one in PROPERTIES), *EXPIRE):
+        if name in log.given():
+            log.has(name)
+    values: dict[str, Any] = {}
+    hints = _type_hints(LogOptions)
+    for ours, (name, value) in found.items():
+        is_dir = ours == "dir"
+        said = log.resolve(str(value)) if is_dir else value
+        if log.has(ours):
+            mine = log.path(ours) if is_dir else log.take(ours, hints[ours])
+            if mine != said:
+                raise ConfigError(option=log.key(name), value=value, why=differs(ours, mine))
+        values[ours] = said
+    path = values.pop("dir", None)
+    path = log.path("dir") if path is None else path
     assert isinstance(path, str)
-    return path
+    return path, log.options(LogOptions, **values)
 
 
 # --- the whole file --------------------------------------------------------------------------------------
@@ -367,11 +396,12 @@ def load(file: str, *, environ: Mapping[str, str]) -> Config:
     shards, log = top.table("shards"), top.table("log")
     capture, pipeline = top.table("capture"), top.table("pipeline")
     tables = {"service": service, "shards": shards, "log": log, "capture": capture, "pipeline": pipeline}
+    log_dir, log_options = _read_log(log)
     config = Config(
         file=file,
         service=name,
-        log_dir=log.path("dir"),
-        log=log.options(LogOptions),
+        log_dir=log_dir,
+        log=log_options,
         capture=capture.options(CaptureOptions),
         source=None,
         target=None,
@@ -443,23 +473,52 @@ def _check_map(shards: Section, rule: ShardRuleKind, mapping: Mapping[str, str])
 
 def _read_target(target: Section, environ: Mapping[str, str]) -> TargetOptions:
     password = _password(target, environ)
-    options = target.options(TargetOptions, paths={"path"})
-    if password is None:
+    options = target.options(TargetOptions, paths={"path"}, **_read_url(target))
+    user = target.take("user", str) if "user" in target.given() else None
+    if password is None and user is None:
         return options
     if options.kind != "postgres":
-        raise ConfigError(option=target.key("password"), value="(hidden)", why=f"a {options.kind} target has none")
+        name, shown = ("user", user) if password is None else ("password", "(hidden)")
+        raise ConfigError(option=target.key(name), value=shown, why=f"a {options.kind} target has none")
     try:
         from psycopg import ProgrammingError
-        from psycopg.conninfo import make_conninfo
+        from psycopg.conninfo import conninfo_to_dict, make_conninfo
     except ImportError as exc:
         raise TargetUnavailableError(
             where="[target]", why="the library psycopg is not installed: `pip install 'tranlog[postgres]'`"
         ) from exc
     try:
-        return dataclasses.replace(options, dsn=make_conninfo(options.dsn, password=password))
+        known = conninfo_to_dict(options.dsn).get("user")
+        if user is not None and known not in (None, user):
+            raise target.error("user", f"the dsn names the user {known!r}; give one of them")
+        parts = {name: value for name, value in (("user", user), ("password", password)) if value is not None}
+        return dataclasses.replace(options, dsn=make_conninfo(options.dsn, **parts))
     except ProgrammingError as exc:
         why = "not a connection string of PostgreSQL's; it reads postgresql://user@host:port/database"
         raise target.error("dsn", why) from exc
+
+
+_URLS: Final = {
+    "jdbc:postgresql://": ("dsn", "postgresql://"),
+    "postgresql://": ("dsn", "postgresql://"),
+    "jdbc:sqlite:": ("path", ""),
+}
+"""How the ancestor's URL of the catalog begins, which of our options it is then, and what stands in its place there."""
+
+
+def _read_url(target: Section) -> dict[str, str]:
+    """Return what `URL`, the ancestor's name of where its positions are kept, says by our names."""
+    if "URL" not in target.given():
+        return {}
+    url = target.take("URL", str)
+    for begin, (ours, instead) in _URLS.items():
+        if url.startswith(begin):
+            said = instead + url.removeprefix(begin)
+            said = target.resolve(said) if ours == "path" else said
+            if target.has(ours) and (target.path(ours) if ours == "path" else target.take(ours, str)) != said:
+                raise target.error("URL", f"{ours} stands beside it and says otherwise; give one of them")
+            return {ours: said}
+    raise target.error("URL", f"it begins with {', '.join(_URLS)}: the target keeps the positions")
 
 
 def _password(section: Section, environ: Mapping[str, str]) -> str | None:

@@ -54,9 +54,11 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.LogMissingError: _SURROUNDINGS,
     errors.LogUnreadableError: _SURROUNDINGS,
     errors.LogCodecError: _SURROUNDINGS,
+    errors.LogVersionError: _SURROUNDINGS,
     errors.HoldError: _SURROUNDINGS,
     errors.SegmentGoneError: _DATA,
     errors.PurgedError: _DATA,
+    errors.SegmentEmptyError: _SURROUNDINGS,
     errors.AbandonedError: _DATA,
     errors.IndexCutError: _DATA,
     errors.IndexDamagedError: _DATA,
@@ -181,4 +183,6 @@ def _one_line(text: str) -> str:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)

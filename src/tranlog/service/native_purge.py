@@ -96,8 +96,9 @@ def purge(path: str, *, low: int | None, high: int | None) -> Purged:
         kept = reader.header(plan.keep) if isinstance(plan, End) else None
         newest = reader.header(held.last_seqno)
     assert newest is not None
-    with Log.open(path, source_id=newest.source_id) as log:
-        if isinstance(plan, Front):
+    if isinstance(plan, Front):
+        with Log.open_for_upkeep(path) as log:
             return Purged(removed=tuple(log.purge(below=plan.below)))
-        assert kept is not None
+    assert kept is not None
+    with Log.open(path, source_id=newest.source_id) as log:
         return Purged(mark=log.rollback(Gtid(kept.epoch, kept.seqno)))

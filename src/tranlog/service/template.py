@@ -67,6 +67,11 @@ dir = "log"
 #: segment_bytes = "100MB"  # a segment is closed at this size
 #: checksum = true  # CRC-32 over every record
 #: retention_s = "7d"  # closed segments go after this time, unless a pipeline still needs them; default: never
+#: retention_bytes = "20GB"  # the oldest go above this size, unless a pipeline still needs them; default: no bound
+#: hard_retention_s = "30d"  # these two go although a pipeline needs them; it is told when it comes back
+#: hard_retention_bytes = "50GB"
+#: flush_interval_s = 0.5  # show what is appended and not committed every so often; default: 0, never
+#: sync_on_flush = true  # those flushes sync
 #: buffer_bytes = "256KiB"
 #: spill_above = 1073741824  # a larger transaction is refused
 
