@@ -32,12 +32,13 @@ from tranlog.errors import (
     ConfigError,
     ConflictError,
     LogMissingError,
+    PurgedError,
     ReplacedError,
     TargetAheadError,
     TargetTableError,
 )
 from tranlog.ids import Seqno
-from tranlog.log.log import Log
+from tranlog.log.log import Log, hold
 from tranlog.log.reader import LogReader
 from tranlog.pipeline.channel import Channel, GroupBounds, TaskEnd
 from tranlog.pipeline.channels import AssignmentRule, ShardPlan
@@ -258,6 +259,21 @@ def test_another_log_is_refused(tmp_path: Path, workload: Workload, target: Sqli
     assert all(isinstance(result.error, TargetAheadError) for result in results if result.end is TaskEnd.FAILED)
     assert any(result.end is TaskEnd.FAILED for result in results)
     check_equal(target, workload)
+
+
+def test_a_pipeline_that_a_hard_limit_passed_hears_so(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
+    """Issue 5, item 5: whoever is passed by a hard limit "hears it in a clear error" when it comes back."""
+    path = tmp_path / "log"
+    last = write_log(path, workload, 10)
+    run_threads(tasks_for(target.options, path, FOUR, take(target.options, FOUR), until=last))
+    hold(str(path), "p", Seqno(last))
+    write_log(path, workload, 200, segment_bytes=4_000, hard_retention_bytes=12_000)
+    token = take(target.options, FOUR)
+    results = run_threads(tasks_for(target.options, path, FOUR, token, until=None))
+    errors = [result.error for result in results if result.end is TaskEnd.FAILED]
+    assert errors and all(isinstance(error, PurgedError) for error in errors)
+    assert "hard_retention_bytes = 12000 gave up everything to seqno" in str(errors[0])
+    assert "although p still needed it" in str(errors[0])
 
 
 def test_no_log_tells_the_others_to_stop(tmp_path: Path, target: SqliteTarget) -> None:

@@ -1,0 +1,396 @@
+"""Bad input for the log, item by item: a clear typed error, state unchanged. Issue 5, "Bad input".
+
+What has a test elsewhere is named in PROVEN; what had none is here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fix_log import PATH, contents, fill, make_fragment, open_log, open_reader, segment_names, segment_path
+from fix_tungsten import golden_segments
+from tranlog.change import Fragment
+from tranlog.errors import (
+    CorruptRecordError,
+    DiskFailedError,
+    DiskFullError,
+    LogCodecError,
+    LogError,
+    LogLockedError,
+    LogUnreadableError,
+    LogVersionError,
+    RecordLimitError,
+)
+from tranlog.ids import Epoch, Lsn, Seqno
+from tranlog.log.format import MAGIC_NUMBER, SEGMENT_BYTES_MAX, encode_event, encode_header, encode_sync
+from tranlog.log.log import Log, LogOptions, hold
+from tranlog.log.repairing import repair
+from tranlog.log.retention import UpToSeqno
+from tranlog.log.verify import verify
+from tranlog.testing.clock import ManualClock
+from tranlog.testing.disk import SimDisk
+
+TESTS = Path(__file__).parents[1]
+
+PROVEN = {
+    "a NUL in a string field": ("log/test_format.py::test_what_the_format_cannot_hold_is_refused",),
+    "an oversize record": (
+        "log/test_format.py::test_a_payload_of_four_gib_is_refused",
+        "log/test_log.py::test_what_the_format_cannot_hold_refuses_the_whole_transaction",
+    ),
+    "too many fragments": ("log/test_log.py::test_65536_fragments_and_not_one_more",),
+    "a second writer": (
+        "log/test_log.py::test_one_writer_in_a_process",
+        "log/test_log.py::test_one_writer_among_processes",
+        "capture/test_bad_input.py::test_a_log_that_another_writer_holds",
+    ),
+    "a lock file replaced": ("log/test_log.py::test_a_replaced_lock_file_stops_the_writer",),
+    "a segment deleted under an open log": ("log/test_scan.py::test_a_segment_that_vanishes_meanwhile_is_named",),
+    "a read-only directory": (
+        "log/test_log.py::test_an_unwritable_directory_is_named",
+        "log/test_reader.py::test_a_read_only_directory_works",
+    ),
+    "a clock that goes back": (
+        "log/test_log.py::test_time_going_back_changes_nothing_but_stamps",
+        "log/test_purging.py::test_a_clock_that_goes_back_closes_nothing_and_loses_nothing",
+        "e2e/test_time_and_place.py::test_clocks_that_jump_back_an_hour_lose_nothing",
+    ),
+    "disk full at any write": (
+        "log/test_failing_disk.py::test_a_full_disk_refuses_everything_since_the_last_commit",
+        "log/test_failing_disk.py::test_a_full_disk_at_rotation",
+        "log/test_failing_disk.py::test_a_full_disk_at_open_leaves_the_log_as_it_was",
+        "crash/test_failing_calls.py::test_an_error_at_a_sample_of_calls_loses_nothing_acknowledged",
+    ),
+}
+
+
+@pytest.mark.parametrize("item", PROVEN)
+def test_what_is_proven_elsewhere_is_there(item: str) -> None:
+    for name in PROVEN[item]:
+        file, _, test = name.partition("::")
+        assert re.search(rf"^def {test}\(", (TESTS / file).read_text(), re.MULTILINE), name
+
+
+def state(disk: SimDisk) -> dict[str, bytes]:
+    """Every byte of the log but the word that an opening leaves in its lock file."""
+    names = [name for name in disk.list_dir(PATH) if name not in ("disklog.lck", "holds", "cut")]
+    return {name: disk.content(f"{PATH}/{name}") for name in names}
+
+
+def refused(disk: SimDisk, error: type[LogError], match: str) -> None:
+    """Writer, reader and upkeep say the same, and no byte has changed."""
+    before = state(disk)
+    for opening in (
+        lambda: open_log(disk),
+        lambda: open_reader(disk),
+        lambda: Log.open_for_upkeep(PATH, disk=disk, clock=ManualClock()),
+    ):
+        with pytest.raises(error, match=match):
+            opening()
+    assert state(disk) == before
+
+
+def record(seqno: int, *, fragno: int = 0, last: bool = True, epoch: int = 1) -> bytes:
+    head, trailer = encode_event(
+        seqno=Seqno(seqno), fragno=fragno, last_frag=last, epoch=Epoch(epoch), source_id="db1", event_id=f"e{seqno}",
+        shard_id="s", tstamp=1, tables=(), payload=b"p", checksum=True,
+    )  # fmt: skip
+    return head + b"p" + trailer
+
+
+def segment_of(*records: bytes, prev_seqno: int = -1, number: int = 1) -> SimDisk:
+    """A log of one segment with these records, and behind them a sync record that proves them durable."""
+    disk = SimDisk()
+    disk.make_dir(PATH)
+    raw = encode_header(Seqno(prev_seqno)) + b"".join(records)
+    file = disk.open(segment_path(number), write=True, create=True)
+    file.pwrite(raw + encode_sync(Lsn(number << 32 | len(raw)), 5), 0)
+    return disk
+
+
+# --- names, seqnos, fragments ---
+
+
+@pytest.mark.parametrize("field", ["source_id", "event_id", "shard_id"])
+def test_a_nul_in_a_text_leaves_the_log_as_it_was(field: str) -> None:
+    disk = SimDisk()
+    with open_log(disk) as log:
+        fill(log, 3)
+        before, status = state(disk), log.status()
+        given = {"event_id": "e"} | {field: "a\0b"}
+        fragment = Fragment(
+            **{"source_id": "db1", "shard_id": "s", "tstamp": 1, "tables": (), "payload": b"", **given}  # type: ignore[arg-type]
+        )
+        with pytest.raises(RecordLimitError, match="NUL"):
+            log.append(fragment)
+        assert log.status() == status and state(disk) == before
+        fill(log, 1, start=3)
+        assert [one[0] for one in contents(log)] == [1, 2, 3, 4], "its seqno was not used up"
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        ([record(0), record(2)], "seqno"),
+        ([record(0), record(0)], "seqno"),
+        ([record(1), record(0)], "seqno"),
+        ([record(0), record(1, fragno=1)], "frag"),
+        ([record(0), record(1, last=False), record(1, fragno=2)], "frag"),
+        ([record(0), record(1, last=False), record(1, last=False)], "frag"),
+        ([record(0), record(1, last=False), record(2)], "frag|seqno"),
+        ([record(0, epoch=2), record(1, epoch=1)], "epoch"),
+    ],
+)
+def test_seqnos_out_of_order_and_gaps_between_fragments(records: list[bytes], why: str) -> None:
+    """B7-22: the ancestor stores and reads them all."""
+    refused(segment_of(*records), CorruptRecordError, why)
+
+
+def test_nobody_can_put_a_fragment_into_anothers_transaction() -> None:
+    """Seqno and fragno are given out by the log, so none can be asked for that is out of order."""
+    disk = SimDisk()
+    with open_log(disk) as log:
+        log.append(make_fragment("open", last=False))
+        log.abandon_open()
+        gtids = [log.append(make_fragment(f"e{n}", last=n != 1)).seqno for n in range(4)]
+        log.commit()
+        assert gtids == [1, 2, 2, 3]
+
+
+# --- sizes ---
+
+
+@pytest.mark.parametrize("size", [SEGMENT_BYTES_MAX, 10**12])
+def test_a_segment_may_not_be_set_to_pass_4_gib(size: int, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="a segment ends at 4 GiB"):
+        Log.open(tmp_path / "log", source_id="x", options=LogOptions(segment_bytes=size))
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_segment_of_more_than_4_gib_is_named(number: int, tmp_path: Path) -> None:
+    """A sparse file: its offsets have no LSN."""
+    path = tmp_path / "log"
+    with Log.open(path, source_id="x", options=LogOptions(segment_bytes=1_000)) as log:
+        fill(log, 12)
+        assert len(log.segments()) >= 3
+        count = len(log.segments())
+    name = f"thl.data.{number if number < 3 else count:010d}"
+    os.truncate(path / name, SEGMENT_BYTES_MAX + 1)
+    for opening in (lambda: Log.open(path, source_id="x"), lambda: Log.open_for_upkeep(path)):
+        with pytest.raises(CorruptRecordError, match=rf"{name}, offset 0.*a segment ends at 4 GiB"):
+            opening()
+    assert (path / name).stat().st_size == SEGMENT_BYTES_MAX + 1
+
+
+# --- writers and locks ---
+
+
+def test_a_second_writer_changes_nothing() -> None:
+    disk = SimDisk()
+    with open_log(disk) as log:
+        fill(log, 3)
+        before = state(disk)
+        for opening in (lambda: open_log(disk), lambda: Log.open_for_upkeep(PATH, disk=disk, clock=ManualClock())):
+            with pytest.raises(LogLockedError, match="held by another writer"):
+                opening()
+        assert state(disk) == before
+        fill(log, 1, start=3)
+
+
+def test_upkeep_in_another_process_is_kept_away(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    program = "import sys; from tranlog.log.log import Log; Log.open_for_upkeep(sys.argv[1])"
+    with Log.open(path, source_id="x") as log:
+        fill(log, 3)
+        done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and f"held by another writer (pid {os.getpid()})" in done.stderr
+        fill(log, 1, start=3)
+
+
+def test_a_replaced_lock_file_stops_adding_and_trimming_too() -> None:
+    for act in (
+        lambda log: log.add_segment(),
+        lambda log: log.expire(),
+        lambda log: log.append(make_fragment()) and log.commit(),
+    ):
+        disk, clock = SimDisk(), ManualClock()
+        log = open_log(disk, clock=clock, segment_bytes=1_000)
+        fill(log, 20)
+        clock.advance(86_400 * 2)
+        disk.unlink(f"{PATH}/disklog.lck")
+        disk.open(f"{PATH}/disklog.lck", write=True, create=True).close()
+        names = segment_names(disk)
+        with pytest.raises(LogLockedError, match="was replaced or removed"):
+            act(log)
+        assert segment_names(disk) == names
+
+
+# --- segments and directories ---
+
+
+def test_a_segment_deleted_under_an_open_log_stops_neither_rotation_nor_purge() -> None:
+    """Readers of it are told, see test_cursor; the writer goes on, and the next opening names a hole."""
+    disk = SimDisk()
+    with open_log(disk, segment_bytes=1_000) as log:
+        fill(log, 20)
+        disk.unlink(segment_path(1))
+        fill(log, 20, start=20)
+        log.trim(UpToSeqno(seqno=Seqno(15)))
+        assert log.first_seqno > 0 and segment_path(1) not in segment_names(disk)
+        disk.unlink(segment_path(log.segments()[1].number))
+    refused(disk, CorruptRecordError, "the segment is missing")
+
+
+def test_a_read_only_disk_refuses_writer_and_upkeep() -> None:
+    disk = SimDisk()
+    with open_log(disk, segment_bytes=1_000) as log:
+        fill(log, 20)
+    before = state(disk)
+    disk.read_only = True
+    for opening in (lambda: open_log(disk), lambda: Log.open_for_upkeep(PATH, disk=disk, clock=ManualClock())):
+        with pytest.raises(LogUnreadableError, match="Read-only"):
+            opening()
+    with open_reader(disk) as reader:
+        assert reader.range().last_seqno == 20
+    assert state(disk) == before
+
+
+@pytest.mark.parametrize("which", ["first", "middle", "newest", "all"])
+@pytest.mark.parametrize("major", [2, 7, 4096])
+def test_a_log_of_a_newer_major_version_is_named_and_left_alone(which: str, major: int) -> None:
+    """Not damage: nobody is sent to repair what a newer release wrote."""
+    disk = SimDisk()
+    with open_log(disk, segment_bytes=1_000) as log:
+        fill(log, 20)
+    numbers = list(range(1, len(segment_names(disk)) + 1))
+    chosen = {"first": numbers[:1], "middle": numbers[1:2], "newest": numbers[-1:], "all": numbers}[which]
+    for number in chosen:
+        raw = bytearray(disk.content(segment_path(number)))
+        raw[4:6] = major.to_bytes(2, "big")
+        disk.set_content(segment_path(number), bytes(raw))
+    match = rf"thl\.data\.{chosen[0]:010d} of the log at {PATH} has format version {major}\.1, which is newer"
+    refused(disk, LogVersionError, match)
+    before = state(disk)
+    for look in (lambda: verify(PATH, disk=disk), lambda: repair(PATH, disk=disk, clock=ManualClock())):
+        with pytest.raises(LogVersionError):
+            look()
+    assert state(disk) == before
+
+
+def test_one_wrong_bit_in_the_version_is_damage() -> None:
+    disk = SimDisk()
+    with open_log(disk) as log:
+        fill(log, 3)
+    raw = bytearray(disk.content(segment_path(1)))
+    raw[5] ^= 2  # 3
+    disk.set_content(segment_path(1), bytes(raw))
+    refused(disk, CorruptRecordError, "bad header: format version 3.1")
+    assert raw[:4] == MAGIC_NUMBER.to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("tungsten", ["first", "newest"])
+def test_a_directory_that_mixes_codecs_is_named(tungsten: str) -> None:
+    """log-format.md: "A log directory holds one codec"."""
+    disk = SimDisk()
+    with open_log(disk, segment_bytes=1_000) as log:
+        fill(log, 20)
+    count = len(segment_names(disk))
+    number = 1 if tungsten == "first" else count + 1
+    ancestors = next(iter(golden_segments("simple-100").values()))
+    disk.open(segment_path(number), write=True, create=True).close()
+    disk.set_content(segment_path(number), ancestors)
+    refused(
+        disk, LogCodecError, rf"thl\.data\.{number:010d} of the log at {PATH} was written by the Tungsten replicator"
+    )
+
+
+# --- the clock, and the disk ---
+
+
+def test_a_clock_before_1970_and_one_at_the_end_of_time() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    for now in (-5_000, (1 << 62), 0):
+        clock.set_ms(now)
+        with open_log(disk, clock=clock, segment_bytes=1_000, retention_s=60.0) as log:
+            hold(PATH, "p", Seqno(0), disk=disk, clock=clock)
+            fill(log, 10)
+            log.expire()
+            assert log.first_seqno == 0
+
+
+def outcomes(act: Callable[[Log], object], harm: Callable[[SimDisk, int], None]) -> set[str]:
+    """Let `act` meet `harm` at each of its calls in turn; what was committed is there, and the log goes on."""
+    met: set[str] = set()
+    for call in range(1, 60):
+        disk = SimDisk()
+        log = open_log(disk, segment_bytes=1_000)
+        fill(log, 30)
+        kept = contents(log)
+        start = disk.calls
+        harm(disk, call)
+        try:
+            act(log)
+            met.add("done")
+        except LogError as exc:
+            met.add(type(exc).__name__)
+        reached = disk.calls >= start + call
+        disk.fail_at, disk.room = {}, None
+        if log.status().closed_because is None:
+            fill(log, 2, start=30)
+        try:
+            log.close()
+        except LogError as exc:
+            met.add(type(exc).__name__)
+        with open_log(disk) as log:
+            found = contents(log)
+            assert [one for one in found if one in kept] == [one for one in kept if one[0] >= log.first_seqno]
+            numbers = [int(name[-10:]) for name in segment_names(disk)]
+            assert numbers == list(range(numbers[0], numbers[-1] + 1))
+        if not reached:
+            break
+    return met
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_refuses_any_call_of_adding_and_trimming(number: int) -> None:
+    def harm(disk: SimDisk, call: int) -> None:
+        disk.fail_at = {disk.calls + call: number}
+
+    added = outcomes(lambda log: log.add_segment(), harm)
+    assert "done" in added
+    assert added <= {"done", DiskFullError.__name__, DiskFailedError.__name__}
+    trimmed = outcomes(lambda log: log.trim(UpToSeqno(seqno=Seqno(15))), harm)
+    assert "done" in trimmed
+    assert trimmed <= {"done", DiskFailedError.__name__, "PurgeFailedError"}
+
+
+def test_a_disk_without_room_for_so_many_bytes() -> None:
+    def harm(disk: SimDisk, call: int) -> None:
+        disk.room = (call - 1) * 100
+
+    added = outcomes(lambda log: log.add_segment(), harm)
+    assert {"done", DiskFullError.__name__} <= added
+
+
+def test_a_copy_with_a_foreign_file_is_no_other_log(tmp_path: Path) -> None:
+    """Files that are no segments are nobody's business."""
+    path = tmp_path / "log"
+    with Log.open(path, source_id="x", options=LogOptions(segment_bytes=1_000)) as log:
+        fill(log, 10)
+    for name in ("thl.data.1", "thl.data.00000000001", "thl.data.0000000001.bak", "purged", "x"):
+        (path / name).write_bytes(b"\0rubbish\xff\n")
+    (path / "thl.data.backup").mkdir()
+    copy = shutil.copytree(path, tmp_path / "copy")
+    with Log.open_for_upkeep(copy) as log:
+        log.trim(UpToSeqno(seqno=Seqno(4)))
+        assert log.last_seqno == 10
