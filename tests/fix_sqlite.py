@@ -12,7 +12,8 @@ from typing import Any
 import apsw
 
 from tranlog.change import Change, Op, Statement, TableMap
-from tranlog.payload import decode
+from tranlog.payload import PayloadBuilder, decode
+from tranlog.source.sqlite.raw import read_piece
 from tranlog.types import CharsetBytes, Value
 
 
@@ -44,6 +45,17 @@ def content(db: apsw.Connection) -> dict[str, list[Any]]:
     return tables
 
 
+def changes_of(raw: bytes) -> tuple[Change, ...]:
+    """Return what a row of the outbox says, as capture reads it."""
+    builder = PayloadBuilder()
+    for change in read_piece(raw).changes:
+        if isinstance(change, Statement):
+            builder.add(change)
+        else:
+            builder.add_encoded(*change)
+    return decode(builder.take()).changes
+
+
 class Replica:
     """Applies changes to a SQLite database in memory."""
 
@@ -56,12 +68,12 @@ class Replica:
     def follow(self, db: apsw.Connection) -> int:
         """Apply what the outbox of `db` holds beyond what was seen; return how many transactions that were."""
         before = self.transactions
-        asked = "SELECT id, last, payload FROM _tranlog_outbox WHERE id > ? ORDER BY id"
+        asked = "SELECT id, last, changes FROM _tranlog_outbox WHERE id > ? ORDER BY id"
         rows: list[Any] = db.execute(asked, (self.seen,)).fetchall()
         last = 1
-        for number, last, payload in rows:
+        for number, last, raw in rows:
             self.seen = number
-            self.apply(decode(payload).changes)
+            self.apply(changes_of(raw))
             self.transactions += last
         assert last == 1, "the outbox ends inside a transaction"
         return self.transactions - before

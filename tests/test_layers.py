@@ -73,6 +73,7 @@ PURE = {
     "tranlog.target.sqlite_dialect",
     "tranlog.target.postgres_dialect",
     "tranlog.source.sqlite.buffer",
+    "tranlog.source.sqlite.raw",
     "tranlog.source.sqlite.statement",
     "tranlog.source.mariadb.charsets",
     "tranlog.source.mariadb.events",

@@ -66,7 +66,7 @@ class Place:
     def state(self) -> dict[str, object]:
         """Every byte of the log that means something, and what waits at the source."""
         db = connect(self.path / "source.db")
-        outbox = db.execute("SELECT id, payload FROM _tranlog_outbox ORDER BY id").fetchall()
+        outbox = db.execute("SELECT id, changes FROM _tranlog_outbox ORDER BY id").fetchall()
         db.close()
         if not self.log.is_dir():
             return {"outbox": outbox}

@@ -13,6 +13,7 @@ import random
 from typing import get_args
 from zlib import crc32
 
+import apsw
 import pytest
 
 from fix_log import (
@@ -29,7 +30,7 @@ from fix_log import (
 )
 from fix_mutation import Fuzz, mutated
 from tranlog.capture.capture import Capture
-from tranlog.change import RowChange
+from tranlog.change import RowChange, Statement
 from tranlog.errors import LogError, LogUnreadableError, PayloadError, RecordLimitError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.format import (
@@ -54,9 +55,10 @@ from tranlog.log.format import (
 from tranlog.log.log import Log
 from tranlog.log.positions import POSITIONS_BYTES, Positions, decode_positions, hold, read_holds
 from tranlog.log.verify import verify
-from tranlog.payload import decode, decode_table_map, encode_table_map
+from tranlog.payload import PayloadBuilder, decode, decode_table_map, encode_table_map
 from tranlog.service.clearing import MARK_NAME, clear_log, read_mark
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
+from tranlog.source.sqlite.raw import ChangesDamagedError, read_piece
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 from tranlog.types import value_text
@@ -222,6 +224,47 @@ def test_records_with_another_payload(fuzz: Fuzz, records: list[bytes]) -> None:
 
 def test_payloads(fuzz: Fuzz, payloads: list[bytes]) -> None:
     fuzz.samples(payloads, read_payload)
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """What writers stored in the outbox of a real database: rows of every kind, DDL between them, text that is none."""
+    path = tmp_path_factory.mktemp("pieces") / "shop.db"
+    shop = connect(path, fragment_bytes=400)
+    with shop:
+        for statement in STATEMENTS:
+            shop.execute(statement)
+    shop.execute("INSERT INTO keyless VALUES (CAST(x'ff00' AS TEXT), 1), (NULL, -0.0)")
+    with shop:
+        shop.execute("ALTER TABLE keyless ADD COLUMN z REAL DEFAULT 3")
+        for number in range(40):
+            shop.execute("INSERT INTO keyless VALUES (?, ?, 1)", (number * 1000, "text" * number))
+        shop.execute("UPDATE keyless SET y = 2")
+    shop.close()
+    found = [raw for (raw,) in apsw.Connection(str(path)).execute("SELECT changes FROM _tranlog_outbox ORDER BY id")]
+    assert len(found) > 10 and all(isinstance(raw, bytes) for raw in found)
+    return [raw for raw in found if isinstance(raw, bytes)]
+
+
+def test_pieces_of_the_outbox(fuzz: Fuzz, pieces: list[bytes]) -> None:
+    """Whatever is read of a damaged piece makes a payload; else the error is ours."""
+
+    def read(raw: bytes) -> None:
+        builder = PayloadBuilder()
+        try:
+            piece = read_piece(raw)
+            for change in piece.changes:
+                if isinstance(change, Statement):
+                    builder.add(change)
+                else:
+                    builder.add_encoded(*change)
+        except ChangesDamagedError:
+            return
+        decode(builder.take())
+
+    for raw in pieces:
+        assert read_piece(raw).tables or len(raw) < 30
+    fuzz.samples(pieces, read)
 
 
 def test_table_maps(fuzz: Fuzz, payloads: list[bytes]) -> None:

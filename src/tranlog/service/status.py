@@ -263,7 +263,7 @@ def _outbox(path: str) -> tuple[int, int]:
         try:
             if not db.table_exists("main", OUTBOX_TABLE):
                 return 0, 0
-            sql = f"SELECT count(*) FILTER (WHERE last), coalesce(sum(length(payload)), 0) FROM main.{OUTBOX_TABLE}"
+            sql = f"SELECT count(*) FILTER (WHERE last), coalesce(sum(length(changes)), 0) FROM main.{OUTBOX_TABLE}"
             for waiting, size in db.execute(sql):
                 assert isinstance(waiting, int) and isinstance(size, int)
                 return waiting, size

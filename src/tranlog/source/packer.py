@@ -79,12 +79,13 @@ class TransactionPacker:
         while at < end:
             at = builder.add_encoded_rows(table, op, rows, start=at, limit=limit)
             if builder.size >= limit:
-                yield self._take(event_id, tstamp)
+                yield self.take(event_id=event_id, tstamp=tstamp)
 
     def _cut(self, event_id: str, tstamp: int) -> Fragment | None:
-        return None if self._builder.size < self._limit else self._take(event_id, tstamp)
+        return None if self._builder.size < self._limit else self.take(event_id=event_id, tstamp=tstamp)
 
-    def _take(self, event_id: str, tstamp: int) -> Fragment:
+    def take(self, *, event_id: str, tstamp: int) -> Fragment:
+        """Return what was added so far as a fragment, full or not; the transaction goes on."""
         tables = tuple({(t.schema, t.table): None for t in self._builder.tables()})
         self._emitted += 1
         return Fragment(

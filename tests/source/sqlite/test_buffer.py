@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import io
 import random
+from collections.abc import Collection
+from typing import cast
 
-from tranlog.change import Column, Op, Statement, TableMap
-from tranlog.source.sqlite.buffer import BufferedRow, Entry, NetChange, TransactionBuffer, net_change
-from tranlog.types import LogicalType
+from tranlog.source.sqlite.buffer import NetChange, TransactionBuffer
+from tranlog.source.sqlite.buffer import net_change as net_change_by_image
+from tranlog.source.sqlite.raw import encode_change, encode_statement
 
-TABLE = TableMap(schema="main", table="t", columns=(Column(name="a", source_type="", logical=LogicalType.ANY),))
-
-
-def insert(place: int, image: bytes = b"i") -> BufferedRow:
-    return BufferedRow(TABLE, Op.INSERT, None, image, place, place)
+TABLE = 7
 
 
-def delete(place: int, image: bytes = b"i") -> BufferedRow:
-    return BufferedRow(TABLE, Op.DELETE, image, None, place, place)
+def insert(place: int, image: bytes = b"i") -> bytes:
+    return encode_change((TABLE, None, [image], None, place))
 
 
-def update(old: int, new: int, before: bytes, after: bytes) -> BufferedRow:
-    return BufferedRow(TABLE, Op.UPDATE, before, after, old, new)
+def delete(place: int, image: bytes = b"i") -> bytes:
+    return encode_change((TABLE, [image], None, place, None))
+
+
+def update(old: int, new: int, before: bytes, after: bytes) -> bytes:
+    return encode_change((TABLE, [before], [after], old, new))
+
+
+def net_change(entries: Collection[bytes]) -> NetChange | None:
+    """Rows of one value that is its own image."""
+    return net_change_by_image(entries, lambda table, row: cast(bytes, row[0]))
 
 
 def filled(*names: str) -> TransactionBuffer:
@@ -64,15 +71,15 @@ def test_release_keeps_the_changes_and_ends_those_inside() -> None:
 
 
 def test_net_change_finds_a_row_that_differs() -> None:
-    assert net_change([insert(1, b"x")]) == NetChange("t", 1, None, b"x")
-    assert net_change([delete(1, b"x"), insert(2, b"y")]) == NetChange("t", 1, b"x", None)
-    assert net_change([update(1, 1, b"x", b"y"), update(1, 1, b"y", b"z")]) == NetChange("t", 1, b"x", b"z")
+    assert net_change([insert(1, b"x")]) == NetChange(TABLE, 1, None, b"x")
+    assert net_change([delete(1, b"x"), insert(2, b"y")]) == NetChange(TABLE, 1, b"x", None)
+    assert net_change([update(1, 1, b"x", b"y"), update(1, 1, b"y", b"z")]) == NetChange(TABLE, 1, b"x", b"z")
     assert net_change([update(1, 2, b"x", b"y"), update(2, 1, b"y", b"x")]) is None
-    assert net_change([update(1, 2, b"x", b"y")]) == NetChange("t", 1, b"x", None)
+    assert net_change([update(1, 2, b"x", b"y")]) == NetChange(TABLE, 1, b"x", None)
 
 
 def test_net_change_is_none_where_all_cancels_out() -> None:
-    entries: list[Entry] = [insert(1), delete(1), delete(2, b"q"), insert(2, b"q"), update(3, 3, b"s", b"s")]
+    entries: list[bytes] = [insert(1), delete(1), delete(2, b"q"), insert(2, b"q"), update(3, 3, b"s", b"s")]
     assert net_change(entries) is None
     assert net_change([]) is None
 
@@ -102,11 +109,11 @@ def test_a_spill_file_makes_no_difference() -> None:
                     buffer.spill()
                 case _:
                     place = rng.randrange(4)
-                    choices: list[Entry] = [
+                    choices: list[bytes] = [
                         insert(place, b"%d" % step),
                         delete(place),
                         update(place, rng.randrange(4), b"x", b"y"),
-                        Statement(schema="main", sql=f"CREATE TABLE t{step}(a)", ddl=True),
+                        encode_statement(f"CREATE TABLE t{step}(a)", step),
                     ]
                     entry = rng.choice(choices)
                     buffer.entries.append(entry)
@@ -121,9 +128,9 @@ def test_a_spill_file_makes_no_difference() -> None:
 
 def test_net_change_of_many_rows_is_found_by_parts() -> None:
     """Of more rows than are followed at a time, the one that differs is found wherever it is; none where none is."""
-    many: list[Entry] = [entry for place in range(30_000) for entry in (insert(place), delete(place))]
+    many: list[bytes] = [entry for place in range(30_000) for entry in (insert(place), delete(place))]
     assert net_change(many) is None
     for at in (0, 41, 59_999):
         assert net_change([*many[:at], update(70_000, 70_000, b"a", b"b"), *many[at:]]) == NetChange(
-            "t", 70_000, b"a", b"b"
+            TABLE, 70_000, b"a", b"b"
         )

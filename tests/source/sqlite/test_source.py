@@ -30,6 +30,7 @@ from tranlog.errors import (
 from tranlog.payload import decode
 from tranlog.shard import UNKNOWN_SHARD, ShardRuleKind
 from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, SqliteTables, connect, install
+from tranlog.source.sqlite.raw import ChangesDamagedError
 from tranlog.types import CharsetBytes
 
 
@@ -181,6 +182,75 @@ def test_stop_ends_a_waiting_read(place: Place) -> None:
     source.stop()
     thread.join(10)
     assert ended.is_set()
+
+
+def test_a_transaction_keeps_the_tables_of_its_moment(place: Place) -> None:
+    """Capture was down while the schema changed, twice by another writer; decision 0008."""
+    db, other = place.db, connect(place.path)
+    db.execute("INSERT INTO t(a) VALUES('first')")
+    other.execute("ALTER TABLE t ADD COLUMN b REAL DEFAULT 7")
+    db.execute("UPDATE t SET a = 'second'")
+    with db:
+        db.execute("INSERT INTO t(a, b) VALUES('third', 1)")
+        db.execute("ALTER TABLE t RENAME COLUMN a TO c")
+        db.execute("INSERT INTO t(c) VALUES('fourth')")
+        db.execute("SAVEPOINT s")
+        db.execute("ALTER TABLE t DROP COLUMN b")
+        db.execute("DELETE FROM t WHERE c = 'third'")
+        db.execute("ROLLBACK TO s")
+        db.execute("DELETE FROM t WHERE c = 'fourth'")
+    other.execute("DROP TABLE t")
+    other.close()
+    found = [
+        (change.table.columns[1].name, change.before and change.before[1:], change.after and change.after[1:])
+        for fragment in place.started().read(0)
+        for change in decode(fragment.payload).changes
+        if isinstance(change, RowChange)
+    ]
+    assert [repr(change) for change in found[:4]] == [
+        "('a', None, ('first',))",
+        "('a', ('first', 7.0), ('second', 7.0))",
+        "('a', None, ('third', 1.0))",
+        "('c', None, ('fourth', 7.0))",
+    ]
+    assert found[4] == ("c", ("fourth", 7.0), None)
+
+
+def test_no_id_comes_twice(place: Place) -> None:
+    """Also when the outbox is empty, since all was freed, and the writer new: `captured` stands for what is gone."""
+    seen = 0
+    for number in range(30):
+        db = connect(place.path)
+        db.execute("INSERT INTO t(a) VALUES(?)", (number,))
+        db.execute("BEGIN")
+        db.execute("INSERT INTO t(a) VALUES(?)", (number,))
+        db.execute("ROLLBACK")
+        ((at,),) = db.execute("SELECT id FROM _tranlog_outbox").fetchall()
+        assert isinstance(at, int) and at > seen
+        seen = at
+        db.close()
+        source = place.started(f"{place.db.uuid}:{seen}")
+        source.release(f"{place.db.uuid}:{seen}")
+        source.close()
+        assert place.db.execute("SELECT count(*) FROM _tranlog_outbox").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("damage", ["x''", "x'9290'", "changes || x'00'", "substr(changes, 1, 40)", "'text'"])
+def test_damaged_changes_are_named(place: Place, damage: str) -> None:
+    for number in range(3):
+        place.db.execute("INSERT INTO t(a) VALUES(?)", (number,))
+    place.db.execute("BEGIN")
+    last = "(SELECT max(id) FROM _tranlog_outbox)"
+    place.db._db.execute(f"UPDATE _tranlog_outbox SET changes = {damage} WHERE id = {last}")
+    place.db.execute("COMMIT")
+    found: list[Fragment] = []
+    with pytest.raises(ChangesDamagedError, match=r"are damaged.*Restore the database from a copy") as caught:
+        found.extend(place.started().read(0))
+    assert values(found) == [0, 1]
+    assert (caught.value.path, caught.value.outbox_id) == (
+        place.path,
+        place.db.execute(f"SELECT {last}").fetchall()[0][0],
+    )
 
 
 # --- positions -------------------------------------------------------------------------------------------

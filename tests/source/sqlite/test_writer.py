@@ -18,12 +18,11 @@ from typing import Any
 import apsw
 import pytest
 
-from fix_sqlite import Replica, content
-from tranlog.change import Change, Op, RowChange, Statement
+from fix_sqlite import Replica, changes_of, content
+from tranlog.change import Change, Op, RowChange, Statement, TableName
 from tranlog.errors import SourceError, SourceSetupError, UnsupportedTypeError
-from tranlog.payload import Payload, decode
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.source.sqlite import Connection, connect, install
+from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, connect, install
 from tranlog.source.sqlite.outbox import ID_STEP
 from tranlog.types import CharsetBytes
 
@@ -41,20 +40,20 @@ class Captured:
         """Return what committed since the last call, change by change, in few words."""
         found: list[list[tuple[Any, ...]]] = []
         current: list[tuple[Any, ...]] = []
-        for payload, last in self.payloads():
-            current += [in_few_words(change) for change in payload.changes]
+        for changes, last in self.pieces():
+            current += [in_few_words(change) for change in changes]
             if last:
                 found.append(current)
                 current = []
         assert not current
         return found
 
-    def payloads(self) -> Iterator[tuple[Payload, bool]]:
-        asked = "SELECT id, last, payload FROM _tranlog_outbox WHERE id > ? ORDER BY id"
+    def pieces(self) -> Iterator[tuple[tuple[Change, ...], bool]]:
+        asked = "SELECT id, last, changes FROM _tranlog_outbox WHERE id > ? ORDER BY id"
         rows: list[Any] = self.raw.execute(asked, (self.seen,)).fetchall()
-        for number, last, payload in rows:
+        for number, last, raw in rows:
             self.seen = number
-            yield decode(payload), bool(last)
+            yield changes_of(raw), bool(last)
 
     def rows(self, sql: str) -> list[Any]:
         return self.raw.execute(sql).fetchall()
@@ -62,6 +61,15 @@ class Captured:
     def close(self) -> None:
         self.db.close()
         self.raw.close()
+
+
+def headers(path: str) -> list[tuple[str, tuple[TableName, ...] | None]]:
+    """Return shard and tables of every transaction in the outbox, as capture finds them."""
+    source = SqliteSource(SqliteSourceOptions(path=path, source_id="s"))
+    source.start(None)
+    found = [(fragment.shard_id, fragment.tables) for fragment in source.read(0) if fragment.last]
+    source.close()
+    return found
 
 
 def in_few_words(change: Change) -> tuple[Any, ...]:
@@ -423,8 +431,8 @@ def test_triggers_and_cascades_in_their_order(captured: Captured) -> None:
     assert first == [("~", "p", (2,), (3,))]
     assert second[0] == ("-", "p", (1,))
     assert set(second[1:]) == {("-", "c", (10, 1)), ("+", "u", ("c", 10)), ("~", "n", (20, 1), (20, None))}
-    shards = captured.rows("SELECT shard FROM _tranlog_outbox ORDER BY id DESC LIMIT 2")
-    assert shards == [(UNKNOWN_SHARD,), ("main.c",)]  # u is outside the group that foreign keys make of p, c and n
+    shards = [shard for shard, _ in headers(captured.path)[-2:]]
+    assert shards == ["main.c", UNKNOWN_SHARD]  # u is outside the group that foreign keys make of p, c and n
 
 
 def test_keyless_tables_and_equal_rows(captured: Captured) -> None:
@@ -435,9 +443,9 @@ def test_keyless_tables_and_equal_rows(captured: Captured) -> None:
     db.execute("UPDATE u SET y = 5 WHERE x IS NULL")
     replica = Replica()
     replica.db.execute("CREATE TABLE u(x, y)")
-    for payload, _ in captured.payloads():
-        assert all(isinstance(c, RowChange) and c.table.primary_key == () for c in payload.changes)
-        replica.apply(payload.changes)
+    for changes, _ in captured.pieces():
+        assert all(isinstance(c, RowChange) and c.table.primary_key == () for c in changes)
+        replica.apply(changes)
     assert content(replica.db)["u"] == content(captured.raw)["u"]
 
 
@@ -451,8 +459,7 @@ def test_without_rowid_and_composite_keys(captured: Captured) -> None:
     with pytest.raises(apsw.ConstraintError):
         db.execute("UPDATE OR FAIL w SET b = 5, a = 'z'")
     db.execute("COMMIT")
-    (payload, _), *_ = [p for p in captured.payloads() if isinstance(p[0].changes[0], RowChange)]
-    change = payload.changes[0]
+    change = next(changes[0] for changes, _ in captured.pieces() if isinstance(changes[0], RowChange))
     assert isinstance(change, RowChange)
     assert change.table.primary_key == (1, 0)
     assert [c.nullable for c in change.table.columns] == [False, False, True]
@@ -520,8 +527,7 @@ def test_generated_columns_are_left_out(captured: Captured) -> None:
     db.execute("DELETE FROM g WHERE v = 6")
     db.execute("INSERT INTO s(a, b) VALUES(1, 2)")
     db.execute("UPDATE s SET b = 3")
-    (last,) = [p for p, _ in captured.payloads()][-5:-4]
-    change = last.changes[0]
+    change = [changes for changes, _ in captured.pieces()][-5][0]
     assert isinstance(change, RowChange)
     assert [c.name for c in change.table.columns] == ["a", "id"]
     assert (change.table.primary_key, change.table.unique_keys) == ((1,), ((0, 1),))
@@ -542,7 +548,7 @@ def test_a_null_in_a_key_makes_that_row_keyless(captured: Captured) -> None:
     db.execute("INSERT INTO k VALUES(NULL, 1), (NULL, 1), ('a', 1)")
     db.execute("UPDATE k SET v = 2 WHERE rowid = 1")
     db.execute("UPDATE k SET id = NULL WHERE id = 'a'")
-    keys = [c.table.primary_key for p, _ in captured.payloads() for c in p.changes if isinstance(c, RowChange)]
+    keys = [c.table.primary_key for p, _ in captured.pieces() for c in p if isinstance(c, RowChange)]
     assert keys == [(), (), (0,), (), ()]
     replica = Replica()
     replica.follow(captured.raw)
@@ -625,9 +631,7 @@ def test_ddl_is_recorded_at_its_place(captured: Captured) -> None:
             ("+", "fresh", (1,)),
         ]
     ]
-    assert captured.rows("SELECT shard, serial, tables FROM _tranlog_outbox ORDER BY id DESC LIMIT 1") == [
-        (UNKNOWN_SHARD, 1, '[["main", "u"], ["main", "fresh"]]')
-    ]
+    assert headers(captured.path)[-1] == (UNKNOWN_SHARD, (("main", "u"), ("main", "fresh")))
 
 
 def test_ddl_taken_back_is_not_recorded(captured: Captured) -> None:
@@ -706,6 +710,66 @@ def test_virtual_tables_are_not_captured(captured: Captured) -> None:
     db.execute("INSERT INTO words VALUES('hello world')")
     assert captured.transactions() == []
     assert db.execute("SELECT * FROM words WHERE words MATCH 'hello'").fetchall() == [("hello world",)]
+
+
+@pytest.mark.parametrize("other", ["CREATE TEMP TABLE u(x, y)", "ATTACH ':memory:' AS o; CREATE TABLE o.u(x, y)"])
+def test_a_table_of_the_same_name_elsewhere_is_not_captured(captured: Captured, other: str) -> None:
+    db = captured.db
+    db.executescript(other)
+    name = "temp.u" if "TEMP" in other else "o.u"
+    with db:
+        db.execute(f"INSERT INTO {name} VALUES(1, 1), (2, 2)")
+        db.execute("INSERT INTO main.u VALUES(3, 3)")
+        db.execute(f"UPDATE {name} SET y = 0")
+        db.execute(f"DELETE FROM {name} WHERE x = 1")
+    db.execute(f"INSERT INTO {name} VALUES(4, 4)")
+    assert captured.transactions() == [[("+", "u", (3, 3))]]
+
+
+def test_vacuum_is_no_change(captured: Captured) -> None:
+    db = captured.db
+    db.execute("CREATE TABLE w(a PRIMARY KEY, g AS (a + 1) STORED) WITHOUT ROWID")
+    for sql in ("INSERT INTO t VALUES(1, 2, 3)", "INSERT INTO u VALUES(1, 2)", "INSERT INTO w VALUES(1)"):
+        db.execute(sql)
+    captured.transactions()
+    captured.raw.close()  # else SQLite cannot have the file for itself
+    db.execute("VACUUM")
+    db.execute("INSERT INTO u VALUES(5, 5)")
+    captured.raw = apsw.Connection(captured.path)
+    assert captured.transactions() == [[("+", "u", (5, 5))]]
+
+
+def test_a_statement_that_comes_again_is_what_it_was(captured: Captured) -> None:
+    """By its text alone: also when the schema has changed, when it fails, and when it runs in another transaction."""
+    db = captured.db
+    insert = "INSERT INTO u VALUES(?, ?)"
+    db.execute(insert, (1, 1))
+    db.execute(insert, (2, 2))
+    for bindings in [(), (1,)]:
+        with pytest.raises(apsw.BindingsError):
+            db.execute(insert, bindings)
+        assert not db.in_transaction
+    db.execute("BEGIN")
+    db.execute(insert, (3, 3))
+    with pytest.raises(apsw.BindingsError):
+        db.execute(insert, ())
+    db.execute("COMMIT")
+    with pytest.raises(apsw.SQLError, match="no transaction"):
+        db.execute("COMMIT")
+    db.execute("ALTER TABLE u ADD COLUMN z")
+    with pytest.raises(apsw.SQLError, match="3 columns"):
+        db.execute(insert, (4, 4))
+    assert not db.in_transaction
+    db.execute("BEGIN")
+    with pytest.raises(apsw.SQLError, match="within a transaction"):
+        db.execute("BEGIN")
+    db.execute("ROLLBACK")
+    assert captured.transactions() == [
+        [("+", "u", (1, 1))],
+        [("+", "u", (2, 2))],
+        [("+", "u", (3, 3))],
+        [("ddl", "ALTER TABLE u ADD COLUMN z")],
+    ]
 
 
 # --- guards ----------------------------------------------------------------------------------------------
@@ -900,17 +964,15 @@ def test_a_large_transaction_comes_in_fragments(tmp_path: Path) -> None:
     db.execute("ROLLBACK")
     db.execute("UPDATE a SET v = 'one statement'")
     raw = apsw.Connection(str(tmp_path / "large.db"))
-    rows: list[Any] = raw.execute(
-        "SELECT last, shard, tables, length(payload) FROM _tranlog_outbox ORDER BY id"
-    ).fetchall()
+    sizes = [size for (size,) in raw.execute("SELECT length(changes) FROM _tranlog_outbox")]
     replica = Replica()
     assert replica.follow(raw) == 5
     assert content(replica.db) == content(raw)
-    assert len(rows) > 30 and max(size for *_, size in rows) < 1300
-    assert [(shard, tables) for last, shard, tables, _ in rows if last][2:] == [
-        (UNKNOWN_SHARD, '[["main", "b"], ["main", "a"]]'),
-        ("main.a", '[["main", "a"]]'),
-        ("main.a", '[["main", "a"]]'),
+    assert len(sizes) > 30 and max(sizes) < 1300
+    assert headers(db.path)[2:] == [
+        (UNKNOWN_SHARD, (("main", "b"), ("main", "a"))),
+        ("main.a", (("main", "a"),)),
+        ("main.a", (("main", "a"),)),
     ]
     db.close()
     raw.close()

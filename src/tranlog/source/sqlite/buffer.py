@@ -1,97 +1,80 @@
-"""The row changes of one open SQLite transaction, cut back as statements fail and savepoints roll back. Pure.
+"""The changes of one open SQLite transaction, cut back as statements fail and savepoints roll back. Pure.
 
-Owns what a writer's connection remembers until COMMIT. The hard idea: the preupdate hook reports every row, also
-those that a failing statement or a ROLLBACK TO takes back, so the buffer is a stack of marks over a list. A
-statement that failed has either kept all its changes (conflict resolution FAIL) or none; `net_change` names one
-row in which the two differ, and the database is asked which it was. One statement may change a million rows before
-anything can be handed on, so what has grown large is moved to a spill file, which the caller opens, and comes back
-by parts.
+Owns what a writer's connection remembers until COMMIT, each change in its raw form. The hard idea: the preupdate hook
+reports every row, also those that a failing statement or a ROLLBACK TO takes back, so the buffer is a stack of marks
+over a list. A statement that failed has either kept all its changes (conflict resolution FAIL) or none; `net_change`
+names one row in which the two differ, and the database is asked which it was. One statement may change a million rows
+before anything can be handed on, so what has grown large is moved to a spill file, which the caller opens, and comes
+back by parts.
 
 Source: design/sources.md, "SQLite, the embedded default".
 """
 
 from __future__ import annotations
 
-import pickle
+from array import array
 from collections.abc import Callable, Collection, Iterator
-from typing import IO, Final, NamedTuple, TypeAlias
+from typing import IO, Any, Final, NamedTuple
 
-from tranlog.change import Op, Statement, TableMap
-from tranlog.types import Value
+from tranlog.source.sqlite.raw import Place, RawRow, decode_change
 
-Place: TypeAlias = int | tuple[Value, ...]
-"""Where a row stands: its rowid, or its key in a table WITHOUT ROWID."""
-
-
-class BufferedRow(NamedTuple):
-    """One row change: images in `payload.encode_row` bytes, and the row's place before and after."""
-
-    table: TableMap
-    op: Op
-    before: bytes | None
-    after: bytes | None
-    old_place: Place
-    new_place: Place
-
-
-Entry: TypeAlias = BufferedRow | Statement
+ImageOf = Callable[[int, RawRow], bytes]
+"""Returns the bytes by which rows of one table are compared."""
 
 
 class NetChange(NamedTuple):
-    """A row that a run of changes left different: absent is None."""
+    """A row that a run of changes left different: absent is None. `table` is the number of its table."""
 
-    table: str
+    table: int
     place: Place
     before: bytes | None
     after: bytes | None
 
 
-SPILL_ENTRIES: Final = 20_000
-"""From so many entries in memory on they are moved to the spill file."""
 SPILL_BYTES: Final = 8 << 20
-"""The same for bytes of images."""
+"""From so many bytes of changes in memory on they are moved to the spill file."""
 _NET_ROWS: Final = 20_000
 """Rows whose net change is followed at a time, about."""
 
 
 class _Part(NamedTuple):
-    """Entries in the spill file: the number of the first, that behind the last, and where their bytes lie."""
+    """Entries in the spill file: the number of the first, that behind the last, where they lie, how long each is."""
 
     first: int
     behind: int
     offset: int
-    size: int
+    sizes: array[int]
 
 
 class TransactionBuffer:
     """The changes of the open transaction, with SQLite's stack of savepoints. Not for threads.
 
-    `entries` are the newest, in memory; older ones may be in a spill file, opened by `open_spill`. Both are numbered
-    from the transaction's first. Whatever reads or writes that file may raise OSError.
+    `entries` are the newest, in memory, as `raw.encode_change` bytes; it stays the same list. Older ones may be in a
+    spill file, opened by `open_spill`. Both are numbered from the transaction's first. Whatever reads or writes that
+    file may raise OSError.
     """
 
-    __slots__ = ("_end", "_file", "_open_spill", "_parts", "_savepoints", "_tables", "entries", "spilled")
+    __slots__ = ("_end", "_file", "_open_spill", "_parts", "_savepoints", "entries", "spilled")
 
     def __init__(self, open_spill: Callable[[], IO[bytes]] | None = None) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[bytes] = []
         self.spilled = 0
         """How many entries are in the spill file: the number of the first in memory."""
         self._open_spill = open_spill
         self._file: IO[bytes] | None = None
         self._parts: list[_Part] = []
         self._end = 0
-        self._tables: list[TableMap] = []
         self._savepoints: list[tuple[str, int]] = []
 
     def __len__(self) -> int:
         """The number of entries; what a mark is."""
         return self.spilled + len(self.entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[bytes]:
         """Yield all entries in order, a part of the spill file at a time."""
         return self._from(0)
 
-    def since(self, mark: int) -> Collection[Entry]:
+    def since(self, mark: int) -> Collection[bytes]:
         """Return the entries behind a mark, as they are until the buffer changes."""
         return _Since(self, mark)
 
@@ -99,37 +82,23 @@ class TransactionBuffer:
         """Move the entries in memory to the spill file."""
         if self._open_spill is None or not self.entries:
             return
-        numbers = {id(table): number for number, table in enumerate(self._tables)}
-        packed: list[Statement | tuple[object, ...]] = []
-        for entry in self.entries:
-            if isinstance(entry, Statement):
-                packed.append(entry)
-                continue
-            number = numbers.get(id(entry.table))
-            if number is None:
-                number = numbers[id(entry.table)] = len(self._tables)
-                self._tables.append(entry.table)
-            packed.append((number, int(entry.op), *entry[2:]))
-        raw = pickle.dumps(packed, protocol=pickle.HIGHEST_PROTOCOL)
+        sizes = array("Q", map(len, self.entries))
         if self._file is None:
             self._file = self._open_spill()
         self._file.seek(self._end)
-        self._file.write(raw)
-        self._parts.append(_Part(self.spilled, self.spilled + len(packed), self._end, len(raw)))
-        self._end += len(raw)
-        self.spilled += len(packed)
+        self._file.writelines(self.entries)
+        self._parts.append(_Part(self.spilled, self.spilled + len(sizes), self._end, sizes))
+        self._end += sum(sizes)
+        self.spilled += len(sizes)
         self.entries.clear()
 
-    def _load(self, part: _Part) -> list[Entry]:
+    def _load(self, part: _Part) -> list[bytes]:
         assert self._file is not None
         self._file.seek(part.offset)
-        tables = self._tables
-        return [
-            entry if isinstance(entry, Statement) else BufferedRow(tables[entry[0]], Op(entry[1]), *entry[2:])
-            for entry in pickle.loads(self._file.read(part.size))  # what we wrote, into a file without a name
-        ]
+        read = self._file.read
+        return [read(size) for size in part.sizes]
 
-    def _from(self, mark: int) -> Iterator[Entry]:
+    def _from(self, mark: int) -> Iterator[bytes]:
         for part in self._parts:
             if part.behind > mark:
                 yield from self._load(part)[max(0, mark - part.first) :]
@@ -139,9 +108,8 @@ class TransactionBuffer:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._parts.clear()
-        self._tables.clear()
-        self._end = self.spilled = 0
+            self._parts.clear()
+            self._end = self.spilled = 0
 
     @property
     def savepoints(self) -> int:
@@ -152,7 +120,7 @@ class TransactionBuffer:
         """Forget what came after a mark."""
         while self._parts and self.spilled > mark:
             part = self._parts.pop()
-            self.entries = self._load(part) if part.first < mark else []
+            self.entries[:] = self._load(part) if part.first < mark else []
             self.spilled, self._end = part.first, part.offset
         del self.entries[mark - self.spilled :]
 
@@ -201,7 +169,7 @@ class TransactionBuffer:
         self._savepoints.clear()
 
 
-class _Since(Collection[Entry]):
+class _Since(Collection[bytes]):
     """The entries of a buffer from a mark on."""
 
     def __init__(self, buffer: TransactionBuffer, mark: int) -> None:
@@ -211,51 +179,53 @@ class _Since(Collection[Entry]):
     def __len__(self) -> int:
         return len(self._buffer) - self._mark
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[bytes]:
         return self._buffer._from(self._mark)
 
     def __contains__(self, entry: object) -> bool:
         return any(entry == one for one in self)
 
 
-def net_change(entries: Collection[Entry]) -> NetChange | None:
+def net_change(entries: Collection[bytes], image_of: ImageOf) -> NetChange | None:
     """Return one row that the changes left different, None when they cancel each other out.
 
     Shape: memory is bounded; of many rows a part is followed at a time, and the first nearly always tells.
     """
     parts = len(entries) // _NET_ROWS + 1
     for number in range(parts):
-        found = _net_change_of(entries, number, parts)
+        found = _net_change_of(entries, image_of, number, parts)
         if found is not None:
             return found
     return None
 
 
-def _net_change_of(entries: Collection[Entry], number: int, parts: int) -> NetChange | None:
-    rows: dict[tuple[str, Place], list[bytes | None]] = {}
+def _net_change_of(entries: Collection[bytes], image_of: ImageOf, number: int, parts: int) -> NetChange | None:
+    rows: dict[tuple[int, Place], list[bytes | None]] = {}
 
-    def note(table: str, place: Place, before: bytes | None, after: bytes | None) -> None:
-        key = (table, place)
+    def note(table: int, place: Any, before: list[Any] | None, after: list[Any] | None) -> None:
+        key = (table, tuple(place) if type(place) is list else place)
         if parts > 1 and hash(key) % parts != number:
             return
+        image = None if after is None else image_of(table, after)
         images = rows.get(key)
         if images is None:
-            rows[key] = [before, after]
+            rows[key] = [None if before is None else image_of(table, before), image]
         else:
-            images[1] = after
+            images[1] = image
 
     for entry in entries:
-        if isinstance(entry, Statement):
+        change = decode_change(entry)
+        table, before, after = change.table, change.before, change.after
+        if isinstance(table, str):
             continue
-        name = entry.table.table
-        if entry.op is Op.UPDATE and entry.old_place == entry.new_place:
-            note(name, entry.new_place, entry.before, entry.after)
+        if before is not None and after is not None and change.old_place == change.new_place:
+            note(table, change.new_place, before, after)
             continue
-        if entry.op is not Op.INSERT:
-            note(name, entry.old_place, entry.before, None)
-        if entry.op is not Op.DELETE:
-            note(name, entry.new_place, None, entry.after)
-    for (name, place), (before, after) in rows.items():
-        if before != after:
-            return NetChange(name, place, before, after)
+        if before is not None:
+            note(table, change.old_place, before, None)
+        if after is not None:
+            note(table, change.new_place, None, after)
+    for (table, place), (old, new) in rows.items():
+        if old != new:
+            return NetChange(table, place, old, new)
     return None

@@ -5,34 +5,39 @@ virtual generated columns, cannot be read from it: its old image is read by SELE
 still stands as it was, and its new one before the next change. And a statement that failed may have kept its
 changes: `kept` asks the database. SQLite ignores whatever the hook raises, so the first error becomes `poison`,
 with which no transaction commits.
+
+The hook is what every row of every writer pays for, so it does no more than ask SQLite for the images, and encode them
+in one call.
 """
 
 from __future__ import annotations
 
 import errno
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import IO, TypeAlias
+from typing import IO
 
 import apsw
 
-from tranlog.change import Op, TableMap
 from tranlog.errors import DiskFailedError, DiskFullError, SourceError, UnsupportedTypeError
-from tranlog.payload import encode_row
-from tranlog.source.sqlite.buffer import SPILL_BYTES, SPILL_ENTRIES, BufferedRow, Place, TransactionBuffer, net_change
-from tranlog.source.sqlite.schema import SCHEMA, TablePlan, typed_row
-from tranlog.types import Value
-
-Row: TypeAlias = tuple[Value, ...]
-
-_INSERT, _DELETE = apsw.SQLITE_INSERT, apsw.SQLITE_DELETE
-# A BufferedRow without its class's own __new__, which is Python and costs as much as reading the row.
-_row: Callable[[tuple[TableMap, Op, bytes | None, bytes | None, Place, Place]], BufferedRow] = partial(
-    tuple.__new__, BufferedRow
+from tranlog.payload import encode_table_map
+from tranlog.shard import ShardRule
+from tranlog.source.sqlite.buffer import SPILL_BYTES, TransactionBuffer, net_change
+from tranlog.source.sqlite.raw import (
+    SCHEMA,
+    Place,
+    RawRow,
+    RawTable,
+    encode_change,
+    encode_head,
+    encode_statement,
+    image_of,
+    raw_row,
 )
-_OP_INSERT, _OP_DELETE, _OP_UPDATE = Op.INSERT, Op.DELETE, Op.UPDATE
+from tranlog.source.sqlite.schema import SqliteSchema, TablePlan, typed_row
+
+_HEADS_MOST = 1000
+_INSERT, _DELETE = apsw.SQLITE_INSERT, apsw.SQLITE_DELETE
 
 
 @dataclass(eq=False, kw_only=True)
@@ -48,109 +53,156 @@ class SourceUncertainError(SourceError):
 class RowRecorder:
     """Records one connection's row changes. Not for threads."""
 
-    def __init__(self, db: apsw.Connection, plans: dict[str, TablePlan]) -> None:
+    def __init__(self, db: apsw.Connection, schema: SqliteSchema) -> None:
         self._db = db
-        self._unread: tuple[int, TablePlan, int] | None = None  # entry whose new image must be read by SELECT
-        self.plans = plans
-        """The tables that are captured, as the open transaction sees them."""
+        self.unread: tuple[int, RawRow | None, Place | None, int] | None = None
+        """The newest entry, if its new image must be read: its table's number, before, old place, new place."""
+        self.others = False
+        """Whether there may be tables in other schemas, whose names say nothing."""
+        self._tables: list[tuple[TablePlan, ShardRule]] = []
+        self._numbers: dict[str, int] = {}
+        self._plain: dict[str, int] = {}
+        self._last = -1  # a number that `touched` has
+        self._heads: dict[frozenset[int], bytes] = {}
         self.buffer = TransactionBuffer(_open_spill)
+        self._append = self.buffer.entries.append
         self._spill_at = SPILL_BYTES
         self.bytes = 0
-        """About how many bytes of images the buffer holds."""
+        """How many bytes of changes the buffer holds, about."""
+        self.touched: set[int] = set()
+        """The numbers of all tables that the buffer's changes name, and may be of some that were taken back."""
         self.poison: BaseException | None = None
         """Why the open transaction must not commit."""
+        self.use(schema)
+
+    def use(self, schema: SqliteSchema) -> None:
+        """Go on with the tables as they are now; those of changes in the buffer keep their numbers."""
+        if not self.touched:
+            self._tables.clear()
+        self._heads.clear()
+        first = len(self._tables)
+        self._tables += [(plan, schema.rule) for plan in schema.plans.values()]
+        self._numbers = {name: number for number, name in enumerate(schema.plans, first)}
+        self._plain = {name: number for name, number in self._numbers.items() if schema.plans[name].plain}
+
+    def head(self) -> bytes:
+        """Return what a piece of the buffer's changes says of its tables."""
+        touched = frozenset(self.touched)
+        head = self._heads.get(touched)
+        if head is None:
+            tables: list[RawTable] = []
+            for number in sorted(touched):
+                plan, rule = self._tables[number]
+                table = plan.map
+                tables.append((number, encode_table_map(table), rule.shard_of(table.schema, table.table)))
+            if len(self._heads) >= _HEADS_MOST:
+                self._heads.clear()
+            head = self._heads[touched] = encode_head(tables)
+        return head
+
+    def table_names(self) -> tuple[str, ...]:
+        """Return the names of those tables."""
+        return tuple([self._tables[number][0].map.name for number in sorted(self.touched)])
 
     def reset(self) -> None:
         """Forget the transaction, which has ended. Runs no SQL."""
         self.buffer.clear()
+        self.touched.clear()
+        self._last = -1
         self.bytes = 0
         self._spill_at = SPILL_BYTES
         self.poison = None
-        self._unread = None
+        self.unread = None
 
     def on_row(self, update: apsw.PreUpdate) -> None:
         """Note a row change that SQLite is about to carry out: the preupdate hook."""
         try:
-            if update.database_name != SCHEMA:
+            if self.others and update.database_name != SCHEMA:
                 return
-            plan = self.plans.get(update.table_name)
-            if plan is None:
+            number = self._plain.get(update.table_name)
+            if number is None:
+                self._on_other_row(update)
                 return
-            if self._unread is not None:
+            if self.unread is not None:
                 self.read_unread()
-            if len(self.buffer.entries) >= SPILL_ENTRIES or self.bytes >= self._spill_at:
-                self.make_room()
-            if plan.plain:
-                opcode = update.opcode
-                table = plan.map
-                try:
-                    old = None if opcode == _INSERT else update.old
-                    new = None if opcode == _DELETE else update.new
-                except UnicodeDecodeError:
-                    self._on_other_row(plan, update)
-                    return
-                reals = plan.reals
-                if reals:
-                    if old is not None:
-                        old = as_real(old, reals)
-                    if new is not None:
-                        new = as_real(new, reals)
-                if plan.null_key is not None and (_lacks_key(old, table) or _lacks_key(new, table)):
-                    table = plan.null_key
-                place = update.rowid
-                if old is None:
-                    after = encode_row(new)  # type: ignore[arg-type]
-                    row = _row((table, _OP_INSERT, None, after, place, place))
-                    self.bytes += len(after)
-                elif new is None:
-                    before = encode_row(old)
-                    row = _row((table, _OP_DELETE, before, None, place, place))
-                    self.bytes += len(before)
+            if self.bytes >= self._spill_at:
+                self._spill()
+            opcode = update.opcode
+            try:
+                if opcode == _INSERT:
+                    entry = encode_change((number, None, update.new, None, update.rowid))
+                elif opcode == _DELETE:
+                    entry = encode_change((number, update.old, None, update.rowid, None))
                 else:
-                    before = encode_row(old)
-                    after = encode_row(new)
-                    row = _row((table, _OP_UPDATE, before, after, place, update.rowid_new))
-                    self.bytes += len(before) + len(after)
-                self.buffer.entries.append(row)
+                    entry = encode_change((number, update.old, update.new, update.rowid, update.rowid_new))
+            except UnicodeDecodeError:
+                self._on_other_row(update)
                 return
-            self._on_other_row(plan, update)
+            self._append(entry)
+            self.bytes += len(entry)
+            if number != self._last:
+                self.touched.add(number)
+                self._last = number
         except BaseException as exc:
             if self.poison is None:
                 self.poison = exc
 
-    def make_room(self) -> None:
-        """Move the changes in memory to a temporary file where they have grown large. Raises our disk errors."""
-        buffer = self.buffer
-        if len(buffer.entries) >= SPILL_ENTRIES or self.bytes >= self._spill_at:
-            try:
-                buffer.spill()
-            except OSError as exc:
-                if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise DiskFullError(path=tempfile.gettempdir()) from exc
-                raise DiskFailedError(path=tempfile.gettempdir(), why=str(exc)) from exc
-            self._spill_at = self.bytes + SPILL_BYTES
+    def add_row(self, name: str, row: RawRow) -> None:
+        """Note a new row of a table, which the hook did not report. Raises our disk errors."""
+        number = self._numbers[name]
+        self.touched.add(number)
+        self._add(encode_change((number, None, row, None, 0)))
+
+    def add_statement(self, sql: str, timestamp: int) -> None:
+        """Note a statement at its place. Raises our disk errors."""
+        self._add(encode_statement(sql, timestamp))
+
+    def _add(self, entry: bytes) -> None:
+        if self.bytes >= self._spill_at:
+            self._spill()
+        self._append(entry)
+        self.bytes += len(entry)
+
+    def _spill(self) -> None:
+        """Move the changes in memory to a temporary file."""
+        try:
+            self.buffer.spill()
+        except OSError as exc:
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFullError(path=tempfile.gettempdir()) from exc
+            raise DiskFailedError(path=tempfile.gettempdir(), why=str(exc)) from exc
+        self._spill_at = self.bytes + SPILL_BYTES
 
     def forget_flushed(self) -> None:
         """Forget the changes that the outbox has taken."""
         self.buffer.forget_changes()
+        self.touched.clear()
+        self._last = -1
         self.bytes = 0
         self._spill_at = SPILL_BYTES
 
-    def _on_other_row(self, plan: TablePlan, update: apsw.PreUpdate) -> None:
+    def _on_other_row(self, update: apsw.PreUpdate) -> None:
         """Note a change of a row that the hook does not give as it is, or not at all."""
-        op = {_INSERT: Op.INSERT, _DELETE: Op.DELETE}.get(update.opcode, Op.UPDATE)
-        old: Row | None = None
-        new: Row | None = None
+        number = self._numbers.get(update.table_name)
+        if number is None:
+            return
+        if self.unread is not None:
+            self.read_unread()
+        plan, _ = self._tables[number]
+        inserts, deletes = update.opcode == _INSERT, update.opcode == _DELETE
+        old: RawRow | None = None
+        new: RawRow | None = None
         by_select = plan.by_select
         if not by_select:
             try:
-                old = None if op is Op.INSERT else _carried(plan, update.old)
-                new = None if op is Op.DELETE else _carried(plan, update.new)
+                old = None if inserts else _carried(plan, update.old)
+                new = None if deletes else _carried(plan, update.new)
             except UnicodeDecodeError:
                 by_select = True
-        rowid_new = update.rowid_new if op is Op.UPDATE else update.rowid
-        old_place: Place = update.rowid
-        new_place: Place = rowid_new
+        rowid_new = update.rowid if inserts else update.rowid_new
+        old_place: Place | None = None if inserts else update.rowid
+        new_place: Place | None = None if deletes else rowid_new
+        unread = None
         if by_select:
             if plan.place_key is not None or not plan.where:
                 raise UnsupportedTypeError(
@@ -158,28 +210,25 @@ class RowRecorder:
                     column="(any)",
                     type_name="text that is not UTF-8, or a virtual generated column, in a table without a rowid",
                 )
-            if op is not Op.INSERT:
-                old = self.row_at(plan, old_place)
+            new = None
+            if not inserts:
+                old = self.row_at(plan, update.rowid)
                 assert old is not None, "SQLite reports a row that is not there"
-            if op is not Op.DELETE:
-                self._unread = (len(self.buffer), plan, rowid_new)
+            if not deletes:
+                unread = (number, old, old_place, rowid_new)
         elif plan.place_key is not None:
             key = plan.place_key
-            old_place = tuple([old[i] for i in key]) if old is not None else ()
-            new_place = tuple([new[i] for i in key]) if new is not None else ()
-        before = None if old is None else encode_row(old)
-        after = None if new is None else encode_row(new)
-        self.bytes += (0 if before is None else len(before)) + (0 if after is None else len(after))
-        table = plan.map
-        if plan.null_key is not None and (_lacks_key(old, table) or _lacks_key(new, table)):
-            table = plan.null_key
-        self.buffer.entries.append(BufferedRow(table, op, before, after, old_place, new_place))
+            old_place = None if old is None else tuple([old[i] for i in key])  # type: ignore[misc]
+            new_place = None if new is None else tuple([new[i] for i in key])  # type: ignore[misc]
+        self.touched.add(number)
+        self._add(encode_change((number, old, new, old_place, new_place)))
+        self.unread = unread
 
-    def row_at(self, plan: TablePlan, place: Place) -> Row | None:
+    def row_at(self, plan: TablePlan, place: Place) -> RawRow | None:
         """Return a row as it stands now; inside the hook that is the row before its change."""
         places = place if isinstance(place, tuple) else (place,)
         for row in self._db.execute(f"{plan.select_typed} WHERE {plan.where}", places):
-            return typed_row(row)
+            return raw_row(typed_row(row))
         return None
 
     def read_unread(self, *, failed: bool = False) -> None:
@@ -187,25 +236,19 @@ class RowRecorder:
 
         Behind a statement that failed and was undone the image is that of before, which makes the change none.
         """
-        if self._unread is None:
+        if self.unread is None:
             return
-        at, plan, rowid = self._unread
-        self._unread = None
+        number, old, old_place, rowid = self.unread
+        self.unread = None
         try:
-            row = self.row_at(plan, rowid)
-            at -= self.buffer.spilled  # the newest entry: no spill comes between a change and its reading
-            entry = self.buffer.entries[at]
-            assert isinstance(entry, BufferedRow)
+            row = self.row_at(self._tables[number][0], rowid)
             if row is None:
                 assert failed, "SQLite carried out a change and the row is not there"
-                self.buffer.entries[at] = entry._replace(after=None)
                 return
-            table = entry.table
-            if plan.null_key is not None and _lacks_key(row, plan.map):
-                table = plan.null_key
-            after = encode_row(row)
-            self.bytes += len(after)
-            self.buffer.entries[at] = entry._replace(table=table, after=after)
+            entry = encode_change((number, old, row, old_place, rowid))
+            entries = self.buffer.entries  # no spill comes between a change and its reading
+            self.bytes += len(entry) - len(entries[-1])
+            entries[-1] = entry
         except BaseException as exc:
             self.poison = exc
 
@@ -214,13 +257,13 @@ class RowRecorder:
 
         Conflict resolution FAIL keeps all of them, ABORT undoes all of them.
         """
-        change = net_change(self.buffer.since(mark))
+        change = net_change(self.buffer.since(mark), self._image)
         if change is None:
             return False
-        plan = self.plans[change.table]
+        plan, _ = self._tables[change.table]
         if plan.where:
             row = self.row_at(plan, change.place)
-            image = None if row is None else encode_row(row)
+            image = None if row is None else self._image(change.table, row)
             if image == change.after:
                 return True
             if image == change.before:
@@ -228,35 +271,15 @@ class RowRecorder:
         self.poison = SourceUncertainError(table=plan.map.name)
         return None
 
+    def _image(self, number: int, row: RawRow) -> bytes:
+        return image_of(row, self._tables[number][0].reals)
+
 
 def _open_spill() -> IO[bytes]:
     return tempfile.TemporaryFile(prefix="tranlog-")
 
 
-def as_real(row: Row | None, reals: tuple[int, ...]) -> Row | None:
-    """Return a row with REAL columns' integers as floats: SQLite reports the default of a column added later so."""
-    if row is not None:
-        for index in reals:
-            if type(row[index]) is int:
-                values = list(row)
-                for at in reals:
-                    if type(values[at]) is int:
-                        values[at] = float(values[at])  # type: ignore[arg-type]
-                return tuple(values)
-    return row
-
-
-def _carried(plan: TablePlan, row: Row | None) -> Row:
-    """Return a row of the hook as it is carried: without generated columns, REAL as REAL."""
+def _carried(plan: TablePlan, row: RawRow | None) -> RawRow:
+    """Return a row of the hook as it is carried: without generated columns."""
     assert row is not None
-    carried = as_real(row if plan.kept is None else tuple([row[i] for i in plan.kept]), plan.reals)
-    assert carried is not None
-    return carried
-
-
-def _lacks_key(row: Row | None, table: TableMap) -> bool:
-    if row is not None:
-        for index in table.primary_key:
-            if row[index] is None:
-                return True
-    return False
+    return row if plan.kept is None else tuple([row[i] for i in plan.kept])

@@ -23,14 +23,14 @@ import apsw
 from tranlog.change import Column, ForeignKey, TableMap, TableName
 from tranlog.errors import SourceSetupError
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
+from tranlog.source.sqlite.raw import SCHEMA, real_columns
 from tranlog.source.sqlite.statement import fold
 from tranlog.types import CharsetBytes, LogicalType, Value
 
-SCHEMA = "main"
 SOURCE_TABLE = "_tranlog_source"
 OUTBOX_TABLE = "_tranlog_outbox"
 OWN_PREFIX = "_tranlog_"
-OUTBOX_VERSION = 1
+OUTBOX_VERSION = 2
 GUARD_FUNCTION = "tranlog_write_through_source_sqlite_connect"
 """A foreign writer reads this name in its error: no such function."""
 GUARD_PREFIX = "_tranlog_guard_"
@@ -44,13 +44,10 @@ CREATE TABLE {SOURCE_TABLE}(
 )"""
 _CREATE_OUTBOX = f"""
 CREATE TABLE {OUTBOX_TABLE}(
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    last INTEGER NOT NULL,     -- 1: the last fragment of its transaction
+    id INTEGER PRIMARY KEY,
+    last INTEGER NOT NULL,     -- 1: the last piece of its transaction
     tstamp INTEGER NOT NULL,   -- ms since 1970
-    serial INTEGER NOT NULL,   -- 1: holds a statement, so that no shard owns it
-    shard TEXT NOT NULL,       -- the verdict of the rule "table" under the foreign keys of that moment
-    tables TEXT,               -- JSON: [[schema, table], ...]; NULL: too many to list
-    payload BLOB NOT NULL
+    changes BLOB NOT NULL      -- in their raw form, with the tables' maps and shards of that moment
 )"""
 
 
@@ -61,12 +58,10 @@ class TablePlan:
     `kept` (None: all): indexes of the columns that are carried, in what the hook reports. `reals` are carried
     columns of REAL affinity: SQLite may report their integers as such. `by_select`: the table has virtual
     generated columns, past which the hook cannot be read. `place_key` (None: by rowid): the key of a table WITHOUT
-    ROWID, as indexes of carried columns. `null_key` is the map for a row with NULL in a declared key, which SQLite
-    permits any number of times: such a row has no key.
+    ROWID, as indexes of carried columns.
     """
 
     map: TableMap
-    null_key: TableMap | None
     kept: tuple[int, ...] | None
     reals: tuple[int, ...]
     by_select: bool
@@ -157,7 +152,6 @@ def read_schema(db: apsw.Connection) -> SqliteSchema:
 def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: bool) -> TablePlan:
     columns: list[Column] = []
     kept: list[int] = []
-    reals: list[int] = []
     keys: list[tuple[int, int]] = []
     number: dict[str, int] = {}
     every: set[str] = set()
@@ -173,8 +167,6 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: 
         if hidden:
             virtual = virtual or hidden == 2
             continue
-        if _affinity_is_real(declared):
-            reals.append(len(columns))
         if pk:
             keys.append((pk, len(columns)))
         rowid_alias = bool(pk) and not without_rowid and key_index is None
@@ -200,15 +192,6 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: 
         unique_keys=tuple(_unique_keys(db, name, number)),
         foreign_keys=tuple(_foreign_keys(db, name, number)),
     )
-    null_key = None
-    if any(columns[index].nullable for index in primary_key):
-        null_key = TableMap(
-            schema=SCHEMA,
-            table=name,
-            columns=table.columns,
-            unique_keys=table.unique_keys,
-            foreign_keys=table.foreign_keys,
-        )
     names = ", ".join(quote(column.name) for column in columns)
     if without_rowid:
         key = [quote(columns[index].name) for index in primary_key]
@@ -219,23 +202,14 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: 
     every_kept = len(kept) == len(rows)
     return TablePlan(
         map=table,
-        null_key=null_key,
         kept=None if every_kept else tuple(kept),
-        reals=tuple(reals),
+        reals=real_columns(table),
         by_select=virtual,
         place_key=primary_key if without_rowid else None,
         select_all=f"SELECT {names} FROM {quote(SCHEMA)}.{quote(name)} NOT INDEXED",
         where=where,
         plain=every_kept and not without_rowid,
     )
-
-
-def _affinity_is_real(declared: str) -> bool:
-    """Whether a declared type gives REAL affinity, by SQLite's rules in their order (datatype3, section 3.1)."""
-    name = fold(declared)
-    if not name or any(part in name for part in ("int", "char", "clob", "text", "blob")):
-        return False
-    return any(part in name for part in ("real", "floa", "doub"))
 
 
 def _unique_keys(db: apsw.Connection, name: str, number: dict[str, int]) -> Iterator[tuple[int, ...]]:
@@ -334,7 +308,7 @@ def _unguarded(db: apsw.Connection, plans: dict[str, TablePlan]) -> Iterator[str
     )
     for table, sql in rows:
         assert isinstance(table, str) and isinstance(sql, str)
-        operation = next((word for word in GUARDED_OPERATIONS if f"BEFORE {word.upper()} ON" in sql), "")
+        operation = next((word for word in GUARDED_OPERATIONS if f"AFTER {word.upper()} ON" in sql), "")
         if GUARD_FUNCTION in sql:
             guards.setdefault(fold(table), set()).add(operation)
     for name in plans:
@@ -361,7 +335,7 @@ def guard_tables(db: apsw.Connection, names: list[str]) -> None:
             # CASE, since SQLite would fold "0 AND f()" before it looks f up
             db.execute(
                 f"CREATE TRIGGER main.{quote(f'{GUARD_PREFIX}{number}_{operation}')} "
-                f"BEFORE {operation.upper()} ON {quote(name)} "
+                f"AFTER {operation.upper()} ON {quote(name)} "
                 f"WHEN CASE 1 WHEN 0 THEN {GUARD_FUNCTION}() END BEGIN SELECT 1; END"
             )
 

@@ -6,10 +6,10 @@ an outbox id. The database knows up to which id the log has everything (`capture
 and ids rise by random steps; so an id that is neither `captured` nor in the outbox comes from another history: a
 database restored from a copy, even if it was written since.
 
-Which shard a transaction belongs to is decided here, at capture, from facts that the writer stores in the same
-transaction: the tables touched, whether a statement is among them, and the shard that the foreign keys *of that
-moment* make of them (rule `table`). A writer thus needs no configuration, and a graph that changed since cannot
-make a wrong verdict.
+Payloads are made here, at capture, from the raw form that writers store. Which shard a transaction belongs to is
+decided here too, from facts that the writer stores in the same transaction: the tables touched, whether a statement is
+among them, and the shard that the foreign keys *of that moment* make of them (rule `table`). A writer thus needs no
+configuration, and a graph that changed since cannot make a wrong verdict.
 
 Source: design/sources.md, "SQLite, the embedded default"; design/data-model.md, "Shards".
 """
@@ -17,17 +17,16 @@ Source: design/sources.md, "SQLite, the embedded default"; design/data-model.md,
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import apsw
 
-from tranlog.change import Fragment, TableMap, TableName
+from tranlog.change import Fragment, Statement, TableMap, TableName
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import (
     ConfigError,
@@ -37,11 +36,12 @@ from tranlog.errors import (
     SourceSetupError,
     SourceUnavailableError,
 )
-from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind, ShardTally
+from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
+from tranlog.source.packer import TransactionPacker
 from tranlog.source.sqlite.opening import Patience, open_database
+from tranlog.source.sqlite.raw import SCHEMA, ChangesDamagedError, read_piece
 from tranlog.source.sqlite.schema import (
     OUTBOX_TABLE,
-    SCHEMA,
     SOURCE_TABLE,
     SqliteSchema,
     TablePlan,
@@ -58,9 +58,10 @@ logger = logging.getLogger(__name__)
 _PAGE = 256
 _RELEASE_WAIT_S = 0.05
 _READ = (
-    f"SELECT id, last, tstamp, serial, shard, tables, payload FROM main.{OUTBOX_TABLE} "
-    f"WHERE id > ? ORDER BY id LIMIT {_PAGE}"
+    "SELECT id, last, COALESCE(CAST(tstamp AS INTEGER), 0), COALESCE(CAST(changes AS BLOB), x'') "
+    f"FROM main.{OUTBOX_TABLE} WHERE id > ? ORDER BY id LIMIT {_PAGE}"
 )
+_DBMS_METADATA = (("dbms_type", "sqlite"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,10 @@ class SqliteSource:
         self._data_version = -1
         self._schema: SqliteSchema | None = None
         self._warned: set[str] = set()
-        self._rule = ShardRule(kind=options.shard_rule, mapping=options.shard_map)
+        self._groups: dict[TableName, str] = {}  # as of the piece that is read: the rule `table` goes by them
+        self._rule = ShardRule(kind=options.shard_rule, groups=self._groups, mapping=options.shard_map)
+        # A row of the outbox is a fragment; writers have cut them.
+        self._packer = TransactionPacker(source_id=options.source_id, rule=self._rule, fragment_bytes=sys.maxsize)
 
     def check(self) -> None:
         """Look whether there is a database, and change nothing. Raises SourceSetupError."""
@@ -253,22 +257,14 @@ class SqliteSource:
         while True:
             found = 0
             try:
-                for number, last, tstamp, serial, shard, tables, payload in reader.execute(_READ, (self._next_after,)):
+                for number, last, tstamp, changes in reader.execute(_READ, (self._next_after,)):
                     found += 1
+                    fragment = self._fragment(number, tstamp, changes, first=complete, last=bool(last))
+                    del changes
+                    self._next_after = number
                     complete = bool(last)
-                    touched = _read_tables(tables) if isinstance(tables, str) else None
-                    fragment = Fragment(
-                        source_id=self.source_id,
-                        event_id=f"{self._uuid}:{number}",
-                        shard_id=self._shard(bool(last), bool(serial), str(shard), touched),
-                        tstamp=int(tstamp),
-                        tables=touched,
-                        payload=payload,
-                        last=complete,
-                    )
-                    self._next_after = int(number)
                     if complete:
-                        complete_after = self._next_after
+                        complete_after = number
                     yield fragment
             except GeneratorExit:
                 self._next_after = complete_after  # left in the middle: that transaction comes again, whole
@@ -283,17 +279,26 @@ class SqliteSource:
                 "other than capture deleted from it. Restore the database from a copy"
             )
 
-    def _shard(self, last: bool, serial: bool, by_table: str, tables: tuple[TableName, ...] | None) -> str:
-        if not last:
-            return UNKNOWN_SHARD
-        if self._rule.kind is ShardRuleKind.TABLE:
-            return by_table
-        if tables is None or serial:
-            return UNKNOWN_SHARD
-        tally = ShardTally(self._rule)
-        for schema, table in tables:
-            tally.touch(schema, table)
-        return tally.verdict()
+    def _fragment(self, number: int, tstamp: int, changes: bytes, *, first: bool, last: bool) -> Fragment:
+        """Return the fragment that a row of the outbox becomes; `first` and `last` of its transaction."""
+        packer = self._packer
+        if first:
+            packer.begin(self._rule)
+        event_id = f"{self._uuid}:{number}"
+        try:
+            piece = read_piece(changes)
+            for table in piece.tables:
+                self._groups[table.map.schema, table.map.table] = table.shard
+            for change in piece.changes:
+                if isinstance(change, Statement):
+                    packer.add(change, event_id=event_id, tstamp=tstamp)
+                else:
+                    packer.add_encoded(*change, event_id=event_id, tstamp=tstamp)
+        except ChangesDamagedError as exc:
+            raise ChangesDamagedError(path=self.options.path, outbox_id=number, why=exc.why) from exc
+        if last:
+            return packer.finish(event_id=event_id, tstamp=tstamp, metadata=_DBMS_METADATA)
+        return packer.take(event_id=event_id, tstamp=tstamp)
 
     def _look_at_schema(self) -> None:
         """Read the schema where it changed: refuse unguarded tables, warn of what is captured less than fully."""
@@ -407,11 +412,6 @@ class SqliteSource:
     def _connected(self) -> apsw.Connection:
         assert self._reader is not None, "start() was not called"
         return self._reader
-
-
-@lru_cache(maxsize=4096)
-def _read_tables(text: str) -> tuple[TableName, ...]:
-    return tuple((schema, table) for schema, table in json.loads(text))
 
 
 class SqliteTables:

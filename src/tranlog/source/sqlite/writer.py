@@ -17,18 +17,15 @@ from typing import Any, TypeAlias
 
 import apsw
 
-from tranlog.change import Op, Statement
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import SourceSetupError
-from tranlog.payload import encode_row
 from tranlog.source.packer import FRAGMENT_BYTES
-from tranlog.source.sqlite.buffer import BufferedRow
 from tranlog.source.sqlite.opening import open_database
 from tranlog.source.sqlite.outbox import OutboxWriter
+from tranlog.source.sqlite.raw import SCHEMA, raw_row
 from tranlog.source.sqlite.recorder import RowRecorder
 from tranlog.source.sqlite.schema import (
     OUTBOX_TABLE,
-    SCHEMA,
     SOURCE_TABLE,
     SqliteSchema,
     guard_tables,
@@ -51,6 +48,9 @@ _OTHER = StatementKind.OTHER
 _BEGIN = StatementKind.BEGIN  # names of this module: looking a member up in its class costs more than the comparison
 _COMMIT = StatementKind.COMMIT
 _ROLLBACK = StatementKind.ROLLBACK
+_FAMILIAR_KINDS = frozenset((_OTHER, _BEGIN, _COMMIT, _ROLLBACK))
+_FAMILIAR_MOST = 1000
+_FAMILIAR_LENGTH = 1000  # of a text in characters: a program makes longer ones anew each time
 _NO_ROWS: Iterator[tuple[Any, ...]] = iter(())
 _TAKE_WRITE_LOCK = f"DELETE FROM main.{OUTBOX_TABLE} WHERE 0"
 
@@ -82,8 +82,8 @@ class Connection:
     back when the block raises. One statement per `execute`; `executescript` takes many. A statement that writes has
     run to its end when `execute` returns, its RETURNING rows wait in the cursor.
 
-    The changes of an open transaction are held as encoded rows: up to about 4 MiB in memory, then in the outbox; inside
-    savepoints and for one statement they wait in a temporary file instead, since they may still be taken back.
+    The changes of an open transaction are held in their raw form: up to about 4 MiB in memory, then in the outbox;
+    inside savepoints and for one statement they wait in a temporary file instead, since they may still be taken back.
 
     Shape: every committed transaction that changed rows of the main database's tables, or its schema, is one
     transaction of the log. PRAGMAs, temporary, virtual and attached tables are not captured.
@@ -117,9 +117,9 @@ class Connection:
         except BaseException:
             self._db.close()
             raise
-        self._recorder = RowRecorder(self._db, self._schema.plans)
+        self._recorder = RowRecorder(self._db, self._schema)
         self._buffer = self._recorder.buffer
-        self._outbox = OutboxWriter(self._db, fragment_bytes=fragment_bytes, rule=self._schema.rule, clock=self._clock)
+        self._outbox = OutboxWriter(self._db, self._recorder, piece_bytes=fragment_bytes, clock=self._clock)
         self._flush_bytes = FLUSH_FRAGMENTS * fragment_bytes
         self._running = 0  # writing statements in progress; more than one when an SQL function runs SQL
         self._checked = False  # the write lock is held and the schema known
@@ -129,6 +129,7 @@ class Connection:
         self._changes_of_setup = self._db.total_changes()
         self._changes_before: int | None = None  # what changes() would say without our own statements
         self._withs: list[str | None] = []
+        self._familiar: dict[str, StatementKind] = {}
         self._db.preupdate_hook(self._recorder.on_row)
         self._db.set_rollback_hook(self._reset_transaction)
         self._db.create_scalar_function("changes", lambda *_: self.changes(), 0, flags=apsw.SQLITE_INNOCUOUS)
@@ -239,7 +240,7 @@ class Connection:
 
     # --- a statement's life; called by Cursor ---
 
-    def _before_special(self, run: _Run, inner: apsw.Cursor) -> None:
+    def _before_special(self, run: Cursor, inner: apsw.Cursor) -> None:
         """Get ready for a statement of a kind of its own; what it raises keeps the statement from running."""
         kind = run.kind
         if kind is _COMMIT:
@@ -257,8 +258,10 @@ class Connection:
                 self._before_commit()
         elif kind is StatementKind.SAVEPOINT:
             run.opens = not self._db.in_transaction
+        elif kind is StatementKind.ATTACH or kind is StatementKind.VACUUM:
+            self._recorder.others = True
 
-    def _before_write(self, run: _Run) -> None:
+    def _before_write(self, run: Cursor) -> None:
         db = self._db
         if not db.in_transaction:
             db.execute("BEGIN IMMEDIATE")
@@ -273,35 +276,51 @@ class Connection:
             self._checked = True
         if self._recorder.bytes > self._flush_bytes and not self._running and not self._buffer.savepoints:
             self._flush()
-        run.mark = len(self._buffer)
+        buffer = self._buffer
+        run.mark = buffer.spilled + len(buffer.entries)
         run.writes = True
         self._running += 1
         self._changes_before = None
 
-    def _before_repeat(self, run: _Run) -> None:
-        """Get ready for the next bindings of `executemany` in a transaction: those before are done."""
-        if not self._db.in_transaction:
-            raise apsw.SQLError("the transaction ended while executemany ran in it")
-        recorder = self._recorder
-        recorder.read_unread()
-        if recorder.poison is not None:
-            raise recorder.poison
-        if recorder.bytes > self._flush_bytes and self._running == 1 and not self._buffer.savepoints:
-            self._flush()
-        run.rows_changed += self.changes()
-        run.mark = len(self._buffer)
-        self._changes_before = None
+    def _each(self, run: Cursor, bindings: Iterable[Bindings]) -> Iterator[Bindings]:
+        """Yield the bindings of an `executemany` in a transaction.
+
+        Asking for the next one says that those before are done. So the tracer has to see only the first statement, and
+        need not be asked for each.
+        """
+        db, recorder, buffer = self._db, self._recorder, self._buffer
+        entries, changes = buffer.entries, db.changes
+        traced = True
+        for values in bindings:
+            if run.writes:
+                if traced:
+                    run._inner.exec_trace = None
+                    traced = False
+                if not db.in_transaction:
+                    raise apsw.SQLError("the transaction ended while executemany ran in it")
+                if recorder.unread is not None:
+                    recorder.read_unread()
+                if recorder.poison is not None:
+                    raise recorder.poison
+                if recorder.bytes > self._flush_bytes and self._running == 1 and not buffer.savepoints:
+                    self._flush()
+                before = self._changes_before
+                run.rows_changed += changes() if before is None else before
+                self._changes_before = None
+                run.mark = buffer.spilled + len(entries)
+            yield values
 
     def _use_schema(self, schema: SqliteSchema) -> None:
         self._schema = schema
-        self._recorder.plans = schema.plans
+        self._recorder.use(schema)
 
-    def _after_statement(self, run: _Run) -> None:
+    def _after_statement(self, run: Cursor) -> None:
         """Note that a statement ran to its end."""
         if run.writes:
             self._running -= 1
             recorder = self._recorder
-            recorder.read_unread()
+            if recorder.unread is not None:
+                recorder.read_unread()
             if recorder.poison is not None:
                 self._abandon(None)
             run.rows_changed += self._db.changes()
@@ -310,7 +329,7 @@ class Connection:
         if run.own_transaction:
             self._commit_own()
 
-    def _after_special(self, run: _Run) -> None:
+    def _after_special(self, run: Cursor) -> None:
         kind = run.kind
         if kind is _BEGIN:
             return
@@ -339,7 +358,7 @@ class Connection:
             case _:
                 pass
 
-    def _statement_failed(self, run: _Run, error: BaseException) -> None:
+    def _statement_failed(self, run: Cursor, error: BaseException) -> None:
         """Bring the buffer to what a statement that raised has left in the database."""
         if run.writes:
             self._running -= 1
@@ -405,11 +424,12 @@ class Connection:
 
     # --- schema, settings ---
 
-    def _after_ddl(self, run: _Run) -> None:
+    def _after_ddl(self, run: Cursor) -> None:
         """Record a statement that changed the schema, and guard what it made."""
         db = self._db
         known = self._schema
         if schema_version(db) == known.version:
+            self._recorder.others = True
             return  # IF NOT EXISTS, or a temporary table
         try:
             schema = read_schema(db)
@@ -429,15 +449,11 @@ class Connection:
             for name in made:  # the stored text: without IF NOT EXISTS, and for AS SELECT the columns that came out
                 for (stored,) in db.execute("SELECT sql FROM main.sqlite_schema WHERE name = ?", (name,)):
                     text = str(stored)
-            entries = self._buffer.entries
-            entries.append(Statement(schema=SCHEMA, sql=text, ddl=True, timestamp=self._clock.now_ms()))
+            recorder = self._recorder
+            recorder.add_statement(text, self._clock.now_ms())
             for name in made:  # rows of CREATE TABLE ... AS SELECT, which the hook does not report
-                plan = schema.plans[name]
-                for row in db.execute(plan.select_typed):
-                    after = encode_row(typed_row(row))
-                    entries.append(BufferedRow(plan.map, Op.INSERT, None, after, 0, 0))
-                    self._recorder.bytes += len(after)
-                    self._recorder.make_room()
+                for row in db.execute(schema.plans[name].select_typed):
+                    recorder.add_row(name, raw_row(typed_row(row)))
         except BaseException as exc:
             self._recorder.poison = exc
             self._abandon(None)
@@ -472,18 +488,17 @@ class Connection:
     def _flush(self) -> None:
         """Move the changes of a growing transaction to the outbox, where ROLLBACK undoes them like the rest."""
         try:
-            self._outbox.flush(self._buffer, self._schema.rule)
+            self._outbox.flush()
         except BaseException as exc:
             self._recorder.poison = exc
             raise
-        self._recorder.forget_flushed()
 
     def _before_commit(self) -> None:
         """Write what the transaction changed into the outbox, in the transaction itself."""
         if self._outbox.open or len(self._buffer):
             if self._changes_before is None:
                 self._changes_before = self._db.changes()
-            self._outbox.finish(self._buffer, self._schema.rule)
+            self._outbox.finish()
 
     def _commit_own(self) -> None:
         """Commit the transaction that one statement outside any has got."""
@@ -514,37 +529,46 @@ def split_script(script: str) -> Iterator[str]:
         yield script[start:]
 
 
-class _Run:
-    """A cursor's statement in progress; as apsw's tracer, it sees the statement before its first step.
+class Cursor:
+    """Runs statements and holds their rows. Threads: as its connection.
 
-    Apart from the cursor, which would else be in a cycle with SQLite's statement: one whose rows nobody fetched must
-    end with its last reference, not hold its snapshot until the garbage is collected.
+    A statement is known by its text when it comes again: SQLite need not be asked what it is, by a tracer that sees it
+    before its first step. The tracer is taken off after each statement, since it makes a cycle: a cursor whose rows
+    nobody fetched must end with its last reference, not hold its snapshot until the garbage is collected.
     """
 
     __slots__ = (
-        *("connection", "description", "kind", "lazy", "mark", "opens", "own_transaction", "rows_changed"),
-        *("savepoint", "sql", "writes"),
+        *("_inner", "_rows", "connection", "description", "kind", "lazy", "mark", "opens", "own_transaction"),
+        *("rowcount", "rows_changed", "savepoint", "sql", "writes"),
     )
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.rowcount = -1
         self.description: tuple[tuple[Any, ...], ...] | None = None
+        """Name and declared type of each column that the last statement returns; None where it returns none."""
+        self._inner = connection._db.cursor()
+        self._rows: Iterator[tuple[Any, ...]] | None = None
 
-    def begin(self, sql: str) -> None:
-        """Start anew."""
-        verdict = classify(sql)
+    def _begin(self, sql: str) -> None:
+        """Forget the last statement."""
         self.sql = sql
-        self.kind = verdict.kind
-        self.savepoint = verdict.savepoint
         self.description = None
         self.lazy = False  # reads only: its rows are fetched as they are asked for
         self.writes = False
         self.own_transaction = False
         self.opens = False  # a SAVEPOINT that opens a transaction
-        self.rows_changed = 0
         self.mark = 0
+        self.rows_changed = 0
 
-    def __call__(self, inner: apsw.Cursor, sql: str, bindings: object) -> bool:
+    def _trace(self) -> None:
+        """Have `_before_step` called for the statement."""
+        verdict = classify(self.sql)
+        self.kind = verdict.kind
+        self.savepoint = verdict.savepoint
+        self._inner.exec_trace = self._before_step
+
+    def _before_step(self, inner: apsw.Cursor, sql: str, bindings: object) -> bool:
         if len(sql) < len(self.sql) and not is_blank(self.sql[len(sql) :]):
             raise apsw.SQLError("one statement at a time: use executescript for more")
         self.description = inner.get_description() or None
@@ -556,36 +580,43 @@ class _Run:
             self.connection._before_write(self)
         return True
 
-
-class Cursor:
-    """Runs statements and holds their rows. Threads: as its connection."""
-
-    __slots__ = ("_inner", "_rows", "_run", "connection", "rowcount")
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.rowcount = -1
-        self._run = _Run(connection)
-        self._inner = connection._db.cursor()
-        self._inner.exec_trace = self._run
-        self._rows: Iterator[tuple[Any, ...]] | None = None
-
     def execute(self, sql: str, bindings: Bindings | None = None) -> Cursor:
         """Run one statement."""
-        run = self._run
-        run.begin(sql)
+        connection, inner = self.connection, self._inner
+        familiar = connection._familiar
+        kind = familiar.get(sql)
+        self._begin(sql)
         try:
-            self._inner.execute(sql, bindings)
-            if run.lazy:
-                self._rows = None
-                self.rowcount = -1
-                return self
-            self._rows = _NO_ROWS if run.description is None else iter(self._inner.fetchall())
+            if kind is None:
+                self._trace()
+                inner.execute(sql, bindings)
+                inner.exec_trace = None
+                if self.lazy:
+                    self._rows = None
+                    self.rowcount = -1
+                    return self
+                if self.description is not None:
+                    self._rows = iter(inner.fetchall())
+                else:
+                    self._rows = _NO_ROWS
+                    kind = self.kind
+                    if kind in _FAMILIAR_KINDS and len(sql) <= _FAMILIAR_LENGTH:
+                        if len(familiar) >= _FAMILIAR_MOST:
+                            familiar.clear()
+                        familiar[sql] = kind
+            else:
+                self.kind = kind
+                if kind is _OTHER:
+                    connection._before_write(self)
+                else:
+                    connection._before_special(self, inner)
+                inner.execute(sql, bindings)
+                self._rows = _NO_ROWS
         except BaseException as exc:
             self._failed(exc)
             raise
-        self.connection._after_statement(run)
-        self.rowcount = run.rows_changed if run.kind is _OTHER else -1
+        connection._after_statement(self)
+        self.rowcount = self.rows_changed if self.kind is _OTHER else -1
         return self
 
     def executemany(self, sql: str, bindings: Iterable[Bindings]) -> Cursor:
@@ -597,47 +628,30 @@ class Cursor:
                 rows += self.execute(sql, values).fetchall()
                 count += max(self.rowcount, 0)
         else:
-            run = self._run
-            run.begin(sql)
+            self._begin(sql)
+            self._trace()
             try:
-                self._inner.executemany(sql, self._each(bindings))
+                self._inner.executemany(sql, self.connection._each(self, bindings))
                 rows = self._inner.fetchall()
             except BaseException as exc:
                 self._failed(exc)
                 raise
-            self._inner.exec_trace = run
-            if not run.lazy:
-                self.connection._after_statement(run)
-            count = run.rows_changed
+            self._inner.exec_trace = None
+            if not self.lazy:
+                self.connection._after_statement(self)
+            count = self.rows_changed
         self._rows = iter(rows)
         self.rowcount = count
         return self
 
-    def _each(self, bindings: Iterable[Bindings]) -> Iterator[Bindings]:
-        """Yield the bindings of an `executemany`; asking for the next one says that those before are done.
-
-        So the tracer has to see only the first statement, and need not be asked for each.
-        """
-        run, connection, inner = self._run, self.connection, self._inner
-        for values in bindings:
-            if run.writes:
-                inner.exec_trace = None
-                connection._before_repeat(run)
-            yield values
-
     def _failed(self, error: BaseException) -> None:
+        self._inner.exec_trace = None
         self._inner.close(True)  # the statement is over, also when it was a row that could not be read
         self._rows = _NO_ROWS
         self.rowcount = -1
         self._inner = self.connection._db.cursor()
-        self._inner.exec_trace = self._run
-        if not self._run.lazy:
-            self.connection._statement_failed(self._run, error)
-
-    @property
-    def description(self) -> tuple[tuple[Any, ...], ...] | None:
-        """Name and declared type of each column that the last statement returns; None where it returns none."""
-        return self._run.description
+        if not self.lazy:
+            self.connection._statement_failed(self, error)
 
     @property
     def lastrowid(self) -> int:

@@ -1,0 +1,228 @@
+"""The raw form: a transaction's changes as a writer stores them in the outbox, and as capture reads them. Pure.
+
+Owns those bytes, both ways. A writer pays inside its transaction, so it stores what the preupdate hook gives, a row
+change in one call of MessagePack's; what can be said later is capture's to say: the images' bytes, the key that a row
+lacks, the shard. The hard idea is what later cannot be known: which map a table had at that moment, and which shard
+its foreign keys gave it. Each piece holds both for every table that it may touch, so it is read without a look at any
+schema, whoever wrote it and however long ago. The database file may be damaged: whatever the bytes, `read_piece`
+answers with changes or with ChangesDamagedError.
+
+Source: docs/format.md, "The outbox of a SQLite source".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec.msgpack import Ext
+
+from tranlog.change import Op, Statement, TableMap
+from tranlog.errors import SourceError
+from tranlog.payload import decode_table_map, encode_row
+from tranlog.source.sqlite.statement import fold
+from tranlog.types import CharsetBytes, Value
+
+Place: TypeAlias = int | tuple[Value, ...]
+"""Where a row stands: its rowid, or its key in a table WITHOUT ROWID."""
+
+RawRow: TypeAlias = Sequence[Value | Ext]
+"""A row as it is stored: text that is not UTF-8 stands as `Ext`."""
+
+RawTable: TypeAlias = tuple[int, bytes, str]
+"""A table's number in a piece, its map by `payload.encode_table_map`, its shard by the rule `table` of that moment."""
+
+encode_change: Final[Callable[[tuple[Any, ...]], bytes]] = msgspec.msgpack.Encoder().encode
+"""Return the bytes of one change. A row change is (table's number, before, after, old place, new place), with None for
+the image and the place that an INSERT or a DELETE lacks; a statement is (SQL, None, None, None, ms since 1970)."""
+
+TEXT_BYTES: Final = 1
+"""MessagePack extension: the bytes of a text that is not UTF-8."""
+SCHEMA: Final = "main"
+_PIECE: Final = b"\x92"  # MessagePack: an array of two, the tables and the changes
+_MANY: Final = struct.Struct(">BI")
+_ARRAY: Final = 0xDD  # MessagePack: an array whose length follows in four bytes
+
+
+@dataclass(eq=False, kw_only=True)
+class ChangesDamagedError(SourceError):
+    """What stands in the outbox is not what a writer stored there."""
+
+    why: str
+    path: str = ""
+    outbox_id: int | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"the changes with the id {self.outbox_id} in the outbox of {self.path} are damaged: {self.why}. "
+            "Restore the database from a copy"
+        )
+
+
+class RawChange(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A change as it is stored; see `encode_change`."""
+
+    table: int | str
+    before: list[Any] | None
+    after: list[Any] | None
+    old_place: Any
+    new_place: Any
+
+
+_decode_change: Final = msgspec.msgpack.Decoder(RawChange).decode
+_decode_piece: Final = msgspec.msgpack.Decoder(tuple[list[RawTable], list[RawChange]]).decode
+
+
+def encode_statement(sql: str, timestamp: int) -> bytes:
+    """Return the bytes of a statement at its place among the row changes."""
+    return encode_change((sql, None, None, None, timestamp))
+
+
+def encode_head(tables: Sequence[RawTable]) -> bytes:
+    """Return how a piece begins: the tables that its changes may touch."""
+    return _PIECE + encode_change(tuple(tables))
+
+
+def encode_piece(head: bytes, changes: Sequence[bytes]) -> bytes:
+    """Return the content of one row of the outbox."""
+    return b"".join((head, _MANY.pack(_ARRAY, len(changes)), *changes))
+
+
+def raw_row(row: Sequence[Value]) -> RawRow:
+    """Return a row in the form in which it is stored."""
+    if CharsetBytes in map(type, row):
+        return [Ext(TEXT_BYTES, value.raw) if type(value) is CharsetBytes else value for value in row]
+    return row
+
+
+def decode_change(raw: bytes) -> RawChange:
+    """Return a change of this very connection's; what another wrote is `read_piece`'s to judge."""
+    return _decode_change(raw)
+
+
+def image_of(row: RawRow, reals: Sequence[int]) -> bytes:
+    """Return a row's image; `reals` are its columns of REAL affinity.
+
+    SQLite reports the default of a REAL column that was added later as an integer. Raises ValueError for an extension
+    that is not ours.
+    """
+    for at in reals:
+        if type(row[at]) is int:
+            row = [float(value) if i in reals and type(value) is int else value for i, value in enumerate(row)]
+            break
+    if Ext in map(type, row):
+        row = [_text(value) if type(value) is Ext else value for value in row]
+    return encode_row(row)  # type: ignore[arg-type]
+
+
+def _text(value: Ext) -> CharsetBytes:
+    if value.code != TEXT_BYTES:
+        raise ValueError(f"a value of the unknown kind {value.code}")
+    return CharsetBytes("utf8", bytes(value.data))
+
+
+def affinity_is_real(declared: str) -> bool:
+    """Whether a declared type gives REAL affinity, by SQLite's rules in their order (datatype3, section 3.1)."""
+    name = fold(declared)
+    if not name or any(part in name for part in ("int", "char", "clob", "text", "blob")):
+        return False
+    return any(part in name for part in ("real", "floa", "doub"))
+
+
+def real_columns(table: TableMap) -> tuple[int, ...]:
+    """Return the indexes of a table's columns of REAL affinity."""
+    return tuple([at for at, column in enumerate(table.columns) if affinity_is_real(column.source_type)])
+
+
+class PieceTable(NamedTuple):
+    """A table of a piece.
+
+    `null_key` is the map for a row with NULL in a declared key, which SQLite permits any number of times: such a row
+    has no key. None where the key cannot be NULL.
+    """
+
+    map: TableMap
+    null_key: TableMap | None
+    reals: tuple[int, ...]
+    shard: str
+
+
+class Piece(NamedTuple):
+    """A piece as it was read. `changes` is to be gone through once; the images are `payload.encode_row` bytes."""
+
+    tables: list[PieceTable]
+    changes: Iterator[tuple[TableMap, Op, bytes] | Statement]
+
+
+def read_piece(raw: bytes) -> Piece:
+    """Read what `encode_piece` wrote. Raises ChangesDamagedError, also while `changes` is gone through.
+
+    Shape: time and memory are proportional to `raw`.
+    """
+    try:
+        listed, changes = _decode_piece(raw)
+        tables = {number: _piece_table(encoded, shard) for number, encoded, shard in listed}
+    except (ValueError, IndexError, RecursionError) as exc:
+        raise ChangesDamagedError(why=_reason(exc)) from exc
+    return Piece(list(tables.values()), _changes(tables, changes))
+
+
+def _reason(exc: Exception) -> str:
+    return "they end in the middle" if isinstance(exc, IndexError) else str(exc)
+
+
+@lru_cache(maxsize=4096)
+def _piece_table(encoded: bytes, shard: str) -> PieceTable:
+    table = decode_table_map(encoded)
+    null_key = None
+    if any(table.columns[at].nullable for at in table.primary_key):
+        null_key = msgspec.structs.replace(table, primary_key=())
+    return PieceTable(table, null_key, real_columns(table), shard)
+
+
+def _changes(
+    tables: dict[int, PieceTable], changes: list[RawChange]
+) -> Iterator[tuple[TableMap, Op, bytes] | Statement]:
+    changes.reverse()
+    try:
+        while changes:
+            change = changes.pop()  # let go of as it is read: a row may have 1 GB
+            number, before, after = change.table, change.before, change.after
+            if type(number) is str:
+                timestamp = change.new_place
+                if (
+                    before is not None
+                    or after is not None
+                    or type(timestamp) is not int
+                    or timestamp >> 63 not in (0, -1)
+                ):
+                    raise ValueError("a statement that has rows, or no time")
+                yield Statement(schema=SCHEMA, sql=number, ddl=True, timestamp=timestamp)
+                continue
+            del change
+            table = tables.get(number)  # type: ignore[arg-type]
+            if table is None:
+                raise ValueError(f"the table number {number} is not among those listed")
+            table_map, null_key, reals, _ = table
+            columns = len(table_map.columns)
+            if (before is not None and len(before) != columns) or (after is not None and len(after) != columns):
+                raise ValueError(f"a row of table {table_map.name} does not have its {columns} columns")
+            if null_key is not None:
+                for at in table_map.primary_key:
+                    if (before is not None and before[at] is None) or (after is not None and after[at] is None):
+                        table_map = null_key
+                        break
+            if before is None:
+                if after is None:
+                    raise ValueError(f"a change of table {table_map.name} without a row")
+                yield table_map, Op.INSERT, image_of(after, reals)
+            elif after is None:
+                yield table_map, Op.DELETE, image_of(before, reals)
+            else:
+                yield table_map, Op.UPDATE, image_of(before, reals) + image_of(after, reals)
+    except ValueError as exc:
+        raise ChangesDamagedError(why=str(exc)) from exc
