@@ -51,9 +51,11 @@ def test_one_sync_serves_everybody_who_came_before_it_began() -> None:
     gate = Gate(disk)
     before = disk.counts["sync"]
     appended = threading.Barrier(33, timeout=60)
+    syncing = threading.Event()
 
     def commit(name: str) -> Callable[[], None]:
         def body() -> None:
+            assert syncing.wait(60)
             seqno = log.append(make_fragment(name)).seqno
             appended.wait()
             assert log.commit() >= seqno
@@ -66,6 +68,7 @@ def test_one_sync_serves_everybody_who_came_before_it_began() -> None:
         leader = threading.Thread(target=log.commit)
         leader.start()
         gate.await_reached()  # the first sync runs now, and covers the leader's alone
+        syncing.set()
         appended.wait()
         until_waiting(log, 32)
         gate.let(1)

@@ -94,8 +94,10 @@ def test_a_stamp_that_cannot_be_right_proves_nothing() -> None:
     kept=st.integers(0, 500),
 )
 def test_no_wrong_clock_lets_a_segment_go_early(stamps: list[int], errors: list[int], now: int, kept: int) -> None:
-    """Whatever the stamps say, as long as the clock is right now and each stamp that is wrong is too low or in the
-    future: a segment that ended less than the retention ago stays, unless a stamp between lies a little too low."""
+    """Whatever the stamps say, as long as the clock is right now and was when the first segment was begun, and each
+    stamp that is wrong is too low or in the future: a segment that ended less than the retention ago stays, unless a
+    stamp between lies a little too low."""
+    errors = [0, *errors[1:]]
     small = [error for error in errors[: len(stamps)] if error in (-50, 50)]
     said = [max(stamp + error, 0) for stamp, error in zip(stamps, errors, strict=False)]
     found = gone(row(*said), OlderThan(ms=kept), now=now)

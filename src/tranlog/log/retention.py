@@ -3,7 +3,8 @@
 Owns the decisions; `purging` removes the files, `log` rotates. The hard ideas: a hold keeps the record at its own
 position too, since a restart looks it up to see that this is still the same log; only a hard limit passes a hold. And
 stamps are a clock's, which may go back or have been wrong: a stamp from the future proves nothing, and neither does one
-that lies before an earlier segment's, so a wrong clock keeps segments longer, never less.
+that lies before an earlier segment's, so a wrong clock keeps segments longer; but one that was behind from the oldest
+segment's beginning on makes them look as old as it said.
 
 Source: thl-internals, logFileRetention; tokumx-replication, "Oplog Management"; design/replication.md, "Retention";
 design/glossary.md, "low_water_seqno" and the sentence below the ladder.
