@@ -24,7 +24,7 @@ from tranlog import payload
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
 from tranlog.log import format as log_format
-from tranlog.log import index, index_table, positions, purge_notes, segment
+from tranlog.log import index, index_table, positions, purge_notes, segment, spill
 from tranlog.log.log import Log
 from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
 from tranlog.service import clearing
@@ -86,12 +86,13 @@ def page() -> str:
 
 @pytest.mark.parametrize(
     "name", ["HEADER_FIELDS", "EVENT_FIELDS", "ROTATE_FIELDS", "SYNC_FIELDS", "MARK_FIELDS", "EXTENSION_ITEM_FIELDS"]
-    + ["TABLE_ITEM_FIELDS", "POSITIONS_FIELDS", "TABLE_HEADER_FIELDS", "FRAME_FIELDS", "BUCKET_FIELDS", "RANGE_FIELDS"],
+    + ["TABLE_ITEM_FIELDS", "POSITIONS_FIELDS", "TABLE_HEADER_FIELDS", "FRAME_FIELDS", "BUCKET_FIELDS", "RANGE_FIELDS"]
+    + ["REFERENCE_FIELDS", "SPILL_HEADER_FIELDS", "CHUNK_FIELDS", "SPILL_TABLE_FIELDS", "TABLE_REFERENCE_FIELDS"],
 )  # fmt: skip
 def test_offsets_and_sizes_are_the_constants(page: str, name: str) -> None:
     wanted: list[tuple[str, str, str]] = []
     offset: int | None = 0
-    homes = (log_format, positions, index, index_table)
+    homes = (log_format, positions, index, index_table, spill)
     for field, size in next(getattr(home, name) for home in homes if hasattr(home, name)):
         wanted.append(("…" if offset is None else str(offset), str(size) if size else "n", field))
         offset = None if size == 0 or offset is None else offset + size
@@ -114,6 +115,11 @@ def test_the_structs_pack_what_the_fields_say() -> None:
     assert size("BUCKET_FIELDS", index) == index._BUCKET.size + 4
     assert size("RANGE_FIELDS", index) == index._RANGE.size + 4
     assert size("TABLE_HEADER_FIELDS", index_table) == index_table._HEADER.size
+    assert size("REFERENCE_FIELDS", spill) == spill.REFERENCE.size
+    assert size("SPILL_HEADER_FIELDS", spill) == spill.SPILL_HEADER_BYTES
+    assert size("CHUNK_FIELDS", spill) == spill.CHUNK_OVERHEAD
+    assert size("SPILL_TABLE_FIELDS", spill) == spill.SPILL_TABLE.size + 4
+    assert size("TABLE_REFERENCE_FIELDS", spill) == spill.TABLE_REFERENCE.size
     assert size("FRAME_FIELDS", index_table) == index_table._FRAME.size + index_table._COUNTS.size
 
 
@@ -139,7 +145,7 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    homes = (log_format, positions, segment, clearing, index_table, purge_notes)
+    homes = (log_format, positions, segment, clearing, index_table, purge_notes, spill)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
         assert name.strip("`").startswith(value)
@@ -149,7 +155,7 @@ def test_the_directory_is_the_constants(page: str) -> None:
 def test_the_limits_are_the_constants(page: str) -> None:
     limits = {name.strip("`"): int(value.replace(",", "")) for name, value, _ in rows_under(page, "### Limits")}
     for name, value in limits.items():
-        assert getattr(log_format, name, None) == value or getattr(positions, name, None) == value, name
+        assert value in [getattr(home, name, None) for home in (log_format, positions, spill)], name
     bounds = {name for home in (log_format, positions) for name in vars(home) if re.fullmatch("[A-Z_]+_MAX", name)}
     assert bounds <= set(limits)
 
@@ -164,6 +170,11 @@ def test_the_magic_numbers_are_the_constants(page: str) -> None:
         ">IHH", log_format.MAGIC_NUMBER, log_format.MAJOR_VERSION, log_format.MINOR_VERSION
     )
     types = {"EVENT_FIELDS": log_format.EVENT_TYPE, "ROTATE_FIELDS": log_format.ROTATE_TYPE}
+    types["CHUNK_FIELDS"] = log_format.CHUNK_TYPE
+    assert f"### Referring record: record_type {log_format.REFERENCE_TYPE:02x}" in page
+    for name, told in {"SPILL_HEADER_FIELDS": spill.SPILL_MAGIC, "SPILL_TABLE_FIELDS": spill.TABLE_MAGIC}.items():
+        value_of = {row[2]: row[3] for row in rows_under(page, f"`{name}`")}
+        assert (value_of["magic"], value_of["version"]) == (f"`{told.decode()}`", f"{spill.SPILL_VERSION:04x}")
     for name, number in {**types, "SYNC_FIELDS": log_format.SYNC_TYPE}.items():
         assert {row[2]: row[3] for row in rows_under(page, f"`{name}`")}["record_type"] == f"{number:02x}"
     assert f"00 none, {log_format.CRC_32:02x} CRC-32" in page

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fix_log import PATH, fill, make_fragment, open_log, open_reader, read_all, run_threads
+from fix_log import PATH, contents, fill, make_fragment, open_log, open_reader, read_all, run_threads
 from tranlog.change import Fragment
 from tranlog.errors import DiskFullError, LogClosedError, RecordLimitError
 from tranlog.ids import Epoch, Seqno
@@ -240,12 +240,14 @@ def test_an_empty_transaction_fits_any_place(size: int) -> None:
     assert empty_transaction(ids, 5).event_id == ids[1]
 
 
-def test_too_large_a_transaction_gets_no_place() -> None:
+def test_too_large_a_transaction_gets_a_small_place_and_spills() -> None:
     with open_log(SimDisk(), spill_above=10_000) as log:
-        with pytest.raises(RecordLimitError, match="spill_above is 10000"):
-            log.allocate(large("big", 20_000))
+        allocation = log.allocate(large("big", 20_000))
         log.append(make_fragment("next"))
-        assert log.commit() == 1
+        log.commit(sync=False)
+        assert log.visible_seqno == 0
+        allocation.complete()
+        assert [(seqno, event_id, len(raw)) for seqno, event_id, raw in contents(log)] == [(1, "big", 20_000), (2, "next", 7)]
 
 
 def test_a_full_disk_refuses_all_that_is_not_visible_and_each_owner_hears_it() -> None:

@@ -252,7 +252,9 @@ def test_a_checksum_without_its_method_is_found() -> None:
         (struct.pack(">IB", 4_000, 2) + bytes(5_000), "rotate record of 4000"),
         (struct.pack(">IB", 27, 3) + bytes(60), "sync record of 27"),
         (struct.pack(">IB", 27, 4) + bytes(60), "rollback mark of 27"),
-        (struct.pack(">IB", 27, 5) + bytes(60), "type 5"),
+        (struct.pack(">IB", 27, 5) + bytes(60), "event record of 27"),
+        (struct.pack(">IB", 100, 6) + bytes(100), "type 6"),
+        (struct.pack(">IB", 27, 7) + bytes(60), "type 7"),
         (struct.pack(">IB", 27, 0) + bytes(60), "type 0"),
     ],
 )

@@ -493,22 +493,22 @@ def test_what_the_format_cannot_hold_refuses_the_whole_transaction() -> None:
         assert [one[1] for one in contents(log)] == ["e0", "good"]
 
 
-def test_a_transaction_beyond_spill_above_is_refused_with_its_event_id() -> None:
-    """data-model.md: before spill is built it is refused with its size and event id."""
+def test_a_transaction_beyond_spill_above_spills_and_keeps_its_seqno() -> None:
+    """data-model.md: "beyond it a captured transaction goes to spill segments"."""
     disk = SimDisk()
     with open_log(disk, spill_above=5_000, buffer_bytes=100) as log:
-        with pytest.raises(RecordLimitError, match="5000") as caught:
-            log.append(make_fragment("one", bytes(6_000)))
-        assert caught.value.event_id == "one"
-        for _ in range(4):
-            log.append(make_fragment("many", bytes(1_000), last=False))
-        with pytest.raises(RecordLimitError, match="spill_above"):
-            log.append(make_fragment("many", bytes(1_000), last=False))
+        assert log.append(make_fragment("one", bytes(6_000))).seqno == 1
+        seqnos = {log.append(make_fragment("many", bytes(1_000), last=last)).seqno for last in [False] * 9 + [True]}
+        assert seqnos == {2}
         fill(log, 1)
-        assert [one[1] for one in contents(log)] == ["e0"]
+        assert contents(log) == [(1, "one", bytes(6_000)), (2, "many", bytes(10_000)), (3, "e0", make_payload(0, 100))]
+        with log.cursor() as cursor:
+            cursor.seek(Seqno(1))
+            assert [(one.header.spilled, one.fragments) for one in read_all(cursor)] == [(True, 1), (True, 10), (False, 1)]
+    assert len(disk.content(segment_path(1))) < 1_000
 
 
-def test_65536_fragments_and_not_one_more() -> None:
+def test_beyond_65536_fragments_a_transaction_spills() -> None:
     disk = SimDisk()
     with open_log(disk) as log:
         fragment = make_fragment("x", b"", last=False, tables=(), shard_id="", source_id="")
@@ -520,9 +520,14 @@ def test_65536_fragments_and_not_one_more() -> None:
         assert (transaction.fragments, transaction.header.fragno) == (65_536, 65_535)
         for _ in range(65_536):
             log.append(fragment)
-        with pytest.raises(RecordLimitError, match="more than 65536 fragments"):
-            log.append(make_fragment("x", b""))
-        assert log.append(make_fragment("next")).seqno == 2
+        log.append(make_fragment("x", b"last"))
+        log.commit()
+        with log.cursor() as cursor:
+            cursor.seek(Seqno(2))
+            transaction = cursor.next()
+        assert transaction is not None and transaction.header.spilled and transaction.fragments == 65_537
+        assert [one.header.fragno for one in transaction.records()] == list(range(65_537))
+        assert log.append(make_fragment("next")).seqno == 3
 
 
 # --- rotation --------------------------------------------------------------------------------------------

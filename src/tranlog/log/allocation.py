@@ -40,9 +40,12 @@ class AllocatingLog(Protocol):
 
 
 def records_of(
-    fragments: Sequence[Fragment], *, seqno: Seqno, epoch: Epoch, checksum: bool, padding: int
+    fragments: Sequence[Fragment], *, seqno: Seqno, epoch: Epoch, checksum: bool, padding: int, spilled: bool = False
 ) -> list[bytes]:
-    """Return the bytes of a transaction, in pieces; `padding` goes into its first record."""
+    """Return the bytes of a transaction, in pieces; `padding` goes into its first record.
+
+    `spilled`: the one fragment is what refers to the transaction.
+    """
     pieces: list[bytes] = []
     for fragno, fragment in enumerate(fragments):
         head, trailer = encode_event(
@@ -58,6 +61,7 @@ def records_of(
             payload=fragment.payload,
             checksum=checksum,
             padding=0 if fragno else padding,
+            spilled=spilled,
         )
         if len(fragment.payload) < _JOIN_BELOW:
             pieces.append(head + fragment.payload + trailer)
@@ -130,6 +134,7 @@ class Allocation:
         padding: int,
         before: tuple[str, str],
         checksum: bool,
+        spilled: bool = False,
     ) -> None:
         """For `Log.allocate` only."""
         self.gtid = gtid
@@ -141,6 +146,7 @@ class Allocation:
         self._padding = padding
         self._before = before
         self._checksum = checksum
+        self._spilled = spilled
         self._written = False
         self._over = False
 
@@ -159,6 +165,7 @@ class Allocation:
                     epoch=gtid.epoch,
                     checksum=self._checksum,
                     padding=self._padding,
+                    spilled=self._spilled,
                 )
             )
             self._written = True

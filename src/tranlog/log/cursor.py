@@ -46,6 +46,8 @@ from tranlog.log.format import (
 )
 from tranlog.log.rollback import overtaken
 from tranlog.log.segment import SegmentReader, Segments, payload_at
+from tranlog.log.spill import Reference, parse_reference
+from tranlog.log.spilled import SpillFault, SpillReader, fault_error
 from tranlog.payload import Payload, decode
 
 
@@ -75,15 +77,21 @@ class StoredTransaction:
     Threads: like the cursor that gave it.
     """
 
-    __slots__ = ("_start", "_view", "_window", "_window_start", "fragments", "header")
+    __slots__ = ("_fragments", "_reference", "_start", "_view", "_window", "_window_start", "header")
 
     def __init__(self, view: LogView, reader: SegmentReader, start: Lsn, fragments: int, header: RecordHeader) -> None:
         self._view = view
         self._window = reader.window
         self._window_start = reader.start
         self._start = start
-        self.fragments = fragments
+        self._fragments = fragments
+        self._reference: Reference | None = None
         self.header = header
+
+    @property
+    def fragments(self) -> int:
+        """How many fragments it has. Of a spilled transaction the reference says it: raises CorruptRecordError."""
+        return self._refers_to().fragments if self.header.spilled else self._fragments
 
     @property
     def start(self) -> Lsn:
@@ -97,10 +105,38 @@ class StoredTransaction:
 
     def records(self) -> Iterator[Record]:
         """Yield each fragment's header and payload. Raises CorruptRecordError, PurgedError, SegmentGoneError."""
-        if self.fragments == 1:
+        if self.header.spilled:
+            yield from self._read_spilled()
+        elif self._fragments == 1:
             yield Record(self.header, self._only_payload())
         else:
             yield from self._read_records()
+
+    def _refers_to(self) -> Reference:
+        """Return what the referring record says."""
+        if self._reference is None:
+            self._reference = parse_reference(self._only_payload())
+            if self._reference is None:
+                header = self.header
+                name, offset = segment_name(lsn_segment(header.lsn)), lsn_offset(header.lsn)
+                why = "a reference whose numbers contradict each other"
+                raise CorruptRecordError(segment=name, offset=offset, seqno=header.seqno, why=why)
+        return self._reference
+
+    def _read_spilled(self) -> Iterator[Record]:
+        segments, header = self._view.segments, self.header
+        reader = SpillReader(segments.directory, segments.disk, self._refers_to(), header)
+        try:
+            for found in reader.records():
+                if isinstance(found, SpillFault):
+                    segments.refresh()
+                    first = segments.first_seqno()
+                    if header.seqno < first:  # purged meanwhile, and its spill with it
+                        raise PurgedError(seqno=header.seqno, first=first)
+                    raise fault_error(found, header)
+                yield found
+        finally:
+            reader.close()
 
     def _only_payload(self) -> bytes:
         """Return the payload of the one fragment, from the window that its header was found in where it fits."""
@@ -123,7 +159,7 @@ class StoredTransaction:
         reader = SegmentReader(self._view.segments.open(number, seqno), number, checksum=self._view.checksum)
         try:
             offset = lsn_offset(self._start)
-            for fragno in range(self.fragments):
+            for fragno in range(self._fragments):
                 outcome = reader.read(offset, verify=False)
                 while isinstance(outcome, SyncRecord):
                     offset += outcome.record_length
@@ -146,7 +182,7 @@ class StoredTransaction:
 
     def payload(self) -> Payload:
         """Return the whole content at once; for small transactions. Metadata and options are the last fragment's."""
-        if self.fragments == 1:
+        if self._fragments == 1 and not self.header.spilled:
             return self._decode(self._only_payload())
         parts = [self._decode(payload) for payload in self.payloads()]
         changes = tuple(change for part in parts for change in part.changes)
@@ -154,7 +190,7 @@ class StoredTransaction:
 
     def is_noop(self) -> bool:
         """Whether this is a no-op: a seqno without content, as each start of a writer leaves one."""
-        if self.fragments != 1 or self.header.tables != ():
+        if self._fragments != 1 or self.header.spilled or self.header.tables != ():
             return False
         return self._decode(self._only_payload()).is_noop()
 

@@ -31,6 +31,10 @@ EVENT_TYPE: Final = 1
 ROTATE_TYPE: Final = 2
 SYNC_TYPE: Final = 3
 MARK_TYPE: Final = 4
+REFERENCE_TYPE: Final = 5
+"""An event record whose event field says where the transaction was spilled to: the form of an event in all else."""
+CHUNK_TYPE: Final = 6
+"""Only in spill segments, see `spill`."""
 
 CRC_NONE: Final = 0
 CRC_32: Final = 1
@@ -169,6 +173,8 @@ class RecordHeader(msgspec.Struct, frozen=True):
     data_length: int
     crc_method: int
     crc: int
+    spilled: bool = False
+    """A referring record: its payload says where the transaction's fragments were spilled to."""
 
     @property
     def gtid(self) -> Gtid:
@@ -373,10 +379,11 @@ def encode_event(
     payload: bytes,
     checksum: bool,
     padding: int = 0,
+    spilled: bool = False,
 ) -> tuple[bytes, bytes]:
     """Return what stands before and what stands behind the payload in an event record.
 
-    `padding`: bytes of a header item that means nothing, 0 or at least 3. Raises RecordLimitError for whatever the
+    `padding`: bytes of a header item that means nothing, 0 or at least 3. `spilled`: the payload is a reference. Raises RecordLimitError for whatever the
     format cannot hold.
     """
     try:
@@ -399,9 +406,10 @@ def encode_event(
         raise RecordLimitError(event_id=event_id, why=f"a fragment of {len(payload)} bytes")
     if not 0 <= tstamp <= SEQNO_MAX:
         raise RecordLimitError(event_id=event_id, why=f"its commit time {tstamp} ms is before 1970 or absurd")
+    kind = REFERENCE_TYPE if spilled else EVENT_TYPE
     head = b"".join(
         (
-            EVENT_START.pack(record_length, EVENT_TYPE, header_length, seqno, fragno, last_frag, epoch),
+            EVENT_START.pack(record_length, kind, header_length, seqno, fragno, last_frag, epoch),
             names,
             EVENT_TSTAMP.pack(tstamp),
             extension,
@@ -449,7 +457,7 @@ def parse_event(raw: bytes, at: int, lsn: int, trailer: bytes | None = None) -> 
     """
     try:
         length, kind, header_length, seqno, fragno, last_frag, epoch = EVENT_START.unpack_from(raw, at)
-        if kind != EVENT_TYPE or last_frag > 1:
+        if last_frag > 1 or (kind != EVENT_TYPE and (kind != REFERENCE_TYPE or fragno or not last_frag)):
             return None
         first = at + 28
         second = raw.index(0, first) + 1
@@ -486,6 +494,7 @@ def parse_event(raw: bytes, at: int, lsn: int, trailer: bytes | None = None) -> 
             data_length,
             method,
             crc,
+            kind != EVENT_TYPE,
         )
     except (ValueError, struct.error):
         return None
@@ -606,7 +615,7 @@ def parse_record(raw: bytes, at: int, lsn: int, checksum: bool = True) -> Outcom
     if left < 5:
         return Partial(RECORD_START.size)
     kind = raw[at + 4]
-    if kind == EVENT_TYPE:
+    if kind == EVENT_TYPE or kind == REFERENCE_TYPE:
         if length < EVENT_MIN:
             return Impossible(f"an event record of {length} bytes")
         if left < length:

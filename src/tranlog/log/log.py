@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from threading import get_ident
+
+import msgspec
 
 from tranlog.change import Fragment
 from tranlog.clock import Clock, SystemClock
@@ -25,7 +27,6 @@ from tranlog.errors import (
     LogError,
     LogMissingError,
     PurgeFailedError,
-    RecordLimitError,
     RollbackError,
     SegmentEmptyError,
 )
@@ -34,6 +35,7 @@ from tranlog.log.allocation import Allocation, empty_transaction, padding_for, s
 from tranlog.log.cursor import Cursor
 from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
+    FRAGNO_MAX,
     HEADER,
     RecordHeader,
     RollbackMark,
@@ -44,6 +46,7 @@ from tranlog.log.format import (
 )
 from tranlog.log.index import BuiltFrom
 from tranlog.log.log_end import LogEnd
+from tranlog.log.open_transaction import OpenTransaction
 from tranlog.log.opening import (
     DISK_FULL,
     create_segment,
@@ -70,6 +73,9 @@ from tranlog.log.segment import (
     join,
     list_segments,
 )
+from tranlog.log.spill import Reference, encode_reference
+from tranlog.log.spilled import SpillStat
+from tranlog.log.spilling import SpilledTransaction
 
 logger = logging.getLogger(__name__)
 
@@ -187,6 +193,11 @@ class Log(LogEnd):
             self._flush()
             self._sync_now()
             self._publish()
+        self._spilling.take_stock(list_segments(self._path, self._disk), self._flushed_end)
+        try:
+            self._spilling.drop_below(self._segments.first_seqno())
+        except PurgeFailedError as exc:
+            logger.warning("Spill that nothing refers to could not be removed. path=%s why=%s", self._path, exc)
         if self._flushing is not None:
             self._flushing.start()
 
@@ -240,7 +251,36 @@ class Log(LogEnd):
         me = get_ident()
         with self._lock:
             self._await_turn(me)
-            return self._append(fragment, me)
+            before = self._spilled
+            gtid = Gtid(self._epoch, self._next_seqno) if before is not None else self._append(fragment, me)
+            spilled = self._spilled
+        if spilled is not None and (before is not None or fragment.last):
+            self._append_spilled(spilled, fragment, me, added=before is None)
+        return gtid
+
+    def _append_spilled(self, spilled: SpilledTransaction, fragment: Fragment, me: int, *, added: bool) -> None:
+        """Go on with a transaction that `append` spills; with its last fragment, append the record that refers to it.
+
+        The turn is this thread's until then, so nothing is appended meanwhile, and the disk works without the lock.
+        """
+        reference = None
+        try:
+            if not added:
+                spilled.add(fragment)
+            if fragment.last:
+                reference = spilled.finish()
+        except BaseException:
+            with self._lock:
+                if self._spilled is spilled:
+                    self._drop_open()
+            raise
+        with self._lock:
+            if self._stopped is not None or self._refused:
+                self._check(me)
+            spilled.check()
+            if reference is not None:
+                spilled.end(reference, self._append(fragment, me, reference))
+                self._spilled = None
 
     def _await_turn(self, me: int) -> None:
         """Return when this thread may give out the next place, in a segment that has room for it."""
@@ -281,14 +321,33 @@ class Log(LogEnd):
         Other threads go on appending and allocating behind it. For transactions that are large, or whose writing
         should not hold up others; small ones are cheaper through `append`. Raises as `append`.
         """
+        if len(fragments) <= FRAGNO_MAX + 1:
+            size = size_of(fragments)
+            if size <= self._options.spill_above:
+                return self._allocate(fragments, size)
+        spilled = self.begin_spill()
+        for fragment in fragments:
+            spilled.add(fragment)
+        return self._allocate_spilled(spilled, fragments[-1])
+
+    def _allocate_spilled(self, spilled: SpilledTransaction, last: Fragment) -> Allocation:
+        reference = spilled.finish()
+        told = msgspec.structs.replace(last, payload=encode_reference(reference))
+        try:
+            return self._allocate([told], size_of([told]), spilled, reference)
+        except BaseException:
+            spilled.abort()
+            raise
+
+    def _allocate(
+        self,
+        fragments: Sequence[Fragment],
+        size: int,
+        spilled: SpilledTransaction | None = None,
+        reference: Reference | None = None,
+    ) -> Allocation:
         me = get_ident()
-        size = size_of(fragments)
         event_id = fragments[-1].event_id
-        if size > self._options.spill_above:
-            raise RecordLimitError(
-                event_id=event_id,
-                why=f"its records take {size} bytes, and spill_above is {self._options.spill_above}",
-            )
         with self._lock:
             self._await_turn(me)
             assert not self._fragno, "this thread's transaction of several fragments is open"
@@ -316,18 +375,72 @@ class Log(LogEnd):
                 padding=padding,
                 before=before,
                 checksum=self._options.checksum,
+                spilled=spilled is not None,
             )
             self._allocations[seqno] = allocation
+            if spilled is not None and reference is not None:
+                spilled.end(reference, allocation.gtid)
             return allocation
 
-    def transact(self, fragments: Sequence[Fragment], *, sync: bool = True) -> Gtid:
-        """Append a whole transaction and commit it; large ones do not hold up others. Raises as `append`, `commit`."""
+    def transact(self, fragments: Iterable[Fragment], *, sync: bool = True) -> Gtid:
+        """Append a whole transaction and commit it; large ones do not hold up others. Raises as `append`, `commit`.
+
+        Of an iterable that is no sequence only so much is held in memory as an open transaction holds; see `begin`.
+        """
+        if not isinstance(fragments, Sequence):
+            transaction = self.begin()
+            try:
+                for fragment in fragments:
+                    transaction.add(fragment)
+                return transaction.commit(sync=sync)
+            finally:
+                transaction.abort()
         if sum(len(fragment.payload) for fragment in fragments) >= self._options.buffer_bytes:
             return self.allocate(fragments).complete(sync=sync)
         for fragment in fragments:
             gtid = self.append(fragment)
         self.commit(sync=sync)
         return gtid
+
+    # --- open transactions, and what they spill --------------------------------------------------------
+
+    def begin(self) -> OpenTransaction:
+        """Open a transaction that takes fragments one by one and is in the log once it commits, whole.
+
+        It holds up nobody: beyond `spill_buffer_bytes` its fragments go to spill segments, and its commit is one
+        small record. Any number may be open at once. Raises LogClosedError.
+        """
+        with self._lock:
+            if self._stopped is not None:
+                self._check(get_ident())
+        return OpenTransaction(self, self._options.spill_buffer_bytes)
+
+    def begin_spill(self) -> SpilledTransaction:
+        """For `OpenTransaction` only."""
+        with self._lock:
+            if self._stopped is not None:
+                self._check(get_ident())
+            self._check_lock_file()
+            return self._spilling.begin(self._epoch)
+
+    def commit_spilled(self, spilled: SpilledTransaction, last: Fragment, sync: bool) -> Gtid:
+        """For `OpenTransaction` only."""
+        return self._allocate_spilled(spilled, last).complete(sync=sync)
+
+    def spill_segments(self) -> list[SpillStat]:
+        """Describe each spill segment, oldest first. Raises LogUnreadableError."""
+        return self._spilling.stats()
+
+    def roll_spill(self) -> int:
+        """Begin another spill segment, whatever the size of the newest; return its number.
+
+        Raises LogClosedError, LogLockedError, DiskFullError, DiskFailedError.
+        """
+        with self._lock:
+            if self._stopped is not None:
+                self._check(get_ident())
+            self._check_lock_file()
+            return self._spilling.roll()
 
     def abandon_open(self) -> None:
         """Forget the fragments of a transaction whose last one will not come; without one this is harmless."""
@@ -369,6 +482,7 @@ class Log(LogEnd):
         self._segments.adopt(self._number, self._visible)
         self._write_positions()
         self._store_index()
+        self._spilling.store_table(self._number)
         self._retain()
 
     def _retain(self) -> None:
@@ -612,7 +726,9 @@ class Log(LogEnd):
             self._segments.drop_front(plan.gone[-1] + 1)
             self._write_positions()
             self._store_index()
-        return self._purging.remove(plan.gone), plan
+        names = self._purging.remove(plan.gone)
+        self._spilling.drop_below(self._segments.first_seqno())
+        return names, plan
 
     # --- reading, and the end ------------------------------------------------------------------------
 
@@ -661,6 +777,7 @@ class Log(LogEnd):
         self._sync_now()
         self._write_positions()
         self._store_index()
+        self._spilling.store_table(self._number)
         assert self._file is not None
         end = self._flushed_end
         try:
@@ -686,6 +803,8 @@ class Log(LogEnd):
             extent.done = True
 
     def _let_go(self) -> None:
+        self._forget_spilled()
+        self._spilling.close()
         self._index_table.close()
         if self._file is not None:
             self._file.close()

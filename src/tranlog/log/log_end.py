@@ -30,6 +30,7 @@ from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno, lsn
 from tranlog.log.allocation import Allocation
 from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
+    FRAGNO_MAX,
     HEADER,
     encode_event,
     encode_sync,
@@ -51,16 +52,16 @@ from tranlog.log.positions import (
 from tranlog.log.prefix import Extent, UnbrokenPrefix
 from tranlog.log.purging import Purging
 from tranlog.log.recent import ReadCounts, RecentPieces
+from tranlog.log.scan import read_fragments
 from tranlog.log.segment import (
     LOCK_NAME,
     Segments,
     join,
 )
+from tranlog.log.spill import REFERENCE, Reference, encode_reference
+from tranlog.log.spilling import SpilledTransaction, Spilling
 
 logger = logging.getLogger(__name__)
-
-_NAMED_TABLES = 5
-"""So many tables of a transaction that is refused are named."""
 
 
 class LogEnd:
@@ -88,6 +89,7 @@ class LogEnd:
         self._segments = Segments(path, disk)
         self._segments.recent = self._recent = RecentPieces()
         self._purging = Purging(path, disk, self._segments)
+        self._spilling = Spilling(path, disk=disk, clock=clock, options=options)
         self._positions: PositionsFile | None = None
         self._index_table = IndexTable(join(path, INDEX_NAME), disk)
         self._epoch = NO_EPOCH
@@ -112,6 +114,7 @@ class LogEnd:
         self._owner = 0
         self._open_start = 0
         self._transaction_bytes = 0
+        self._spilled: SpilledTransaction | None = None  # it became too large, and is being spilled
         # given a place: complete, or allocated
         self._last = NO_SEQNO
         self._last_ids = (source_id, "")
@@ -160,14 +163,15 @@ class LogEnd:
         """The last transaction that a sync covered."""
         return self._durable
 
-    def _append(self, fragment: Fragment, me: int) -> Gtid:
+    def _append(self, fragment: Fragment, me: int, reference: Reference | None = None) -> Gtid:
+        """Append a fragment or, with `reference`, the record of a spilled transaction whose last fragment this is."""
         seqno = self._next_seqno
-        fragno = self._fragno
-        payload = fragment.payload
+        fragno = 0 if reference is not None else self._fragno
+        payload = fragment.payload if reference is None else encode_reference(reference)
         try:
             head, trailer = encode_event(
                 seqno=seqno,
-                fragno=fragno,
+                fragno=min(fragno, FRAGNO_MAX),
                 last_frag=fragment.last,
                 epoch=self._epoch,
                 source_id=fragment.source_id,
@@ -177,22 +181,17 @@ class LogEnd:
                 tables=fragment.tables,
                 payload=payload,
                 checksum=self._options.checksum,
+                spilled=reference is not None,
             )
-            size = len(head) + len(payload) + len(trailer)
-            if fragno:
-                size += self._transaction_bytes
-            if size > self._options.spill_above:
-                names = ", ".join([f"{schema}.{table}" for schema, table in (fragment.tables or ())[:_NAMED_TABLES]])
-                changes = f"with changes of {names or 'many tables'}, "
-                raise RecordLimitError(
-                    event_id=fragment.event_id,
-                    why=f"its records, {changes}take {size} bytes or more, and spill_above is "
-                    f"{self._options.spill_above}",
-                )
         except RecordLimitError:
             if fragno:
                 self._drop_open()
             raise
+        size = len(head) + len(payload) + len(trailer) + (self._transaction_bytes if fragno else 0)
+        grown = size > self._options.spill_above or fragno > FRAGNO_MAX
+        if grown and reference is None and (fragno or len(payload) > REFERENCE.size):
+            self._spill_open(fragment, me)
+            return Gtid(self._epoch, seqno)
         pending = self._pending
         self._prove_before_next()
         if fragno == 0:
@@ -208,7 +207,7 @@ class LogEnd:
             self._last = self._appended = seqno
             self._last_ids = ids
             self._next_seqno = Seqno(seqno + 1)
-            if fragno:
+            if self._fragno:
                 self._fragno = self._owner = 0
                 self._changed.notify_all()
         else:
@@ -218,6 +217,31 @@ class LogEnd:
         if len(pending) >= self._options.buffer_bytes:
             self._flush()
         return Gtid(self._epoch, seqno)
+
+    def _spill_open(self, fragment: Fragment, me: int) -> None:
+        """Move the open transaction, which grew too large for a segment, out of the log, and `fragment` with it.
+
+        Its seqno and its turn stay: the record that refers to it is appended with its last fragment, by `append`.
+        """
+        spilled = self._spilling.begin(self._epoch)
+        fragno = self._fragno
+        try:
+            if fragno:
+                self._flush()
+                assert self._file is not None
+                for one in read_fragments(self._file, self._number, self._open_start, fragno):
+                    spilled.add(one)
+                self._drop_open()
+            spilled.add(fragment)
+        except BaseException as exc:
+            spilled.abort()
+            if isinstance(exc, LogError) and self._fragno:
+                self._drop_open()
+            raise
+        self._open_start = self._flushed_end + len(self._pending)
+        self._fragno = fragno + 1
+        self._owner = me
+        self._spilled = spilled
 
     def _prove_before_next(self) -> None:
         """Put a sync record before the next record, if a sync has completed since the last one."""
@@ -445,6 +469,8 @@ class LogEnd:
         self._last = self._appended = self._visible
         self._last_ids = self._visible_ids
         self._fragno = self._owner = 0
+        self._forget_spilled()
+        self._spilling.forget_above(Gtid(self._epoch, self._visible))
         logger.warning("The disk is full; what was not committed is refused. path=%s", path)
         return DiskFullError(path=path)
 
@@ -453,6 +479,9 @@ class LogEnd:
         start = self._open_start
         self._fragno = self._owner = 0
         self._changed.notify_all()
+        if self._spilled is not None:
+            self._forget_spilled()
+            return
         if start >= self._flushed_end:
             del self._pending[start - self._flushed_end :]
             self._sync_due = True
@@ -461,6 +490,12 @@ class LogEnd:
             self._cut_to(start)
         except OSError as exc:
             raise self._stop_for(exc, "cutting back") from exc
+
+    def _forget_spilled(self) -> None:
+        """Give up what `append` has spilled of the open transaction."""
+        if self._spilled is not None:
+            self._spilled.abort()
+            self._spilled = None
 
     def _cut_to(self, end: int) -> None:
         """Shorten the newest segment; synced, so that what is cut cannot come back behind new records."""

@@ -42,14 +42,29 @@ class LogOptions:
     buffer_bytes: int = 256 * 1024
     """Bytes that may be appended before they are written; a commit writes them earlier."""
     spill_above: int = 1 << 30
-    """Bytes of one transaction's records above which it is refused."""
+    """Bytes of one transaction's records above which it spills, whoever appends it: a segment has to hold it."""
+    spill_buffer_bytes: int = 8 * 1024 * 1024
+    """Bytes that an open transaction (`Log.begin`) keeps in memory before it spills."""
+    spill_chunk_bytes: int = 1024 * 1024
+    """Bytes of fragments that one chunk takes; a larger fragment is a chunk of its own. A reader holds one."""
+    spill_segment_bytes: int = 256 * 1024 * 1024
+    """Bytes after which another spill segment is begun. Spill is removed in whole segments."""
+    spill_compress: bool = False
+    """Whether chunks are compressed (zlib, level 1)."""
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
         if self.segment_bytes < 1_000:
             raise ConfigError(option="segment_bytes", value=self.segment_bytes, why="a segment has at least 1000 bytes")
-        if self.spill_above < 1_000:
-            raise ConfigError(option="spill_above", value=self.spill_above, why="no transaction would fit")
+        for option in ("spill_above", "spill_segment_bytes"):
+            if getattr(self, option) < 1_000:
+                raise ConfigError(option=option, value=getattr(self, option), why="it is at least 1000 bytes")
+        for option in ("spill_buffer_bytes", "spill_chunk_bytes"):
+            if getattr(self, option) < 1:
+                raise ConfigError(option=option, value=getattr(self, option), why="it is at least one byte")
+        for option in ("spill_segment_bytes", "spill_chunk_bytes"):
+            if getattr(self, option) >= SEGMENT_BYTES_MAX:
+                raise ConfigError(option=option, value=getattr(self, option), why="chunks begin below 4 GiB")
         if self.segment_bytes + self.spill_above + _ROOM_FOR_OTHERS > SEGMENT_BYTES_MAX:
             raise ConfigError(
                 option="segment_bytes",

@@ -12,9 +12,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from zlib import crc32
 
+from tranlog.change import Fragment
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CorruptRecordError, LogUnreadableError, PayloadError, SegmentGoneError
 from tranlog.ids import NO_EPOCH, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
@@ -131,6 +132,7 @@ class SegmentScanner:
                 or not header.last_frag
                 or header.epoch != epoch
                 or header.crc_method != CRC_32
+                or header.spilled
                 or (verify and header.crc != crc32(view[at : end - 4]))
             ):
                 break
@@ -402,3 +404,28 @@ def read_transaction(reader: SegmentReader, offset: int, seqno: Seqno) -> Record
             return outcome
         offset += outcome.record_length
         fragno += 1
+
+
+def read_fragments(file: DiskFile, number: int, offset: int, count: int) -> Iterator[Fragment]:
+    """Yield again the first `count` fragments of the transaction that begins at `offset` of an open segment.
+
+    Raises CorruptRecordError, OSError.
+    """
+    reader = SegmentReader(file, number)
+    fragno = 0
+    while fragno < count:
+        outcome = reader.read(offset, verify=False)
+        if isinstance(outcome, RecordHeader) and outcome.fragno == fragno and not outcome.last_frag:
+            yield Fragment(
+                source_id=outcome.source_id,
+                event_id=outcome.event_id,
+                shard_id=outcome.shard_id,
+                tstamp=outcome.tstamp,
+                tables=outcome.tables,
+                payload=reader.payload(outcome),
+                last=False,
+            )
+            fragno += 1
+        elif not isinstance(outcome, SyncRecord):
+            raise reader.corrupt(offset, None, f"fragment {fragno} of the open transaction is not where it was written")
+        offset += outcome.record_length

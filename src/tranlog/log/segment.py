@@ -35,6 +35,7 @@ from tranlog.log.format import (
     HEADER,
     HEADER_LENGTH_MAX,
     RECORD_START,
+    REFERENCE_TYPE,
     ROTATE_MIN,
     SEGMENT_BYTES_MAX,
     TRAILER,
@@ -132,7 +133,7 @@ class SegmentReader:
         length = partial.needed
         if len(self.window) < WINDOW_BYTES or self.file.size() < offset + length:
             return partial
-        if self.window[4] != EVENT_TYPE:
+        if self.window[4] not in (EVENT_TYPE, REFERENCE_TYPE):
             return Impossible(f"a record of type {self.window[4]} with {length} bytes")
         (header_length,) = EVENT_DATA_LENGTH.unpack_from(self.window, 5)
         if header_length > HEADER_LENGTH_MAX:

@@ -522,9 +522,9 @@ def _first_event(reader: SegmentReader, offset: int) -> tuple[int, RecordHeader 
 
 def _find_event(reader: SegmentReader, offset: int, last: Seqno) -> RecordHeader | None:
     """Return the first event behind `offset` that proves itself by its checksum and does not come before `last`."""
-    # record_type 01, a header_length below 2 MiB, and a seqno whose high half is that of its neighbours
+    # record_type 01 or 05, a header_length below 2 MiB, and a seqno whose high half is that of its neighbours
     high = re.escape((max(last, 0) >> 32).to_bytes(4, "big"))
-    pattern = re.compile(rb"\x01\x00[\x00-\x1f]..(?=" + high + rb")", re.DOTALL)
+    pattern = re.compile(rb"[\x01\x05]\x00[\x00-\x1f]..(?=" + high + rb")", re.DOTALL)
     at = offset + 1
     while True:
         raw = reader.file.pread(WINDOW_BYTES, at)
