@@ -52,7 +52,11 @@ def options(seed: int) -> LogOptions:
         buffer_bytes=rng.choice((1, 600, 100_000)),
         retention_s=rng.choice((None, None, 200.0)),
         checksum=True,
-        spill_above=1_000_000,
+        spill_above=rng.choice((1_500, 1_000_000)),
+        spill_buffer_bytes=rng.choice((1, 700)),
+        spill_chunk_bytes=rng.choice((1, 600)),
+        spill_segment_bytes=rng.choice((1_000, 4_000)),
+        spill_compress=rng.choice((False, False, True)),
     )
 
 

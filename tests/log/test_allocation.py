@@ -11,7 +11,7 @@ import pytest
 
 from fix_log import PATH, contents, fill, make_fragment, open_log, open_reader, read_all, run_threads
 from tranlog.change import Fragment
-from tranlog.errors import DiskFullError, LogClosedError, RecordLimitError
+from tranlog.errors import DiskFullError, LogClosedError
 from tranlog.ids import Epoch, Seqno
 from tranlog.log.allocation import empty_records, empty_transaction, padding_for, size_of
 from tranlog.log.index import IndexRange
@@ -247,7 +247,10 @@ def test_too_large_a_transaction_gets_a_small_place_and_spills() -> None:
         log.commit(sync=False)
         assert log.visible_seqno == 0
         allocation.complete()
-        assert [(seqno, event_id, len(raw)) for seqno, event_id, raw in contents(log)] == [(1, "big", 20_000), (2, "next", 7)]
+        assert [(seqno, event_id, len(raw)) for seqno, event_id, raw in contents(log)] == [
+            (1, "big", 20_000),
+            (2, "next", 7),
+        ]
 
 
 def test_a_full_disk_refuses_all_that_is_not_visible_and_each_owner_hears_it() -> None:

@@ -504,7 +504,11 @@ def test_a_transaction_beyond_spill_above_spills_and_keeps_its_seqno() -> None:
         assert contents(log) == [(1, "one", bytes(6_000)), (2, "many", bytes(10_000)), (3, "e0", make_payload(0, 100))]
         with log.cursor() as cursor:
             cursor.seek(Seqno(1))
-            assert [(one.header.spilled, one.fragments) for one in read_all(cursor)] == [(True, 1), (True, 10), (False, 1)]
+            assert [(one.header.spilled, one.fragments) for one in read_all(cursor)] == [
+                (True, 1),
+                (True, 10),
+                (False, 1),
+            ]
     assert len(disk.content(segment_path(1))) < 1_000
 
 
@@ -524,9 +528,9 @@ def test_beyond_65536_fragments_a_transaction_spills() -> None:
         log.commit()
         with log.cursor() as cursor:
             cursor.seek(Seqno(2))
-            transaction = cursor.next()
-        assert transaction is not None and transaction.header.spilled and transaction.fragments == 65_537
-        assert [one.header.fragno for one in transaction.records()] == list(range(65_537))
+            spilled = cursor.next()
+        assert spilled is not None and spilled.header.spilled and spilled.fragments == 65_537
+        assert [one.header.fragno for one in spilled.records()] == list(range(65_537))
         assert log.append(make_fragment("next")).seqno == 3
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tranlog.disk import Disk
 from tranlog.errors import LogUnreadableError
 from tranlog.ids import Lsn, lsn, lsn_offset, lsn_segment
 from tranlog.log.format import HEADER, Record, RecordHeader, RollbackMark, RotateRecord, SyncRecord
 from tranlog.log.rollback import killer, still_there
 from tranlog.log.segment import SegmentReader, Segments
+from tranlog.log.spilled import read_spilled
 
 
 def read_abandoned(segments: Segments, *, checksum: bool = True) -> Iterator[tuple[RollbackMark, Record]]:
@@ -36,7 +38,7 @@ def read_abandoned(segments: Segments, *, checksum: bool = True) -> Iterator[tup
             number = lsn_segment(place)
             reader = SegmentReader(segments.open(number, mark.last_seqno), number, checksum=checksum)
             try:
-                yield from _walk(reader, lsn_offset(place), mark, marks)
+                yield from _walk(reader, lsn_offset(place), mark, marks, segments.directory, segments.disk)
             except OSError as exc:
                 raise LogUnreadableError(path=segments.path(number), why=exc.strerror or str(exc)) from exc
             finally:
@@ -45,7 +47,7 @@ def read_abandoned(segments: Segments, *, checksum: bool = True) -> Iterator[tup
 
 
 def _walk(
-    reader: SegmentReader, offset: int, mark: RollbackMark, marks: tuple[RollbackMark, ...]
+    reader: SegmentReader, offset: int, mark: RollbackMark, marks: tuple[RollbackMark, ...], directory: str, disk: Disk
 ) -> Iterator[tuple[RollbackMark, Record]]:
     """Yield what `mark` took of one segment, from `offset` to its end."""
     while True:
@@ -53,6 +55,9 @@ def _walk(
             return  # an earlier mark took it, and with that the rest of the segment
         outcome = reader.read(offset, verify=False)
         match outcome:
+            case RecordHeader(spilled=True):
+                for record in read_spilled(directory, disk, outcome, reader.payload(outcome)):
+                    yield mark, record
             case RecordHeader():
                 yield mark, Record(outcome, reader.payload(outcome))
             case SyncRecord() | RollbackMark():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from tranlog.ids import Epoch, Seqno
+from tranlog.ids import Epoch, Lsn, Seqno
 from tranlog.log.format import RollbackMark
 
 
@@ -29,6 +29,8 @@ class Damage(enum.StrEnum):
     ROTATE = "bad end of segment"
     END = "bad end of log"
     INDEX = "bad stored index"
+    SPILL = "bad spill"
+    """What a spilled transaction refers to is missing or damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,3 +117,5 @@ class LogFindings:
     index_is_wrong: bool = False
     marks: int = 0
     """Rollback marks that stand in it."""
+    references: tuple[tuple[Lsn, range], ...] = ()
+    """The places of referring records, and the spill segments that each refers into."""

@@ -383,8 +383,8 @@ def encode_event(
 ) -> tuple[bytes, bytes]:
     """Return what stands before and what stands behind the payload in an event record.
 
-    `padding`: bytes of a header item that means nothing, 0 or at least 3. `spilled`: the payload is a reference. Raises RecordLimitError for whatever the
-    format cannot hold.
+    `padding`: bytes of a header item that means nothing, 0 or at least 3. `spilled`: the payload is a reference.
+    Raises RecordLimitError for whatever the format cannot hold.
     """
     try:
         names = (
@@ -615,7 +615,7 @@ def parse_record(raw: bytes, at: int, lsn: int, checksum: bool = True) -> Outcom
     if left < 5:
         return Partial(RECORD_START.size)
     kind = raw[at + 4]
-    if kind == EVENT_TYPE or kind == REFERENCE_TYPE:
+    if kind in (EVENT_TYPE, REFERENCE_TYPE):
         if length < EVENT_MIN:
             return Impossible(f"an event record of {length} bytes")
         if left < length:

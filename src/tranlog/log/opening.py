@@ -424,7 +424,7 @@ def _cut(path: str, disk: Disk, file: DiskFile, decided: Continue) -> str | None
         return None
     kept_in = None
     if decided.torn is not None:
-        kept_in = keep_bytes(path, disk, file, decided.segment, decided.end, decided.size)
+        kept_in = keep_bytes(path, disk, file, segment_name(decided.segment), decided.end, decided.size)
         logger.warning(
             "Cut the log back to its last complete transaction. at=%s bytes=%d kept_in=%s why=%s",
             lsn_text(lsn(decided.segment, decided.end)),
@@ -436,17 +436,16 @@ def _cut(path: str, disk: Disk, file: DiskFile, decided: Continue) -> str | None
     return kept_in
 
 
-def keep_bytes(path: str, disk: Disk, file: DiskFile, number: int, start: int, end: int) -> str:
+def keep_bytes(path: str, disk: Disk, file: DiskFile, name: str, start: int, end: int) -> str:
     """Copy bytes `start` to `end` of an open segment into cut/, durable; return the copy's path. Raises OSError."""
     directory = join(path, CUT_DIR)
     disk.make_dir(directory)
     disk.sync_dir(path)
-    stem = f"{segment_name(number)}-{start:010d}"
-    name, count = stem, 1
-    while disk.exists(join(directory, name)):
+    stem = f"{name}-{start:010d}"
+    kept, count = join(directory, stem), 1
+    while disk.exists(kept):
         count += 1
-        name = f"{stem}.{count}"
-    kept = join(directory, name)
+        kept = join(directory, f"{stem}.{count}")
     copy = disk.open(kept, write=True, create=True)
     try:
         for at in range(start, end, WINDOW_BYTES):

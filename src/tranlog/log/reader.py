@@ -25,6 +25,8 @@ from tranlog.log.positions import Positions, PositionsReader
 from tranlog.log.recovery import Continue, Refuse, SegmentScan, plan
 from tranlog.log.scan import SegmentScanner, survey
 from tranlog.log.segment import SegmentReader, Segments, SegmentStat
+from tranlog.log.spilled import SpillStat
+from tranlog.log.spilling import spill_stats
 
 POLL_FIRST_S = 0.0005
 POLL_LONGEST_S = 0.020
@@ -259,6 +261,13 @@ class LogReader:
     def purged(self, seqno: Seqno) -> PurgedError:
         """Return the error for a seqno before the first one held, with what is known of why it went."""
         return self._segments.purged(seqno)
+
+    def spill_segments(self) -> list[SpillStat]:
+        """Describe each spill segment, oldest first.
+
+        Raises CorruptRecordError, LogUnreadableError, SegmentGoneError.
+        """
+        return spill_stats(self._path, self._disk)
 
     def close(self) -> None:
         """Let go of the files; closing twice is harmless."""

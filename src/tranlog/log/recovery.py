@@ -17,6 +17,7 @@ from typing import TypeAlias
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, lsn_offset, lsn_segment
 from tranlog.log.format import RecordHeader, RollbackMark, segment_name
 from tranlog.log.rollback import contradiction
+from tranlog.log.spill import Reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,8 @@ class SegmentScan:
     """Where the complete transactions begin, from prev_seqno + 1 on: for the index."""
     epochs: tuple[tuple[Seqno, Epoch], ...] = ()
     """Each seqno at which an epoch begins that was not there before, with that epoch."""
+    references: tuple[tuple[RecordHeader, Reference], ...] = ()
+    """The referring records, and what they say."""
     mark: RollbackMark | None = None
     """The rollback mark that the segment begins with; prev_seqno is then its matchpoint, not what the header says."""
 

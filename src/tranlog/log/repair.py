@@ -20,6 +20,7 @@ from tranlog.log.damage import BadPlace, LogFindings, Run, SegmentFindings
 from tranlog.log.format import (
     EVENT_MIN,
     HEADER,
+    SEGMENT_BYTES_MAX,
     SYNC_BYTES,
     RollbackMark,
     encode_header,
@@ -115,6 +116,8 @@ class RepairPlan:
     last_seqno: Seqno
     epoch: Epoch
     ahead: tuple[str, ...]
+    spill: tuple[int, ...] = ()
+    """Spill segments that the transactions refer to which go: copied before they do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +152,29 @@ class _Break:
 
 
 def plan(findings: LogFindings, *, keep: Keep, now_ms: int, holds: Iterable[tuple[str, Seqno | None]] = ()) -> Decision:
-    """Decide how to repair a log so that it opens and verifies clean. Pure.
+    """Decide how to repair a log so that it opens and verifies clean, and what of its spill to keep. Pure.
 
     `holds` as (name, restart_seqno); None, for one that is damaged, holds everything. `now_ms` is the stamp of sync
     records that are written again: retention counts from it, so that nothing goes too early.
     """
+    decided = _plan(findings, keep, now_ms, holds)
+    if not isinstance(decided, RepairPlan):
+        return decided
+    cut = {
+        step.segment: 0 if isinstance(step, Remove) else step.offset
+        for step in decided.steps
+        if not isinstance(step, Rewrite)
+    }
+    gone = [
+        number
+        for place, spill in findings.references
+        if cut.get(lsn_segment(place), SEGMENT_BYTES_MAX) <= lsn_offset(place)
+        for number in spill
+    ]
+    return replace(decided, spill=tuple(sorted(set(gone))))
+
+
+def _plan(findings: LogFindings, keep: Keep, now_ms: int, holds: Iterable[tuple[str, Seqno | None]]) -> Decision:
     segments = findings.segments
     rewrites: list[tuple[int, Rewrite]] = []
     breaks: list[_Break] = []

@@ -28,6 +28,7 @@ from tranlog.log.opening import keep_bytes, sign_lock, storage_error, take_lock
 from tranlog.log.positions import POSITIONS_NAME, Positions, encode_positions, read_holds
 from tranlog.log.repair import CutOff, Decision, Impossible, Keep, NothingToRepair, Remove, RepairPlan, Rewrite, plan
 from tranlog.log.segment import CUT_DIR, LOCK_NAME, join, list_segments
+from tranlog.log.spill import SPILL_TABLE_NAME, spill_name
 from tranlog.log.verify import Progress, VerifyReport, examine
 
 logger = logging.getLogger(__name__)
@@ -132,12 +133,12 @@ def _write_report(path: str, disk: Disk, decision: RepairPlan, before: VerifyRep
 
 def _carry_out(path: str, disk: Disk, decision: RepairPlan) -> list[str]:
     """Do what was decided; return the files that hold what was taken away. Raises OSError."""
-    index = join(path, INDEX_NAME)
-    if disk.exists(index):
-        disk.unlink(index)
-        disk.sync_dir(path)
+    for name in (INDEX_NAME, SPILL_TABLE_NAME):
+        if disk.exists(join(path, name)):
+            disk.unlink(join(path, name))
+            disk.sync_dir(path)
     _forget_positions(path, disk, decision)
-    kept: list[str] = []
+    kept = [_keep_spill(path, disk, number) for number in decision.spill if disk.exists(join(path, spill_name(number)))]
     for step in decision.steps:
         name = segment_name(step.segment)
         file = disk.open(join(path, name), write=True)
@@ -145,7 +146,7 @@ def _carry_out(path: str, disk: Disk, decision: RepairPlan) -> list[str]:
             match step:
                 case Rewrite(offset=offset, size=size):
                     if size:
-                        kept.append(keep_bytes(path, disk, file, step.segment, offset, offset + size))
+                        kept.append(keep_bytes(path, disk, file, name, offset, offset + size))
                     if step.ends:
                         file.truncate(offset)
                         file.sync()
@@ -154,18 +155,27 @@ def _carry_out(path: str, disk: Disk, decision: RepairPlan) -> list[str]:
                         file.sync()
                     logger.info("Written again: %s. segment=%s offset=%d", step.why, name, offset)
                 case CutOff(offset=offset, size=size):
-                    kept.append(keep_bytes(path, disk, file, step.segment, offset, offset + size))
+                    kept.append(keep_bytes(path, disk, file, name, offset, offset + size))
                     file.truncate(offset)
                     file.sync()
                     logger.info("Cut off. segment=%s offset=%d bytes=%d", name, offset, size)
                 case Remove(size=size):
-                    kept.append(keep_bytes(path, disk, file, step.segment, 0, size))
+                    kept.append(keep_bytes(path, disk, file, name, 0, size))
                     disk.unlink(join(path, name))
                     disk.sync_dir(path)
                     logger.info("Taken away. segment=%s bytes=%d", name, size)
         finally:
             file.close()
     return kept
+
+
+def _keep_spill(path: str, disk: Disk, number: int) -> str:
+    """Copy a spill segment: without the transactions that refer to it the next writer takes it away."""
+    file = disk.open(join(path, spill_name(number)))
+    try:
+        return keep_bytes(path, disk, file, spill_name(number), 0, file.size())
+    finally:
+        file.close()
 
 
 def _forget_positions(path: str, disk: Disk, decision: RepairPlan) -> None:

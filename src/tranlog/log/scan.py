@@ -49,6 +49,7 @@ from tranlog.log.segment import (
     only_zeros,
     refuse_foreign,
 )
+from tranlog.log.spill import Reference, parse_reference
 from tranlog.payload import decode
 
 
@@ -95,6 +96,7 @@ class SegmentScanner:
         self._starts = array("I")
         self._epochs: list[tuple[Seqno, Epoch]] = []
         self._mark: RollbackMark | None = None
+        self._references: list[tuple[RecordHeader, Reference]] = []
 
     def advance(self) -> None:
         """Walk on until the end, or the first bad record. Raises OSError."""
@@ -222,6 +224,14 @@ class SegmentScanner:
                 # power has zeros there, which read "no checksum".
                 return UNCHECKED
             self._unchecked += 1
+        if header.spilled:
+            try:
+                reference = parse_reference(self._reader.payload(header))
+            except CorruptRecordError as exc:
+                return exc.why
+            if reference is None:
+                return "a reference whose numbers contradict each other"
+            self._references.append((header, reference))
         if self._fragno == 0:
             self._start = self._offset
         if self._first_method is None:
@@ -285,6 +295,7 @@ class SegmentScanner:
             unchecked=self._unchecked,
             starts=self._starts,
             epochs=tuple(self._epochs),
+            references=tuple(self._references),
             mark=self._mark,
         )
 

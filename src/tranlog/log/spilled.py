@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CorruptRecordError, LogUnreadableError
 from tranlog.ids import Gtid, Lsn, lsn_offset, lsn_segment
-from tranlog.log.format import Impossible, Record, RecordHeader
+from tranlog.log.format import Impossible, Record, RecordHeader, segment_name
 from tranlog.log.segment import join
 from tranlog.log.spill import (
     CHUNK_HEADER_BYTES,
@@ -28,6 +28,7 @@ from tranlog.log.spill import (
     fragments_of,
     open_chunk,
     parse_chunk_header,
+    parse_reference,
     parse_spill_header,
     parse_table,
     spill_name,
@@ -154,6 +155,26 @@ class SpillReader:
         self._files = {}
 
 
+def read_spilled(directory: str, disk: Disk, verdict: RecordHeader, raw: bytes) -> Iterator[Record]:
+    """Yield the fragments of the transaction whose referring record's event field is `raw`.
+
+    Raises CorruptRecordError, LogUnreadableError.
+    """
+    reference = parse_reference(raw)
+    if reference is None:
+        name, offset = segment_name(lsn_segment(verdict.lsn)), lsn_offset(verdict.lsn)
+        why = "a reference whose numbers contradict each other"
+        raise CorruptRecordError(segment=name, offset=offset, seqno=verdict.seqno, why=why)
+    reader = SpillReader(directory, disk, reference, verdict)
+    try:
+        for found in reader.records():
+            if isinstance(found, SpillFault):
+                raise fault_error(found, verdict)
+            yield found
+    finally:
+        reader.close()
+
+
 def fault_error(fault: SpillFault, verdict: RecordHeader) -> CorruptRecordError:
     """Return the error for a fault in what transaction `verdict` refers to."""
     return CorruptRecordError(
@@ -202,7 +223,10 @@ def read_table(directory: str, disk: Disk) -> SpillTable | None:
 
 
 def stat_of(directory: str, disk: Disk, number: int, referred_by: Gtid | None) -> SpillStat | None:
-    """Describe a spill segment, walking over its chunks' headers; None for one that is gone. Raises LogUnreadableError."""
+    """Describe a spill segment, walking over its chunks' headers; None for one that is gone.
+
+    Raises LogUnreadableError.
+    """
     path = join(directory, spill_name(number))
     try:
         file = disk.open(path)

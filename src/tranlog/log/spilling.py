@@ -25,8 +25,10 @@ from tranlog.errors import (
     DiskFullError,
     LogClosedError,
     LogError,
+    LogUnreadableError,
     PurgeFailedError,
     RecordLimitError,
+    SegmentGoneError,
 )
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno
 from tranlog.log.format import (
@@ -44,7 +46,7 @@ from tranlog.log.format import (
 )
 from tranlog.log.opening import DISK_FULL
 from tranlog.log.options import LogOptions
-from tranlog.log.segment import SegmentReader, join
+from tranlog.log.segment import SegmentReader, join, list_segments
 from tranlog.log.spill import (
     CHUNK_OVERHEAD,
     OID,
@@ -71,8 +73,8 @@ def who_refers(
 ) -> dict[int, tuple[Gtid, ...]]:
     """Return which transactions refer into which spill segments, going through the log's segments `numbers`.
 
-    Reads headers of records; abandoned transactions count too. `ends` is where the last segment ends. Raises
-    CorruptRecordError where something else stands than a record, FileNotFoundError, OSError.
+    Reads headers of records; abandoned transactions count too. `ends` is where the last segment ends, None: wherever
+    its records do. Raises CorruptRecordError where something else stands than a record, FileNotFoundError, OSError.
     """
     found: dict[int, tuple[Gtid, ...]] = {}
     listed = list(numbers)
@@ -91,6 +93,8 @@ def who_refers(
                 if isinstance(outcome, End | RotateRecord):
                     break
                 if not isinstance(outcome, RecordHeader | SyncRecord | RollbackMark):
+                    if ends is None and number == listed[-1]:
+                        break  # being written
                     raise reader.corrupt(offset, None, "something else stands where a record belongs")
                 if isinstance(outcome, RecordHeader) and outcome.spilled:
                     reference = parse_reference(reader.payload(outcome))
@@ -102,6 +106,26 @@ def who_refers(
         finally:
             reader.close()
     return found
+
+
+def spill_stats(directory: str, disk: Disk) -> list[SpillStat]:
+    """Describe each spill segment of a log, as any process may. Raises CorruptRecordError, LogUnreadableError.
+
+    Who refers into it is read from the log, behind what the table covers.
+    """
+    try:
+        numbers, table = list_spill(directory, disk), read_table(directory, disk)
+        segments = list_segments(directory, disk)
+        covers = 0 if table is None or not segments or table.covers > segments[-1] else table.covers
+        found = dict(table.referred_by) if table is not None and covers else {}
+        for number, gtids in who_refers(directory, disk, [one for one in segments if one >= covers]).items():
+            found[number] = (*found.get(number, ()), *gtids)
+    except FileNotFoundError as exc:
+        raise SegmentGoneError(path=str(exc.filename)) from exc
+    except OSError as exc:
+        raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
+    stats = [stat_of(directory, disk, number, highest(found.get(number, ()))) for number in numbers]
+    return [one for one in stats if one is not None]
 
 
 @dataclass(slots=True)
@@ -160,7 +184,9 @@ class Spilling:
                 self._path, self._disk, [number for number in log_segments if number >= covers], ends=end
             )
         except (CorruptRecordError, FileNotFoundError) as exc:
-            logger.warning("Who refers to spill could not be found out: none is removed. path=%s why=%s", self._path, exc)
+            logger.warning(
+                "Who refers to spill could not be found out: none is removed. path=%s why=%s", self._path, exc
+            )
             self._unsure = True
             fresh = {}
         for number, gtids in fresh.items():
@@ -327,9 +353,10 @@ class Spilling:
         return names
 
     def store_table(self, covers: int) -> None:
-        """Store who refers into what, of the log's segments below `covers`; a cache, so a disk that refuses is no matter.
+        """Store who refers into what, of the log's segments below `covers`.
 
-        The transactions of later segments are in it too, which does no harm.
+        The transactions of later segments are in it too, which does no harm. It is a cache, so a disk that refuses it
+        stops nothing.
         """
         with self._lock:
             if self._unsure or (self._next_number == 1 and not self._known):
@@ -472,7 +499,7 @@ class SpilledTransaction:
             raise LogClosedError("its transaction was given up meanwhile")
 
     def end(self, reference: Reference, gtid: Gtid) -> None:
-        """Take note that the referring record has its place in the log; the chunks are that transaction's from now on."""
+        """Take note that the referring record has its place in the log: the chunks are that transaction's now."""
         assert not self._over
         self._over = True
         self._spilling.referred(reference, gtid)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from tranlog.disk import Disk, DiskFile, OsDisk
@@ -37,9 +37,11 @@ from tranlog.log.index import SeqnoIndex
 from tranlog.log.index_table import INDEX_NAME, good_bytes, read_index
 from tranlog.log.positions import PositionsReader, read_positions
 from tranlog.log.recovery import BadRecord, SegmentGlance, SegmentScan
-from tranlog.log.rollback import contradiction
+from tranlog.log.rollback import contradiction, killer
 from tranlog.log.scan import SegmentScanner
 from tranlog.log.segment import WINDOW_BYTES, SegmentReader, glance_at, join, list_segments, refuse_foreign
+from tranlog.log.spill import Reference
+from tranlog.log.spilled import SpillFault, SpillReader
 
 Progress = Callable[[int, int], None]
 """Called with the bytes checked so far and the bytes in all."""
@@ -75,6 +77,9 @@ class VerifyReport:
     problems: tuple[Problem, ...]
     index: str
     abandoned: int = 0
+    spilled: int = 0
+    """Transactions that stand in spill segments, in `spill_bytes` bytes."""
+    spill_bytes: int = 0
 
     @property
     def sound(self) -> bool:
@@ -96,6 +101,7 @@ class _Tally:
     problems: list[Problem] = field(default_factory=list)
     segments: list[SegmentFindings] = field(default_factory=list)
     marks: list[RollbackMark] = field(default_factory=list)
+    references: list[tuple[RecordHeader, Reference]] = field(default_factory=list)
     abandoned: int = 0
 
     def fault(self, number: int, offset: int, seqno: Seqno, why: str, kind: Damage) -> None:
@@ -107,6 +113,7 @@ class _Tally:
         self.fragments += found.fragments
         self.transactions += found.last_seqno - found.prev_seqno
         self.unchecked += found.unchecked
+        self.references += found.references
         if found.mark is not None and found.mark not in self.marks:
             self._take_mark(found.mark)
         if found.last_header is not None:
@@ -196,6 +203,17 @@ def examine(
         raise SegmentGoneError(path=str(exc.filename)) from exc
     except OSError as exc:
         raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
+    spilled = [one for one in tally.references if killer(tally.marks, one[0].lsn) is None]
+    spill_bytes = sum(reference.spilled_bytes for _, reference in spilled)
+    lost: list[RecordHeader] = []
+    for header, reference in spilled:
+        fault = _check_spill(directory, disk, header, reference)
+        if fault is not None:
+            problem = Problem(
+                segment=fault.segment, offset=fault.offset, seqno=header.seqno, why=fault.why, kind=Damage.SPILL
+            )
+            tally.problems.append(problem)
+            lost.append(header)
     tally.problems += stored.problems
     report = VerifyReport(
         path=directory,
@@ -204,6 +222,8 @@ def examine(
         records=tally.records,
         transactions=tally.transactions - tally.abandoned,
         abandoned=tally.abandoned,
+        spilled=len(spilled),
+        spill_bytes=spill_bytes,
         fragments=tally.fragments,
         first_seqno=tally.first_seqno,
         last_seqno=tally.last_seqno,
@@ -214,13 +234,55 @@ def examine(
         index=stored.verdict(tally.last_seqno),
     )
     findings = LogFindings(
-        segments=tuple(tally.segments),
+        segments=tuple(_without_lost(one, lost) for one in tally.segments),
         visible=visible,
         epoch=max(tally.epoch, NO_EPOCH if left is None else left.epoch),
         index_is_wrong=bool(stored.problems),
         marks=len(tally.marks),
+        references=tuple((header.lsn, reference.segments) for header, reference in tally.references),
     )
     return report, findings
+
+
+def _check_spill(directory: str, disk: Disk, header: RecordHeader, reference: Reference) -> SpillFault | None:
+    """Read everything that a spilled transaction refers to; return the first fault. Raises SegmentGoneError."""
+    reader = SpillReader(directory, disk, reference, header)
+    try:
+        fault = next((found for found in reader.records() if isinstance(found, SpillFault)), None)
+    finally:
+        reader.close()
+    segment = join(directory, segment_name(lsn_segment(header.lsn)))
+    if fault is not None and fault.missing and not disk.exists(segment):
+        raise SegmentGoneError(path=segment)
+    return fault
+
+
+def _without_lost(one: SegmentFindings, lost: Sequence[RecordHeader]) -> SegmentFindings:
+    """Return a segment's findings with the spilled transactions that are lost as bad places among the good ones."""
+    runs, bad = list(one.runs), list(one.bad)
+    for header in lost:
+        if lsn_segment(header.lsn) != one.number:
+            continue
+        seqno, offset = header.seqno, lsn_offset(header.lsn)
+        at = max(row for row, run in enumerate(runs) if run.start <= offset and run.first <= seqno <= run.last)
+        run, end = runs[at], offset + header.record_length
+        before = tuple(epoch for epoch in run.epochs if epoch[0] < seqno)
+        here = [epoch for epoch in run.epochs if epoch[0] <= seqno + 1]
+        behind = ((Seqno(seqno + 1), here[-1][1]), *run.epochs[len(here) :]) if here else run.epochs
+        front = replace(run, last=Seqno(seqno - 1), epochs=before)
+        back = Run(start=end, first=Seqno(seqno + 1), last=run.last, epochs=behind)
+        runs[at : at + 1] = [part for part in (front, back) if part.first <= part.last]
+        bad.append(
+            BadPlace(
+                offset=offset,
+                good_end=offset,
+                last=Seqno(seqno - 1),
+                open_fragments=0,
+                resumes_at=end,
+                next_event=(Seqno(seqno + 1), 0),
+            )
+        )
+    return replace(one, runs=tuple(runs), bad=tuple(sorted(bad, key=lambda place: place.offset)))
 
 
 class _Watched:

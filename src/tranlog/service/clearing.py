@@ -25,6 +25,7 @@ from tranlog.log.opening import read_holder
 from tranlog.log.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.reader import LogReader
 from tranlog.log.segment import LOCK_NAME
+from tranlog.log.spill import SPILL_TABLE_NAME, spill_number
 from tranlog.target.target import ChannelRow
 
 MARK_NAME: Final = "cleared"
@@ -83,6 +84,7 @@ def removal_order(names: Iterable[str]) -> list[str]:
     """
     listed = sorted(names)
     segments = [name for name in listed if segment_number(name) is not None]
+    segments += [name for name in listed if spill_number(name) is not None or name == SPILL_TABLE_NAME]
     return segments + [name for name in listed if name == POSITIONS_NAME or name.startswith("index.")]
 
 
