@@ -55,6 +55,7 @@ PURE = {
     "tranlog.log.repair",
     "tranlog.log.retention",
     "tranlog.log.rollback",
+    "tranlog.log.spill",
     "tranlog.pipeline.channels",
     "tranlog.pipeline.filters",
     "tranlog.pipeline.progress",

@@ -73,7 +73,11 @@ dir = "log"
 #: flush_interval_s = 0.5  # show what is appended and not committed every so often; default: 0, never
 #: sync_on_flush = true  # those flushes sync
 #: buffer_bytes = "256KiB"
-#: spill_above = 1073741824  # a larger transaction is refused
+#: spill_above = 1073741824  # a larger transaction goes to spill segments, beside the log
+#: spill_buffer_bytes = "8MiB"  # what an open transaction keeps in memory before it spills
+#: spill_chunk_bytes = "1MiB"
+#: spill_segment_bytes = "256MiB"
+#: spill_compress = false  # zlib
 
 [capture]
 #: batch_bytes = "4MiB"  # at most so much, and so long, between two syncs under load
