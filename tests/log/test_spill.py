@@ -6,6 +6,7 @@ docs/decisions/0012.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import random
 import struct
@@ -41,10 +42,12 @@ from tranlog.errors import (
     DiskFailedError,
     DiskFullError,
     LogClosedError,
+    LogLockedError,
     PurgedError,
     RecordLimitError,
 )
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn
+from tranlog.log.aio import AsyncLog
 from tranlog.log.damage import Damage
 from tranlog.log.diff import diff
 from tranlog.log.format import Impossible, parse_event
@@ -482,6 +485,29 @@ def test_chunks_of_the_aborted_go_without_a_purge_as_new_segments_begin() -> Non
         assert contents(log)[-1][2] == whole(parts("kept", 20))
 
 
+def test_tasks_spill_without_blocking_the_loop() -> None:
+    """issue 5, item 3: "A thin asyncio facade in `log/aio.py`"."""
+
+    async def live(log: Log) -> list[int]:
+        facade = AsyncLog(log)
+
+        async def one(name: str) -> int:
+            async with await facade.begin() as transaction:
+                for fragment in parts(name, 8):
+                    await transaction.add(fragment)
+                return (await transaction.commit()).seqno
+
+        gone = await facade.begin()
+        for fragment in parts("gone", 8):
+            await gone.add(fragment)
+        gone.abort()
+        return [*await asyncio.gather(*(one(f"t{number}") for number in range(4)))]
+
+    with open_log(SimDisk(), **SMALL) as log:
+        assert sorted(asyncio.run(live(log))) == [1, 2, 3, 4]
+        assert {raw for _, _, raw in contents(log)} == {whole(parts("x", 8))}
+
+
 def test_a_generator_that_fails_aborts_its_transaction() -> None:
     def failing() -> Iterator[Fragment]:
         yield from parts("gone", 20)
@@ -688,6 +714,24 @@ def test_a_failed_sync_ends_all_that_spilled_there() -> None:
         assert [one[1] for one in contents(log)] == ["later"]
     with open_log(disk) as log:
         assert [one[1] for one in contents(log)] == ["later"]
+
+
+def test_a_writer_whose_lock_was_replaced_begins_no_spill_segment() -> None:
+    """log-format.md: "A writer whose lock file was replaced under it stops"; another one gives out the same numbers."""
+    disk = SimDisk()
+    log = open_log(disk, **SMALL)
+    transaction = log.begin()
+    add_all(transaction, parts("x", 3))
+    disk.unlink(f"{PATH}/disklog.lck")
+    names = spill_names(disk)
+    with pytest.raises(LogLockedError):
+        add_all(transaction, parts("x", 20))
+    with pytest.raises(LogLockedError):
+        log.roll_spill()
+    assert spill_names(disk) == names
+    with pytest.raises(LogClosedError):
+        log.begin()
+    log.close()
 
 
 def test_many_threads_spill_at_once() -> None:

@@ -76,6 +76,21 @@ def test_everything_lands_once_and_in_order(tmp_path: Path, plan: ShardPlan, see
     assert done.skipped == (last + 1) * (plan.channels - 1)
 
 
+def test_spilled_transactions_land_once_and_in_order(tmp_path: Path) -> None:
+    """replication.md, "Large transactions": a channel streams them like fragments, in their place among the others."""
+    workload = Workload(seed=12, large=0.15)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    last = write_log(tmp_path / "log", workload, 200, segment_bytes=20_000, spill_above=1_500, spill_chunk_bytes=5_000)
+    with LogReader.open(str(tmp_path / "log")) as log:
+        spilled = [header.spilled for header in map(log.header, map(Seqno, range(last + 1))) if header is not None]
+    assert 10 < sum(spilled) < len(spilled)
+    results = run_threads(tasks_for(target.options, tmp_path / "log", FOUR, take(target.options, FOUR), until=last))
+    assert [(result.end, result.applied_seqno, result.error) for result in results] == [(TaskEnd.LIMIT, last, None)] * 4
+    check_equal(target, workload)
+    done = counters(target.options)
+    assert (done.transactions, done.changes) == (last + 1, workload.changes)
+
+
 def test_two_that_depend_on_each_other_one_of_them_serial(tmp_path: Path) -> None:
     """Issue 3, item 5: a chain east -> serial -> west -> serial -> east, applied over several channels, keeps order.
 

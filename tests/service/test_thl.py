@@ -142,6 +142,25 @@ def test_a_range(line: str, seqnos: list[int], log_dir: Path, capsys: pytest.Cap
     assert ("the log ends at seqno 5" in err) == ("99" in line)
 
 
+@pytest.mark.parametrize("line", ["list", "list -json", "list -headers", "list -headers -json", "list -seqno 1 -sql"])
+def test_a_transaction_that_spilled_is_listed_like_one_in_fragments(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tokumx.md, invariant 13; docs/decisions/0012: "`thl list` ... see no difference"."""
+    told = []
+    for name, most in (("plain", 1_000_000), ("spilled", 1)):
+        options = LogOptions(spill_buffer_bytes=most, spill_chunk_bytes=100)
+        with Log.open(tmp_path / name, source_id="till", options=options, clock=StandingClock()) as log:
+            with log.begin() as transaction:
+                for number in range(4):
+                    transaction.add(fragment(7, insert(number), shard="shop.item" if number == 3 else "#UNKNOWN"))
+            assert bool(log.spill_segments()) is (name == "spilled")
+        told.append(run(tmp_path / name, line, capsys))
+        assert run(tmp_path / name, "verify", capsys)[0] == 0
+    assert told[0] == told[1]
+    assert told[0][0] == 0
+
+
 def test_headers_and_their_json(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The array has the ancestor's form, an object's member per line."""
     _, out, _ = run(log_dir, "list -headers -seqno 4", capsys)

@@ -7,13 +7,15 @@ memory. Source: vlsn-index (waiting); design/index.md, "Waiting".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable
+from types import TracebackType
 
 from tranlog.change import Fragment
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.cursor import Cursor, StoredTransaction
 from tranlog.log.gate import Gate
 from tranlog.log.log import Log
+from tranlog.log.open_transaction import OpenTransaction
 
 _LOOK_AGAIN_S = 3600.0
 
@@ -24,12 +26,16 @@ class AsyncLog:
     def __init__(self, log: Log) -> None:
         self.log = log
 
-    async def transact(self, fragments: Sequence[Fragment], *, sync: bool = True) -> Gtid:
+    async def transact(self, fragments: Iterable[Fragment], *, sync: bool = True) -> Gtid:
         """Append a whole transaction and commit it, as `Log.transact`; other tasks go on meanwhile.
 
         A task that is cancelled while it waits does not take its transaction back.
         """
         return await asyncio.to_thread(self.log.transact, fragments, sync=sync)
+
+    async def begin(self) -> AsyncTransaction:
+        """Open a transaction that takes fragments one by one, as `Log.begin`; other tasks go on meanwhile."""
+        return AsyncTransaction(self.log.begin())
 
     async def wait(self, seqno: Seqno, timeout_s: float, *, committed_only: bool = False) -> Seqno:
         """Return how far the log reaches, once that is `seqno` or the time is over. Raises LogClosedError."""
@@ -38,6 +44,36 @@ class AsyncLog:
     def cursor(self, *, committed_only: bool = False) -> AsyncCursor:
         """Return a cursor at the log's first transaction."""
         return AsyncCursor(self.log.cursor(committed_only=committed_only), self.log.gate(committed_only=committed_only))
+
+
+class AsyncTransaction:
+    """An open transaction whose spilling and commit do not block the loop. Tasks: one at a time.
+
+    As a context manager it commits at the end of the block, durable, or aborts when the block raises.
+    """
+
+    def __init__(self, transaction: OpenTransaction) -> None:
+        self._transaction = transaction
+
+    async def add(self, fragment: Fragment) -> None:
+        """Take a fragment, as `OpenTransaction.add`."""
+        await asyncio.to_thread(self._transaction.add, fragment)
+
+    async def commit(self, *, sync: bool = True) -> Gtid:
+        """Put it into the log, as `OpenTransaction.commit`; a task that is cancelled does not take it back."""
+        return await asyncio.to_thread(self._transaction.commit, sync=sync)
+
+    def abort(self) -> None:
+        """Give it up; what is over stays as it is."""
+        self._transaction.abort()
+
+    async def __aenter__(self) -> AsyncTransaction:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._transaction.__exit__, kind, exc, trace)
 
 
 class AsyncCursor:

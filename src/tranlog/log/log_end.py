@@ -89,7 +89,7 @@ class LogEnd:
         self._segments = Segments(path, disk)
         self._segments.recent = self._recent = RecentPieces()
         self._purging = Purging(path, disk, self._segments)
-        self._spilling = Spilling(path, disk=disk, clock=clock, options=options)
+        self._spilling = Spilling(path, disk=disk, clock=clock, options=options, may_write=lock_file.held)
         self._positions: PositionsFile | None = None
         self._index_table = IndexTable(join(path, INDEX_NAME), disk)
         self._epoch = NO_EPOCH

@@ -175,10 +175,13 @@ def open_chunk(header: ChunkHeader, raw: bytes) -> bytes | Impossible:
         return Impossible(BAD_CHECKSUM)
     kept = raw[CHUNK_HEADER_BYTES : -TRAILER.size]
     if header.codec == DEFLATED:
+        unpacking = zlib.decompressobj()
         try:
-            kept = zlib.decompress(kept, bufsize=header.raw_length)
+            kept = unpacking.decompress(kept, header.raw_length + 1)
         except zlib.error as exc:
             return Impossible(f"a chunk that does not unpack: {exc}")
+        if not unpacking.eof:
+            return Impossible("a chunk that does not unpack to what it says")
     return kept if len(kept) == header.raw_length else Impossible("a chunk that does not hold as much as it says")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tranlog.change import Fragment
@@ -25,6 +25,7 @@ from tranlog.errors import (
     DiskFullError,
     LogClosedError,
     LogError,
+    LogLockedError,
     LogUnreadableError,
     PurgeFailedError,
     RecordLimitError,
@@ -46,7 +47,7 @@ from tranlog.log.format import (
 )
 from tranlog.log.opening import DISK_FULL
 from tranlog.log.options import LogOptions
-from tranlog.log.segment import SegmentReader, join, list_segments
+from tranlog.log.segment import LOCK_NAME, SegmentReader, join, list_segments
 from tranlog.log.spill import (
     CHUNK_OVERHEAD,
     OID,
@@ -148,8 +149,12 @@ class _Segment:
 class Spilling:
     """The spill of one log. Threads: any; its own lock guards it, taken after the log's where both are."""
 
-    def __init__(self, path: str, *, disk: Disk, clock: Clock, options: LogOptions) -> None:
+    def __init__(
+        self, path: str, *, disk: Disk, clock: Clock, options: LogOptions, may_write: Callable[[], bool]
+    ) -> None:
+        """`may_write` says whether the log's lock is still held: another writer would give out the same numbers."""
         self._path = path
+        self._may_write = may_write
         self._disk = disk
         self._clock = clock
         self._options = options
@@ -243,6 +248,8 @@ class Spilling:
     def _roll(self) -> _Segment:
         number = self._next_number
         path = join(self._path, spill_name(number))
+        if not self._may_write():
+            raise LogLockedError(path=self._path, holder=f"{LOCK_NAME} was replaced or removed under this one")
         try:
             file = self._disk.open(path, write=True, create=True)
             try:

@@ -411,14 +411,14 @@ class Channel:
         return TaskEnd.STOPPED if self._stop_at == NO_SEQNO else TaskEnd.LIMIT
 
     def _take(self, cursor: Cursor, header: RecordHeader, owner: int) -> bool:
-        """Put a transaction into the group, as decoded changes or, where it has several fragments, as a stream.
+        """Put a transaction into the group, as decoded changes or, of several fragments or spilled, as a stream.
 
         False: it must be alone in its target transaction, and the group is not empty; nothing was done.
         """
         transaction = cursor.current()
         serial = owner == SERIAL
         opens = serial and not self._walk.run
-        if transaction.fragments > 1:
+        if header.spilled or transaction.fragments > 1:
             if self._group:
                 return False
             # Only a serial transaction has statements, and only those ask for the metadata, in the last fragment.
