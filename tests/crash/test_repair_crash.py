@@ -15,6 +15,7 @@ from fix_log import PATH, append_large, contents, fill, open_log, open_reader, s
 from tranlog.errors import LogError
 from tranlog.log.repair import Keep, RepairPlan
 from tranlog.log.repairing import repair
+from tranlog.log.spill import spill_name
 from tranlog.log.verify import verify
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
@@ -26,8 +27,8 @@ def damaged_log(kind: str) -> tuple[SimDisk, Content]:
     """Return a log of six segments and three epochs with one damage of its kind, and what it held before."""
     disk = SimDisk()
     for turn in range(3):
-        with open_log(disk, segment_bytes=1_000) as log:
-            append_large(log, f"large{turn}", [b"one", b"two"])
+        with open_log(disk, segment_bytes=1_000, spill_above=1_000, spill_chunk_bytes=300) as log:
+            append_large(log, f"large{turn}", [b"one", b"two"] if kind != "spill" else [b"one" * 150, b"two" * 150])
             fill(log, 8, start=100 * turn)
     with open_reader(disk) as reader:
         before = contents(reader)
@@ -41,6 +42,10 @@ def damaged_log(kind: str) -> tuple[SimDisk, Content]:
             del raw[-9:]
         case "sync":
             raw[30] ^= 8
+        case "spill":
+            spilled = bytearray(disk.content(f"{PATH}/{spill_name(2)}"))
+            spilled[200] ^= 8
+            disk.set_content(f"{PATH}/{spill_name(2)}", bytes(spilled))
     disk.set_content(segment_path(3), bytes(raw))
     if kind == "missing":
         disk.unlink(segment_path(3))
@@ -107,10 +112,16 @@ def run_once(kind: str, keep: Keep, cut: int, fate: int) -> bool:
     there = {one[0] for one in after}
     assert set(after) <= set(before)
     missing = {one[0] for one in before} - there
-    damaged = kind in ("record", "missing")
+    damaged = kind in ("record", "missing", "spill")
     assert missing <= told_lost(disk), "lost what no report names"
     if not damaged:
         assert not missing
+    elif kind == "spill" and keep is Keep.FRONT:
+        kept = kept_bytes(disk)
+        assert missing
+        for seqno, event_id, payload in before:
+            parts = [payload[:450], payload[450:]] if event_id.startswith("large") else [payload]
+            assert seqno not in missing or event_id == "large1" or all(part in kept for part in parts)
     elif kind == "record":
         kept = kept_bytes(disk)
         for seqno, _, payload in before:
@@ -133,6 +144,8 @@ def run_once(kind: str, keep: Keep, cut: int, fate: int) -> bool:
         ("header", Keep.FRONT),
         ("rotate", Keep.FRONT),
         ("sync", Keep.FRONT),
+        ("spill", Keep.FRONT),
+        ("spill", Keep.BACK),
     ],
 )
 def test_a_repair_that_is_cut_off_anywhere_is_finished_by_the_next(kind: str, keep: Keep, soaking: bool) -> None:
