@@ -7,6 +7,7 @@ docs/decisions/0012.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import random
 import struct
@@ -42,6 +43,7 @@ from tranlog.errors import (
     DiskFailedError,
     DiskFullError,
     LogClosedError,
+    LogError,
     LogLockedError,
     PurgedError,
     RecordLimitError,
@@ -712,6 +714,42 @@ def test_a_full_disk_ends_the_transaction_that_spills_and_no_other() -> None:
         transaction.commit()
         fill(log, 1)
         assert [one[1] for one in contents(log)] == ["first", "e0"]
+    assert verify(PATH, disk=disk).sound
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_disk_that_fails_while_an_append_spills_costs_that_transaction(at: int, number: int) -> None:
+    """Whichever call fails, on the way out of the segment or later: the log holds whole transactions, and goes on."""
+    disk = SimDisk()
+    log = open_log(disk, spill_above=1_000, buffer_bytes=100, **SMALL)
+    fill(log, 1)
+    disk.fail_at[disk.calls + at] = number
+    raised: LogError | None = None
+    try:
+        log.append(make_fragment("before"))
+        for fragment in parts("big", 12):
+            log.append(fragment)
+        log.commit()
+    except LogError as exc:
+        raised = exc
+        log.abandon_open()
+    disk.fail_at = {}
+    big = ("big", whole(parts("big", 12)))
+    assert isinstance(raised, DiskFullError | DiskFailedError) or raised is None
+    if log.status().closed_because is None:
+        log.append(make_fragment("after"))
+        log.commit()
+        names = [one[1] for one in contents(log)]
+        assert names in (["e0", "after"], ["e0", "before", "after"], ["e0", "before", "big", "after"])
+        assert (raised is None) == ("big" in names)
+    else:  # what was written could not be cut back, or nobody knows what is on the disk
+        assert isinstance(raised, DiskFailedError)
+    with contextlib.suppress(LogError):
+        log.close()
+    with open_log(disk, **SMALL) as log:
+        assert all(one[1:] == big for one in contents(log) if one[1] == "big")
+        assert all(one.referred_by is not None for one in log.spill_segments())
     assert verify(PATH, disk=disk).sound
 
 
