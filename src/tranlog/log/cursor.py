@@ -130,9 +130,8 @@ class StoredTransaction:
             for found in reader.records():
                 if isinstance(found, SpillFault):
                     segments.refresh()
-                    first = segments.first_seqno()
-                    if header.seqno < first:  # purged meanwhile, and its spill with it
-                        raise PurgedError(seqno=header.seqno, first=first)
+                    if header.seqno < segments.first_seqno():  # purged meanwhile, and its spill with it
+                        raise segments.purged(header.seqno)
                     raise fault_error(found, header)
                 yield found
         finally:
