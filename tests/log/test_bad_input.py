@@ -47,7 +47,7 @@ PROVEN = {
         "log/test_format.py::test_a_payload_of_four_gib_is_refused",
         "log/test_log.py::test_what_the_format_cannot_hold_refuses_the_whole_transaction",
     ),
-    "too many fragments": ("log/test_log.py::test_65536_fragments_and_not_one_more",),
+    "too many fragments": ("log/test_log.py::test_beyond_65536_fragments_a_transaction_spills",),
     "a second writer": (
         "log/test_log.py::test_one_writer_in_a_process",
         "log/test_log.py::test_one_writer_among_processes",

@@ -57,6 +57,7 @@ from tranlog.log.log import Log, LogOptions, LogReader, hold
 from tranlog.log.open_transaction import OpenTransaction
 from tranlog.log.repair import Keep, RepairPlan
 from tranlog.log.repairing import repair
+from tranlog.log.retention import UpToSeqno
 from tranlog.log.spill import (
     CHUNK_HEADER_BYTES,
     REFERENCE,
@@ -681,6 +682,25 @@ def test_a_reader_that_retention_overtakes_hears_purged() -> None:
             log.purge(below=log.visible_seqno)
             with pytest.raises(PurgedError):
                 list(transaction.payloads())
+
+
+def test_trimming_by_hand_takes_the_spill_along() -> None:
+    """tokumx.md A8.6: "then refs partitions drop while maxRefGTID <= greatest dropped oplog max"."""
+    disk = SimDisk()
+    with open_log(disk, segment_bytes=1_000, **SMALL) as log:
+        for number in range(20):
+            spill_one(log, f"big{number}", count=4)
+            fill(log, 3)
+        last = log.last_seqno
+    disk.unlink(f"{PATH}/spill.table")
+    with Log.open_for_upkeep(PATH, disk=disk) as log:
+        log.add_segment()
+        assert log.trim(UpToSeqno(seqno=Seqno(last // 2))).gone
+        assert all(seqno is not None and seqno >= log.first_seqno for seqno in referred(log).values())
+        assert min(referred(log)) > 5
+    assert verify(PATH, disk=disk).sound
+    with open_log(disk, segment_bytes=1_000, **SMALL) as log:
+        assert whole(parts("x", 4)) in [raw for _, _, raw in contents(log)]
 
 
 def test_rolling_begins_another_segment() -> None:

@@ -177,6 +177,11 @@ class Log(LogEnd):
         self._epoch = opened.epoch if begin else Epoch(opened.epoch - 1)
         self._segments.adopt_index(opened.index)
         self._positions = PositionsFile(self._path, self._disk)
+        self._spilling.take_stock(list_segments(self._path, self._disk), self._flushed_end)
+        try:
+            self._spilling.drop_below(self._segments.first_seqno())
+        except PurgeFailedError as exc:
+            logger.warning("Spill that nothing refers to could not be removed. path=%s why=%s", self._path, exc)
         self._upkeep_only = not begin
         if not begin:
             return
@@ -193,11 +198,6 @@ class Log(LogEnd):
             self._flush()
             self._sync_now()
             self._publish()
-        self._spilling.take_stock(list_segments(self._path, self._disk), self._flushed_end)
-        try:
-            self._spilling.drop_below(self._segments.first_seqno())
-        except PurgeFailedError as exc:
-            logger.warning("Spill that nothing refers to could not be removed. path=%s why=%s", self._path, exc)
         if self._flushing is not None:
             self._flushing.start()
 
