@@ -52,6 +52,7 @@ def options(seed: int) -> LogOptions:
         buffer_bytes=rng.choice((1, 600, 100_000)),
         retention_s=rng.choice((None, None, 200.0)),
         checksum=True,
+        index_flush_s=None,  # no thread, whose calls would come at another moment in each run; a life flushes itself
         spill_above=rng.choice((1_500, 1_000_000)),
         spill_buffer_bytes=rng.choice((1, 700)),
         spill_chunk_bytes=rng.choice((1, 600)),
@@ -93,7 +94,7 @@ class Life:
     def live(self, steps: int) -> None:
         self.open()
         for _ in range(steps):
-            self.step(self.rng.randrange(21))
+            self.step(self.rng.randrange(22))
             check_ladder(self.log)
             assert self.log.first_seqno <= self.held, "purged what a hold needs"
             self.watch()
@@ -117,6 +118,8 @@ class Life:
             self.log.append(fragment(f"{self.seed}/open at the end", self.rng.randbytes(700), last=False))
             self.log.abandon_open()
             self.commit()
+        elif step == 20:
+            self.log.flush_index()
         else:
             self.close()
             self.open()

@@ -317,7 +317,26 @@ def test_a_lock_whose_file_was_replaced_or_removed_is_not_held(disk: OsDisk, pat
     assert second.held()
     lock.release()
     assert second.held()
+    clock = Path(path + ".clock")
+    clock.touch()
+    while clock.stat().st_ctime_ns <= os.stat(path).st_ctime_ns:  # until the file system's clock has moved on
+        clock.touch()
+    os.rename(path, path + ".away")
+    Path(path).touch()
+    assert not second.held(), "renaming leaves the file, and changes its ctime"
     second.release()
+
+
+def test_a_lock_is_looked_at_by_its_path_now_and_then(disk: OsDisk, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system may leave the ctime as it is when a file is renamed."""
+    lock = disk.lock(path)
+    assert lock.held()
+    os.rename(path, path + ".away")
+    held = os.stat(path + ".away")
+    monkeypatch.setattr(os, "fstat", lambda _: held)
+    lock._changed_ns = held.st_ctime_ns
+    assert [lock.held() for _ in range(64)].count(False) == 1
+    lock.release()
 
 
 def test_a_lock_in_a_missing_directory_is_an_error_of_its_own(disk: OsDisk, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ import pytest
 from tranlog import payload
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
+from tranlog.log import bucket, index, index_table, positions, purge_notes, segment, spill
 from tranlog.log import format as log_format
-from tranlog.log import index, index_table, positions, purge_notes, segment, spill
 from tranlog.log.log import Log
 from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
 from tranlog.service import clearing
@@ -92,7 +92,7 @@ def page() -> str:
 def test_offsets_and_sizes_are_the_constants(page: str, name: str) -> None:
     wanted: list[tuple[str, str, str]] = []
     offset: int | None = 0
-    homes = (log_format, positions, index, index_table, spill)
+    homes = (log_format, positions, bucket, index, index_table, spill)
     for field, size in next(getattr(home, name) for home in homes if hasattr(home, name)):
         wanted.append(("…" if offset is None else str(offset), str(size) if size else "n", field))
         offset = None if size == 0 or offset is None else offset + size
@@ -112,7 +112,7 @@ def test_the_structs_pack_what_the_fields_say() -> None:
     assert log_format.EXTENSION_ITEM.size == size("EXTENSION_ITEM_FIELDS")
     assert 2 * log_format.NAME_LENGTH.size == size("TABLE_ITEM_FIELDS")
     assert size("POSITIONS_FIELDS", positions) == positions.POSITIONS_BYTES
-    assert size("BUCKET_FIELDS", index) == index._BUCKET.size + 4
+    assert size("BUCKET_FIELDS", bucket) == bucket._BUCKET.size + 4
     assert size("RANGE_FIELDS", index) == index._RANGE.size + 4
     assert size("TABLE_HEADER_FIELDS", index_table) == index_table._HEADER.size
     assert size("REFERENCE_FIELDS", spill) == spill.REFERENCE.size

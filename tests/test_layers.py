@@ -45,6 +45,7 @@ PURE = {
     "tranlog.row_text",
     "tranlog.shard",
     "tranlog.types",
+    "tranlog.log.bucket",
     "tranlog.log.damage",
     "tranlog.log.format",
     "tranlog.log.index",

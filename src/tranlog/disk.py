@@ -8,11 +8,15 @@ them into ours.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
 import struct
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from tranlog.inotify import FileWatch, watch_file
 
 
 class DiskFile(Protocol):
@@ -23,6 +27,9 @@ class DiskFile(Protocol):
 
     def pwrite(self, raw: bytes, offset: int) -> None:
         """Write all of `raw` at `offset`. On OSError any prefix of it may have been written."""
+
+    def write_out(self, size: int, offset: int) -> None:
+        """Have bytes that were written go to the disk now, and wait for them; no promise, no error."""
 
     def size(self) -> int:
         """Return the file's length in bytes."""
@@ -86,10 +93,30 @@ class Disk(Protocol):
     def boot_id(self) -> str:
         """Return what changes with each start of the machine; shared memory and caches do not outlive it."""
 
+    def watch(self, path: str) -> FileWatch | None:
+        """Return a watch that tells when the file is written, there or not as yet; None for no such thing."""
+
 
 # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
 _FLOCK = struct.Struct("hhqqi4x")
 _F_OFD_SETLK = 37
+_LOOK_EVERY = 64
+"""So many times a lock is believed to be held by its own open file, before its path is looked at again."""
+
+
+def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    """Return Linux's sync_file_range(2); None where there is none."""
+    try:
+        found = ctypes.CDLL(None).sync_file_range
+    except (AttributeError, OSError):
+        return None
+    found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return cast("Callable[[int, int, int, int], int]", found)
+
+
+_sync_file_range = _load_sync_file_range()
+_WRITE_AND_WAIT = 7
+"""Wait for what is under way in the range, write it, wait for that."""
 
 
 class OsFile:
@@ -122,6 +149,11 @@ class OsFile:
             view = view[written:]
             offset += written
 
+    def write_out(self, size: int, offset: int) -> None:
+        # Not fdatasync: that ends a transaction of the file system's journal, and others wait for it.
+        if _sync_file_range is not None:
+            _sync_file_range(self._fd, offset, size, _WRITE_AND_WAIT)
+
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
@@ -150,15 +182,33 @@ class OsLock:
     a child that releases its copy gives back nothing.
     """
 
-    __slots__ = ("_fd", "_owner", "_path")
+    __slots__ = ("_changed_ns", "_fd", "_looks", "_owner", "_path")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self._path = path
         self._owner = os.getpid()
+        self._changed_ns = -1
+        self._looks = 0
 
     def held(self) -> bool:
-        return self._fd >= 0 and _same_file(self._fd, self._path)
+        """Look at the open file alone while nothing was done to it: who removes or renames it changes its ctime.
+
+        Every so often the path is looked at all the same, for file systems that do not, and for changes within one
+        tick of their clock.
+        """
+        if self._fd < 0:
+            return False
+        opened = os.fstat(self._fd)
+        self._looks += 1
+        if not opened.st_nlink:
+            return False
+        if opened.st_ctime_ns == self._changed_ns and self._looks % _LOOK_EVERY:
+            return True
+        if not _same_file(self._fd, self._path):
+            return False
+        self._changed_ns = opened.st_ctime_ns
+        return True
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -227,6 +277,9 @@ class OsDisk:
             lock.release()
             raise BlockingIOError(errno.EAGAIN, "the lock file was replaced while locking it", path)
         return lock
+
+    def watch(self, path: str) -> FileWatch | None:
+        return watch_file(path)
 
     def boot_id(self) -> str:
         with open("/proc/sys/kernel/random/boot_id") as file:

@@ -140,7 +140,7 @@ def test_a_failed_sync_closes_the_log_and_proves_nothing() -> None:
         log = open_log(disk)
         fill(log, 2)
         log.append(make_fragment("e2"))
-        disk.fail_at[disk.calls + 3] = errno.EIO
+        disk.fail_at[disk.calls + 2] = errno.EIO
         with pytest.raises(DiskFailedError, match="sync failed"):
             log.commit()
         assert log.durable_seqno == 2
@@ -160,13 +160,13 @@ def test_a_failed_sync_closes_the_log_and_proves_nothing() -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 def test_positions_that_cannot_be_written_close_the_log(number: int) -> None:
     """The error names the file that failed. A transaction that was synced by then is there, told or not."""
-    for call, kept in ((2, 0), (4, 1)):
+    for sync, call, kept in ((False, 2, 0), (True, 3, 1)):
         disk = SimDisk()
         log = open_log(disk)
         log.append(make_fragment())
         disk.fail_at[disk.calls + call] = number
         with pytest.raises(DiskFailedError, match=f"{PATH}/positions.*closed for writing"):
-            log.commit()
+            log.commit(sync=sync)
         with pytest.raises(LogClosedError, match=f"{PATH}/positions"):
             log.append(make_fragment())
         log.close()

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from fix_log import fill, make_fragment, open_log, run_threads
-from tranlog.errors import LogClosedError
+from fix_log import PATH, fill, make_fragment, open_log, open_reader, run_threads
+from tranlog.errors import CorruptRecordError, LogClosedError
 from tranlog.ids import Seqno
-from tranlog.log.aio import AsyncLog
+from tranlog.log.aio import AsyncLog, AsyncReader
 from tranlog.log.gate import Gate
 from tranlog.log.recent import RECENT_BYTES, RecentPieces
 from tranlog.testing.disk import SimDisk
@@ -117,6 +117,7 @@ def test_new_records_come_from_memory_and_old_ones_from_the_file() -> None:
     with log.cursor() as cursor:
         assert cursor.next() is not None
     assert log.read_counts().file > 0
+    assert log.status().reads == log.read_counts()
     log.close()
 
 
@@ -218,4 +219,36 @@ def test_a_task_that_gives_up_waiting_leaves_nothing_behind() -> None:
 
     asyncio.run(give_up())
     assert len(log.gate()) == 0
+    log.close()
+
+
+def test_a_reader_for_tasks_hears_of_rollback_damage_and_its_end() -> None:
+    disk = SimDisk()
+    log = open_log(disk)
+    matchpoint = log.append(make_fragment("stays"))
+    fill(log, 3)
+
+    async def follow() -> None:
+        shared = AsyncReader(open_reader(disk))
+        assert await shared.wait(Seqno(4), 60) == 4
+        log.rollback(matchpoint)
+        async with asyncio.timeout(60):
+            while await shared.wait(Seqno(0), 60) != 2:  # the matchpoint's and the new epoch's
+                await asyncio.sleep(0)
+        waiting = asyncio.create_task(shared.wait(Seqno(99), 60))
+        await asyncio.sleep(0)
+        await shared.close()
+        with pytest.raises(LogClosedError):
+            await waiting
+        await shared.close()
+        broken = AsyncReader(open_reader(disk))
+        disk.unlink(f"{PATH}/positions")
+        raw = bytearray(disk.content(f"{PATH}/thl.data.0000000002"))
+        raw[8] ^= 1
+        disk.set_content(f"{PATH}/thl.data.0000000002", bytes(raw))
+        with pytest.raises(CorruptRecordError):
+            await broken.wait(Seqno(99), 60)
+        await broken.close()
+
+    asyncio.run(follow())
     log.close()

@@ -17,15 +17,13 @@ import pytest
 from fix_log import run_threads
 from tranlog.errors import IndexCutError, IndexDamagedError
 from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.log.bucket import Bucket, IndexOptions, Place
 from tranlog.log.index import (
     EMPTY_RANGE,
     RANGE_KEY,
-    Bucket,
     BuiltFrom,
     Entry,
-    IndexOptions,
     IndexRange,
-    Place,
     SegmentRow,
     SeqnoIndex,
 )

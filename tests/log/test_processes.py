@@ -145,3 +145,107 @@ def test_a_reader_in_another_process_is_told_soon(tmp_path: Path) -> None:
         log.commit(sync=False)
         assert cursor.next(10.0) is not None
         assert time.monotonic() - began < 5
+
+
+FOLLOWER = """
+import sys, threading
+from tranlog.ids import Seqno
+from tranlog.log import reader as reading
+from tranlog.log.reader import LogReader
+path, until, told = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+if told == "told":
+    reading.SLOW_POLL_S = 3600.0  # nobody looks without being told
+else:
+    import tranlog.inotify
+    if told == "alone":
+        tranlog.inotify._libc = None  # a system without inotify
+    else:
+        tranlog.inotify._WANTED = tranlog.inotify._DELETE_SELF  # a file system that tells of no write
+lock = threading.Lock()
+def follow(name):
+    with LogReader.open(path) as log, log.cursor(committed_only=name == 0) as cursor:
+        cursor.seek(Seqno(1))
+        with lock:
+            print("ready", flush=True)
+        for seqno in range(1, until + 1):
+            transaction = cursor.next(60.0)
+            assert transaction is not None, f"nothing came, waiting for {seqno}"
+            assert transaction.header.seqno == seqno
+            with lock:
+                print(seqno, flush=True)
+threads = [threading.Thread(target=follow, args=(number,)) for number in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize(("told", "count"), [("told", 150), ("silent", 8), ("alone", 40)])
+def test_those_who_wait_in_other_processes_hear_of_each_commit(tmp_path: Path, told: str, count: int) -> None:
+    """Issue 5, item 2: by inotify on the positions file, else by looking; no wake-up is lost.
+
+    Each commit waits until all have seen the one before, so whoever misses one waits for ever, and all with him.
+    """
+    path = str(tmp_path / "log")
+    with Log.open(path, source_id="db1") as log:
+        followers = [start(FOLLOWER, path, str(count), told) for _ in range(2)]
+        try:
+            outputs = [follower.stdout for follower in followers]
+            for output in outputs * 3:
+                assert output is not None and output.readline() == "ready\n"
+            due = 0
+            for number in range(1, count + 1):
+                log.append(make_fragment(f"e{number}"))
+                log.commit(sync=number % 3 == 0 or number == count)
+                due += 1
+                if number % 3 == 0 or number == count:  # those who wait for what is committed hear of it now
+                    for output in outputs:
+                        assert output is not None
+                        lines = [output.readline().strip() for _ in range(3 * due)]
+                        assert sorted(lines) == sorted(3 * [str(n) for n in range(number - due + 1, number + 1)])
+                    due = 0
+            for follower in followers:
+                finish(follower)
+        finally:
+            for follower in followers:
+                follower.kill()
+                follower.wait()
+
+
+TASKS = """
+import asyncio, sys
+from tranlog.ids import Seqno
+from tranlog.log.aio import AsyncReader
+from tranlog.log.reader import LogReader
+path, until = sys.argv[1], int(sys.argv[2])
+async def follow(log, number):
+    async with log.cursor(committed_only=number % 2 == 0) as cursor:
+        found = [(await cursor.next(60.0)).header.seqno for _ in range(until + 1)]
+    assert found == list(range(until + 1))
+async def everything():
+    async with AsyncReader(LogReader.open(path)) as log:
+        print("ready", flush=True)
+        waits = [log.wait(Seqno(seqno), 60.0) for seqno in range(0, until + 1, 3)]
+        assert await log.wait(Seqno(until + 50), 0.01) <= until
+        found, *_ = await asyncio.gather(asyncio.gather(*waits), *(follow(log, number) for number in range(20)))
+        assert all(seen >= 3 * at for at, seen in enumerate(found))
+asyncio.run(asyncio.wait_for(everything(), 80))
+"""
+
+
+def test_tasks_in_another_process_wait_for_any_seqno(tmp_path: Path) -> None:
+    """Issue 5, item 2: any number of tasks, here 20 cursors and as many waits, behind one thread and one watch."""
+    path, count = str(tmp_path / "log"), 60
+    with Log.open(path, source_id="db1") as log:
+        reader = start(TASKS, path, str(count))
+        try:
+            assert reader.stdout is not None and reader.stdout.readline() == "ready\n"
+            for number in range(1, count + 1):
+                log.append(make_fragment(f"e{number}"))
+                log.commit(sync=number % 3 == 0)
+            log.commit()
+            finish(reader)
+        finally:
+            reader.kill()
+            reader.wait()

@@ -138,7 +138,7 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
             old="""\
         self._check_lock_file()
         self._flush()
-        self._publish()
+        self._publish(tell=False)
         self._syncing = True
 """,
             new="""\
@@ -146,7 +146,7 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
         assert self._file is not None
         self._file.sync()
         self._flush()
-        self._publish()
+        self._publish(tell=False)
         self._syncing = True
 """,
         ),

@@ -1,23 +1,28 @@
 """The log for asyncio: commits and cursors that do not block the event loop.
 
-Owns nothing: commits run in a thread, waiting is the gate's. Reading itself stays in the loop; what is new comes from
-memory. Source: vlsn-index (waiting); design/index.md, "Waiting".
+Owns the thread that watches another process's log for all tasks; commits run in threads, waiting is the gate's. Reading
+itself stays in the loop; what is new comes from memory. Source: vlsn-index (waiting); design/index.md, "Waiting".
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 
 from tranlog.change import Fragment
-from tranlog.ids import Gtid, Seqno
+from tranlog.errors import LogClosedError, LogError
+from tranlog.ids import NO_SEQNO, Gtid, Seqno
 from tranlog.log.cursor import Cursor, StoredTransaction
 from tranlog.log.gate import Gate
 from tranlog.log.log import Log
 from tranlog.log.open_transaction import OpenTransaction
+from tranlog.log.reader import LogReader
 
 _LOOK_AGAIN_S = 3600.0
+_LOOK_AT_CLOSING_S = 0.1
+"""How long a reader that is closed may take to notice."""
 
 
 class AsyncLog:
@@ -44,6 +49,66 @@ class AsyncLog:
     def cursor(self, *, committed_only: bool = False) -> AsyncCursor:
         """Return a cursor at the log's first transaction."""
         return AsyncCursor(self.log.cursor(committed_only=committed_only), self.log.gate(committed_only=committed_only))
+
+
+class AsyncReader:
+    """A log that another process writes, seen from an event loop. Tasks: any number; one thread watches for all."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self.reader = reader
+        self._seen = Gate()
+        self._proven = Gate()
+        self._closing = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._watch, name=f"tranlog reader of {reader.path}", daemon=True)
+        self._thread.start()
+
+    async def wait(self, seqno: Seqno, timeout_s: float, *, committed_only: bool = False) -> Seqno:
+        """Return how far the log reaches, once that is `seqno` or the time is over. Raises as `LogReader.range`."""
+        try:
+            return await self._gate(committed_only).wait_async(seqno, timeout_s)
+        except LogClosedError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+
+    def cursor(self, *, committed_only: bool = False) -> AsyncCursor:
+        """Return a cursor at the log's first transaction."""
+        return AsyncCursor(self.reader.cursor(committed_only=committed_only), self._gate(committed_only))
+
+    def _gate(self, committed_only: bool) -> Gate:
+        return self._proven if committed_only else self._seen
+
+    def _watch(self) -> None:
+        try:
+            found = self.reader.range()
+            while not self._closing:
+                self._open_to(self._seen, found.last_seqno)
+                self._open_to(self._proven, found.committed_seqno)
+                found = self.reader.changed(found, _LOOK_AT_CLOSING_S)
+        except LogError as exc:
+            self._failure = exc
+        finally:
+            self._seen.close()
+            self._proven.close()
+
+    def _open_to(self, gate: Gate, seqno: Seqno) -> None:
+        if gate.wait(NO_SEQNO, 0) > seqno:  # rolled back
+            gate.go_back(seqno)
+            gate.stir()
+        gate.open_to(seqno)
+
+    async def close(self) -> None:
+        """Let go of the log; who still waits hears that it was closed. Closing twice is harmless."""
+        self._closing = True
+        await asyncio.to_thread(self._thread.join)
+        self.reader.close()
+
+    async def __aenter__(self) -> AsyncReader:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
 
 
 class AsyncTransaction:

@@ -23,6 +23,10 @@ from tranlog.payload import Payload, encode
 from tranlog.shard import UNKNOWN_SHARD
 
 _JOIN_BELOW = 64 * 1024
+SLICE_BYTES = 64 * 1024
+"""How much is written at once: while it is, nobody else can write into the segment."""
+WRITE_OUT_BYTES = 2 << 20
+"""After so many bytes they go to the disk, so that the system never makes those wait who write little."""
 """Payloads shorter than this are written together with what stands around them."""
 
 
@@ -207,10 +211,15 @@ class Allocation:
         file = self._log.begin_write(self._extent)
         failure: OSError | None = None
         try:
-            at = self._start
+            at = out = self._start
             for piece in pieces:
-                file.pwrite(piece, at)
-                at += len(piece)
+                for begin in range(0, len(piece), SLICE_BYTES):
+                    part = piece[begin : begin + SLICE_BYTES]
+                    file.pwrite(part, at)
+                    at += len(part)
+                    if at - out >= WRITE_OUT_BYTES:
+                        file.write_out(at - out, out)
+                        out = at
         except OSError as exc:
             failure = exc
         finally:

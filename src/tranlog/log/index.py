@@ -19,17 +19,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
-from zlib import crc32
 
 import msgspec
 
 from tranlog.errors import IndexCutError, IndexDamagedError
 from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.log.bucket import (
+    VALUE_VERSION,
+    Bucket,
+    IndexOptions,
+    Place,
+    decode_bucket,
+    encode_bucket,
+    seal,
+    unseal,
+)
 
 RANGE_KEY = -1
 """The key under which the range is stored; a bucket's key is its first seqno."""
-
-_NO_OFFSET = 0  # a segment begins with its header: no record stands at 0
 
 
 class IndexRange(msgspec.Struct, frozen=True):
@@ -60,25 +67,6 @@ class Entry(msgspec.Struct, frozen=True):
     txn_end: bool = True
 
 
-class Place(msgspec.Struct, frozen=True):
-    """The record of `seqno` stands at `lsn` or, for a purged log's very first seqno, at or behind it."""
-
-    seqno: Seqno
-    lsn: Lsn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexOptions:
-    """How dense the index is."""
-
-    stride: int = 64
-    """A mapping for every stride-th seqno."""
-    max_mappings: int = 1_000
-    """Mappings of one bucket."""
-    max_distance: int = 4 << 20
-    """Bytes behind its last mapping that a bucket still takes a seqno from."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltFrom:
     """The end of the log that a stored index describes: held against the log before the index is believed."""
@@ -97,98 +85,23 @@ class FlushPlan:
     deletes: tuple[int, ...]
 
 
-class Bucket:
-    """A run of seqnos inside one segment: an offset for every stride-th one, and for the last.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexView:
+    """The index as it was at one moment, cheap to take; its stored form is made later, by anybody, without a lock."""
 
-    Seqnos are not stored: slot i stands for first + i * stride. An empty slot was never registered.
+    buckets: tuple[Bucket, ...]
+    dirty: frozenset[int]
+    deletes: tuple[int, ...]
+    range: bytes
 
-    Threads: one that changes it, any number that look up meanwhile.
-    """
+    def plan(self) -> FlushPlan:
+        """Return what has changed since the index was stored last."""
+        changed = [bucket for bucket in self.buckets if bucket.first in self.dirty]
+        return FlushPlan(puts=_image(changed, self.range), deletes=self.deletes)
 
-    __slots__ = ("first", "offsets", "segment", "stride", "tail")
-
-    def __init__(self, segment: int, first: Seqno, offset: int, stride: int) -> None:
-        self.segment = segment
-        self.first = first
-        self.stride = stride
-        self.offsets = array("I", (offset,))
-        self.tail = (first, offset)
-        """The last seqno and its offset: one object, so that nobody reads half of a change."""
-
-    @property
-    def last(self) -> Seqno:
-        """The last seqno."""
-        return self.tail[0]
-
-    @property
-    def last_offset(self) -> int:
-        """Where the last seqno stands."""
-        return self.tail[1]
-
-    def accepts(self, seqno: Seqno, position: Lsn, options: IndexOptions) -> bool:
-        """Whether a seqno behind the last one still belongs here."""
-        if lsn_segment(position) != self.segment:
-            return False
-        offsets = self.offsets
-        if (seqno - self.first) // self.stride >= options.max_mappings:
-            return False
-        return lsn_offset(position) - offsets[-1] <= options.max_distance
-
-    def put(self, seqno: Seqno, offset: int) -> None:
-        """Take a mapping: a later one extends the bucket, an earlier one may fill its own slot."""
-        slot, rest = divmod(seqno - self.first, self.stride)
-        offsets = self.offsets
-        last = self.tail[0]
-        if rest == 0:
-            if slot < len(offsets):
-                offsets[slot] = offset
-            elif seqno > last:
-                offsets.extend((_NO_OFFSET,) * (slot - len(offsets)))
-                offsets.append(offset)
-        if seqno > last:
-            self.tail = (seqno, offset)
-
-    def exact(self, seqno: Seqno) -> Lsn | None:
-        """Return where a seqno stands, if that is mapped."""
-        last, last_offset = self.tail
-        if seqno == last:
-            return lsn(self.segment, last_offset)
-        slot, rest = divmod(seqno - self.first, self.stride)
-        if rest or not 0 <= slot < len(self.offsets) or self.offsets[slot] == _NO_OFFSET:
-            return None
-        return lsn(self.segment, self.offsets[slot])
-
-    def lte(self, seqno: Seqno) -> Place:
-        """Return the nearest mapping at or below a seqno that is not below the first."""
-        last, last_offset = self.tail
-        if seqno >= last:
-            return Place(last, lsn(self.segment, last_offset))
-        offsets = self.offsets
-        slot = min((seqno - self.first) // self.stride, len(offsets) - 1)
-        while offsets[slot] == _NO_OFFSET:
-            slot -= 1
-        return Place(Seqno(self.first + slot * self.stride), lsn(self.segment, offsets[slot]))
-
-    def gte(self, seqno: Seqno) -> Place:
-        """Return the nearest mapping at or above a seqno that is not above the last."""
-        last, last_offset = self.tail
-        offsets = self.offsets
-        slot = max(-(-(seqno - self.first) // self.stride), 0)
-        while slot < len(offsets) and offsets[slot] == _NO_OFFSET:
-            slot += 1
-        if slot < len(offsets):
-            return Place(Seqno(self.first + slot * self.stride), lsn(self.segment, offsets[slot]))
-        return Place(last, lsn(self.segment, last_offset))
-
-    def cut(self, last: Seqno) -> None:
-        """Forget what is above `last`, which is not below the first; the greatest mapping left is the last."""
-        if last >= self.last:
-            return
-        offsets = self.offsets
-        del offsets[(last - self.first) // self.stride + 1 :]
-        while offsets[-1] == _NO_OFFSET:
-            offsets.pop()
-        self.tail = (Seqno(self.first + (len(offsets) - 1) * self.stride), offsets[-1])
+    def image(self) -> dict[int, bytes]:
+        """Return everything that a stored index holds, for one that is written anew."""
+        return _image(self.buckets, self.range)
 
 
 class _Row:
@@ -335,6 +248,9 @@ class SeqnoIndex:
                     bucket.put(seqno, lsn_offset(position))
                 return
             if bucket.accepts(seqno, position, self.options):
+                if at + 1 < len(row.buckets):  # only the last one changes: a view may hold this one
+                    bucket = bucket.copy()
+                    self._row = _Row((*row.buckets[:at], bucket, *row.buckets[at + 1 :]))
                 bucket.put(seqno, lsn_offset(position))
                 self._dirty.add(bucket.first)
                 return
@@ -479,7 +395,7 @@ class SeqnoIndex:
         kept = list(row.buckets[:keep])
         if kept and last is not None and kept[-1].last > last:
             # Another object: a scanner that holds the old one reads on in what was true when it took it.
-            kept[-1] = _copy(kept[-1])
+            kept[-1] = kept[-1].copy()
             kept[-1].cut(last)
             self._dirty.add(kept[-1].first)
         self._row = _Row(kept)
@@ -521,22 +437,27 @@ class SeqnoIndex:
 
     # --- storing and recovering ----------------------------------------------------------------------
 
-    def flush_plan(self, built_from: BuiltFrom) -> FlushPlan | None:
-        """Return what to store so that the stored index covers the prefix; None when it does already."""
+    def view(self, built_from: BuiltFrom) -> IndexView | None:
+        """Return what is to be stored so that the stored index covers the prefix; None when it does already."""
         if not (self._range_dirty or self._dirty or self._dropped):
             return None
-        row = self._row
-        puts: dict[int, bytes] = {
-            bucket.first: encode_bucket(bucket) for bucket in row.buckets if bucket.first in self._dirty
-        }
-        puts[RANGE_KEY] = _encode_range(self._facts, self._prefix, self._front, self._sync_tail, built_from)
-        return FlushPlan(puts=puts, deletes=tuple(sorted(self._dropped)))
+        buckets = self._row.buckets
+        return IndexView(
+            buckets=(*buckets[:-1], buckets[-1].copy()) if buckets else (),
+            dirty=frozenset(self._dirty),
+            deletes=tuple(sorted(self._dropped)),
+            range=_encode_range(self._facts, self._prefix, self._front, self._sync_tail, built_from),
+        )
+
+    def flush_plan(self, built_from: BuiltFrom) -> FlushPlan | None:
+        """Return the change that `view` stores."""
+        view = self.view(built_from)
+        return None if view is None else view.plan()
 
     def image(self, built_from: BuiltFrom) -> dict[int, bytes]:
-        """Return everything that a stored index holds, for one that is written anew."""
-        image: dict[int, bytes] = {bucket.first: encode_bucket(bucket) for bucket in self._row.buckets}
-        image[RANGE_KEY] = _encode_range(self._facts, self._prefix, self._front, self._sync_tail, built_from)
-        return image
+        """Return everything that a stored index holds."""
+        stored = _encode_range(self._facts, self._prefix, self._front, self._sync_tail, built_from)
+        return _image(self._row.buckets, stored)
 
     def flushed(self, plan: FlushPlan) -> None:
         """Learn that a plan was stored. One that a truncation or a registration overtook leaves the rest to do."""
@@ -671,13 +592,6 @@ class Scanner:
         return index.exact(seqno) if bucket is None or seqno > bucket.last else bucket.exact(seqno)
 
 
-def _copy(bucket: Bucket) -> Bucket:
-    same = Bucket(bucket.segment, bucket.first, bucket.offsets[0], bucket.stride)
-    same.offsets = bucket.offsets[:]
-    same.tail = bucket.tail
-    return same
-
-
 class SegmentRow:
     """The segments of a log, first to newest, with the seqno before each one's first.
 
@@ -786,66 +700,26 @@ class SegmentRow:
 
 # --- the stored form --------------------------------------------------------------------------------------
 
-BUCKET_FIELDS: Final = (
-    ("version", 1), ("segment", 4), ("stride", 4), ("last_seqno", 8), ("last_offset", 4), ("count", 4), ("offsets", 0),
-    ("crc", 4),
-)  # fmt: skip
 RANGE_FIELDS: Final = (
     ("version", 1), ("first", 8), ("last", 8), ("last_sync", 8), ("last_txn_end", 8), ("prefix", 8), ("front_lsn", 8),
     ("epoch", 8), ("end_lsn", 8), ("count", 4), ("sync_points", 0), ("crc", 4),
 )  # fmt: skip
 
-_BUCKET = struct.Struct(">BIIqII")
-"""A stored bucket before its offsets: version, segment, stride, last seqno, last offset, number of offsets."""
 _RANGE = struct.Struct(">BqqqqqQQQI")
 """A stored range: version, first, last, last_sync, last_txn_end, prefix, front, epoch, end, sync points behind."""
-_CRC = struct.Struct(">I")
-_VERSION = 1
 
 
-def _seal(raw: bytes) -> bytes:
-    return raw + _CRC.pack(crc32(raw))
-
-
-def _unseal(raw: bytes, what: str) -> bytes:
-    body = raw[: -_CRC.size]
-    if len(raw) < _CRC.size + 1 or _CRC.unpack(raw[-_CRC.size :])[0] != crc32(body):
-        raise IndexDamagedError(why=f"the checksum of {what} does not hold")
-    if body[0] != _VERSION:
-        raise IndexDamagedError(why=f"{what} has version {body[0]}, this release knows {_VERSION}")
-    return body
-
-
-def encode_bucket(bucket: Bucket) -> bytes:
-    """Return a bucket's stored form; its first seqno is the key. Layout: docs/format.md, "The stored index"."""
-    offsets = bucket.offsets
-    head = _BUCKET.pack(_VERSION, bucket.segment, bucket.stride, bucket.last, bucket.last_offset, len(offsets))
-    return _seal(head + struct.pack(f">{len(offsets)}I", *offsets))
-
-
-def decode_bucket(first: int, raw: bytes) -> Bucket:
-    """Read what `encode_bucket` wrote. Raises IndexDamagedError."""
-    what = f"the bucket at seqno {first}"
-    body = _unseal(raw, what)
-    if len(body) < _BUCKET.size:
-        raise IndexDamagedError(why=f"{what} is cut short")
-    _, segment, stride, last, last_offset, count = _BUCKET.unpack_from(body)
-    if len(body) != _BUCKET.size + 4 * count or not count or not stride or last < first:
-        raise IndexDamagedError(why=f"the lengths of {what} contradict each other")
-    offsets = array("I", struct.unpack_from(f">{count}I", body, _BUCKET.size))
-    if offsets[0] == _NO_OFFSET or first + (count - 1) * stride > last:
-        raise IndexDamagedError(why=f"{what} maps what it does not hold")
-    bucket = Bucket(segment, Seqno(first), offsets[0], stride)
-    bucket.offsets = offsets
-    bucket.tail = (Seqno(last), last_offset)
-    return bucket
+def _image(buckets: Iterable[Bucket], stored_range: bytes) -> dict[int, bytes]:
+    image: dict[int, bytes] = {bucket.first: encode_bucket(bucket) for bucket in buckets}
+    image[RANGE_KEY] = stored_range
+    return image
 
 
 def _encode_range(
     facts: IndexRange, prefix: Seqno, front: Place | None, sync_tail: list[Seqno], built_from: BuiltFrom
 ) -> bytes:
     head = _RANGE.pack(
-        _VERSION,
+        VALUE_VERSION,
         facts.first,
         facts.last,
         facts.last_sync,
@@ -856,11 +730,11 @@ def _encode_range(
         built_from.end,
         len(sync_tail),
     )
-    return _seal(head + struct.pack(f">{len(sync_tail)}q", *sync_tail))
+    return seal(head + struct.pack(f">{len(sync_tail)}q", *sync_tail))
 
 
 def _decode_range(raw: bytes) -> tuple[IndexRange, Seqno, Lsn | None, list[Seqno], BuiltFrom]:
-    body = _unseal(raw, "the range")
+    body = unseal(raw, "the range")
     if len(body) < _RANGE.size:
         raise IndexDamagedError(why="the range is cut short")
     _, first, last, last_sync, last_txn_end, prefix, front, epoch, end, count = _RANGE.unpack_from(body)

@@ -44,7 +44,6 @@ from tranlog.log.format import (
     encode_sync,
     segment_name,
 )
-from tranlog.log.index import BuiltFrom
 from tranlog.log.log_end import LogEnd
 from tranlog.log.open_transaction import OpenTransaction
 from tranlog.log.opening import (
@@ -235,6 +234,7 @@ class Log(LogEnd):
                 committed_seqno=self._durable,
                 segments=len(self._segments.row()),
                 syncs=self._syncs,
+                reads=self._recent.snapshot(),
                 closed_because=None if self._stopped is None else str(self._stopped),
             )
 
@@ -634,14 +634,9 @@ class Log(LogEnd):
                 self._store_index()
 
     def _store_index(self) -> None:
-        """Store the index if everything in it is durable; it is a cache, so a disk that refuses stops nothing."""
-        if self._durable != self._visible or self._visible_start == NO_LSN:
-            return
-        built_from = BuiltFrom(epoch=self._epoch, end=lsn(self._number, self._visible_end))
-        try:
-            self._segments.store_index(self._index_table, built_from)
-        except OSError as exc:
-            logger.warning("The index could not be stored. path=%s why=%s", self._path, exc)
+        """Store the index if everything in it is durable."""
+        if self._durable == self._visible and self._visible_start != NO_LSN:
+            self._index_flush.store(self._built_from())
 
     def add_segment(self) -> str:
         """Close the newest segment, durable with everything complete in it, and start the next; return its name.
@@ -805,7 +800,7 @@ class Log(LogEnd):
     def _let_go(self) -> None:
         self._forget_spilled()
         self._spilling.close()
-        self._index_table.close()
+        self._index_flush.close()
         if self._file is not None:
             self._file.close()
         if self._positions is not None:

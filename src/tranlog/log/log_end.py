@@ -37,12 +37,13 @@ from tranlog.log.format import (
     segment_name,
 )
 from tranlog.log.gate import Gate
-from tranlog.log.index_table import INDEX_NAME, IndexTable
+from tranlog.log.index import BuiltFrom
+from tranlog.log.index_flush import IndexFlush
 from tranlog.log.opening import (
     DISK_FULL,
     RecoveryReport,
 )
-from tranlog.log.options import LogOptions
+from tranlog.log.options import LogOptions, ReadCounts
 from tranlog.log.positions import (
     NO_LSN,
     POSITIONS_NAME,
@@ -51,7 +52,7 @@ from tranlog.log.positions import (
 )
 from tranlog.log.prefix import Extent, UnbrokenPrefix
 from tranlog.log.purging import Purging
-from tranlog.log.recent import ReadCounts, RecentPieces
+from tranlog.log.recent import RecentPieces
 from tranlog.log.scan import read_fragments
 from tranlog.log.segment import (
     LOCK_NAME,
@@ -91,7 +92,7 @@ class LogEnd:
         self._purging = Purging(path, disk, self._segments)
         self._spilling = Spilling(path, disk=disk, clock=clock, options=options, may_write=lock_file.held)
         self._positions: PositionsFile | None = None
-        self._index_table = IndexTable(join(path, INDEX_NAME), disk)
+        self._index_flush = IndexFlush(path, disk, clock, self._segments, options)
         self._epoch = NO_EPOCH
         self._syncs = 0
         self._stopped: LogError | None = None
@@ -310,10 +311,13 @@ class LogEnd:
                 self._check(me)
 
     def _lead_sync(self) -> None:
-        """Write, publish and sync for everybody who has finished so far; the lock is free while the disk works."""
+        """Write, publish and sync for everybody who has finished so far; the lock is free while the disk works.
+
+        Other processes hear of it once, when it is durable; the readers of this one at once.
+        """
         self._check_lock_file()
         self._flush()
-        self._publish()
+        self._publish(tell=False)
         self._syncing = True
         self._sync_end = self._visible_end if len(self._prefix) else self._flushed_end
         covered = self._visible
@@ -338,6 +342,12 @@ class LogEnd:
         self._durable_end = self._sync_end
         self._sync_due = True
         self._write_positions(look=True)
+        if self._durable == self._visible and self._visible_start != NO_LSN:
+            self._index_flush.after_sync(self._built_from())
+
+    def _built_from(self) -> BuiltFrom:
+        """Return the end of the log that the index describes now."""
+        return BuiltFrom(epoch=self._epoch, end=lsn(self._number, self._visible_end))
 
     def _sync_now(self) -> None:
         """Sync under the lock, nothing else running: everything flushed is durable then."""
@@ -366,8 +376,11 @@ class LogEnd:
         self._flushed_end += len(pending)
         pending.clear()
 
-    def _publish(self) -> None:
-        """Let readers see every transaction before the oldest unfinished one; what was pending has been flushed."""
+    def _publish(self, *, tell: bool = True) -> None:
+        """Let readers see every transaction before the oldest unfinished one; what was pending has been flushed.
+
+        Without `tell`, those in other processes wait for the next write of the positions.
+        """
         if self._buffered:
             self._buffered.done = True
             self._seal()
@@ -381,7 +394,10 @@ class LogEnd:
         self._visible_start = newest.last_start
         self._visible_end = newest.end
         self._visible_ids = newest.ids
-        self._write_positions()
+        if tell:
+            self._write_positions()
+        else:
+            self._seen.open_to(self._visible)
 
     def _seal(self) -> None:
         """Give the buffered transactions their place in the row, and begin another buffer."""

@@ -29,11 +29,12 @@ from tranlog.errors import (
     LogUnreadableError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.log.bucket import Place
 from tranlog.log.format import HEADER, SEQNO_MAX, RecordHeader, encode_header, segment_name
-from tranlog.log.index import BuiltFrom, Entry, Place, SegmentRow, SeqnoIndex
+from tranlog.log.index import BuiltFrom, Entry, SegmentRow, SeqnoIndex
 from tranlog.log.index_table import INDEX_NAME, read_index
 from tranlog.log.positions import Positions, read_positions
-from tranlog.log.recovery import Continue, NewLog, Refuse, SegmentGlance, Survey, plan
+from tranlog.log.recovery import Checkpoint, Continue, NewLog, Refuse, SegmentGlance, Survey, plan
 from tranlog.log.rollback import marks_behind
 from tranlog.log.scan import scan_segment, survey
 from tranlog.log.segment import CUT_DIR, LOCK_NAME, WINDOW_BYTES, SegmentReader, Segments, join
@@ -44,6 +45,11 @@ DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What the operating system says when there is no room."""
 _DENIED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 _HOLDER_BYTES = 64
+WALK_WHOLE_BYTES = 1 << 20
+"""A newest segment of which less than this lies before the stored index's end is walked whole."""
+
+StoredIndex = tuple[SeqnoIndex, BuiltFrom]
+"""A stored index, and the end of the log that it describes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +151,8 @@ def open_newest(path: str, disk: Disk, segments: Segments, *, start_after: Gtid 
     """
     sign_lock(path, disk)
     published = read_positions(path, disk)
-    found = survey(path, disk)
+    stored = read_index(join(path, INDEX_NAME), disk)
+    found = survey(path, disk, checkpoint=None if stored is None else checkpoint_of(*stored))
     decided = plan(found)
     epoch = NO_EPOCH if published is None else published.epoch
     match decided:
@@ -180,7 +187,26 @@ def open_newest(path: str, disk: Disk, segments: Segments, *, start_after: Gtid 
             elif start_after is not None:
                 epoch = max(epoch, start_after.epoch)
             epoch = max(epoch, decided.mark_epoch)
-            return _continue(path, disk, segments, found, decided, published, Epoch(epoch + 1))
+            return _continue(path, disk, segments, found, stored, decided, published, Epoch(epoch + 1))
+
+
+def checkpoint_of(index: SeqnoIndex, built_from: BuiltFrom) -> Checkpoint | None:
+    """Return where a survey may begin, since a stored index only covers what was durable; None for near the start.
+
+    What is not walked is held against its checksums when it is read, as in the segments before it.
+    """
+    last = index.prefix_range.last
+    place = index.exact(last)
+    if place is None or lsn_offset(place) < WALK_WHOLE_BYTES:
+        return None
+    same = lsn_segment(built_from.end) == lsn_segment(place)
+    return Checkpoint(
+        number=lsn_segment(place),
+        offset=lsn_offset(place),
+        seqno=last,
+        epoch=built_from.epoch,
+        end=lsn_offset(built_from.end) if same else 0,
+    )
 
 
 def create_segment(path: str, disk: Disk, number: int, prev_seqno: Seqno, first_records: bytes = b"") -> DiskFile:
@@ -205,6 +231,7 @@ def _continue(
     disk: Disk,
     segments: Segments,
     found: Survey,
+    stored: StoredIndex | None,
     decided: Continue,
     published: Positions | None,
     epoch: Epoch,
@@ -233,21 +260,20 @@ def _continue(
             last_first_lsn=decided.last_first_lsn,
             epoch=epoch,
             report=_report(path, disk, segments, decided, published, kept_in),
-            index=load_index(path, disk, found, decided),
+            index=load_index(path, disk, found, stored, decided),
         )
     except BaseException:
         file.close()
         raise
 
 
-def load_index(path: str, disk: Disk, found: Survey, decided: Continue) -> SeqnoIndex:
+def load_index(path: str, disk: Disk, found: Survey, stored: StoredIndex | None, decided: Continue) -> SeqnoIndex:
     """Return the index of the log that a survey found: the stored one continued, or a rough one.
 
     The stored index is believed if it fits the row of segments, and its last transaction stands where it says, in
     the epoch that it says. What came behind it is scanned. Raises OSError.
     """
     row = _living_row(found)
-    stored = read_index(join(path, INDEX_NAME), disk)
     if stored is not None:
         index, built_from = stored
         why = None
@@ -262,6 +288,8 @@ def load_index(path: str, disk: Disk, found: Survey, decided: Continue) -> Seqno
         if why is None:
             return index
         logger.warning("The stored index does not fit the log and is built again. path=%s why=%s", path, why)
+        if found.partial:
+            found = survey(path, disk)
     places = [
         Place(one.first, lsn(one.glance.number, one.glance.first_offset))
         for one in row

@@ -24,7 +24,7 @@ class LogOptions:
     segment_bytes: int = 100_000_000
     """Bytes after which a segment is closed; the last transaction may pass them. Short ones open fast."""
     checksum: bool = True
-    """CRC-32 over every record, held against it at each open and read."""
+    """CRC-32 over every record, held against it at each read, and at an open from the stored index's end on."""
     retention_s: float | None = None
     """Seconds that a closed segment is kept; None keeps all. Holds keep more. Below a day a segment is closed after an
     hour, else after a day, so that few are kept much longer."""
@@ -41,6 +41,10 @@ class LogOptions:
     """Whether those flushes sync. It says nothing of `commit`, which returns when what it covers is durable."""
     buffer_bytes: int = 256 * 1024
     """Bytes that may be appended before they are written; a commit writes them earlier."""
+    index_flush_bytes: int = 4 << 20
+    """Bytes behind the stored index at which a commit has it stored anew, by a thread of its own."""
+    index_flush_s: float | None = 10.0
+    """Seconds after which a commit does so, whatever has come; None: only for so many bytes."""
     spill_above: int = 1 << 30
     """Bytes of one transaction's records above which it spills, whoever appends it: a segment has to hold it."""
     spill_buffer_bytes: int = 8 * 1024 * 1024
@@ -74,6 +78,12 @@ class LogOptions:
             )
         if self.buffer_bytes < 1:
             raise ConfigError(option="buffer_bytes", value=self.buffer_bytes, why="the buffer holds at least one byte")
+        if self.index_flush_bytes < 1:
+            raise ConfigError(option="index_flush_bytes", value=self.index_flush_bytes, why="a flush covers something")
+        if self.index_flush_s is not None and self.index_flush_s < 0:
+            raise ConfigError(
+                option="index_flush_s", value=self.index_flush_s, why="it is negative; leave it out to go by bytes"
+            )
         if not 0 <= self.flush_interval_s <= _FLUSH_INTERVAL_S_MAX:
             why = f"it is 0 to {_FLUSH_INTERVAL_S_MAX} seconds"
             raise ConfigError(option="flush_interval_s", value=self.flush_interval_s, why=why)
@@ -99,6 +109,18 @@ class LogOptions:
                 raise ConfigError(option=hard, value=last, why=f"it is below {soft} = {bound}, which waits for holds")
 
 
+@dataclass(slots=True)
+class ReadCounts:
+    """From where readers got their bytes, since the log was opened."""
+
+    just_written: int = 0
+    """Reads served by the piece that was written last."""
+    recent: int = 0
+    """Reads served by a piece before it that is still in memory."""
+    file: int = 0
+    """Reads that went to the file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStatus:
     """Where a log stands, for `status`."""
@@ -113,5 +135,7 @@ class LogStatus:
     segments: int
     syncs: int
     """Syncs since it was opened."""
+    reads: ReadCounts
+    """From where the cursors of the writer's process got what they read."""
     closed_because: str | None
     """Why nothing can be appended any more; None while it can."""

@@ -21,7 +21,7 @@ from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 from tranlog.log.abandoned import read_abandoned
 from tranlog.log.cursor import Cursor
 from tranlog.log.format import Record, RecordHeader, RollbackMark
-from tranlog.log.positions import Positions, PositionsReader
+from tranlog.log.positions import POSITIONS_NAME, Positions, PositionsReader
 from tranlog.log.recovery import Continue, Refuse, SegmentScan, plan
 from tranlog.log.scan import SegmentScanner, survey
 from tranlog.log.segment import SegmentReader, Segments, SegmentStat
@@ -30,7 +30,9 @@ from tranlog.log.spilling import spill_stats
 
 POLL_FIRST_S = 0.0005
 POLL_LONGEST_S = 0.020
-"""A reader in another process looks again after the first, then twice as long each time, up to the longest."""
+"""Where nothing tells it, a reader looks again after the first, then twice as long each time, up to the longest."""
+SLOW_POLL_S = 0.250
+"""Where the system tells of each write, a reader looks all the same after so long: not every file system tells all."""
 
 IndexEntry = SegmentStat
 
@@ -63,6 +65,7 @@ class LogReader:
         self._lock = threading.Lock()
         self._segments = Segments(path, disk)
         self._positions = PositionsReader(path, disk)
+        self._watch = disk.watch(f"{path.rstrip('/')}/{POSITIONS_NAME}")
         self._surveyed: SegmentScan | None = None  # the newest segment, as the last survey found it
         self._tail: SegmentScanner | None = None  # walks on from there
         self._tail_reader: SegmentReader | None = None
@@ -272,6 +275,8 @@ class LogReader:
     def close(self) -> None:
         """Let go of the files; closing twice is harmless."""
         with self._lock:
+            if self._watch is not None and not self._closed:
+                self._watch.close()
             self._closed = True
             self._drop_tail()
             self._positions.close()
@@ -285,18 +290,42 @@ class LogReader:
     def _wait(self, seqno: Seqno, committed_only: bool, timeout_s: float) -> Seqno:
         deadline = self._clock.monotonic() + timeout_s
         marks = self._segments.marks
-        pause = POLL_FIRST_S
+        found = self.range()
         while True:
-            found = self.range()
             limit = found.committed_seqno if committed_only else found.last_seqno
             left = deadline - self._clock.monotonic()
             if limit >= seqno or left <= 0 or self._segments.marks is not marks:
                 return limit
-            self._clock.sleep(min(pause, left))
-            if pause >= POLL_LONGEST_S:
+            found = self.changed(found, left)
+
+    def changed(self, known: LogRange, timeout_s: float) -> LogRange:
+        """Return what the log holds as soon as that is not what is `known`, or after `timeout_s` whatever it is then.
+
+        Raises as `range`.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        pause = POLL_FIRST_S
+        watch = self._watch
+        told = True  # by the system, that it is worth looking
+        while True:
+            ticket = None if watch is None else watch.ticket()  # first this, then look: nothing between is lost
+            found = self.range()
+            if found != known and watch is not None and not told:
+                watch.missed()
+            left = deadline - self._clock.monotonic()
+            if found != known or left <= 0:
+                return found
+            if watch is None or ticket is None or found.scanned:
+                told = True
+                self._clock.sleep(min(pause, left))
+                look_again = pause >= POLL_LONGEST_S
+                pause = min(pause * 2, POLL_LONGEST_S)
+            else:
+                told = watch.wait(ticket, min(left, SLOW_POLL_S))
+                look_again = not told
+            if look_again:
                 with self._lock:
                     self._positions.look_again()
-            pause = min(pause * 2, POLL_LONGEST_S)
 
 
 class _ReaderView:

@@ -9,24 +9,15 @@ Source: design/index.md, "Waiting" (the record just logged, then a small cache, 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import replace
 
 from tranlog.disk import DiskFile
+from tranlog.log.options import ReadCounts
 
 RECENT_BYTES = 256 * 1024
 """What is kept, in all."""
-
-
-@dataclass(slots=True)
-class ReadCounts:
-    """From where readers got their bytes, since the log was opened."""
-
-    just_written: int = 0
-    """Reads served by the piece that was written last."""
-    recent: int = 0
-    """Reads served by a piece before it that is still in memory."""
-    file: int = 0
-    """Reads that went to the file."""
+_PIECES = 128
+"""So many pieces are kept at most: each commit copies their row."""
 
 
 class RecentPieces:
@@ -40,24 +31,33 @@ class RecentPieces:
         self._lock = threading.Lock()  # guards the counts
         self._number = 0
         self._pieces: tuple[tuple[int, bytes], ...] = ()
+        self._total = 0  # bytes of the pieces
+
+    def snapshot(self) -> ReadCounts:
+        """Return the counts of this moment."""
+        with self._lock:
+            return replace(self.counts)
 
     def put(self, number: int, start: int, piece: bytes) -> None:
         """Keep what was written at `start` of segment `number`; pieces that do not border on it go."""
-        pieces = self._pieces
+        pieces, total = self._pieces, self._total + len(piece)
         if number != self._number or not pieces or pieces[-1][0] + len(pieces[-1][1]) != start:
-            pieces = ()
-        kept = [*pieces, (start, piece)]
-        total = sum(len(one) for _, one in kept)
-        while len(kept) > 1 and (total > RECENT_BYTES or len(kept) > 256):
-            total -= len(kept.pop(0)[1])
+            pieces, total = (), len(piece)
+        first = max(len(pieces) + 1 - _PIECES, 0)
+        total -= sum([len(one) for _, one in pieces[:first]])
+        while total > RECENT_BYTES and first < len(pieces):
+            total -= len(pieces[first][1])
+            first += 1
         # Never a moment in which old pieces stand under the new number.
         self._pieces = ()
         self._number = number
-        self._pieces = tuple(kept) if total <= RECENT_BYTES else ()
+        self._total = total if total <= RECENT_BYTES else 0
+        self._pieces = (*pieces[first:], (start, piece)) if total <= RECENT_BYTES else ()
 
     def forget(self) -> None:
         """Drop everything: the file was cut, or another segment begins."""
         self._pieces = ()
+        self._total = 0
 
     def read(self, number: int, size: int, offset: int) -> bytes | None:
         """Return up to `size` bytes from `offset`, as far as they are here; None if `offset` is not."""
@@ -102,6 +102,9 @@ class RecentFile:
         return self._file.pread(size, offset) if found is None else found
 
     def pwrite(self, raw: bytes, offset: int) -> None:
+        raise AssertionError("readers do not write")
+
+    def write_out(self, size: int, offset: int) -> None:
         raise AssertionError("readers do not write")
 
     def size(self) -> int:

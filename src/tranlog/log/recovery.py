@@ -29,6 +29,20 @@ class BadRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What the stored index says of the log's end: it was durable when that was written, and nothing before it changes.
+
+    The record of `seqno`, of `epoch`, begins at `offset` of segment `number`; the segment was durable up to `end`.
+    """
+
+    number: int
+    offset: int
+    seqno: Seqno
+    epoch: Epoch
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentGlance:
     """What a segment's first and last bytes say, without walking it."""
 
@@ -102,6 +116,8 @@ class SegmentScan:
     """The referring records, and what they say."""
     mark: RollbackMark | None = None
     """The rollback mark that the segment begins with; prev_seqno is then its matchpoint, not what the header says."""
+    behind: Checkpoint | None = None
+    """The walk began at this one's record: `starts`, the counts and prev_seqno are of what stands from there on."""
 
     @property
     def header_seqno(self) -> Seqno:
@@ -121,6 +137,11 @@ class Survey:
     scans: tuple[SegmentScan, ...]
     matchpoint: RecordHeader | None = None
     """Of the last living transaction, where it stands before a rollback mark that nothing follows yet."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether a scan began at a checkpoint."""
+        return any(scan.behind is not None for scan in self.scans)
 
     @property
     def marks(self) -> tuple[RollbackMark, ...]:

@@ -38,7 +38,7 @@ from tranlog.log.format import (
     parse_record,
     segment_name,
 )
-from tranlog.log.recovery import BadRecord, SegmentGlance, SegmentScan, Survey
+from tranlog.log.recovery import BadRecord, Checkpoint, SegmentGlance, SegmentScan, Survey
 from tranlog.log.segment import (
     UNCHECKED,
     WINDOW_BYTES,
@@ -265,8 +265,15 @@ class SegmentScanner:
         self._proven_seqno = Seqno(self._proven_seqno + count)
         self._ends = ends[count:]
 
-    def result(self) -> SegmentScan:
-        """Return what was found so far; where a bad record stopped the walk, look behind it for sync records."""
+    def prove(self, offset: int) -> None:
+        """Learn, after the walk, that everything before `offset` is durable."""
+        self._prove(offset)
+
+    def result(self, behind: Checkpoint | None = None) -> SegmentScan:
+        """Return what was found so far; where a bad record stopped the walk, look behind it for sync records.
+
+        `behind`: the checkpoint at whose record the walk began.
+        """
         file = self._reader.file
         size = file.size()
         bad = self._bad
@@ -297,6 +304,7 @@ class SegmentScanner:
             epochs=tuple(self._epochs),
             references=tuple(self._references),
             mark=self._mark,
+            behind=behind,
         )
 
 
@@ -342,10 +350,33 @@ def scan_segment(
         file.close()
 
 
-def survey(directory: str, disk: Disk, *, checksum: bool = True) -> Survey:
+def scan_behind(directory: str, disk: Disk, checkpoint: Checkpoint) -> SegmentScan | None:
+    """Walk the checkpoint's segment from its record on; None where that does not stand there, whole. Raises OSError."""
+    file = disk.open(join(directory, segment_name(checkpoint.number)))
+    try:
+        reader = SegmentReader(file, checkpoint.number)
+        header = reader.read(checkpoint.offset, verify=True)
+        if (
+            not isinstance(header, RecordHeader)
+            or (header.seqno, header.fragno, header.epoch) != (checkpoint.seqno, 0, checkpoint.epoch)
+            or header.crc_method != CRC_32
+        ):
+            return None
+        prev_seqno = Seqno(checkpoint.seqno - 1)
+        scanner = SegmentScanner(reader, prev_seqno, before=header, offset=checkpoint.offset)
+        scanner.advance()
+        scanner.prove(checkpoint.end)
+        found = scanner.result(checkpoint)
+        return found if found.last_seqno >= checkpoint.seqno and found.good_end >= checkpoint.end else None
+    finally:
+        file.close()
+
+
+def survey(directory: str, disk: Disk, *, checksum: bool = True, checkpoint: Checkpoint | None = None) -> Survey:
     """Glance at every segment and walk the newest ones, back to the last complete transaction.
 
-    Changes nothing. Raises LogMissingError, LogUnreadableError, LogCodecError, LogVersionError, SegmentGoneError.
+    A walk through the checkpoint's segment begins there, unless something does not fit. Changes nothing. Raises
+    LogMissingError, LogUnreadableError, LogCodecError, LogVersionError, SegmentGoneError.
     """
     glances: list[SegmentGlance] = []
     scans: deque[SegmentScan] = deque()
@@ -362,8 +393,11 @@ def survey(directory: str, disk: Disk, *, checksum: bool = True) -> Survey:
                 if glances[row].torn_header and row == len(glances) - 1:
                     continue
                 break
-            scans.appendleft(scan_segment(directory, disk, glances[row], checksum=checksum))
-            found = scans[0]
+            behind = None
+            if checkpoint is not None and checkpoint.number == glances[row].number:
+                behind = scan_behind(directory, disk, checkpoint)
+            found = scan_segment(directory, disk, glances[row], checksum=checksum) if behind is None else behind
+            scans.appendleft(found)
             # A segment that begins without checksums is judged by how the one before it ends.
             unsure = found.first_method == CRC_NONE and len(scans) == 1
             if (found.last_header is not None and not unsure) or (found.bad is not None and row < len(glances) - 1):

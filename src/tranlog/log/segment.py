@@ -26,6 +26,7 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.log.bucket import Place
 from tranlog.log.format import (
     BAD_CHECKSUM,
     BEFORE_HEADER,
@@ -57,8 +58,7 @@ from tranlog.log.format import (
     segment_name,
     segment_number,
 )
-from tranlog.log.index import BuiltFrom, Entry, Place, SegmentRow, SeqnoIndex
-from tranlog.log.index_table import IndexTable
+from tranlog.log.index import BuiltFrom, Entry, FlushPlan, IndexView, SegmentRow, SeqnoIndex
 from tranlog.log.purge_notes import purged_error
 from tranlog.log.recent import RecentFile, RecentPieces
 from tranlog.log.recovery import BadRecord, SegmentGlance, Survey
@@ -548,13 +548,15 @@ class Segments:
         with self._lock:
             self.index.register_run(number, first, offsets)
 
-    def store_index(self, table: IndexTable, built_from: BuiltFrom) -> None:
-        """Store what changed in the index since it was stored last. Raises OSError."""
+    def view_index(self, built_from: BuiltFrom) -> IndexView | None:
+        """Return what is to be stored of the index; None when the stored one covers everything."""
         with self._lock:
-            plan = self.index.flush_plan(built_from)
-            if plan is not None:
-                table.store(plan, lambda: self.index.image(built_from))
-                self.index.flushed(plan)
+            return self.index.view(built_from)
+
+    def index_stored(self, plan: FlushPlan) -> None:
+        """Learn that a plan was stored."""
+        with self._lock:
+            self.index.flushed(plan)
 
     def synced(self, seqno: Seqno) -> None:
         """Learn that everything up to `seqno` is durable."""

@@ -364,6 +364,9 @@ class SimDisk:
         """Return what changes with each crash."""
         return f"{self._boot:08d}-sim"
 
+    def watch(self, path: str) -> None:
+        """Watch nothing: readers look by their clock, which a test moves."""
+
     # --- inside --------------------------------------------------------------------------------------
 
     def _alive(self) -> None:
@@ -460,6 +463,9 @@ class SimFile:
             if disk.room is not None:
                 disk.room -= growth
             self._file.do(_Write(offset, bytes(raw)))
+
+    def write_out(self, size: int, offset: int) -> None:
+        """Change nothing: what is not synced may be lost, whatever was on its way."""
 
     def size(self) -> int:
         """Return the file's length."""
