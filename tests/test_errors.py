@@ -36,7 +36,7 @@ REMEDIES = {"SourceSetupError", "UnsupportedEventError", "EngineError"}
 
 # What the last sentence of a message starts with: something to do.
 IMPERATIVES = (
-    "Apply|Change|Check|Close|Correct|Create|Make|Mend|Open|Restore|Run|See|Set|Start|Stop|Take|Use|Write|"
+    "Apply|Change|Check|Close|Correct|Create|Install|Make|Mend|Open|Restore|Run|See|Set|Start|Stop|Take|Use|Write|"
     "change|check|close|name|open|restore|start|stop|take"
 )
 

@@ -36,6 +36,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Folders that stand in a layer of another name.
 IN_LAYER = {"tungsten": "log"}
 
+# Modules that stand in no folder and are no floor: the package's face names what others may use.
+OUTSIDE_FOLDERS = {"tranlog": "service", "tranlog.__main__": "service", "pyspark_thl": "pipeline"}
+
 # These decide and do not act: time, chance, disk and network reach them as arguments.
 PURE = {
     "tranlog.change",
@@ -46,6 +49,7 @@ PURE = {
     "tranlog.shard",
     "tranlog.types",
     "tranlog.log.bucket",
+    "tranlog.log.columns",
     "tranlog.log.damage",
     "tranlog.log.format",
     "tranlog.log.index",
@@ -130,8 +134,8 @@ def read_modules() -> dict[str, str]:
 def layer_of(module: str) -> str:
     """Return the layer of a module of ours: its folder, or the floor for those that stand in none."""
     parts = module.split(".")
-    if module in ("tranlog.__main__", "pyspark_thl"):
-        return {"tranlog.__main__": "service", "pyspark_thl": "pipeline"}[module]
+    if module in OUTSIDE_FOLDERS:
+        return OUTSIDE_FOLDERS[module]
     folder = IN_LAYER.get(parts[1], parts[1]) if len(parts) > 1 else ""
     return folder if folder in MAY_IMPORT else "floor"
 

@@ -328,6 +328,17 @@ class PayloadError(LogError):
 
 
 @dataclass(eq=False, kw_only=True)
+class LibraryMissingError(LogError):
+    """A library that tranlog can do without, until now, is not installed."""
+
+    library: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} need {self.library}, which is not installed. Install it: `pip install {self.library}`"
+
+
+@dataclass(eq=False, kw_only=True)
 class NotInLogError(LogError):
     """A position that was stored elsewhere names a transaction which this log does not hold."""
 

@@ -74,6 +74,11 @@ def key_text(table: TableMap, row: tuple[Value, ...]) -> str | None:
     return _encode({table.columns[index].name: json_form(row[index]) for index in table.primary_key})
 
 
+def value_json(value: Value) -> str:
+    """Return one value as JSON text: what stands behind its column's name in `row_text`."""
+    return _encode(json_form(value))
+
+
 def pairs_text(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return ordered pairs as a map; of equal names the first counts."""
     return dict(reversed(pairs))

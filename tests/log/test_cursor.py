@@ -163,9 +163,11 @@ def test_records_are_shown_fragment_by_fragment() -> None:
     with open_log(disk) as log:
         append_large(log, "x", [b"one", b"two", b"three"])
         fill(log, 1)
-        shown = [(one.header.seqno, one.header.fragno, one.header.last_frag) for one in log.cursor().records()]
+        shown = [
+            (one.header.seqno, one.header.fragno, one.header.last_frag) for one in log.cursor().records(wait=False)
+        ]
         assert shown == [(0, 0, True), (1, 0, False), (1, 1, False), (1, 2, True), (2, 0, True)]
-        assert [one.payload for one in log.cursor().records()][1:4] == [b"one", b"two", b"three"]
+        assert [one.payload for one in log.cursor().records(wait=False)][1:4] == [b"one", b"two", b"three"]
 
 
 def test_large_transactions_stream(tmp_path: object) -> None:
@@ -450,7 +452,7 @@ def test_a_log_without_checksums_is_read() -> None:
     disk = SimDisk()
     with open_log(disk, checksum=False) as log:
         fill(log, 3)
-        assert {one.header.crc_method for one in log.cursor().records()} == {0}
+        assert {one.header.crc_method for one in log.cursor().records(wait=False)} == {0}
         assert len(contents(log)) == 3
     with open_log(disk) as log:
         fill(log, 2, start=3)
@@ -466,7 +468,7 @@ def test_a_hole_is_damage_and_never_the_record_before_it() -> None:
     disk = SimDisk()
     with open_log(disk) as log:
         fill(log, 6)
-        headers = [one.header for one in log.cursor().records()]
+        headers = [one.header for one in log.cursor().records(wait=False)]
         raw = disk.content(segment_path(1))
         start, end = lsn_offset(headers[3].lsn), lsn_offset(headers[4].lsn)
         disk.set_content(segment_path(1), raw[:start] + raw[end:])

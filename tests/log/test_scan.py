@@ -179,7 +179,7 @@ def test_scanning_from_the_middle() -> None:
         fill(log, 2)
         append_large(log, "x", [b"1", b"2", b"3"])
         fill(log, 2)
-        records = list(log.cursor().records())
+        records = list(log.cursor().records(wait=False))
     second_fragment = records[4].header
     assert second_fragment.fragno == 1
     file = disk.open(segment_path(1))

@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThan, LessThanOrEqual
 
+from fix_columns import change_rows, transaction_rows
 from fix_pipeline import BY_SCHEMA, Workload, items, write_log
 from tranlog.change import Change, Op, RowChange, Statement, TableMap
 from tranlog.errors import ConfigError
-from tranlog.log.log import Log
-from tranlog.pipeline.datasource import COLUMNS, SeqnoRange, ThlReader
+from tranlog.log.arrow import CHANGE_COLUMNS, TRANSACTION_COLUMNS
+from tranlog.log.columns import Selection
+from tranlog.log.log import Log, LogReader
+from tranlog.pipeline.datasource import FilteringThlReader, ThlReader
+from tranlog.pipeline.datasource_options import parse_options
+from tranlog.pipeline.datasource_ranges import SeqnoRange
 from tranlog.source.packer import TransactionPacker
 
 if TYPE_CHECKING:
@@ -31,7 +37,7 @@ def test_anybody_can_count_what_the_log_holds(tmp_path: Path, spark: SparkSessio
     workload = Workload(seed=5, large=0.01)
     last = write_log(tmp_path / "log", workload, 400, segment_bytes=20_000)
     rows = load(spark, tmp_path / "log")
-    assert tuple(rows.columns) == COLUMNS
+    assert tuple(rows.columns) == CHANGE_COLUMNS
     assert rows.rdd.getNumPartitions() > 2, "one per segment"
     counted = {row["kind"]: row["count"] for row in rows.groupBy("kind").count().collect()}
     wanted = Counter(op.lower() for (_, _, op), times in workload.audit.items() for _ in range(times))
@@ -59,7 +65,8 @@ def test_each_column(tmp_path: Path, spark: SparkSession) -> None:
             packer.add(change, event_id="e1", tstamp=0)
         log.append(packer.finish(event_id="e1", tstamp=1_700_000_000_123, metadata=(("dbms_type", "mysql"),)))
         log.commit()
-    noop, *rows = [row.asDict() for row in load(spark, tmp_path / "log").orderBy("seqno").collect()]
+    noop, *rows = [row.asDict() for row in load(spark, tmp_path / "log").orderBy("seqno", "changeno").collect()]
+    assert [row.pop("changeno") for row in rows] == [0, 1, 2, 3]
     assert noop["kind"] == "noop" and "noop" in noop["metadata"] and noop["op"] is None
     # Python's own zone is no matter: a timestamp is a moment.
     moment = datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC)
@@ -106,8 +113,8 @@ def test_ranges_and_what_is_not_committed(tmp_path: Path, spark: SparkSession) -
 
         assert seqnos() == list(range(synced + 1)), "never past committed"
         assert seqnos(upto="visible") == list(range(synced + 2))
-        assert seqnos(low=10, high=12) == [10, 11, 12]
-        assert seqnos(low=synced + 1) == []
+        assert seqnos(startSeqno=10, endSeqno=12) == [10, 11, 12]
+        assert seqnos(startSeqno=synced + 1) == []
         assert seqnos(partitions=7) == list(range(synced + 1))
         narrow = spark.read.format("thl").schema("seqno bigint, kind string").load(str(tmp_path / "log"))
         assert narrow.columns == ["seqno", "kind"] and narrow.count() == load(spark, tmp_path / "log").count()
@@ -118,9 +125,9 @@ def test_ranges_and_what_is_not_committed(tmp_path: Path, spark: SparkSession) -
     ("options", "says"),
     [
         ({"path": "nowhere"}, "no log at"),
-        ({"low": "x"}, "must be a whole number"),
-        ({"upto": "tomorrow"}, "`committed` or `visible`"),
-        ({"offset": 3}, "thl has the options path, low, high"),
+        ({"startSeqno": "x"}, "must be a whole number"),
+        ({"upto": "tomorrow"}, "one of `committed`, `visible`"),
+        ({"offset": 3}, "thl has the options path, startSeqno"),
     ],
 )
 def test_what_cannot_be_read_says_so(tmp_path: Path, spark: SparkSession, options: dict, says: str) -> None:
@@ -130,25 +137,105 @@ def test_what_cannot_be_read_says_so(tmp_path: Path, spark: SparkSession, option
         load(spark, path, **options).count()
 
 
+@pytest.mark.spark
+def test_everything_that_can_be_chosen(tmp_path: Path, spark: SparkSession) -> None:
+    """Issue 7, item 7: start and end by GTID, time, event id; shards, schemas, tables; units; columns; pushFilters."""
+    path = tmp_path / "log"
+    last = write_log(path, Workload(seed=15, large=0.02), 200, segment_bytes=20_000)
+    with LogReader.open(path) as reader:
+        everything = list(change_rows(reader))
+        whole = list(transaction_rows(reader))
+
+    def got(**options: object) -> list[tuple[object, ...]]:
+        read = load(spark, path, columns="seqno,fragno,changeno,schema,after", **options)
+        return sorted((tuple(row) for row in read.collect()), key=lambda row: row[:3])
+
+    def wanted(**chosen: object) -> list[tuple[object, ...]]:
+        low, high = chosen.pop("low", 0), chosen.pop("high", last)
+        kept = [row for row in everything if low <= row["seqno"] <= high]
+        kept = [row for row in kept if all(row[name] == value for name, value in chosen.items())]
+        return [tuple(row[name] for name in ("seqno", "fragno", "changeno", "schema", "after")) for row in kept]
+
+    assert got(startGtid="GTID(1, 20)", endGtid="GTID(1, 90)") == wanted(low=20, high=90)
+    assert got(startTime="2023-11-14 22:13:20.030", endTime=str(1_700_000_000_060)) == wanted(low=30, high=60)
+    assert got(startEvent="event 7", endEvent="event 9") == wanted(low=7, high=9)
+    assert got(shards="north") == wanted(shard_id="north")
+    assert got(tables="south.items") == got(schemas="south") == wanted(schema="south")
+    transactions = load(spark, path, unit="transaction").orderBy("seqno")
+    assert tuple(transactions.columns) == TRANSACTION_COLUMNS
+    assert [row["changes"] for row in transactions.collect()] == [row["changes"] for row in whole]
+    (first,) = transactions.where("seqno = 5").collect()
+    assert (first["tables"], bytes(first["payload"])) == (whole[5]["tables"], whole[5]["payload"])
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        pushed = load(spark, path, columns="seqno,shard_id,kind", pushFilters="true")
+        query = pushed.where("shard_id IN ('north', 'south') AND seqno > 50 AND seqno <= 60 AND kind = 'update'")
+        found = sorted(row["seqno"] for row in query.collect())
+        both = [row for row in everything if row["shard_id"] in ("north", "south") and 50 < row["seqno"] <= 60]
+        assert found == sorted(row["seqno"] for row in both if row["kind"] == "update")
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    for options, says in (
+        ({"startGtid": "GTID(7, 20)"}, "has GTID(1, 20) there"),
+        ({"endGtid": f"GTID(1, {last + 9})"}, f"ends at seqno {last}"),
+        ({"startEvent": "event x"}, "no such event id"),
+    ):
+        with pytest.raises(Exception, match=re.escape(says)):
+            got(**options)
+    with pytest.raises(Exception, match="seqno is bigint here"):
+        spark.read.format("thl").schema("seqno int").load(str(path)).count()
+
+
+def test_what_filters_are_taken() -> None:
+    """What Spark need not look at again is what the range and the selection say exactly."""
+    reader = FilteringThlReader(parse_options({"path": "x", "startSeqno": "5", "shards": "a,b"}))
+    kind, late = EqualTo(("kind",), "insert"), GreaterThan(("commit_time",), 0)
+    filters = [EqualTo(("shard_id",), "a"), In(("schema",), ("x", "y")), EqualTo(("schema",), "y"), kind, late]
+    numbers = [GreaterThan(("seqno",), 8), LessThanOrEqual(("seqno",), 30), LessThan(("seqno",), 20)]
+    assert list(reader.pushFilters([*filters, *numbers])) == [kind, late]
+    assert reader.options.selection == Selection(shards=frozenset("a"), schemas=frozenset("y"))
+    assert (reader.options.start.beside, reader.options.end.beside) == (9, 19)
+
+
 def ranges(path: Path, **options: object) -> list[tuple[int, int]]:
     given = {"path": str(path), **{name: str(value) for name, value in options.items()}}
-    found = ThlReader(given, COLUMNS).partitions()
+    found = ThlReader(parse_options(given)).partitions()
     return [(one.low, one.high) for one in found if isinstance(one, SeqnoRange)]
 
 
 def test_ranges_cover_the_log_once(tmp_path: Path) -> None:
     last = write_log(tmp_path / "log", Workload(seed=8), 300, segment_bytes=10_000)
-    for options in ({}, {"partitions": 1}, {"partitions": 7}, {"partitions": 10_000}, {"low": 33, "high": 205}):
+    for options in (
+        {},
+        {"partitions": 1},
+        {"partitions": 7},
+        {"partitions": 10_000},
+        {"startSeqno": 33, "endSeqno": 205},
+    ):
         found = ranges(tmp_path / "log", **options)
-        low, high = options.get("low", 0), options.get("high", last)
+        low, high = options.get("startSeqno", 0), options.get("endSeqno", last)
         assert [seqno for start, end in found for seqno in range(start, end + 1)] == list(range(low, high + 1))
     assert len(ranges(tmp_path / "log")) > 3
-    assert ranges(tmp_path / "log", partitions=3, high=1) == [(0, 0), (1, 1)]
-    assert ranges(tmp_path / "log", low=last + 1) == [(0, -1)]
+    assert ranges(tmp_path / "log", partitions=3, endSeqno=1) == [(0, 0), (1, 1)]
+    assert ranges(tmp_path / "log", startSeqno=last + 1) == [(0, -1)]
 
 
 def test_unknown_options_are_refused() -> None:
-    with pytest.raises(ConfigError, match="path"):
-        ThlReader({}, COLUMNS)
-    with pytest.raises(ConfigError, match="thl has the columns"):
-        ThlReader({"path": "x"}, ("gtid", "nothing"))
+    for given, says in (
+        ({}, "directory is needed"),
+        ({"path": "x", "columns": "gtid,nothing"}, "one row per change has the columns gtid"),
+        ({"path": "x", "columns": "payload"}, "one row per change has the columns gtid"),
+        ({"path": "x", "unit": "row"}, "one of `change`, `transaction`"),
+        ({"path": "x", "startGtid": "1-15"}, "not a GTID"),
+        ({"path": "x", "startGtid": "GTID(1, 1)", "startTime": "2024-01-01"}, "says already where to start"),
+        ({"path": "x", "endTime": "tomorrow"}, "not a time"),
+        ({"path": "x", "tables": "items"}, "schema.table"),
+        ({"path": "x", "shards": '["a", 1]'}, "list of texts"),
+        ({"path": "x", "shards": "a,,b"}, "empty name"),
+        ({"path": "x", "maxBytesPerTrigger": "0"}, "1 or more"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            parse_options(given)
+    read = parse_options({"PATH": "file:x", "TABLES": '["a.b", "a.c,d"]', "pushfilters": "TRUE"})
+    assert read.path == "x" and read.push_filters
+    assert read.selection.tables == {("a", "b"), ("a", "c,d")}

@@ -14,13 +14,12 @@ from types import TracebackType
 from tranlog.change import Fragment
 from tranlog.errors import LogClosedError, LogError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
-from tranlog.log.cursor import Cursor, StoredTransaction
+from tranlog.log.cursor import LOOK_AGAIN_S, Cursor, StoredTransaction
 from tranlog.log.gate import Gate
 from tranlog.log.log import Log
 from tranlog.log.open_transaction import OpenTransaction
 from tranlog.log.reader import LogReader
 
-_LOOK_AGAIN_S = 3600.0
 _LOOK_AT_CLOSING_S = 0.1
 """How long a reader that is closed may take to notice."""
 
@@ -152,7 +151,7 @@ class AsyncCursor:
         """Stand before `seqno`, also when it is not written yet. Raises PurgedError."""
         self._cursor.seek(seqno)
 
-    async def next(self, timeout_s: float = _LOOK_AGAIN_S) -> StoredTransaction | None:
+    async def next(self, timeout_s: float = LOOK_AGAIN_S) -> StoredTransaction | None:
         """Return the next transaction, or None if none came within `timeout_s`. Raises as `Cursor.next`."""
         found = self._cursor.next()
         if found is None and timeout_s > 0:

@@ -10,8 +10,8 @@ Source: seeds/thl-internals, "Reading from the THL"; design/log-format.md, "Who 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from typing import Protocol
+from collections.abc import Container, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tranlog.change import Change
 from tranlog.errors import (
@@ -23,6 +23,8 @@ from tranlog.errors import (
     PayloadError,
 )
 from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment, lsn_text
+from tranlog.log.arrow import Unit, read_batches
+from tranlog.log.columns import ALL, Block, Selection, scan_block
 from tranlog.log.format import (
     BAD_CHECKSUM,
     CRC_NONE,
@@ -49,6 +51,12 @@ from tranlog.log.segment import SegmentReader, Segments, payload_at
 from tranlog.log.spill import Reference, parse_reference
 from tranlog.log.spilled import SpillFault, SpillReader, fault_error
 from tranlog.payload import Payload, decode
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+LOOK_AGAIN_S: Final = 3600.0
+"""A wait without end is a row of waits of this length."""
 
 
 class LogView(Protocol):
@@ -421,10 +429,73 @@ class Cursor:
         reader, start, fragments, header = self._last
         return StoredTransaction(self._view, reader, start, fragments, header)
 
-    def records(self) -> Iterator[Record]:
-        """Yield fragment by fragment what is there, up to the limit of now; moves on by whole transactions."""
-        while (transaction := self.next()) is not None:
+    # --- iterating -----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Cursor:
+        return self
+
+    def __next__(self) -> StoredTransaction:
+        """Return the next transaction, waiting for it as long as it takes. Raises as `next`; LogClosedError."""
+        while (found := self.next(LOOK_AGAIN_S)) is None:
+            pass
+        return found
+
+    def scan(self, *, until: Seqno | None = None, wait: bool = True) -> Iterator[StoredTransaction]:
+        """Yield the transactions from here on, waiting for those that are not there yet.
+
+        Ends: behind `until`; without `wait`, where there is nothing more now. Raises as `next`.
+        """
+        while until is None or self._next <= until:
+            found = self.next(LOOK_AGAIN_S if wait else 0.0)
+            if found is not None:
+                yield found
+            elif not wait:
+                return
+
+    def records(self, *, until: Seqno | None = None, wait: bool = True) -> Iterator[Record]:
+        """Yield the raw records, fragment by fragment; moves on by whole transactions. Ends and raises as `scan`."""
+        for transaction in self.scan(until=until, wait=wait):
             yield from transaction.records()
+
+    def batches(
+        self,
+        *,
+        unit: Unit = Unit.CHANGE,
+        columns: Sequence[str] | None = None,
+        selection: Selection = ALL,
+        until: Seqno | None = None,
+        wait: bool = True,
+    ) -> Iterator[RecordBatch]:
+        """Yield Arrow record batches of what stands from here on: one row per change, or per transaction.
+
+        Shape: the columns of `log.arrow`, `columns` of them, in the order given; a batch ends where it is large
+        enough, or nothing more is there now, and holds at least one row. What `selection` leaves out is told by the
+        headers, before a payload is read. Ends as `scan`. Raises as `next`; PayloadError; ConfigError for a column
+        that there is not; LibraryMissingError where pyarrow is not installed.
+        """
+        return read_batches(self, unit=unit, columns=columns, selection=selection, until=until, wait=wait)
+
+    def block(self, until: Seqno | None, selection: Selection, verdicts: dict[bytes, bool]) -> Block | None:
+        """Take the next transactions of one fragment each out of the bytes read already; None where there is none.
+
+        Ends: in front of any other transaction, behind `until`, and at the end of these bytes: then `next` goes on.
+        Checksums are verified; what is not wanted is passed over and may leave a block without records.
+        """
+        reader, seqno = self._reader, self._next
+        at = -1 if reader is None or self._expect != seqno else self._offset - reader.start
+        if reader is None or not 0 <= at < len(reader.window):
+            return None
+        upto = min(self._limit, self._living, SEQNO_MAX if until is None else until)
+        block = Block(reader.window)
+        behind, following = scan_block(
+            block, at, seqno, upto, checksum=self._view.checksum, selection=selection, verdicts=verdicts
+        )
+        if following == seqno or self._view.segments.marks is not self._marks:
+            return None  # after a rollback `next` heeds it
+        self._offset = reader.start + behind
+        self._expect = self._next = Seqno(following)
+        self._last = self._passed = None
+        return block
 
     def close(self) -> None:
         """Let go of the files; closing twice is harmless."""

@@ -422,8 +422,8 @@ def encode_event(
 
 
 @lru_cache(maxsize=4096)
-def _parse_extension(raw: bytes) -> tuple[TableName, ...] | None:
-    """Read a header extension; ValueError, struct.error for one that runs over its end."""
+def parse_tables(raw: bytes) -> tuple[TableName, ...] | None:
+    """Return the tables that a header extension lists; None: too many. Raises ValueError, struct.error."""
     tables: list[TableName] = []
     omitted = False
     at = 0
@@ -472,7 +472,7 @@ def parse_event(raw: bytes, at: int, lsn: int, trailer: bytes | None = None) -> 
                 return None
             (tstamp,) = EVENT_TSTAMP.unpack_from(raw, fourth)
             (data_length,) = EVENT_DATA_LENGTH.unpack_from(raw, end)
-            tables = _parse_extension(raw[fourth + 8 : end])
+            tables = parse_tables(raw[fourth + 8 : end])
         if length != 18 + header_length + data_length:
             return None
         if trailer is None:

@@ -71,6 +71,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.PurgeFailedError: _SURROUNDINGS,
     errors.RecordLimitError: _DATA,
     errors.PayloadError: _DATA,
+    errors.LibraryMissingError: _SURROUNDINGS,
     errors.NotInLogError: _DATA,
     errors.SourceError: _DATA,
     errors.SourceSetupError: _SURROUNDINGS,

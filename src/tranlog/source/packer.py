@@ -7,12 +7,12 @@ Source: design/data-model.md, "Large transactions stream as fragments", "Shards"
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from tranlog.change import Change, Fragment, Op, Options, Statement, TableMap
 from tranlog.payload import PayloadBuilder
-from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardTally
+from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind, ShardTally
 
 FRAGMENT_BYTES = 1 << 20
 """A fragment is closed when its payload has grown to this many bytes; one larger row makes one larger fragment."""
@@ -112,6 +112,29 @@ class TransactionPacker:
         )
         self._emitted += 1
         return fragment
+
+
+_BY_SCHEMA = ShardRule(kind=ShardRuleKind.SCHEMA)
+
+
+def pack(
+    changes: Iterable[Change],
+    *,
+    source_id: str,
+    event_id: str,
+    tstamp: int,
+    metadata: Options = (),
+    rule: ShardRule = _BY_SCHEMA,
+) -> list[Fragment]:
+    """Return one transaction of these changes as fragments, what `Log.append` takes one by one; whole in memory.
+
+    `event_id` is the source's own position of the transaction, `tstamp` its commit time, ms since 1970 UTC. Raises
+    ValueError for a change that could not be read back.
+    """
+    packer = TransactionPacker(source_id=source_id, rule=rule)
+    full = [packer.add(change, event_id=event_id, tstamp=tstamp) for change in changes]
+    last = packer.finish(event_id=event_id, tstamp=tstamp, metadata=metadata)
+    return [*(fragment for fragment in full if fragment is not None), last]
 
 
 @lru_cache(maxsize=1024)

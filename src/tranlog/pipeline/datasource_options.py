@@ -1,0 +1,254 @@
+"""What a query of the data source `thl` can ask for: its options, read once and checked.
+
+Owns names, forms and combinations of the options, and what a start or an end means in a given log. The hard idea: a
+seqno and a GTID name one transaction, a time and an event id only find one, so these are looked up in the log once,
+when a query is planned or a stream begins, and are seqnos from then on.
+
+| option | what it says |
+|---|---|
+| path | the log's directory; the one thing that is needed |
+| startSeqno, startGtid, startTime, startEvent | the first transaction to read, one way to say it; default: the first |
+| endSeqno, endGtid, endTime, endEvent | the last one to read, one way to say it; default: the last |
+| upto | `committed` (default) or `visible` |
+| unit | one row per `change` (default) or per `transaction` |
+| columns | names, apart by commas; those of the unit by default. Only what is asked for is decoded |
+| shards, schemas, tables | names, apart by commas; a table as `schema.table`. Or a JSON list, for names with commas |
+| partitions | how many tasks read; default: one per segment |
+| pushFilters | `true`: take Spark's own filters; needs `spark.sql.python.filterPushdown.enabled` |
+| maxTransactionsPerTrigger, maxBytesPerTrigger | of a stream: how much a micro-batch takes; at least one transaction |
+
+Times are those of `parse_time`: the start is the first transaction at or after it, the end the last one before the
+first that is later. An event id is the newest transaction with it.
+
+Source: issue 7, item 7; conventions, "Options".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from tranlog.errors import ConfigError, NotInLogError, PurgedError
+from tranlog.ids import Gtid
+from tranlog.log.arrow import COLUMNS, Unit
+from tranlog.log.columns import ALL, Selection
+from tranlog.log.lookup import OtherEpoch, find_event, find_gtid, find_time, parse_gtid, parse_time
+from tranlog.log.reader import LogReader
+
+T = TypeVar("T")
+_KINDS: Final = ("Seqno", "Gtid", "Time", "Event")
+OPTIONS: Final = (
+    "path",
+    *(f"start{kind}" for kind in _KINDS),
+    *(f"end{kind}" for kind in _KINDS),
+    *("upto", "unit", "columns", "shards", "schemas", "tables", "partitions", "pushFilters"),
+    *("maxTransactionsPerTrigger", "maxBytesPerTrigger"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Where a query starts or ends, as it was asked for; nothing set means the log's own end."""
+
+    seqno: int | None = None
+    gtid: Gtid | None = None
+    time_ms: int | None = None
+    event_id: str | None = None
+    beside: int | None = None
+    """A seqno that a filter sets as well."""
+
+    def first(self, log: LogReader, name: str) -> int | None:
+        """Return the first seqno to read; None for the first that there is. Raises ConfigError, NotInLogError."""
+        if self.time_ms is not None:
+            found = find_time(log, self.time_ms)
+            return log.range().last_seqno + 1 if found is None else _most(found.seqno, self.beside)
+        return _most(self._exact(log, name), self.beside)
+
+    def last(self, log: LogReader, name: str) -> int | None:
+        """Return the last seqno to read; None for the last that there is. Raises ConfigError, NotInLogError."""
+        if self.time_ms is not None:
+            found = find_time(log, self.time_ms + 1)
+            return _least(None if found is None else found.seqno - 1, self.beside)
+        return _least(self._exact(log, name), self.beside)
+
+    def narrowed(self, seqno: int | None) -> Bound:
+        """Return this bound with a seqno that holds beside it."""
+        if seqno is None:
+            return self
+        return replace(self, beside=seqno)
+
+    def _exact(self, log: LogReader, name: str) -> int | None:
+        if self.gtid is not None:
+            check_gtid(log, self.gtid, f"{name}Gtid")
+            return self.gtid.seqno
+        if self.event_id is not None:
+            found = find_event(log, self.event_id)
+            if found is None:
+                raise ConfigError(option=f"{name}Event", value=self.event_id, why="the log holds no such event id")
+            return found.seqno
+        return self.seqno
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other if one is None else max(one, other)
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other if one is None else min(one, other)
+
+
+def check_gtid(log: LogReader, gtid: Gtid, what: str) -> None:
+    """Raise NotInLogError unless the log holds this transaction; PurgedError if it held it once."""
+    found = find_gtid(log, gtid)
+    if isinstance(found, OtherEpoch):
+        raise NotInLogError(what=what, gtid=gtid, found=f"has {found.found.gtid} there")
+    if found is None:
+        held = log.range()
+        if 0 <= gtid.seqno < held.first_seqno:
+            raise PurgedError(seqno=gtid.seqno, first=held.first_seqno)
+        raise NotInLogError(what=what, gtid=gtid, found=f"ends at seqno {held.last_seqno}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """The options of a query, checked. Units are in their names; None leaves a thing to the log."""
+
+    path: str
+    start: Bound = Bound()
+    end: Bound = Bound()
+    upto: str = "committed"
+    unit: Unit = Unit.CHANGE
+    columns: tuple[str, ...] = COLUMNS[Unit.CHANGE]
+    selection: Selection = ALL
+    partitions: int | None = None
+    push_filters: bool = False
+    max_transactions: int | None = None
+    max_bytes: int | None = None
+
+
+def parse_options(given: Mapping[str, str]) -> SourceOptions:
+    """Read Spark's options, whose names may be in any case. Raises ConfigError."""
+    known = {name.lower(): name for name in OPTIONS}
+    options: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() not in known:
+            raise ConfigError(option=name, value=None, why=f"thl has the options {', '.join(OPTIONS)}")
+        options[known[name.lower()]] = value
+    path = options.get("path")
+    if not path:
+        raise ConfigError(option="path", value=path, why="the log's directory is needed")
+    unit = Unit(_choice(options, "unit", tuple(Unit)))
+    columns = tuple(_words(options, "columns") or COLUMNS[unit])
+    for column in columns:
+        if column not in COLUMNS[unit]:
+            why = f"one row per {unit} has the columns {', '.join(COLUMNS[unit])}"
+            raise ConfigError(option="columns", value=column, why=why)
+    return SourceOptions(
+        path=path.removeprefix("file:"),
+        start=_bound(options, "start"),
+        end=_bound(options, "end"),
+        upto=_choice(options, "upto", ("committed", "visible")),
+        unit=unit,
+        columns=columns,
+        selection=_selection(options),
+        partitions=_number(options, "partitions", least=1),
+        push_filters=_choice(options, "pushFilters", ("false", "true")) == "true",
+        max_transactions=_number(options, "maxTransactionsPerTrigger", least=1),
+        max_bytes=_number(options, "maxBytesPerTrigger", least=1),
+    )
+
+
+def narrowed(one: Selection, other: Selection) -> Selection:
+    """Return what both select."""
+    return Selection(
+        shards=_both(one.shards, other.shards),
+        schemas=_both(one.schemas, other.schemas),
+        tables=one.tables
+        if other.tables is None
+        else other.tables
+        if one.tables is None
+        else one.tables & other.tables,
+    )
+
+
+def _both(one: frozenset[T] | None, other: frozenset[T] | None) -> frozenset[T] | None:
+    return other if one is None else one if other is None else one & other
+
+
+def _bound(options: Mapping[str, str], end: str) -> Bound:
+    given = [f"{end}{kind}" for kind in _KINDS if f"{end}{kind}" in options]
+    if len(given) > 1:
+        raise ConfigError(option=given[1], value=options[given[1]], why=f"{given[0]} says already where to {end}")
+    return Bound(
+        seqno=_number(options, f"{end}Seqno", least=0),
+        gtid=_parsed(options, f"{end}Gtid", parse_gtid),
+        time_ms=_parsed(options, f"{end}Time", parse_time),
+        event_id=options.get(f"{end}Event"),
+    )
+
+
+def _parsed(options: Mapping[str, str], name: str, parse: Callable[[str], T]) -> T | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except ValueError as exc:
+        raise ConfigError(option=name, value=text, why=str(exc)) from exc
+
+
+def _selection(options: Mapping[str, str]) -> Selection:
+    shards, schemas, tables = (_words(options, name) for name in ("shards", "schemas", "tables"))
+    if shards is None and schemas is None and tables is None:
+        return ALL
+    pairs = []
+    for table in tables or ():
+        schema, dot, name = table.partition(".")
+        if not dot or not name:
+            raise ConfigError(option="tables", value=table, why="a table is named as schema.table")
+        pairs.append((schema, name))
+    return Selection(
+        shards=None if shards is None else frozenset(shards),
+        schemas=None if schemas is None else frozenset(schemas),
+        tables=None if tables is None else frozenset(pairs),
+    )
+
+
+def _words(options: Mapping[str, str], name: str) -> list[str] | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if text.lstrip().startswith("["):
+        try:
+            words = json.loads(text)
+        except ValueError as exc:
+            raise ConfigError(option=name, value=text, why=f"it begins as a JSON list and is none: {exc}") from exc
+        if not all(isinstance(word, str) for word in words):
+            raise ConfigError(option=name, value=text, why="a list of texts is wanted")
+    else:
+        words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise ConfigError(option=name, value=text, why="there is an empty name in it")
+    return list(words)
+
+
+def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    text = options.get(name, choices[0]).lower()
+    if text not in choices:
+        raise ConfigError(option=name, value=text, why=f"it is one of {', '.join(f'`{one}`' for one in choices)}")
+    return text
+
+
+def _number(options: Mapping[str, str], name: str, *, least: int) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        raise ConfigError(option=name, value=text, why="must be a whole number") from None
+    if number < least:
+        raise ConfigError(option=name, value=number, why=f"must be {least} or more")
+    return number

@@ -1,0 +1,50 @@
+"""docs/programming.md runs, block by block, as it stands there; issue 5, item 8: the document's two examples."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tranlog
+
+PAGE = Path(__file__).parents[1] / "docs" / "programming.md"
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """seeds/thl-internals, "Writing to the THL", "Reading from the THL": both examples are the first of their parts."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "programming"}
+    found = blocks(PAGE.read_text())
+    assert len(found) >= 6
+    for number, block in enumerate(found):
+        exec(compile(block, f"block {number} of {PAGE.name}", "exec"), names)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "GTID(2, 355) [(354, 'owner 354')]" and shown[5].startswith("GTID(2, 360)")
+
+
+def test_the_page_names_everything_that_the_package_offers() -> None:
+    text = PAGE.read_text()
+    missing = [name for name in tranlog.__all__ if not re.search(rf"\b{name}\b", text)]
+    assert missing == []
+
+
+def test_every_name_is_there_and_no_other() -> None:
+    assert [name for name in tranlog.__all__ if not hasattr(tranlog, name)] == []
+    assert set(tranlog.__all__) <= set(dir(tranlog))
+    with pytest.raises(AttributeError, match="no attribute 'Lgo'"):
+        _ = tranlog.Lgo
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    """A worker, or a program that only writes to SQLite, pays for what it uses."""
+    code = "import sys, tranlog; print([name for name in sys.modules if name.startswith('tranlog.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
