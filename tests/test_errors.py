@@ -36,8 +36,8 @@ REMEDIES = {"SourceSetupError", "UnsupportedEventError", "EngineError"}
 
 # What the last sentence of a message starts with: something to do.
 IMPERATIVES = (
-    "Apply|Change|Check|Close|Correct|Create|Install|Make|Mend|Open|Restore|Run|See|Set|Start|Stop|Take|Use|Write|"
-    "change|check|close|name|open|restore|start|stop|take"
+    "Append|Apply|Change|Check|Close|Correct|Create|Install|Make|Mend|Move|Name|Open|Restore|Run|See|Set|Start|Stop|Take|"
+    "Use|Write|change|check|close|name|open|restore|start|stop|take"
 )
 
 

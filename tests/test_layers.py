@@ -86,12 +86,14 @@ PURE = {
     "tranlog.source.mariadb.groups",
     "tranlog.source.mariadb.position",
     "tranlog.source.mariadb.rows",
-    "tranlog.source.mariadb.statements",
+    "tranlog.statements",
     "tranlog.source.mariadb.types",
     "tranlog.source.mariadb.values",
     "tranlog.source.mariadb.wire",
     "tranlog.source.packer",
     "tranlog.target.target",
+    "tranlog.tungsten.arrange",
+    "tranlog.tungsten.cells",
     "tranlog.tungsten.codec",
     "tranlog.tungsten.dump",
     "tranlog.tungsten.event",
@@ -100,6 +102,7 @@ PURE = {
     "tranlog.tungsten.records",
     "tranlog.tungsten.recovery",
     "tranlog.tungsten.text",
+    "tranlog.tungsten.translate",
     "tranlog.tungsten.values",
 }
 

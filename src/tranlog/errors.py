@@ -95,8 +95,9 @@ class LogCodecError(LogError):
 
     def __str__(self) -> str:
         return (
-            f"{self.segment} of the log at {self.path} was written by the Tungsten replicator, in its own format; this "
-            "release reads and writes native logs only, and no log is both. Nothing was changed; name another directory"
+            f"{self.segment} of the log at {self.path} was written by the Tungsten replicator, in its own format; here "
+            "a native log is needed, and no log is both. Nothing was changed. Use `thl convert` to make one of it, or "
+            "`tranlog capture --source thl:DIR`; or name another directory"
         )
 
 
@@ -113,6 +114,82 @@ class LogVersionError(LogError):
             f"{self.segment} of the log at {self.path} has format version {self.version}, which is newer than 1.1, the "
             "one that this release knows. Nothing was changed. Use the release that wrote it"
         )
+
+
+@dataclass(eq=False, kw_only=True)
+class NativeLogError(LogError):
+    """The directory holds a log in our own codec, not the Tungsten replicator's."""
+
+    path: str
+    segment: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.segment} of the log at {self.path} is in tranlog's own format, not in the Tungsten replicator's; "
+            "nothing was changed. Name another directory, or read this one as a native log"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class MixedCodecsError(LogError):
+    """A directory holds segments of both codecs."""
+
+    path: str
+    native: str
+    tungsten: str
+
+    def __str__(self) -> str:
+        return (
+            f"the directory {self.path} holds two logs: {self.native} is in tranlog's own format, {self.tungsten} in "
+            "the Tungsten replicator's; nothing was changed. Move the segments of one of them to another directory"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class AppendOrderError(LogError):
+    """A transaction that does not follow what the log holds; it was not stored."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"the log at {self.path} refuses {self.why}; nothing was stored. Append what is to come, in order"
+
+
+@dataclass(eq=False, kw_only=True)
+class PurgeRangeError(LogError):
+    """A range that cannot be purged; nothing was removed."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"nothing was purged from the log at {self.path}: {self.why}. Name another range; `thl index` shows them"
+
+
+@dataclass(eq=False, kw_only=True)
+class ConversionRefusedError(LogError):
+    """A log holds what the other codec cannot say; nothing was written."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"the log at {self.path} is not converted: {self.why}. Nothing was written. See what each means by "
+            "`thl convert --help`; with --lossy what can be left out is left out"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class ConversionTargetError(LogError):
+    """What is in the destination of a conversion is not the beginning of this one; nothing was changed."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"nothing is converted into {self.path}: {self.why}. Nothing was changed; name another directory"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -134,6 +211,20 @@ class SegmentGoneError(LogError):
 
     def __str__(self) -> str:
         return f"segment {self.path} was removed while the log was open; close the log, restore the file, open again"
+
+
+@dataclass(eq=False, kw_only=True)
+class LogReplacedError(LogError):
+    """A directory was reset or restored while it was read: what was read is no longer in it."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"the log at {self.path} was reset or restored while it was read: {self.why}. Start again: the position is "
+            "then held against what is there now"
+        )
 
 
 @dataclass(eq=False, kw_only=True)

@@ -47,6 +47,8 @@ PACKED_FIELD: Final = 100
 _INSERT: Final = Op.INSERT  # names of this module: looking a member up in its class costs more than the comparison
 _DELETE: Final = Op.DELETE
 _UPDATE: Final = Op.UPDATE
+KEPT_FIELD: Final = 101
+"""Of a transaction that came from another codec: what it said there and cannot be said here, for the way back."""
 OP_STATEMENT: Final = 4
 """In a packed list of changes: here stands the statement with the given index of field 1."""
 FIRST_UNKNOWN_TAG: Final = 0x40
@@ -421,6 +423,22 @@ def encode(payload: Payload) -> bytes:
     for change in payload.changes:
         builder.add(change)
     return builder.take(metadata=payload.metadata, options=payload.options)
+
+
+def with_kept(payload: bytes, kept: bytes) -> bytes:
+    """Return a payload with what another codec said beside it; `decode` passes that over."""
+    return payload + _delimited(KEPT_FIELD, kept)
+
+
+def kept_of(payload: bytes) -> bytes | None:
+    """Return what `with_kept` put there, None without. Raises PayloadError."""
+    try:
+        for field, body in _fields(payload):
+            if field == KEPT_FIELD and isinstance(body, bytes):
+                return body
+    except (ValueError, IndexError) as exc:
+        raise PayloadError(why="it ends in the middle" if isinstance(exc, IndexError) else str(exc)) from exc
+    return None
 
 
 def _delimited(field: int, body: bytes) -> bytes:

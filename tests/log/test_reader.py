@@ -80,7 +80,7 @@ def test_a_log_of_the_ancestors_codec_is_named() -> None:
     for _ in range(2):
         with pytest.raises(LogCodecError, match="Tungsten"):
             open_reader(disk)
-        with pytest.raises(LogCodecError, match="native logs only"):
+        with pytest.raises(LogCodecError, match="thl convert"):
             open_log(disk)
     assert disk.content(segment_path(1)) == before["thl.data.0000000001"]
 

@@ -43,10 +43,10 @@ from tranlog.source.mariadb.groups import GroupAssembler
 from tranlog.source.mariadb.position import BinlogPosition, parse_gtids, parse_start
 from tranlog.source.mariadb.rows import rows_decoder
 from tranlog.source.mariadb.source import MariadbSource, _WaitingEvents
-from tranlog.source.mariadb.statements import StatementKind, statement_kind
 from tranlog.source.mariadb.types import KnownTable, declared_labels, table_map, types_in_binlog
 from tranlog.source.mariadb.values import uncompressed
 from tranlog.source.mariadb.wire import EventSplitter
+from tranlog.statements import StatementKind, statement_kind
 from tranlog.types import value_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mariadb"

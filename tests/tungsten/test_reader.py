@@ -21,6 +21,7 @@ from tranlog.errors import (
     CorruptRecordError,
     LogMissingError,
     LogUnreadableError,
+    NativeLogError,
     PayloadError,
     PurgedError,
     SegmentGoneError,
@@ -29,7 +30,8 @@ from tranlog.testing.disk import SimDisk
 from tranlog.tungsten.codec import encode_event, encode_file_header, encode_rotate, segment_name
 from tranlog.tungsten.event import Event, JavaObject
 from tranlog.tungsten.reader import Seek, TungstenReader
-from tranlog.tungsten.segments import WINDOW_BYTES, NativeLogError
+from tranlog.tungsten.records import EventRecord
+from tranlog.tungsten.segments import WINDOW_BYTES
 
 
 def opened(disk: SimDisk, *, checked: bool = True) -> TungstenReader:
@@ -455,3 +457,20 @@ def test_zero_length_middle() -> None:
     """D, testZeroLengthMiddleFile; golden fail-zero-length-middle."""
     with pytest.raises(CorruptRecordError, match=r"0000000004, offset 0.*0 of the 16 bytes"):
         opened(on_disk(golden_segments("fail-zero-length-middle")))
+
+
+def test_a_header_decides_what_is_read() -> None:
+    """D, testReadFiltering: a predicate of the record's header limits what `next` returns."""
+    disk = on_disk(golden_segments("metadata-shards"))
+    shards = {stored.record.shard_id for stored in iter(opened(disk).cursor().next, None)}
+    assert len(shards) > 3
+    for shard in shards:
+
+        def mine(record: EventRecord, shard: str = shard) -> bool:
+            return record.shard_id == shard
+
+        with opened(disk).cursor(only=mine) as cursor:
+            found = list(iter(cursor.next, None))
+        assert found and {stored.record.shard_id for stored in found} == {shard}
+    with opened(disk).cursor(only=lambda record: record.seqno % 10 == 3) as cursor:
+        assert [stored.record.seqno for stored in iter(cursor.next, None)] == [3, 13, 23, 33]

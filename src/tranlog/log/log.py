@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from threading import get_ident
+from typing import Self
 
 import msgspec
 
@@ -99,7 +100,7 @@ class Log(LogEnd):
         disk: Disk | None = None,
         clock: Clock | None = None,
         start_after: Gtid | None = None,
-    ) -> Log:
+    ) -> Self:
         """Take the lock, mend what a crash left, open a new epoch and write its no-op, synced.
 
         The directory is created if missing; its parent must exist. `start_after` only matters for a log without
@@ -140,7 +141,7 @@ class Log(LogEnd):
         clock: Clock | None,
         start_after: Gtid | None,
         begin: bool,
-    ) -> Log:
+    ) -> Self:
         options = LogOptions() if options is None else options
         options.check()
         disk = OsDisk() if disk is None else disk
@@ -190,6 +191,10 @@ class Log(LogEnd):
                 interval_s=self._options.flush_interval_s,
                 name=self._path,
             )
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        """Write the no-op with which an epoch begins."""
         noop = empty_transaction(self._visible_ids, max(self._clock.now_ms(), 0))
         with self._lock:
             # Only after the sync is there anything to see of the new epoch.
@@ -807,7 +812,7 @@ class Log(LogEnd):
             self._positions.close()
         self._lock_file.release()
 
-    def __enter__(self) -> Log:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

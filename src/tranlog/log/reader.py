@@ -79,6 +79,9 @@ class LogReader:
         )
         self._closed = False
 
+    keeps_holds = True
+    """Retention waits for holds."""
+
     @classmethod
     def open(
         cls,

@@ -37,7 +37,7 @@ from tranlog.errors import (
 )
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.positions import hold
-from tranlog.log.reader import LogReader
+from tranlog.log.readable import ReadableLog
 from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, TaskResult, run_tasks
 from tranlog.pipeline.channels import AssignmentRule, ShardPlan
 from tranlog.pipeline.progress import (
@@ -57,6 +57,7 @@ from tranlog.pipeline.progress import (
 from tranlog.pipeline.session import build_context, check_slots, default_master, find_java, restore_scratch
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow, PipelineRow, Target
+from tranlog.tungsten.translated import open_readable
 from tranlog.types import Datetime, datetime_text
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def run_apply(
     """
     options.check()
     find_java()
-    reader = LogReader.open(options.log_dir, checksum=options.checksum)
+    reader = open_readable(options.log_dir, checksum=options.checksum)
     try:
         driver = _Driver(options, reader, stop or threading.Event(), report, spark)
         try:
@@ -261,7 +262,7 @@ class _Driver:
     def __init__(
         self,
         options: ApplyOptions,
-        reader: LogReader,
+        reader: ReadableLog,
         stop: threading.Event,
         report: Callable[[ApplyStatus], None],
         context: SparkContext | None,
@@ -629,6 +630,12 @@ class _Driver:
     def _renew_hold(self, restart: Seqno) -> None:
         """Tell the log's retention what we still need. A log that cannot be written to is no reason to stop."""
         if restart == self._held_at or restart < 0:
+            return
+        if not self._reader.keeps_holds:
+            self._held_at = restart
+            if not self._hold_failed:
+                self._hold_failed = True
+                self._notes.append("retention will not wait for this pipeline: a Java replicator purges what it likes")
             return
         try:
             hold(self._options.log_dir, self._options.pipeline, restart, disk=self._disk, clock=self._clock)

@@ -35,13 +35,13 @@ from tranlog.errors import (
     TransientTargetError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Seqno
-from tranlog.log.cursor import Cursor, StoredTransaction
 from tranlog.log.format import RecordHeader
-from tranlog.log.reader import LogReader
+from tranlog.log.readable import ReadableCursor, ReadableLog, ReadableTransaction
 from tranlog.payload import decode
 from tranlog.pipeline.channels import SERIAL, Await, Finish, Publish, ShardPlan, Skip, Take, Verdict, Walk
 from tranlog.pipeline.progress import Ahead, Counters, InLog, Purged, check_position, nearest_limit
 from tranlog.target.target import Advance, ChannelRow, Meeting, Target, Unit
+from tranlog.tungsten.translated import open_readable
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -132,7 +132,7 @@ def run_task(task: ChannelTask) -> TaskResult:
     from tranlog.target.options import open_target
 
     with contextlib.closing(
-        Channel(task, lambda: open_target(task.target), lambda: LogReader.open(task.log_dir, checksum=task.checksum))
+        Channel(task, lambda: open_target(task.target), lambda: open_readable(task.log_dir, checksum=task.checksum))
     ) as channel:
         return channel.run()
 
@@ -165,7 +165,7 @@ class Channel:
         self,
         task: ChannelTask,
         open_target: Callable[[], Target],
-        open_reader: Callable[[], LogReader],
+        open_reader: Callable[[], ReadableLog],
         clock: Clock | None = None,
     ) -> None:
         self._task = task
@@ -173,12 +173,12 @@ class Channel:
         self._open_reader = open_reader
         self._clock = SystemClock() if clock is None else clock
         self._target: Target | None = None
-        self._reader: LogReader | None = None
+        self._reader: ReadableLog | None = None
         self._token = 0
         self._walk = Walk(channel=task.channel, channels=task.plan.channels, position=NO_SEQNO, run=False)
         self._owners: dict[str, int] = {}
         self._foreign: set[bytes] = set()  # shards of other channels, as headers have them
-        self._cursor: Cursor | None = None
+        self._cursor: ReadableCursor | None = None
         self._last: RecordHeader | None = None  # of the transaction at `passed`; None: the cursor knows it
         self._stop_at: Seqno | None = None
         self._group: list[_Taken] = []
@@ -251,7 +251,7 @@ class Channel:
 
     # --- from the position ---
 
-    def _claim(self) -> Cursor:
+    def _claim(self) -> ReadableCursor:
         """Claim the channel and stand behind its position in the log."""
         task = self._task
         if self._reader is None:
@@ -268,7 +268,8 @@ class Channel:
         self._owners, self._foreign = {}, set()
         for shard, channel in self._target.read_assignment(task.pipeline).items():
             self._own(shard, channel)
-        run = header is not None and row.epoch != NO_EPOCH and self._owner(header.shard_id) == SERIAL
+        applied = row.epoch != NO_EPOCH or row.event_id != ""
+        run = header is not None and applied and self._owner(header.shard_id) == SERIAL
         self._walk = Walk(
             channel=task.channel,
             channels=task.plan.channels,
@@ -287,7 +288,7 @@ class Channel:
         self._meet()
         return cursor
 
-    def _check(self, reader: LogReader, row: ChannelRow) -> RecordHeader | None:
+    def _check(self, reader: ReadableLog, row: ChannelRow) -> RecordHeader | None:
         """Return the header at the position. Raises when this log cannot go on behind it."""
         first = reader.range().first_seqno
         verdict = check_position(row, first=first, header_at=reader.header)
@@ -342,7 +343,7 @@ class Channel:
 
     # --- the loop ---
 
-    def _go(self, cursor: Cursor) -> TaskEnd:
+    def _go(self, cursor: ReadableCursor) -> TaskEnd:
         walk, bounds, owners, foreign = self._walk, self._task.bounds, self._owners, self._foreign
         at, move_on, next_header, clock = walk.at, walk.move_on, cursor.next_header, self._clock
         look_at = walk.passed
@@ -410,7 +411,7 @@ class Channel:
         self._commit()
         return TaskEnd.STOPPED if self._stop_at == NO_SEQNO else TaskEnd.LIMIT
 
-    def _take(self, cursor: Cursor, header: RecordHeader, owner: int) -> bool:
+    def _take(self, cursor: ReadableCursor, header: RecordHeader, owner: int) -> bool:
         """Put a transaction into the group, as decoded changes or, of several fragments or spilled, as a stream.
 
         False: it must be alone in its target transaction, and the group is not empty; nothing was done.
@@ -565,7 +566,7 @@ class Channel:
         self._pending.wait_ms += round((clock.monotonic() - started) * 1000)
 
 
-def _counting(transaction: StoredTransaction, taken: _Taken) -> Iterator[Change]:
+def _counting(transaction: ReadableTransaction, taken: _Taken) -> Iterator[Change]:
     """Yield a large transaction's changes, counting them; each new iteration counts anew."""
     taken.changes = taken.bytes = 0
     for record in transaction.records():
@@ -578,6 +579,6 @@ def _counting(transaction: StoredTransaction, taken: _Taken) -> Iterator[Change]
         yield from changes
 
 
-def _last_metadata(transaction: StoredTransaction) -> Options:
+def _last_metadata(transaction: ReadableTransaction) -> Options:
     (raw,) = deque(transaction.payloads(), maxlen=1)
     return decode(raw).metadata

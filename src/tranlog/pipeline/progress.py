@@ -77,7 +77,7 @@ def check_position(row: ChannelRow, *, first: Seqno, header_at: HeaderAt) -> Pos
     seqno = row.applied_seqno
     if seqno < first - 1:
         return Purged(channel=row.channel, seqno=Seqno(seqno + 1), first=first)
-    if row.epoch == NO_EPOCH:
+    if row.epoch == NO_EPOCH and not row.event_id:
         return InLog()
     gtid = Gtid(row.epoch, seqno)
     if seqno < first:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tranlog.capture.capture import Capture
+from tranlog.capture.thl_source import ThlSource, ThlSourceOptions
 from tranlog.change import Fragment
-from tranlog.errors import TargetError, TargetUnavailableError
+from tranlog.errors import ConfigError, TargetError, TargetUnavailableError
 from tranlog.ids import Gtid
 from tranlog.log.log import Log
 from tranlog.service.clearing import begin_after, has_records, read_mark
@@ -37,8 +38,10 @@ SWITCH_INTERVAL_S = 1e-4
 is busy; with Python's own 5 ms that is a tenth as many commits."""
 
 
-def open_source(options: SourceOptions) -> SqliteSource | MariadbSource:
+def open_source(options: SourceOptions) -> SqliteSource | MariadbSource | ThlSource:
     """Return the source, not started yet."""
+    if isinstance(options, ThlSourceOptions):
+        return ThlSource(options)
     from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
 
     if isinstance(options, SqliteSourceOptions):
@@ -48,7 +51,7 @@ def open_source(options: SourceOptions) -> SqliteSource | MariadbSource:
     return MariadbSource(options)
 
 
-def check_source(options: SourceOptions) -> SqliteSource | MariadbSource:
+def check_source(options: SourceOptions) -> SqliteSource | MariadbSource | ThlSource:
     """Return the source, not started, but known to be there. Raises SourceSetupError, SourceUnavailableError."""
     source = open_source(options)
     source.check()
@@ -57,6 +60,9 @@ def check_source(options: SourceOptions) -> SqliteSource | MariadbSource:
 
 def open_tables(options: SourceOptions) -> TableReader:
     """Return a reader of the source's tables. Raises SourceSetupError, SourceUnavailableError."""
+    if isinstance(options, ThlSourceOptions):
+        why = "a replicator's log has no tables to read; name the database (`tables create` also takes --from log)"
+        raise ConfigError(option="source.kind", value="thl", why=why)
     from tranlog.source.sqlite import SqliteSourceOptions, SqliteTables
 
     if isinstance(options, SqliteSourceOptions):

@@ -26,7 +26,6 @@ from tranlog.errors import ConfigError, TranlogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.log import Log
 from tranlog.log.positions import read_holds
-from tranlog.log.reader import LogReader
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
 from tranlog.pipeline.session import find_java
 from tranlog.service import status as status_module
@@ -52,6 +51,7 @@ from tranlog.service.verify import TableVerdict, select_tables, verify_tables
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow
 from tranlog.tungsten.text import time_text
+from tranlog.tungsten.translated import open_readable
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ LOCATING: Final = ("-service", "--service", "-conf", "--conf")
 WATCH_S: Final = 1.3
 """How long a pipeline's row is watched for a sign of life: its driver moves it every second."""
 REPORT_EVERY_S: Final = 1.0
-ONCE_WAIT_S: Final = {SourceKind.SQLITE: 0.0, SourceKind.MARIADB: 2.0}
+ONCE_WAIT_S: Final = {SourceKind.SQLITE: 0.0, SourceKind.MARIADB: 2.0, SourceKind.THL: 0.0}
 """How long `capture --once` waits for a source to show more: a server sends when it likes."""
 _SERVICE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 
@@ -180,6 +180,15 @@ def init(
 @app.command("capture")
 def capture(
     ctx: typer.Context,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            "-source",
+            metavar="thl:DIR",
+            help="Instead of the configured source: the log directory of a Java replicator, which is followed.",
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", "-once", help="Capture what the source has by now, and end.")] = False,
     new_log: NewLog = False,
     as_json: AsJson = False,
@@ -192,8 +201,11 @@ def capture(
     Example:
       tranlog capture
       tranlog --conf shop.toml capture --once
+      tranlog capture --source thl:thl-of-the-replicator
     """
     config = _config(ctx)
+    if source is not None:
+        config = config.with_source(source)
     with open_capture(config, new_log=new_log) as (work, log):
         _say_begin(log)
         with stop_signals(work.stop), Progress() as progress, _Reporter(lambda: progress.update(_capture_text(work))):
@@ -578,7 +590,7 @@ def tables_create(
 
 
 def _tables_of_log(config: Config, progress: Progress) -> list[TableMap]:
-    with LogReader.open(config.log_dir) as reader:
+    with open_readable(config.log_dir) as reader:
         return tables_in_log(reader, report=lambda at, last: progress.update(f"tables: seqno {at} of {last}"))
 
 
@@ -655,7 +667,7 @@ def position_set(
         if told and not yes:
             confirm(f"Put pipeline {name} at seqno {seqno}?")
 
-    with LogReader.open(config.log_dir) as reader:
+    with open_readable(config.log_dir) as reader:
         target = open_target(config.wanted_target())
         try:
             move = set_position(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, assert_never
 import msgspec
 
 from tranlog.capture.capture import CaptureOptions
+from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.errors import ConfigError, SourceSetupError, TargetUnavailableError
 from tranlog.log.log import LogOptions
 from tranlog.log.properties import EXPIRE, PROPERTIES, differs, resolve
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tranlog.source.mariadb.connection import MariadbSourceOptions
     from tranlog.source.sqlite import SqliteSourceOptions
 
-    SourceOptions: TypeAlias = SqliteSourceOptions | MariadbSourceOptions
+    SourceOptions: TypeAlias = SqliteSourceOptions | MariadbSourceOptions | ThlSourceOptions
 
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _BYTES: Final = {
@@ -303,10 +304,14 @@ class SourceKind(enum.StrEnum):
 
     SQLITE = "sqlite"
     MARIADB = "mariadb"
+    THL = "thl"
+    """No database: the log directory of a Java replicator."""
 
 
 def source_kind(options: SourceOptions) -> SourceKind:
     """Return which kind of database a source's options describe."""
+    if isinstance(options, ThlSourceOptions):
+        return SourceKind.THL
     from tranlog.source.sqlite import SqliteSourceOptions
 
     return SourceKind.SQLITE if isinstance(options, SqliteSourceOptions) else SourceKind.MARIADB
@@ -330,6 +335,13 @@ class Config:
         if self.source is None:
             raise ConfigError(option=f"{self.file}: [source]", value=None, why="is missing, and this command needs it")
         return self.source
+
+    def with_source(self, text: str) -> Config:
+        """Return this configuration with another source: `thl:DIR`. Raises ConfigError for anything else."""
+        kind, colon, path = text.partition(":")
+        if kind != SourceKind.THL or not colon or not path:
+            raise ConfigError(option="--source", value=text, why="thl:DIR, the log directory of a Java replicator")
+        return dataclasses.replace(self, source=ThlSourceOptions(path=path, source_id=self.service))
 
     def wanted_target(self) -> TargetOptions:
         """Return the target's options. Raises ConfigError where there are none."""
@@ -461,6 +473,10 @@ def _read_source(source: Section, shards: Section, service: str, environ: Mappin
                 password=_password(source, environ) or "",
                 shard_rule=ShardRule(kind=rule, mapping=mapping),
             )
+        case SourceKind.THL:
+            if mapping:
+                raise shards.error("map", "the transactions of a replicator's log keep the shards that they have there")
+            return source.options(ThlSourceOptions, paths={"path"}, source_id=source_id)
     assert_never(kind)
 
 

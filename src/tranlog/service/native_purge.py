@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tranlog.errors import PurgeRangeError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.format import RollbackMark
 from tranlog.log.log import Log
 from tranlog.log.reader import LogReader
-from tranlog.tungsten.directory import PurgeRangeError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

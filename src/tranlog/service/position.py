@@ -17,7 +17,8 @@ from tranlog.clock import Clock
 from tranlog.errors import ConfigError, PipelineHeldError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.format import RecordHeader
-from tranlog.log.reader import LogRange, LogReader
+from tranlog.log.readable import ReadableLog
+from tranlog.log.reader import LogRange
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow, PipelineRow, Target
@@ -118,7 +119,7 @@ class Move:
 
 def set_position(
     target: Target,
-    reader: LogReader,
+    reader: ReadableLog,
     *,
     pipeline: str,
     seqno: Seqno,

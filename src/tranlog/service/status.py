@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.clock import Clock
 from tranlog.disk import OsDisk
 from tranlog.errors import SourceError, SourceUnavailableError, TargetError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.opening import read_holder
 from tranlog.log.positions import read_holds
-from tranlog.log.reader import LogReader
+from tranlog.log.readable import ReadableLog
 from tranlog.log.segment import LOCK_NAME
 from tranlog.pipeline.progress import Counters, lag, restart_seqno
 from tranlog.service.config import Config
@@ -31,11 +32,13 @@ from tranlog.service.position import is_there
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow, PipelineRow, Target
+from tranlog.tungsten.reader import TungstenReader
 from tranlog.tungsten.text import time_text
+from tranlog.tungsten.translated import open_readable
 
 if TYPE_CHECKING:
+    from tranlog.service.config import SourceOptions
     from tranlog.source.mariadb.connection import MariadbSourceOptions
-    from tranlog.source.sqlite import SqliteSourceOptions
 
 # struct flock of 64-bit Linux, as in `disk`; F_OFD_GETLK asks without taking.
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -171,7 +174,7 @@ def gather(config: Config, *, clock: Clock, watch_s: float) -> tuple[Status, lis
     captured: tuple[str, int] | None = None
     try:
         try:
-            reader = LogReader.open(config.log_dir)
+            reader = open_readable(config.log_dir)
             log, captured = _log_state(reader)
         except TranlogError as exc:
             failed("log", exc)
@@ -203,7 +206,7 @@ def gather(config: Config, *, clock: Clock, watch_s: float) -> tuple[Status, lis
             reader.close()
 
 
-def _log_state(reader: LogReader) -> tuple[LogState, tuple[str, int] | None]:
+def _log_state(reader: ReadableLog) -> tuple[LogState, tuple[str, int] | None]:
     held = reader.range()
     segments = reader.index()
     first, last = reader.header(held.first_seqno), reader.header(held.last_seqno)
@@ -225,10 +228,19 @@ def _log_state(reader: LogReader) -> tuple[LogState, tuple[str, int] | None]:
     return state, None if last is None else (last.event_id, last.tstamp)
 
 
-def _source_state(options: SqliteSourceOptions | MariadbSourceOptions, captured: tuple[str, int] | None) -> SourceState:
+def _source_state(options: SourceOptions, captured: tuple[str, int] | None) -> SourceState:
     from tranlog.source.sqlite import SqliteSourceOptions
 
     event_id, tstamp = ("", None) if captured is None else captured
+    if isinstance(options, ThlSourceOptions):
+        return SourceState(
+            kind="thl",
+            where=options.path,
+            source_id=options.source_id,
+            captured_event_id=event_id,
+            captured_tstamp=tstamp,
+            now_at=_thl_end(options.path),
+        )
     if isinstance(options, SqliteSourceOptions):
         waiting, size = _outbox(options.path)
         return SourceState(
@@ -248,6 +260,11 @@ def _source_state(options: SqliteSourceOptions | MariadbSourceOptions, captured:
         captured_tstamp=tstamp,
         now_at=_binlog_end(options),
     )
+
+
+def _thl_end(path: str) -> str:
+    reader = TungstenReader.open(path)
+    return f"seqno {reader.next_seqno - 1}" if reader.last_seqno >= 0 else "no transaction"
 
 
 def _outbox(path: str) -> tuple[int, int]:
@@ -293,7 +310,7 @@ def _binlog_end(options: MariadbSourceOptions) -> str:
 
 
 def _pipeline_state(
-    config: Config, reader: LogReader | None, log: LogState | None, clock: Clock, watch_s: float
+    config: Config, reader: ReadableLog | None, log: LogState | None, clock: Clock, watch_s: float
 ) -> PipelineState:
     name, options = config.pipeline.name, config.wanted_target()
     if not is_there(options):
@@ -323,7 +340,7 @@ def _shown_pipeline(
     channels: Sequence[ChannelRow],
     seconds: float,
     running: bool,
-    reader: LogReader | None,
+    reader: ReadableLog | None,
     log: LogState | None,
     now_ms: int,
 ) -> PipelineState:
@@ -379,7 +396,7 @@ def _shown_pipeline(
 
 
 def _waits(
-    source: SourceState | None, log: LogState | None, pipeline: PipelineState | None, reader: LogReader | None
+    source: SourceState | None, log: LogState | None, pipeline: PipelineState | None, reader: ReadableLog | None
 ) -> Iterator[str]:
     next_shard = None
     if pipeline is not None and reader is not None and pipeline.lag_seqnos:

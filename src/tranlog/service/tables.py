@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from tranlog.change import RowChange, Statement, TableMap, TableName
 from tranlog.ids import NO_SEQNO
-from tranlog.log.reader import LogReader
+from tranlog.log.readable import ReadableLog
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.dialect import Dialect
 from tranlog.target.options import TargetKind
@@ -21,7 +21,7 @@ from tranlog.target.options import TargetKind
 REPORT_EVERY = 5_000
 
 
-def tables_in_log(reader: LogReader, *, report: Callable[[int, int], None]) -> list[TableMap]:
+def tables_in_log(reader: ReadableLog, *, report: Callable[[int, int], None]) -> list[TableMap]:
     """Return the newest map of each table that the committed part of a log changes rows of, by (schema, table).
 
     `report` is called now and then with the seqno reached and the last one. Raises LogError.

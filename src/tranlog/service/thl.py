@@ -23,7 +23,7 @@ from tranlog.log.repair import Keep, NothingToRepair, RepairPlan
 from tranlog.log.repairing import repair as repair_log
 from tranlog.log.verify import VerifyReport
 from tranlog.log.verify import verify as check_log
-from tranlog.service import integrity, listing, thl_dump, thl_list
+from tranlog.service import converting, integrity, listing, thl_dump, thl_list
 from tranlog.service.command import Progress, confirm, log_of, new_app, print_json, require_command, run_app, say
 from tranlog.service.either_codec import in_tungsten_codec, open_log
 from tranlog.service.exits import ExitCode
@@ -331,6 +331,9 @@ def diff(
         for line in integrity.diff_lines(found):
             print(line)
     return ExitCode.DONE if found.agree else ExitCode.CHECK_FAILED
+
+
+converting.add_to(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,11 +15,14 @@ import errno
 import logging
 import posixpath
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import Final
 
+from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
 from tranlog.errors import (
+    AppendOrderError,
     CorruptRecordError,
     DiskFailedError,
     DiskFullError,
@@ -28,6 +31,7 @@ from tranlog.errors import (
     LogLockedError,
     LogMissingError,
     LogUnreadableError,
+    PurgeRangeError,
 )
 from tranlog.tungsten.codec import (
     FILE_HEADER,
@@ -44,6 +48,8 @@ from tranlog.tungsten.payload import encode
 from tranlog.tungsten.reader import TungstenReader
 from tranlog.tungsten.records import BadLength, Damaged, EventRecord, FileHeader, RotateRecord, Short
 from tranlog.tungsten.recovery import (
+    UNKNOWN_END,
+    AgedSegment,
     Continue,
     Cut,
     Entry,
@@ -57,6 +63,8 @@ from tranlog.tungsten.recovery import (
     place_behind,
     plan_open,
     plan_purge,
+    plan_retention,
+    reading_problem,
 )
 from tranlog.tungsten.segments import (
     WINDOW_BYTES,
@@ -80,28 +88,6 @@ BUFFER_BYTES: Final = 1 << 20
 _DISK_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-@dataclass(eq=False, kw_only=True)
-class AppendOrderError(LogError):
-    """An event that does not follow what the log holds; it was not stored."""
-
-    path: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"the log at {self.path} refuses {self.why}; nothing was stored. Append what is to come, in order"
-
-
-@dataclass(eq=False, kw_only=True)
-class PurgeRangeError(LogError):
-    """A range that cannot be purged; nothing was removed."""
-
-    path: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"nothing was purged from the log at {self.path}: {self.why}. Name another range; `thl index` shows them"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpeningReport:
     """What opening a directory for writing found and did."""
@@ -121,8 +107,24 @@ class TungstenLog:
     Threads: one.
     """
 
-    def __init__(self, path: str, disk: Disk, lock: DiskLock, *, segment_bytes: int, checksum: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        disk: Disk,
+        lock: DiskLock,
+        *,
+        segment_bytes: int,
+        checksum: bool,
+        gaps: bool,
+        retention_s: float | None,
+        clock: Clock,
+    ) -> None:
+        self._retention_s = retention_s
+        self._clock = clock
+        self.active_seqno: int | None = None
+        """Somebody still needs this one and all behind it: retention keeps their segments. None: nobody says so."""
         self.path = path
+        self._order_problem = reading_problem if gaps else order_problem
         self._disk = disk
         self._lock = lock
         self._segment_bytes = segment_bytes
@@ -143,10 +145,20 @@ class TungstenLog:
 
     @classmethod
     def open(
-        cls, path: str, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES, checksum: bool = True
+        cls,
+        path: str,
+        *,
+        disk: Disk | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        checksum: bool = True,
+        gaps: bool = False,
+        retention_s: float | None = None,
+        clock: Clock | None = None,
     ) -> TungstenLog:
         """Open a directory for writing, mend its end, create it if it is missing (its parent must exist).
 
+        `gaps`: a transaction may skip seqnos, as the replicator's do where it was told to go on higher. `retention_s`:
+        at a rotation, segments that were written longer ago than so many seconds go, but never the newest two.
         Every record of every segment is read: the ancestor looks at the last segment only, and writes on behind
         damage that it meets when somebody reads.
         Raises LogLockedError, LogMissingError, LogUnreadableError, NativeLogError, CorruptRecordError (nothing was
@@ -154,7 +166,16 @@ class TungstenLog:
         """
         on = OsDisk() if disk is None else disk
         lock = _take_lock(path, on)
-        log = cls(path, on, lock, segment_bytes=segment_bytes, checksum=checksum)
+        log = cls(
+            path,
+            on,
+            lock,
+            segment_bytes=segment_bytes,
+            checksum=checksum,
+            gaps=gaps,
+            retention_s=retention_s,
+            clock=SystemClock() if clock is None else clock,
+        )
         try:
             log._recover()
         except OSError as exc:
@@ -300,7 +321,7 @@ class TungstenLog:
         """Append one fragment whose payload is bytes already, of either serializer; raises what `append` raises."""
         if self._closed is not None:
             raise LogClosedError(self._closed)
-        why = order_problem(self._place, seqno, fragno)
+        why = self._order_problem(self._place, seqno, fragno)
         if why is not None:
             raise AppendOrderError(path=self.path, why=why)
         record = encode_event(
@@ -355,6 +376,32 @@ class TungstenLog:
         except OSError as exc:
             raise self._failed(exc) from exc
         self._begin()
+        if self._retention_s is not None:
+            self._retain(self._retention_s)
+
+    def _retain(self, retention_s: float) -> None:
+        """Remove what retention gives up; a segment that cannot be removed goes at the next rotation."""
+        try:
+            entries = list_entries(self.path, self._disk)
+            segments = [
+                AgedSegment(
+                    number=entry.number,
+                    last_seqno=behind.header.base_seqno - 1,
+                    modified_ms=self._disk.modified_ms(join(self.path, entry.name)),
+                )
+                for entry, behind in pairwise(entries)
+                if isinstance(behind.header, FileHeader)
+            ]
+            newest = AgedSegment(number=self._number, last_seqno=UNKNOWN_END, modified_ms=self._clock.now_ms())
+            gone = plan_retention(
+                [*segments, newest],
+                active_seqno=self.active_seqno,
+                now_ms=self._clock.now_ms(),
+                retention_s=retention_s,
+            )
+            _remove(self.path, gone, self._disk)
+        except (OSError, LogError) as exc:
+            logger.warning("retention could not remove segments path=%s why=%s", self.path, exc)
 
     def _write(self) -> None:
         if not self._buffer:

@@ -26,7 +26,7 @@ from itertools import pairwise
 from typing import Final
 
 from tranlog.disk import OsDisk
-from tranlog.errors import LogError, PayloadError
+from tranlog.errors import LogError, PayloadError, PurgeRangeError
 from tranlog.tungsten import text
 from tranlog.tungsten.codec import (
     encode_event,
@@ -36,7 +36,7 @@ from tranlog.tungsten.codec import (
     scan,
     segment_number,
 )
-from tranlog.tungsten.directory import PurgeRangeError, TungstenLog, purge
+from tranlog.tungsten.directory import TungstenLog, purge
 from tranlog.tungsten.dump import Json, dump_segment, payload_of
 from tranlog.tungsten.event import Event, JavaObject, RowChanges
 from tranlog.tungsten.intended import KINDS, OUR_ERROR, Difference, Facts, kind_of

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
 from tranlog.disk import Disk, OsDisk
@@ -197,9 +198,12 @@ class TungstenReader:
         """Return the segments with a finished header, rising."""
         return list(self._entries)
 
-    def cursor(self, *, strict: bool = True) -> TungstenCursor:
-        """Return a cursor at the start. `strict`: an event out of order (B7-22) is an error, not shown as it is."""
-        return TungstenCursor(self, strict=strict)
+    def cursor(self, *, strict: bool = True, only: Callable[[EventRecord], bool] | None = None) -> TungstenCursor:
+        """Return a cursor at the start. `strict`: an event out of order (B7-22) is an error, not shown as it is.
+
+        `only` decides by a record's header which fragments `next` returns; payloads of others are not read.
+        """
+        return TungstenCursor(self, strict=strict, only=only)
 
     def place_before(self, seqno: int) -> int:
         """Return the number of the segment where a seqno lies if the log holds it."""
@@ -225,15 +229,20 @@ class TungstenCursor:
     At the end `next` returns None; called again later it goes on where a replicator that writes has got to.
     """
 
-    def __init__(self, reader: TungstenReader, *, strict: bool) -> None:
+    def __init__(
+        self, reader: TungstenReader, *, strict: bool, only: Callable[[EventRecord], bool] | None = None
+    ) -> None:
         self._reader = reader
+        self._only = only
         self._strict = strict
         self._segment: SegmentReader | None = None
         self._at = 0
+        self._whole_at = 0  # the end of the last complete transaction in the segment
         self._run: list[tuple[EventRecord, SegmentReader]] = []
         self._ready: deque[tuple[EventRecord, SegmentReader]] = deque()
         self._retired: list[SegmentReader] = []
         self._wanted: Place | None = None
+        self._last_whole: Place | None = None
         self._last: int | None = None
         self._open(reader.first_number())
 
@@ -255,12 +264,12 @@ class TungstenCursor:
         if self._segment is not None:
             self._retired.append(self._segment)
         self._segment = SegmentReader(self._reader.path, number, self._reader.disk, checked=self._reader.checked)
-        self._at = FILE_HEADER.size
+        self._at = self._whole_at = FILE_HEADER.size
 
     def _restart(self, number: int) -> None:
         self._run.clear()
         self._ready.clear()
-        self._wanted = None
+        self._wanted = self._last_whole = None
         self._last = None
         self._open(number)
         self._close_retired()
@@ -288,15 +297,15 @@ class TungstenCursor:
         self._last = None if before is None else before.seqno
         outcome = segment.record(found)
         if isinstance(outcome, EventRecord) and outcome.seqno == seqno:
-            self._at = found
+            self._at = self._whole_at = found
             return Seek.FOUND
         if before is not None:
             header = event_header(segment, before)
             if header is not None and header.filtered and (header.seqno_end or 0) >= seqno:
-                self._at = before.offset
+                self._at = self._whole_at = before.offset
                 return Seek.FOUND
         if seqno >= reader.next_seqno:
-            self._at = found
+            self._at = self._whole_at = found
             return Seek.NOT_YET
         self._raise_damage(outcome)
         return Seek.MISSING
@@ -310,14 +319,54 @@ class TungstenCursor:
 
         Raises CorruptRecordError, SegmentGoneError, LogUnreadableError.
         """
-        while not self._ready:
-            if not self._read():
-                return None
-        record, segment = self._ready.popleft()
+        only = self._only
+        while True:
+            while not self._ready:
+                if not self._read():
+                    return None
+            record, segment = self._ready.popleft()
+            if only is None or only(record):
+                break
         payload = segment.payload(record)
         if not self._ready and not self._run:
             self._close_retired()
         return StoredEvent(record, segment_name(segment.number), payload)
+
+    def next_run(self) -> list[tuple[EventRecord, SegmentReader]] | None:
+        """Return the records of the next complete transaction, payloads unread, or None where the log ends for now.
+
+        Shape: each with a reader of its segment, which is good until the next call. Of a cursor that is not strict,
+        fragments of a transaction that never ended may stand before it. Raises as `next`.
+        """
+        if not self._run:
+            self._close_retired()
+        while not self._ready:
+            if not self._read():
+                return None
+        run = list(self._ready)
+        self._ready.clear()
+        return run
+
+    def lost(self) -> str | None:
+        """Say why what `next` returned last is no longer in the directory, None while it is.
+
+        For a cursor at the end that waits for more. A replicator that starts anew may cut what is not complete: that
+        is read again. But whoever resets or restores the directory takes complete transactions away, or the file.
+        Not lost is what was purged behind this cursor.
+        """
+        segment = self._segment
+        assert segment is not None
+        size = segment.size()
+        if size < self._whole_at:
+            return f"{segment_name(segment.number)} was cut to {size} bytes, and {self._whole_at} of it had been read"
+        if size < self._at:
+            self._run.clear()
+            self._at = self._whole_at
+            self._wanted = self._last_whole
+            segment.forget()
+        if not segment.linked() and not self._reader.segment_exists(next_number(segment.number)):
+            return f"{segment_name(segment.number)} was removed or replaced, and nothing follows it"
+        return None
 
     def _read(self) -> bool:
         """Take one record in; False at the end."""
@@ -346,9 +395,12 @@ class TungstenCursor:
             if why is not None:
                 raise self._damaged(record.offset, why)
             self._wanted = place_of(segment, record)
+            if record.last_frag:
+                self._last_whole = self._wanted
         self._run.append((record, segment))
         self._last = record.seqno
         if record.last_frag:
+            self._whole_at = record.end
             self._ready.extend(self._run)
             self._run.clear()
 
@@ -360,6 +412,9 @@ class TungstenCursor:
             raise self._damaged(record.offset, "the segment ends inside a transaction")
         if not self._reader.segment_exists(wanted):
             if self._reader.later_exists(wanted):
+                if not segment.linked():  # purged, and so is what would have come next
+                    self._reader.refresh()
+                    raise PurgedError(seqno=(self._last or 0) + 1, first=self._reader.first_seqno)
                 raise CorruptRecordError(
                     segment=segment_name(wanted), offset=0, seqno=self._last, why="the segment is missing"
                 )

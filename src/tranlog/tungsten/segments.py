@@ -8,19 +8,21 @@ Source: conformance/tungsten.md A1, B4; thl-internals, "Log Organization".
 
 from __future__ import annotations
 
+import enum
 import posixpath
-from dataclasses import dataclass
 from typing import Final
 
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import (
     CorruptRecordError,
-    LogError,
     LogMissingError,
     LogUnreadableError,
+    MixedCodecsError,
+    NativeLogError,
     PayloadError,
     SegmentGoneError,
 )
+from tranlog.log.format import is_tungsten
 from tranlog.tungsten.codec import (
     FILE_HEADER,
     MINOR_VERSION,
@@ -49,20 +51,6 @@ from tranlog.tungsten.recovery import Entry, Place, Refuse, SegmentScan, Torn, o
 
 WINDOW_BYTES: Final = 1 << 20
 _HEADER_PROBE: Final = 256
-
-
-@dataclass(eq=False, kw_only=True)
-class NativeLogError(LogError):
-    """The directory holds a log in our own codec, not the Tungsten replicator's."""
-
-    path: str
-    segment: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.segment} of the log at {self.path} is in tranlog's own format, not in the Tungsten replicator's; "
-            "nothing was changed. Name another directory, or read this one as a native log"
-        )
 
 
 def join(directory: str, name: str) -> str:
@@ -152,6 +140,17 @@ class SegmentReader:
     def size(self) -> int:
         try:
             return self.file.size()
+        except OSError as exc:
+            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
+
+    def forget(self) -> None:
+        """Drop what was read: the file was cut, and may be written anew."""
+        self._raw, self._start = b"", 0
+
+    def linked(self) -> bool:
+        """Whether the segment is still the file of its name."""
+        try:
+            return self.file.linked()
         except OSError as exc:
             raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
 
@@ -329,3 +328,42 @@ def scan_all(path: str, entries: list[Entry], disk: Disk, *, checked: bool) -> d
 def damage_error(problem: Refuse) -> CorruptRecordError:
     """Return our error for a verdict of damage."""
     return CorruptRecordError(segment=problem.segment, offset=problem.offset, seqno=problem.seqno, why=problem.why)
+
+
+class Codec(enum.StrEnum):
+    """Whose format a log is in."""
+
+    NATIVE = "native"
+    TUNGSTEN = "tungsten"
+
+
+def codec_of(path: str, disk: Disk) -> Codec:
+    """Return the codec of a log directory; one with headers only counts as native.
+
+    Raises LogMissingError where there is no segment, LogUnreadableError, MixedCodecsError.
+    Source: design/log-format.md, "The log on disk".
+    """
+    try:
+        names = [name for name in disk.list_dir(path) if segment_number(name) is not None]
+        found: dict[Codec, str] = {}
+        for name in names:
+            file = disk.open(join(path, name))
+            try:
+                raw = file.pread(_HEADER_PROBE, 0)
+            finally:
+                file.close()
+            if is_native(raw):
+                found.setdefault(Codec.NATIVE, name)
+            elif is_tungsten(raw):
+                found.setdefault(Codec.TUNGSTEN, name)
+    except FileNotFoundError as exc:
+        raise LogMissingError(path=path, why="the directory does not exist") from exc
+    except NotADirectoryError as exc:
+        raise LogMissingError(path=path, why="it is not a directory") from exc
+    except OSError as exc:
+        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
+    if not names:
+        raise LogMissingError(path=path, why="it holds no segment (thl.data.*)")
+    if len(found) > 1:
+        raise MixedCodecsError(path=path, native=found[Codec.NATIVE], tungsten=found[Codec.TUNGSTEN])
+    return next(iter(found), Codec.NATIVE)

@@ -50,10 +50,10 @@ from tranlog.source.mariadb.events import (
 from tranlog.source.mariadb.groups import START_ANEW, EventGroup, GroupAssembler
 from tranlog.source.mariadb.position import BinlogPosition
 from tranlog.source.mariadb.rows import RowsEncoder, rows_encoder
-from tranlog.source.mariadb.statements import StatementKind, statement_kind
 from tranlog.source.mariadb.stream import BinlogStream
 from tranlog.source.mariadb.types import table_map, types_in_binlog
 from tranlog.source.packer import TransactionPacker
+from tranlog.statements import StatementKind, statement_kind
 
 logger = logging.getLogger(__name__)
 

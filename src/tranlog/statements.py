@@ -1,4 +1,4 @@
-"""What kind of statement a text in the binary log is, as far as capture must know.
+"""What kind of statement a text of MySQL or MariaDB is, as far as capture must know.
 
 Owns the one distinction that matters: a statement that changes rows by itself cannot be carried to another database,
 and in a server that logs rows it means that somebody's session does not. Everything else is recorded as it is. Pure.

@@ -1,10 +1,10 @@
-"""source/mariadb/statements: which statements stand in the place of rows."""
+"""statements: which statements stand in the place of rows."""
 
 from __future__ import annotations
 
 import pytest
 
-from tranlog.source.mariadb.statements import StatementKind, first_word, statement_kind
+from tranlog.statements import StatementKind, first_word, statement_kind
 
 DDL, ADMINISTRATION, ROWS = StatementKind.DDL, StatementKind.ADMINISTRATION, StatementKind.ROWS
 

@@ -1,0 +1,579 @@
+"""From one codec to the other: a whole log, streaming, resumed where it was cut off.
+
+Owns the two scans, the two copies and the note that a destination carries. What an event is in the other codec is
+`translate`'s. The hard idea: the destination itself says how far it has come, since its opening cuts what is not
+whole; the note beside it only says of which log it is the beginning, and what was found in it, so that a conversion
+which is started again neither scans twice nor goes on with another log.
+
+Source: issue 6, item 4.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from tranlog.change import Fragment, TableName
+from tranlog.disk import Disk, OsDisk
+from tranlog.errors import (
+    ConversionRefusedError,
+    ConversionTargetError,
+    DiskFailedError,
+    LogMissingError,
+    LogUnreadableError,
+    PurgedError,
+)
+from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.log.copying import CopiedLog
+from tranlog.log.cursor import StoredTransaction
+from tranlog.log.options import LogOptions
+from tranlog.log.reader import LogReader
+from tranlog.tungsten.arrange import WIDE_GAP, Whole
+from tranlog.tungsten.codec import segment_number
+from tranlog.tungsten.directory import TungstenLog
+from tranlog.tungsten.reader import TungstenReader
+from tranlog.tungsten.segments import Codec, codec_of, join
+from tranlog.tungsten.stream import WholeReader, fillers, stand_before, with_tables
+from tranlog.tungsten.translate import (
+    FATAL,
+    FRAGNO_MAX,
+    MEANINGS,
+    FragmentHeader,
+    Loss,
+    NativeFragment,
+    Outer,
+    outer_of,
+    to_tungsten,
+)
+
+NOTE_NAME: Final = "converted.json"
+"""What a destination says about itself."""
+NOTE_VERSION: Final = 1
+COMMIT_BYTES: Final = 8 << 20
+"""Payload bytes between two syncs of the destination."""
+COMMIT_TRANSACTIONS: Final = 10_000
+SEGMENT_BYTES: Final = 100_000_000
+
+ProgressTold = Callable[[str, int, int], None]
+"""Called with what is being done, how many seqnos of it are done, and of how many."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of thing that the other codec cannot say: how many fragments have it, and the first one's seqno."""
+
+    kind: Loss
+    count: int
+    first_seqno: int
+
+    @property
+    def meaning(self) -> str:
+        """What it is, for people."""
+        return MEANINGS[self.kind]
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What tells a transaction from any other of that seqno."""
+
+    seqno: int
+    epoch: int
+    source_id: str
+    event_id: str
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What a destination says about itself.
+
+    `scanned_upto`: `findings` are those up to this seqno, and what they lose was accepted.
+    """
+
+    version: int
+    source_codec: Codec
+    source_path: str
+    first: Identity
+    scanned_upto: int
+    findings: tuple[Finding, ...]
+
+
+class Conversion(msgspec.Struct, frozen=True, kw_only=True):
+    """What a conversion did.
+
+    `transactions` of the source were copied now, the first of them `first_seqno`; 0: the destination was complete
+    before. It ends at `last_seqno`, -1 where the source is empty. `resumed`: part of it was there before.
+    """
+
+    source: str
+    destination: str
+    to: Codec
+    resumed: bool
+    transactions: int
+    first_seqno: int
+    last_seqno: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def complete_before(self) -> bool:
+        """Whether there was nothing left to do."""
+        return self.resumed and not self.transactions
+
+
+def _told_nobody(what: str, done: int, total: int) -> None:
+    """Report to nobody."""
+
+
+def _shown_nobody(findings: tuple[Finding, ...]) -> None:
+    """Show to nobody."""
+
+
+def convert(
+    source: str,
+    destination: str,
+    *,
+    to: Codec | None = None,
+    lossy: bool = False,
+    segment_bytes: int = SEGMENT_BYTES,
+    disk: Disk | None = None,
+    progress: ProgressTold = _told_nobody,
+    show: Callable[[tuple[Finding, ...]], None] = _shown_nobody,
+) -> Conversion:
+    """Convert the log at `source`, as it is now, into the directory `destination`, whose parent exists.
+
+    `to`: the other codec, which is the default. `show` gets what was found before a byte is written, if anything was.
+    A destination that is the beginning of this conversion is gone on with.
+    Raises ConversionRefusedError (findings without `lossy`, or such as cannot be left out), ConversionTargetError
+    (another log's), PurgedError (the source no longer has what comes next), and what opening and reading either
+    raises.
+    """
+    on = OsDisk() if disk is None else disk
+    source, destination = source.rstrip("/") or "/", destination.rstrip("/") or "/"
+    codec = codec_of(source, on)
+    wanted = (Codec.NATIVE if codec is Codec.TUNGSTEN else Codec.TUNGSTEN) if to is None else to
+    if wanted is codec:
+        raise ConversionRefusedError(path=source, why=f"it is in the {codec} codec already")
+    if os.path.realpath(source) == os.path.realpath(destination):
+        raise ConversionTargetError(path=destination, why="it is the source itself")
+    origin: _Source = _TungstenSource(source, on) if codec is Codec.TUNGSTEN else _NativeSource(source, on)
+    try:
+        work = _Work(origin, destination, on, segment_bytes=segment_bytes, progress=progress)
+        return work.run(wanted, lossy=lossy, show=show)
+    finally:
+        origin.close()
+
+
+class _Work:
+    """One conversion. Threads: one."""
+
+    def __init__(
+        self, origin: _Source, destination: str, disk: Disk, *, segment_bytes: int, progress: ProgressTold
+    ) -> None:
+        self._origin = origin
+        self._destination = destination
+        self._disk = disk
+        self._segment_bytes = segment_bytes
+        self._progress = progress
+
+    def run(self, to: Codec, *, lossy: bool, show: Callable[[tuple[Finding, ...]], None]) -> Conversion:
+        origin = self._origin
+        first = origin.first()
+        note = self._read_note()
+        if first is None:
+            self._check_note(note, None)
+            return self._done(to, resumed=note is not None, count=0, first=-1, last=-1, findings=())
+        self._check_note(note, first)
+        last = origin.last_seqno
+        findings = self._scan(note, first.seqno, last)
+        if findings:
+            show(findings)
+            self._judge(findings, lossy or (note is not None and note.findings == findings))
+        if note is None or note.scanned_upto < last:
+            self._write_note(
+                Note(
+                    version=NOTE_VERSION,
+                    source_codec=origin.codec,
+                    source_path=os.path.abspath(origin.path),
+                    first=first if note is None else note.first,
+                    scanned_upto=last,
+                    findings=findings,
+                )
+            )
+        resumed = note is not None
+        began, count = (self._to_native if to is Codec.NATIVE else self._to_tungsten)(first.seqno, last)
+        return self._done(to, resumed=resumed, count=count, first=began, last=last, findings=findings)
+
+    def _done(
+        self, to: Codec, *, resumed: bool, count: int, first: int, last: int, findings: tuple[Finding, ...]
+    ) -> Conversion:
+        return Conversion(
+            source=self._origin.path,
+            destination=self._destination,
+            to=to,
+            resumed=resumed,
+            transactions=count,
+            first_seqno=first,
+            last_seqno=last,
+            findings=findings,
+        )
+
+    # --- before ---
+
+    def _scan(self, note: Note | None, first: int, last: int) -> tuple[Finding, ...]:
+        counts: dict[Loss, tuple[int, int]] = {}
+        low = first
+        if note is not None:
+            counts = {one.kind: (one.count, one.first_seqno) for one in note.findings}
+            low = max(first, note.scanned_upto + 1)
+        for seqno, losses in self._origin.losses(low, last) if low <= last else ():
+            self._progress("looked at", seqno - low + 1, last - low + 1)
+            for kind in losses:
+                count, where = counts.get(kind, (0, seqno))
+                counts[kind] = (count + 1, where)
+        return tuple(
+            Finding(kind=kind, count=count, first_seqno=where)
+            for kind, (count, where) in sorted(counts.items(), key=lambda one: one[1][1])
+        )
+
+    def _judge(self, findings: tuple[Finding, ...], lossy: bool) -> None:
+        fatal = [one for one in findings if one.kind in FATAL]
+        if lossy and not fatal:
+            return
+        text = ", ".join(f"{one.kind} ({one.count}, first at seqno {one.first_seqno})" for one in fatal or findings)
+        why = f"the other codec cannot say what is in it: {text}"
+        if fatal:
+            why += "; this cannot be left out, with --lossy neither"
+        raise ConversionRefusedError(path=self._origin.path, why=why)
+
+    def _read_note(self) -> Note | None:
+        """Read what the destination says. Raises ConversionTargetError for a log without a note that fits."""
+        path, disk = self._destination, self._disk
+        try:
+            if not disk.exists(path):
+                return None
+            names = disk.list_dir(path)
+            raw = None
+            if NOTE_NAME in names:
+                file = disk.open(join(path, NOTE_NAME))
+                try:
+                    raw = file.pread(file.size(), 0)
+                finally:
+                    file.close()
+        except NotADirectoryError as exc:
+            raise ConversionTargetError(path=path, why="it is not a directory") from exc
+        except OSError as exc:
+            raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
+        if raw is None:
+            if any(segment_number(name) is not None for name in names):
+                raise ConversionTargetError(path=path, why="it holds a log that no conversion began")
+            return None
+        try:
+            note = msgspec.json.decode(raw, type=Note)
+        except msgspec.DecodeError as exc:
+            raise ConversionTargetError(path=path, why=f"its {NOTE_NAME} is damaged ({exc})") from exc
+        if note.version != NOTE_VERSION:
+            raise ConversionTargetError(path=path, why=f"its {NOTE_NAME} is of version {note.version}")
+        return note
+
+    def _check_note(self, note: Note | None, first: Identity | None) -> None:
+        if note is None:
+            return
+        there = f"it was begun from {note.source_path}, whose first transaction was {note.first.seqno}"
+        origin = self._origin
+        if note.source_codec is not origin.codec:
+            raise ConversionTargetError(path=self._destination, why=f"{there}, a log in the other codec")
+        if first is None:
+            raise ConversionTargetError(path=self._destination, why=f"{there}; {origin.path} holds none")
+        if first.seqno < note.first.seqno or (first.seqno == note.first.seqno and first != note.first):
+            why = f"{there}, event id {note.first.event_id!r}; {origin.path} has another one"
+            raise ConversionTargetError(path=self._destination, why=why)
+
+    def _write_note(self, note: Note) -> None:
+        path, disk = self._destination, self._disk
+        try:
+            if not disk.exists(path):
+                parent = os.path.dirname(path) or "."
+                if not disk.exists(parent):
+                    raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
+                disk.make_dir(path)
+                disk.sync_dir(parent)
+            new = join(path, f"{NOTE_NAME}.new")
+            file = disk.open(new, write=True, create=True)
+            try:
+                file.truncate(0)
+                file.pwrite(msgspec.json.format(msgspec.json.encode(note)) + b"\n", 0)
+                file.sync()
+            finally:
+                file.close()
+            disk.rename(new, join(path, NOTE_NAME))
+            disk.sync_dir(path)
+        except OSError as exc:
+            raise DiskFailedError(path=join(path, NOTE_NAME), why=exc.strerror or str(exc)) from exc
+
+    def _check_same(self, ours: Identity, theirs: Identity | None) -> None:
+        if theirs is not None and ours != theirs:
+            why = (
+                f"its last transaction, seqno {ours.seqno}, is event {ours.event_id!r} of epoch {ours.epoch}, and in "
+                f"{self._origin.path} it is event {theirs.event_id!r} of epoch {theirs.epoch}"
+            )
+            raise ConversionTargetError(path=self._destination, why=why)
+
+    def _check_reach(self, next_seqno: int, first: int, last: int) -> None:
+        if next_seqno > last + 1:
+            why = f"it reaches seqno {next_seqno - 1}, and {self._origin.path} ends at {last}"
+            raise ConversionTargetError(path=self._destination, why=why)
+        if next_seqno < first:
+            raise PurgedError(seqno=next_seqno, first=first)
+
+    # --- copying ---
+
+    def _to_native(self, first: int, last: int) -> tuple[int, int]:
+        """Copy to a native log; return the first seqno that was copied, and how many transactions."""
+        origin = self._origin
+        assert isinstance(origin, _TungstenSource)
+        options = LogOptions(segment_bytes=self._segment_bytes)
+        after = Gtid(Epoch(0), Seqno(first - 1)) if first else None
+        count = pending = 0
+        with CopiedLog.open(
+            self._destination, source_id="", options=options, disk=self._disk, start_after=after
+        ) as log:
+            before = log.last()
+            began = first if before is None else before.seqno + 1
+            if before is not None:
+                self._check_reach(began, first, last)
+                self._check_same(_identity(before), origin.identity(before.seqno))
+            for fragment, tables in with_tables(origin.fragments(began, last)):
+                outer = fragment.outer
+                log.append_copy(_fragment(fragment, tables), Gtid(Epoch(outer.epoch), Seqno(outer.seqno)))
+                pending += len(fragment.payload)
+                if outer.last_frag:
+                    count += 1
+                    if pending >= COMMIT_BYTES or count % COMMIT_TRANSACTIONS == 0:
+                        log.commit()
+                        pending = 0
+                    self._progress("converted", outer.seqno - began + 1, last - began + 1)
+            log.commit()
+        return began, count
+
+    def _to_tungsten(self, first: int, last: int) -> tuple[int, int]:
+        origin = self._origin
+        assert isinstance(origin, _NativeSource)
+        before = _last_of(self._destination, self._disk)
+        count = 0
+        with TungstenLog.open(self._destination, disk=self._disk, segment_bytes=self._segment_bytes, gaps=True) as log:
+            place = log.next_place
+            began = first if place is None else place.seqno
+            if before is not None:
+                self._check_reach(began, first, last)
+                self._check_same(before, origin.identity(before.seqno))
+            for transaction in origin.transactions(began, last):
+                written = False
+                for record in transaction.records():
+                    header = record.header
+                    event = to_tungsten(header, record.payload)
+                    if event is None:
+                        continue
+                    end = event.end
+                    log.append_payload(
+                        event.payload,
+                        seqno=header.seqno,
+                        fragno=header.fragno,
+                        last_frag=header.last_frag,
+                        epoch=header.epoch,
+                        source_id=header.source_id,
+                        event_id=header.event_id,
+                        shard_id=header.shard_id,
+                        tstamp=header.tstamp,
+                        seqno_end=None if end is None else end[0],
+                        fragno_end=None if end is None else end[1],
+                    )
+                    written = True
+                count += written
+                self._progress("converted", transaction.header.seqno - began + 1, last - began + 1)
+            log.commit()
+        return began, count
+
+
+def _identity(header: FragmentHeader) -> Identity:
+    return Identity(seqno=header.seqno, epoch=header.epoch, source_id=header.source_id, event_id=header.event_id)
+
+
+def _last_of(path: str, disk: Disk) -> Identity | None:
+    """Return the last transaction of a Tungsten directory, None where it holds none."""
+    try:
+        reader = TungstenReader.open(path, disk=disk)
+    except LogMissingError:
+        return None
+    if reader.last_seqno < 0:
+        return None
+    cursor = reader.cursor()
+    try:
+        cursor.seek(reader.last_seqno)
+        run = cursor.next_run()
+        return None if run is None else _identity(run[-1][0])
+    finally:
+        cursor.close()
+
+
+def _fragment(fragment: NativeFragment, tables: tuple[TableName, ...] | None) -> Fragment:
+    outer = fragment.outer
+    return Fragment(
+        source_id=outer.source_id,
+        event_id=outer.event_id,
+        shard_id=outer.shard_id,
+        tstamp=outer.tstamp,
+        tables=tables,
+        payload=fragment.payload,
+        last=outer.last_frag,
+    )
+
+
+class _Source:
+    """A log that is converted, as it was when this was made."""
+
+    codec: Codec
+    path: str
+    last_seqno: int
+
+    def first(self) -> Identity | None:
+        """Return the first transaction, None of an empty log."""
+        raise NotImplementedError
+
+    def identity(self, seqno: int) -> Identity | None:
+        """Return a transaction, None where the log has no event of its own for it."""
+        raise NotImplementedError
+
+    def losses(self, low: int, high: int) -> Iterator[tuple[int, frozenset[Loss]]]:
+        """Yield each fragment's seqno, and what the other codec cannot say of it."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+class _TungstenSource(_Source):
+    def __init__(self, path: str, disk: Disk) -> None:
+        self.codec = Codec.TUNGSTEN
+        self.path = path
+        self._reader = TungstenReader.open(path, disk=disk)
+        self.last_seqno = self._reader.next_seqno - 1 if self._reader.last_seqno >= 0 else NO_SEQNO
+
+    def first(self) -> Identity | None:
+        if self.last_seqno == NO_SEQNO:
+            return None
+        reading = stand_before(self._reader, None, strict=False)
+        try:
+            whole = reading.next()
+            return None if whole is None else _identity(outer_of(whole.pieces[-1].record)[0])
+        finally:
+            reading.close()
+
+    def identity(self, seqno: int) -> Identity | None:
+        reading = stand_before(self._reader, seqno, strict=False)
+        try:
+            whole = reading.next()
+            if whole is None or whole.seqno > seqno:
+                return None
+            return msgspec.structs.replace(_identity(outer_of(whole.pieces[-1].record)[0]), seqno=seqno)
+        finally:
+            reading.close()
+
+    def losses(self, low: int, high: int) -> Iterator[tuple[int, frozenset[Loss]]]:
+        epoch = -1
+        follows: int | None = None
+        for reading, whole in self._wholes(low, high):
+            for piece in reading.left_out:
+                if piece.record.seqno >= low:
+                    yield piece.record.seqno, frozenset({Loss.OUT_OF_ORDER})
+            reading.left_out.clear()
+            if whole is None:
+                return
+            if whole.end_seqno < low:
+                epoch = max(epoch, whole.pieces[-1].record.epoch)
+                follows = whole.end_seqno + 1
+                continue
+            lost = {Loss.WIDE_GAP} if follows is not None and whole.seqno - follows > WIDE_GAP else set()
+            if whole.end_seqno - whole.seqno > WIDE_GAP:
+                lost.add(Loss.WIDE_GAP)
+            for fragment in reading.fragments(whole, keep=False):
+                if fragment.outer.epoch < epoch:
+                    lost.add(Loss.EPOCH_BACK)
+                epoch = max(epoch, fragment.outer.epoch)
+                yield whole.seqno, fragment.losses | lost
+                lost = set()
+            follows = whole.end_seqno + 1
+
+    def fragments(self, low: int, high: int) -> Iterator[NativeFragment]:
+        """Yield what a native log has from `low` to `high`, every seqno and every fragment."""
+        wanted = low
+        before: Outer | None = None
+        for reading, whole in self._wholes(low, high):
+            reading.left_out.clear()
+            if whole is None:
+                return
+            if before is not None:
+                yield from fillers(wanted, whole.seqno - 1, before)
+            if whole.seqno >= low:
+                for fragment in reading.fragments(whole, keep=True):
+                    before = fragment.outer
+                    yield fragment
+            else:
+                before = outer_of(whole.pieces[-1].record)[0]
+            assert before is not None
+            yield from fillers(max(low, whole.seqno + 1), whole.end_seqno, before)
+            wanted = max(low, whole.end_seqno + 1)
+
+    def _wholes(self, low: int, high: int) -> Iterator[tuple[WholeReader, Whole | None]]:
+        """Yield each transaction with what reads it; at the end None, when there may be records that were left out."""
+        # From a transaction before on, since a gap in front of `low` is filled in its likeness.
+        reading = stand_before(self._reader, max(low - 1, 0), strict=False, all_there=True)
+        try:
+            while True:
+                whole = reading.next()
+                if whole is None or whole.seqno > high:
+                    yield reading, None
+                    return
+                yield reading, whole
+        finally:
+            reading.close()
+
+    def close(self) -> None:
+        """There is nothing open."""
+
+
+class _NativeSource(_Source):
+    def __init__(self, path: str, disk: Disk) -> None:
+        self.codec = Codec.NATIVE
+        self.path = path
+        self._reader = LogReader.open(path, disk=disk)
+        found = self._reader.range()
+        self._first_seqno = found.first_seqno
+        self.last_seqno = found.committed_seqno
+
+    def first(self) -> Identity | None:
+        return None if self.last_seqno == NO_SEQNO else self.identity(self._first_seqno)
+
+    def identity(self, seqno: int) -> Identity | None:
+        header = self._reader.header(Seqno(seqno))
+        return None if header is None else _identity(header)
+
+    def losses(self, low: int, high: int) -> Iterator[tuple[int, frozenset[Loss]]]:
+        for transaction in self.transactions(low, high):
+            for record in transaction.records():
+                event = to_tungsten(record.header, record.payload)
+                losses = frozenset() if event is None else event.losses
+                if record.header.fragno > FRAGNO_MAX:
+                    losses |= {Loss.MANY_FRAGMENTS}
+                yield record.header.seqno, losses
+
+    def transactions(self, low: int, high: int) -> Iterator[StoredTransaction]:
+        """Yield the transactions from `low` to `high`."""
+        with self._reader.cursor(committed_only=True) as cursor:
+            cursor.seek(Seqno(low))
+            for _ in range(low, high + 1):
+                transaction = cursor.next()
+                assert transaction is not None, "it was committed when the conversion began"
+                yield transaction
+
+    def close(self) -> None:
+        """Let go of the log."""
+        self._reader.close()
