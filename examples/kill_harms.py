@@ -111,9 +111,9 @@ def _source_server(service: Service, rng: random.Random) -> bool:
 
 
 def _target_server(service: Service, rng: random.Random) -> bool:
-    service.around.postgres.kill()
+    service.around.target.server.kill()
     time.sleep(rng.uniform(0.0, 1.0))
-    service.around.postgres.start()
+    service.around.target.server.start()
     return True
 
 

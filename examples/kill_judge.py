@@ -14,12 +14,8 @@ from dataclasses import dataclass
 
 from demo_steps import tranlog
 from kill_service import Service
-from mariadb_demo import AUDIT, logged_changes
-
-from tranlog.testing.servers import PostgresServer
-
-Counts = Counter[tuple[str, str, str]]
-"""Changes by table, operation and key."""
+from kill_target import Counts
+from mariadb_demo import logged_changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,38 +42,18 @@ class Verdict:
         return self.equal and not (self.missed or self.lost or self.doubled)
 
 
-def put_triggers(postgres: PostgresServer, services: Iterable[Service]) -> None:
-    """Let the target count each change."""
-    with postgres.connect("postgres") as session:
-        session.execute(AUDIT)
-        for service in services:
-            for schema, table, key in service.load.tables:
-                session.execute(
-                    f"CREATE TRIGGER tranlog_audit AFTER INSERT OR UPDATE OR DELETE ON {schema}.{table} "
-                    f"FOR EACH ROW EXECUTE FUNCTION tranlog_count('{key}')"
-                )
-        session.commit()
-
-
 def judge(service: Service) -> Verdict:
     """Look at everything of one service, while nothing is under way. Raises StepFailedError if that cannot be."""
-    relations = [f"{schema}.{table}" for schema, table, _ in service.load.tables]
-    rows = service.around.postgres.execute(
-        "SELECT relation, op, key, count(*) FROM tranlog_audit WHERE relation = ANY(%s) GROUP BY 1, 2, 3",
-        (relations,),
-        database="postgres",
-    )
+    target = service.around.target
     there: set[int] = set()
     for ledger in service.load.ledgers:
-        there.update(
-            number for (number,) in service.around.postgres.execute(f"SELECT id FROM {ledger}", database="postgres")
-        )
+        there.update(number for (number,) in target.ask(f"SELECT id FROM {ledger}"))
     compared = json.loads(tranlog("--conf", str(service.conf), "verify", "--json", codes=(0, 1)))
     return weigh(
         acknowledged=service.load.acknowledged(),
         ledgers=service.load.ledgers,
         logged=logged_changes(service.log),
-        counted=Counter({(relation, op, key): count for relation, op, key, count in rows}),
+        counted=target.counted([f"{schema}.{table}" for schema, table, _ in service.load.tables]),
         there=there,
         equal=bool(compared["equal"]),
     )

@@ -1,7 +1,7 @@
 """kill -9 of everything, again and again, under load: what was acknowledged arrives, and nothing arrives twice.
 
 `make kill ROUNDS=n SEED=s` runs it. Two services run side by side: writers on MariaDB and writers on SQLite, each
-captured into a log of its own and applied by Spark on four channels into one PostgreSQL. Each round does one or two
+captured into a log of its own and applied by Spark on four channels into one server. Each round does one or two
 harms (`kill_harms`) and starts again what is gone. At the end, and at each `--check-every` rounds, the writers pause,
 everything is applied, and `kill_judge` holds all counts against each other.
 
@@ -26,10 +26,11 @@ from pathlib import Path
 
 from demo_steps import StepFailedError, tranlog
 from kill_harms import KINDS, Harm, plan
-from kill_judge import Verdict, judge, put_triggers
+from kill_judge import Verdict, judge
 from kill_service import Service, Surroundings
+from kill_target import KILL_TARGETS
 
-from tranlog.testing.servers import MariaDbServer, PostgresServer, ServerFailedError, ServerMissingError
+from tranlog.testing.servers import MariaDbServer, ServerFailedError, ServerMissingError
 
 CHANNELS = 4
 SERVICES = ("mariadb", "sqlite")
@@ -49,6 +50,7 @@ class Options:
     rounds: int = 50
     seed: int = 1
     services: Sequence[str] = SERVICES
+    target: str = "postgres"
     only: Sequence[str] = ()
     first: bool = False
     check_every: int = 0
@@ -108,7 +110,7 @@ class Rounds:
         for service in services:
             service.load.make_tables()
             tranlog("--conf", str(service.conf), "tables", "create", "--from", "source")
-        put_triggers(services[0].around.postgres, services)
+        services[0].around.target.put_triggers([table for service in services for table in service.load.tables])
         for service in services:
             service.capture = service.start("capture", "capture")
         for service in services:
@@ -176,9 +178,9 @@ def run(folder: Path, options: Options) -> dict[str, object]:
     Shape: with the key `failed` where something ended as it never should; figures that are not known then are None.
     """
     began = time.monotonic()
-    servers = MariaDbServer(directory=folder / "server"), PostgresServer(directory=folder / "target")
-    with servers[0] as mariadb, servers[1] as postgres:
-        around = Surroundings(folder=folder, postgres=postgres, seed=options.seed, channels=CHANNELS, path=options.path)
+    target = KILL_TARGETS[options.target](folder / "target")
+    with MariaDbServer(directory=folder / "server") as mariadb, target.server:
+        around = Surroundings(folder=folder, target=target, seed=options.seed, channels=CHANNELS, path=options.path)
         services = [Service(name, around, mariadb if name == "mariadb" else None) for name in options.services]
         rounds = Rounds(services, options)
         try:
@@ -209,6 +211,7 @@ def parse(arguments: list[str]) -> tuple[Path, Options]:
     parser.add_argument("--rounds", type=int, default=50, help="rounds of one or two harms (default 50)")
     parser.add_argument("--seed", type=int, default=1, help="order and moments of the harms (default 1)")
     parser.add_argument("--services", default=",".join(SERVICES), help="sources to run (default mariadb,sqlite)")
+    parser.add_argument("--target", default="postgres", choices=KILL_TARGETS, help="where to (default postgres)")
     parser.add_argument("--only", default="", help=f"kinds of harm, of {','.join(KINDS)} (default all)")
     parser.add_argument(
         "--check-every", type=int, default=0, help="rounds between two judgements (default: at the end)"
@@ -227,6 +230,7 @@ def parse(arguments: list[str]) -> tuple[Path, Options]:
         rounds=given.rounds,
         seed=given.seed,
         services=names["--services"],
+        target=given.target,
         only=names["--only"],
         first=given.first,
         check_every=given.check_every,

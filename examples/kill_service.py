@@ -20,11 +20,12 @@ from typing import Any
 
 from demo_steps import TRANLOG, Process, StepFailedError
 from kill_load import STORES, Load, MariaDbLoad, SqliteLoad
+from kill_target import KillTarget
 
 from tranlog.clock import SystemClock
 from tranlog.service.config import load
 from tranlog.service.status import Status, gather
-from tranlog.testing.servers import MariaDbServer, PostgresServer
+from tranlog.testing.servers import MariaDbServer
 
 STALL_S = 300.0
 """How long nothing may move while something is waited for; many processes share few cores."""
@@ -57,9 +58,7 @@ name = "{name}"
 dir = "log"
 segment_bytes = "1MB"
 [target]
-kind = "postgres"
-dsn = "{dsn}"
-ddl = "ignore"
+{target}ddl = "ignore"
 [pipeline]
 channels = {channels}
 """
@@ -125,7 +124,7 @@ class Surroundings:
     """What all services of a run share."""
 
     folder: Path
-    postgres: PostgresServer
+    target: KillTarget
     seed: int
     channels: int
     path: Path | None = None
@@ -154,8 +153,7 @@ class Service:
         self.scratch.mkdir(parents=True)
         self.conf = self.folder / "tranlog.toml"
         port = None if self.mariadb is None else self.mariadb.port
-        dsn = around.postgres.dsn("postgres")
-        rest = _REST.format(name=self.name, dsn=dsn, channels=around.channels)
+        rest = _REST.format(name=self.name, target=around.target.config(), channels=around.channels)
         self.conf.write_text(_SOURCE[self.name].format(port=port) + rest)
         if self.mariadb is None:
             self.load = SqliteLoad(self.folder, around.seed, self.start_program)
@@ -269,7 +267,7 @@ class Service:
     def is_run_by(self, pid: int) -> bool:
         """Whether that driver has the pipeline, and each of its channels has a task."""
         rows = self._ask(
-            "SELECT p.holder, p.channels, count(*) FILTER (WHERE c.session <> '') "
+            "SELECT p.holder, p.channels, count(CASE WHEN c.session <> '' THEN 1 END) "
             "FROM tranlog_pipeline p JOIN tranlog_channel c USING (pipeline) "
             "WHERE pipeline = %s GROUP BY p.holder, p.channels"
         )
@@ -277,7 +275,7 @@ class Service:
 
     def _ask(self, sql: str) -> list[tuple[Any, ...]]:
         try:
-            return self.around.postgres.execute(sql, (self.name,), database="postgres")
+            return self.around.target.ask(sql, (self.name,))
         except Exception as exc:
             if "tranlog_" in str(exc):  # the first driver has not made its tables yet
                 return []

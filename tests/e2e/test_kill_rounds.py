@@ -40,9 +40,11 @@ def kill_judge(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.timeout(36_000)
-def test_kills_lose_and_double_nothing(public: Path, rounds: int) -> None:
+@pytest.mark.parametrize("target", ["postgres", pytest.param("mariadb", marks=pytest.mark.slow)])
+def test_kills_lose_and_double_nothing(public: Path, rounds: int, target: str) -> None:
     """A few rounds at each push, fifty when soaking; the harms and the waits come from the seed."""
     command = [sys.executable, str(KILL_ROUNDS), str(public / "kill"), f"--rounds={rounds}", "--seed=2"]
+    command += ["--target", target]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300 + 120 * rounds)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)

@@ -1,0 +1,112 @@
+"""The server that `make kill` applies into: a private PostgreSQL or MariaDB, what counts there, and what it is asked.
+
+Owns what differs between the two. Audit triggers write a row for each change, with the key of the row before it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from mariadb_demo import AUDIT
+
+from tranlog.testing.servers import MariaDbServer, PostgresServer
+
+Counts = Counter[tuple[str, str, str]]
+"""Changes by table, operation and key."""
+Tables = Iterable[tuple[str, str, str]]
+"""Schema, table and the column that is its key, or all of it."""
+
+
+class KillTarget(Protocol):
+    """One target server."""
+
+    server: PostgresServer | MariaDbServer
+
+    def config(self) -> str:
+        """Return what [target] says of it."""
+
+    def put_triggers(self, tables: Tables) -> None:
+        """Let the target count each change."""
+
+    def counted(self, relations: Sequence[str]) -> Counts:
+        """Return what the triggers counted."""
+
+    def ask(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement where tranlog's own tables are."""
+
+
+class PostgresKillTarget:
+    """A PostgreSQL."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = PostgresServer(directory=folder)
+
+    def config(self) -> str:
+        """Return what [target] says of it."""
+        return f'kind = "postgres"\ndsn = "{self.server.dsn("postgres")}"\n'
+
+    def put_triggers(self, tables: Tables) -> None:
+        """Let the target count each change."""
+        with self.server.connect("postgres") as session:
+            session.execute(AUDIT)
+            for schema, table, key in tables:
+                session.execute(
+                    f"CREATE TRIGGER tranlog_audit AFTER INSERT OR UPDATE OR DELETE ON {schema}.{table} "
+                    f"FOR EACH ROW EXECUTE FUNCTION tranlog_count('{key}')"
+                )
+            session.commit()
+
+    def counted(self, relations: Sequence[str]) -> Counts:
+        """Return what the triggers counted."""
+        rows = self.ask(
+            "SELECT relation, op, key, count(*) FROM tranlog_audit WHERE relation = ANY(%s) GROUP BY 1, 2, 3",
+            (list(relations),),
+        )
+        return Counter({(relation, op, key): count for relation, op, key, count in rows})
+
+    def ask(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement where tranlog's own tables are."""
+        return self.server.execute(sql, parameters, database="postgres")
+
+
+OWN: Final = "tranlog"
+
+
+class MariadbKillTarget:
+    """A MariaDB, whose database `tranlog` holds tranlog's own tables and the counts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = MariaDbServer(directory=folder, options={"log_bin": None})
+
+    def config(self) -> str:
+        """Return what [target] says of it."""
+        self.server.execute(f"CREATE DATABASE IF NOT EXISTS {OWN}")
+        return f'kind = "mariadb"\ndsn = "{self.server.dsn(OWN)}"\n'
+
+    def put_triggers(self, tables: Tables) -> None:
+        """Let the target count each change."""
+        self.ask("CREATE TABLE tranlog_audit (relation varchar(200), op varchar(9), `key` varchar(200))")
+        for schema, table, key in tables:
+            for op, row in (("INSERT", "NEW"), ("UPDATE", "OLD"), ("DELETE", "OLD")):
+                self.ask(
+                    f"CREATE TRIGGER {schema}.{table}_{op} AFTER {op} ON {schema}.{table} FOR EACH ROW INSERT INTO "
+                    f"{OWN}.tranlog_audit VALUES ('{schema}.{table}', '{op}', CONCAT('|', {row}.{key}))"
+                )
+
+    def counted(self, relations: Sequence[str]) -> Counts:
+        """Return what the triggers counted."""
+        rows = self.ask(
+            "SELECT relation, op, `key`, count(*) FROM tranlog_audit WHERE relation IN %s GROUP BY 1, 2, 3",
+            (tuple(relations),),
+        )
+        return Counter({(relation, op, key): count for relation, op, key, count in rows})
+
+    def ask(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement where tranlog's own tables are."""
+        return self.server.execute(sql, parameters, database=OWN)
+
+
+KILL_TARGETS: Final = {"postgres": PostgresKillTarget, "mariadb": MariadbKillTarget}
