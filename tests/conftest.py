@@ -11,12 +11,14 @@ from hypothesis import HealthCheck, settings
 
 from fix_conformance import RanCheck
 
-pytest_plugins = ["fix_mariadb", "fix_postgres", "fix_spark"]
+pytest_plugins = ["fix_mariadb", "fix_postgres", "fix_spark", "fix_target"]
 
 # Which markers a test must carry to use a fixture. Without this rule a test could reach a server in `make unit`.
 MARKER_OF_FIXTURE = {
     "mariadb": "integration",
     "mariadb_database": "integration",
+    "mariadb_target": "integration",
+    "mariadb_target_database": "integration",
     "start_mariadb": "integration",
     "postgres": "integration",
     "postgres_database": "integration",

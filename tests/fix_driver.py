@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from fix_pipeline import PostgresTarget, SqliteTarget
+from fix_pipeline import AnyTarget
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
 from tranlog.pipeline.channel import GroupBounds
 
@@ -23,7 +23,7 @@ PROGRAM = Path(sys.executable).with_name("tranlog")
 SMALL = GroupBounds(transactions=3)
 
 
-def options(tmp_path: Path, target: SqliteTarget | PostgresTarget, **more) -> ApplyOptions:
+def options(tmp_path: Path, target: AnyTarget, **more) -> ApplyOptions:
     """Options for the log in `tmp_path`, up to now unless they say otherwise."""
     return ApplyOptions(
         **{"pipeline": "p", "log_dir": str(tmp_path / "log"), "target": target.options, "until_seqno": "now", **more}

@@ -24,8 +24,10 @@ from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.progress import Counters
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
+from tranlog.target.mariadb_url import read_url
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow
+from tranlog.testing.servers import MariaDbAddress
 from tranlog.types import LogicalType
 
 BY_SCHEMA = ShardRule(kind=ShardRuleKind.SCHEMA)
@@ -202,7 +204,40 @@ class PostgresTarget:
         return Counter(self.query("SELECT tab, id, op FROM public.audit"))
 
 
-def check_equal(target: SqliteTarget | PostgresTarget, workload: Workload) -> None:
+class MariadbTarget:
+    """A MariaDB database as target, with the same audit triggers."""
+
+    def __init__(self, dsn: str, tables: Sequence[TableMap]) -> None:
+        self.tables = tuple(tables)
+        self.options = TargetOptions(kind="mariadb", dsn=dsn)
+        target = open_target(self.options)
+        target.ensure_tables()
+        for table in tables:
+            target.create_table(table)
+        target.close()
+        self.query("CREATE TABLE audit (tab varchar(99), id bigint, op varchar(9))")
+        own = read_url(dsn).database
+        for table in tables:
+            for op, row in (("INSERT", "NEW"), ("UPDATE", "NEW"), ("DELETE", "OLD")):
+                name = f"`{table.schema}`.`{table.table}"
+                self.query(
+                    f"CREATE TRIGGER {name} {op}` AFTER {op} ON {name}` "
+                    f"FOR EACH ROW INSERT INTO `{own}`.audit VALUES ('{table.name}', {row}.id, '{op}')"
+                )
+
+    def query(self, sql: str) -> list[tuple]:
+        url = read_url(self.options.dsn)
+        address = MariaDbAddress(host=url.host, port=url.port, user=url.user, password=url.password)
+        return address.execute(sql, database=url.database)
+
+    def audit(self) -> Counter[tuple[str, int, str]]:
+        return Counter(self.query("SELECT tab, id, op FROM audit"))
+
+
+AnyTarget = SqliteTarget | PostgresTarget | MariadbTarget
+
+
+def check_equal(target: AnyTarget, workload: Workload) -> None:
     """Rows as at the source, and each change done exactly once."""
     assert read_back(target.options, workload.tables) == workload.rows
     done = target.audit()

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
 from tranlog.change import Change, Column, Op, Options, RowChange, TableMap
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
 from tranlog.target.database import DatabaseTarget
@@ -125,6 +127,12 @@ class Bench:
 
     def close(self) -> None:
         self.target.close()
+
+
+def claim_again(bench: Bench) -> None:
+    """Claim the bench's channel once more, as a task does that comes after another."""
+    row = bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+    bench.token, bench.applied = row.token, row.applied_seqno
 
 
 def content(rows: Iterator[Row] | Sequence[Row]) -> Counter[tuple[tuple[int, object], ...]]:
@@ -261,3 +269,37 @@ class StoppedTask:
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
+
+
+@pytest.fixture
+def open_bench() -> Iterator[Callable[[TargetOptions], Bench]]:
+    """Open benches that are closed after the test."""
+    opened: list[Bench] = []
+
+    def open_one(options: TargetOptions) -> Bench:
+        opened.append(Bench(options))
+        return opened[-1]
+
+    yield open_one
+    for bench in opened:
+        bench.close()
+
+
+@pytest.fixture
+def bench(options: TargetOptions, open_bench: Callable[[TargetOptions], Bench]) -> Bench:
+    """A target with a channel claimed, as the module's fixture `options` has it."""
+    return open_bench(options)
+
+
+@pytest.fixture
+def stop_task() -> Iterator[Callable[..., StoppedTask]]:
+    """Start tasks that stop in the middle of a target transaction; they are gone after the test."""
+    started: list[StoppedTask] = []
+
+    def start(bench: Bench, **more: object) -> StoppedTask:
+        started.append(StoppedTask(bench, **more))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for task in started:
+        task.close()

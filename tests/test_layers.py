@@ -78,6 +78,7 @@ PURE = {
     "tranlog.target.text_forms",
     "tranlog.target.sqlite_dialect",
     "tranlog.target.postgres_dialect",
+    "tranlog.target.mariadb_dialect",
     "tranlog.source.sqlite.buffer",
     "tranlog.source.sqlite.raw",
     "tranlog.source.sqlite.statement",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 
@@ -24,21 +23,18 @@ from fix_target import (
     delete,
     insert,
     table,
-    unit_of,
     update,
 )
-from tranlog.change import Change
+from fix_target import claim_again as claim
 from tranlog.errors import (
     ConfigError,
     ConflictError,
-    ReplacedError,
     TargetTableError,
     TargetUnavailableError,
-    TransientTargetError,
 )
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.postgres_dialect import NAME_BYTES, fit_name
-from tranlog.testing.servers import PostgresAddress, PostgresServer
+from tranlog.testing.servers import PostgresAddress
 from tranlog.types import Datetime, EnumLabel, Instant, LogicalType, Other, Time
 
 pytestmark = pytest.mark.integration
@@ -49,77 +45,11 @@ def options(postgres: PostgresAddress, postgres_database: str) -> TargetOptions:
     return TargetOptions(kind="postgres", dsn=postgres.dsn(postgres_database), lock_timeout_s=0.3)
 
 
-@pytest.fixture
-def open_bench() -> Iterator[Callable[[TargetOptions], Bench]]:
-    opened: list[Bench] = []
-
-    def open_one(options: TargetOptions) -> Bench:
-        opened.append(Bench(options))
-        return opened[-1]
-
-    yield open_one
-    for bench in opened:
-        bench.close()
-
-
-@pytest.fixture
-def bench(options: TargetOptions, open_bench: Callable[[TargetOptions], Bench]) -> Bench:
-    return open_bench(options)
-
-
-@pytest.fixture
-def stop_task() -> Iterator[Callable[..., StoppedTask]]:
-    started: list[StoppedTask] = []
-
-    def start(bench: Bench, **more: object) -> StoppedTask:
-        started.append(StoppedTask(bench, **more))  # type: ignore[arg-type]
-        return started[-1]
-
-    yield start
-    for task in started:
-        task.close()
-
-
-def claim(bench: Bench) -> None:
-    row = bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
-    bench.token, bench.applied = row.token, row.applied_seqno
-
-
 def sql(bench: Bench, text: str) -> None:
     bench.session.run_script(text)
 
 
 # --- locks and sessions ---------------------------------------------------------------------------------------------
-
-
-def test_a_stopped_task_s_session_is_ended_by_its_successor(
-    bench: Bench, stop_task: Callable[..., StoppedTask]
-) -> None:
-    """design/pipeline.md, "A stopped process holds its locks": and when it wakes it can write nothing."""
-    bench.target.create_table(ITEMS)
-    task = stop_task(bench)
-    claim(bench)
-    bench.apply([insert(ITEMS, (1, "a", 1))])
-    assert task.state() == "T"
-    assert task.go_on().startswith("TransientTargetError")
-    assert bench.rows(ITEMS) == content([(1, "a", 1)])
-
-
-def test_a_driver_ends_a_stopped_task_s_session_too(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
-    bench.target.create_table(ITEMS)
-    task = stop_task(bench)
-    bench.driver_token = bench.target.take(
-        pipeline=PIPELINE,
-        expected_token=bench.driver_token,
-        holder="next",
-        channels=1,
-        shard_rule="all",
-        rows=None,
-        keep_assignment=True,
-    )
-    claim(bench)
-    assert task.go_on().startswith("TransientTargetError")
-    assert not bench.rows(ITEMS)
 
 
 def test_a_session_of_a_reused_number_is_not_ended(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
@@ -166,94 +96,6 @@ def test_a_session_that_may_not_be_ended_is_named(
     limited.close()
     task.close()
     sql(bench, f"DROP OWNED BY {role}; DROP ROLE {role}")
-
-
-def test_a_task_whose_driver_was_replaced_ends_nobody(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
-    bench.target.create_table(ITEMS)
-    task = stop_task(bench, stops=False)
-    with pytest.raises(ReplacedError):
-        bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token + 1)
-    assert task.go_on() == "applied"
-
-
-def test_a_lost_connection_is_tried_again(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
-    bench.apply([insert(ITEMS, (1, "a", 1))])
-
-    def cut() -> Iterator[Change]:
-        yield insert(ITEMS, (2, "b", 2))
-        with psycopg.connect(bench.options.dsn) as other:
-            other.execute(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-                "WHERE state = 'idle in transaction' AND datname = current_database() AND pid <> pg_backend_pid()"
-            )
-        yield insert(ITEMS, (3, "c", 3))
-
-    units = [unit_of(1, cut)]
-    with pytest.raises(TransientTargetError):
-        bench.target.apply(units, bench.advance(1))
-    with pytest.raises(TransientTargetError):
-        bench.target.meet(PIPELINE)
-    bench.target.reconnect()
-    claim(bench)
-    assert bench.applied == 0
-    bench.apply([insert(ITEMS, (2, "b", 2))])
-    assert bench.rows(ITEMS) == content([(1, "a", 1), (2, "b", 2)])
-
-
-def test_a_server_that_goes_away_and_comes_back(
-    start_postgres: Callable[..., PostgresServer], open_bench: Callable[[TargetOptions], Bench]
-) -> None:
-    server = start_postgres()
-    bench = open_bench(TargetOptions(kind="postgres", dsn=server.dsn().replace("postgres@", "postgres:secret@")))
-    bench.target.create_table(ITEMS)
-    bench.apply([insert(ITEMS, (1, "a", 1))])
-    server.kill()
-    with pytest.raises(TransientTargetError) as lost:
-        bench.apply([insert(ITEMS, (2, "a", 1))])
-    with pytest.raises(TargetUnavailableError) as away:
-        bench.target.reconnect()
-    for caught in (lost, away):
-        assert "secret" not in str(caught.value) + repr(caught.value)
-        assert str(server.port) in str(caught.value)
-    assert "secret" not in bench.target.describe() + repr(bench.options)
-    server.start()
-    bench.target.reconnect()
-    claim(bench)
-    bench.apply([insert(ITEMS, (2, "a", 1))])
-    assert bench.rows(ITEMS) == content([(1, "a", 1), (2, "a", 1)])
-
-
-def test_a_deadlock_is_tried_again(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
-    bench.apply([insert(ITEMS, (i, "a", 1)) for i in (1, 2)])
-    inside, outside = threading.Event(), threading.Event()
-
-    def changes() -> Iterator[Change]:
-        yield update(ITEMS, (1, "a", 1), (1, "b", 1))
-        yield insert(MOVES, (1, "a", 1))
-        # The batch before is out once the next one has begun.
-        bench.session.settle()
-        inside.set()
-        outside.wait(10)
-        yield update(ITEMS, (2, "a", 1), (2, "b", 1))
-
-    def stranger() -> None:
-        with psycopg.connect(bench.options.dsn, options="-c deadlock_timeout=10s") as other:
-            inside.wait(10)
-            other.execute("UPDATE shop.items SET n = 2 WHERE id = 2")
-            outside.set()
-            other.execute("UPDATE shop.items SET n = 2 WHERE id = 1")
-
-    bench.target.create_table(MOVES)
-    thread = threading.Thread(target=stranger)
-    thread.start()
-    units = [unit_of(1, changes)]
-    with pytest.raises(TransientTargetError, match="deadlock"):
-        bench.target.apply(units, bench.advance(1))
-    thread.join()
-    bench.apply([update(ITEMS, (2, "a", 2), (2, "b", 2))])
-    assert bench.rows(ITEMS) == content([(1, "a", 2), (2, "b", 2)])
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -351,49 +193,16 @@ END $$;
 CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON shop.items FOR EACH ROW EXECUTE FUNCTION audit()"""
 
 
-def audited(bench: Bench) -> list[str]:
-    return sorted(what for (what,) in bench.session.fetch("SELECT what FROM audit"))
-
-
-def test_triggers_of_the_target_fire_once_per_change(bench: Bench) -> None:
-    """Issue item 12: "an audit trigger at the target counts changes per table, operation and key"."""
-    bench.target.create_table(ITEMS)
-    sql(bench, AUDIT)
-    bench.apply([insert(ITEMS, (i, "a", 1)) for i in (1, 2)], [update(ITEMS, (1, "a", 1), (1, "a", 1))])
-    bench.apply([update(ITEMS, (1, "a", 1), (1, "b", 1))] * 2 + [delete(ITEMS, (2, "a", 1))])
-    assert audited(bench) == ["DELETE 2", "INSERT 1", "INSERT 2", "UPDATE 1", "UPDATE 1", "UPDATE 1"]
-    with pytest.raises(ConflictError):
-        bench.apply([insert(ITEMS, (3, "a", 1)), delete(ITEMS, (9, "a", 1))])
-    assert len(audited(bench)) == 6
-
-
 def test_triggers_can_be_off(options: TargetOptions, open_bench: Callable[[TargetOptions], Bench]) -> None:
     bench = open_bench(replace(options, triggers="off"))
     bench.target.create_table(ITEMS)
     sql(bench, AUDIT)
     bench.apply([insert(ITEMS, (1, "a", 1))])
-    assert audited(bench) == []
+    assert bench.session.fetch("SELECT what FROM audit") == []
 
 
 PARENTS = table("parents", ID)
 CHILDREN = table("children", ID, column("parent", INTEGER, "int"))
-
-
-@pytest.mark.parametrize("net_effect", [False, True])
-def test_foreign_keys_of_the_target_hold(
-    options: TargetOptions, open_bench: Callable[[TargetOptions], Bench], net_effect: bool
-) -> None:
-    """In the log's order they never object; where the net effect's order does, the log's is used."""
-    bench = open_bench(replace(options, net_effect=net_effect))
-    for each in (PARENTS, CHILDREN):
-        bench.target.create_table(each)
-    sql(bench, "ALTER TABLE shop.children ADD FOREIGN KEY (parent) REFERENCES shop.parents")
-    bench.apply([insert(PARENTS, (1,)), insert(CHILDREN, (1, 1))])
-    bench.apply([insert(PARENTS, (2,)), update(CHILDREN, (1, 1), (1, 2)), delete(PARENTS, (1,))])
-    bench.apply([delete(CHILDREN, (1, 2)), delete(PARENTS, (2,)), insert(PARENTS, (3,)), insert(CHILDREN, (2, 3))])
-    assert bench.rows(CHILDREN) == content([(2, 3)])
-    with pytest.raises(ConflictError, match=r"seqno 3, table shop\.children, key \(id=5\).*is not present in table"):
-        bench.apply([insert(CHILDREN, (5, 77))])
 
 
 def test_a_deferred_constraint_that_objects_at_commit(bench: Bench) -> None:
@@ -525,19 +334,3 @@ def test_names_are_made_to_fit(bench: Bench, name: str) -> None:
         f'SELECT attname FROM (SELECT 1 AS "{fitted}") t, LATERAL (SELECT $1::text AS attname) u', (fitted,)
     )
     assert seen == fitted
-
-
-def test_rows_come_as_of_one_moment_and_may_be_left(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
-    bench.apply([insert(ITEMS, (i, "a", 1)) for i in range(5000)])
-    reading = bench.target.rows(ITEMS)
-    next(reading)
-    with psycopg.connect(bench.options.dsn) as other:
-        other.execute("DELETE FROM shop.items WHERE id > 10")
-    assert sum(1 for _ in reading) == 4999
-    left = bench.target.rows(ITEMS)
-    next(left)
-    assert isinstance(left, Generator)
-    left.close()
-    bench.apply([delete(ITEMS, (0, "a", 1))])
-    assert sum(bench.rows(ITEMS).values()) == 10

@@ -43,7 +43,7 @@ from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, SqliteTable
 from tranlog.target.database import DatabaseTarget
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import Advance, ChannelRow, Target, Unit
-from tranlog.testing.servers import MariaDbAddress, PostgresAddress
+from tranlog.testing.servers import MariaDbAddress, MariaDbServer, PostgresAddress
 from tranlog.types import F32, CharsetBytes, LogicalType, Value, canonical
 
 if TYPE_CHECKING:
@@ -367,6 +367,12 @@ def show(target: Target, table: TableMap, column: str) -> tuple[str, dict[int, t
         sql = f"SELECT id, typeof({column}), {text} FROM {name}"
         plain = name.strip('"').replace("'", "''")
         ((declared,),) = session.fetch(f"SELECT type FROM pragma_table_info('{plain}') WHERE name = '{column}'")
+    elif target.kind == "mariadb":
+        here = session.table(table).columns[column]
+        declared = here.declared
+        is_text = here.category not in ("bytes", "binary", "geometry", "bit")
+        text = f"CAST({column} AS CHAR)" if is_text else f"CONCAT('0x', HEX({column}))"
+        sql = f"SELECT id, '{here.type_name}', LEFT({text}, 99) FROM {name}"
     else:
         sql = f"SELECT id, pg_typeof({column})::text, left({column}::text, 99) FROM {name}"
         declared = session.table(table).columns[column].declared
@@ -393,21 +399,40 @@ _OF_POSTGRES: dict[LogicalType, tuple[str, ...]] = {
     LogicalType.JSON: ("json",),
     LogicalType.UUID: ("uuid",),
 }
+_OF_MARIADB: dict[LogicalType, tuple[str, ...]] = {
+    LogicalType.INTEGER: ("tinyint", "smallint", "mediumint", "int", "bigint", "year"),
+    LogicalType.F32: ("float",),
+    LogicalType.F64: ("double",),
+    LogicalType.DECIMAL: ("decimal",),
+    LogicalType.TEXT: ("varchar", "longtext"),
+    LogicalType.BYTES: ("varbinary", "longblob"),
+    LogicalType.DATE: ("date",),
+    LogicalType.TIME: ("time",),
+    LogicalType.DATETIME: ("datetime",),
+    LogicalType.INSTANT: ("timestamp",),
+    LogicalType.BIT: ("bit",),
+    LogicalType.ENUM: ("enum",),
+    LogicalType.SET: ("set",),
+    LogicalType.UUID: ("uuid",),
+}
+_OF_MARIADB_BY_VALUE: dict[type, str] = {int: "bigint", float: "double", str: "longtext", bytes: "longblob"}
 _OF_POSTGRES_BY_VALUE: dict[type, str] = {int: "bigint", float: "double precision", str: "text", bytes: "bytea"}
+_OF = {"postgres": (_OF_POSTGRES_BY_VALUE, _OF_POSTGRES), "mariadb": (_OF_MARIADB_BY_VALUE, _OF_MARIADB)}
 _GEOMETRIES = re.compile(r"(multi)?(point|linestring|polygon)|geometry(collection)?")
 
 
 def is_natural(kind: str, column: Column, value: Value, stored: str) -> bool:
     """Whether a target's type for a value is of the value's own kind, so that a reader there sees nothing unusual."""
     if _GEOMETRIES.fullmatch(column.source_type):
-        return False
+        return stored == column.source_type
     if kind == "sqlite":
         if isinstance(value, CharsetBytes):
             return column.logical is LogicalType.ANY and stored == "text"
         return _OF_SQLITE.get(type(value)) == stored
+    by_value, by_type = _OF[kind]
     if column.logical is LogicalType.ANY:
-        return _OF_POSTGRES_BY_VALUE.get(type(value)) == stored
-    return stored in _OF_POSTGRES.get(column.logical, ())
+        return by_value.get(type(value)) == stored
+    return stored in by_type.get(column.logical, ())
 
 
 def plain_reason(why: str, column: str) -> str:
@@ -445,6 +470,10 @@ the values that the section on the source lists for the type.
 Larger values: one of up to 535,822,336 bytes is carried to PostgreSQL, one of 999,995,904 bytes to SQLite; what is
 larger is refused with its size. `tests/e2e/test_large.py` does that. `tranlog verify` cannot read a value of more than
 500,000,000 bytes back that came from SQLite into SQLite, and says so.
+
+To MariaDB a row goes in a packet of at most the server's `max_allowed_packet`, which is 16 MiB where nobody raised it
+and 1 GiB at most; a larger one is refused with both numbers. Its keys hold 3,072 bytes: text in one is made a VARCHAR,
+and what is longer is refused.
 """
 NAMES = {"mariadb": "MariaDB", "sqlite": "SQLite", "postgres": "PostgreSQL"}
 
@@ -453,7 +482,7 @@ def page(matrix: Matrix) -> str:
     parts = [HEAD]
     for source, seen in matrix.sources.items():
         parts.append(source_section(NAMES[source], seen))
-        for target in ("postgres", "sqlite"):
+        for target in ("postgres", "mariadb", "sqlite"):
             parts.append(target_section(source, target, seen))
     return "\n".join(parts)
 
@@ -485,6 +514,17 @@ def types_text(types: Sequence[str]) -> str:
             found.setdefault(text, [])
     return ", ".join(
         f"`{name}`" if parts in ([], ["(0)"]) else f"`{name}` {' '.join(parts)}" for name, parts in found.items()
+    )
+
+
+def made_text(one: Seen, target: str) -> str:
+    """The type at the target, or that it is the source's own."""
+    made = one.made[target]
+    plain = re.sub(r"^(\w*int|year)\(\d+\)", r"\1", made)
+    return (
+        "the same"
+        if target == "mariadb" and plain == one.case.declared.lower().removesuffix(" null")
+        else f"`{made or '(none)'}`"
     )
 
 
@@ -522,7 +562,7 @@ def target_section(source: str, target: str, seen: Sequence[Seen]) -> str:
                     number = reasons.setdefault(outcome.why, len(reasons) + 1)
                     refused.setdefault((outcome.error, number), []).append(label)
         key = (
-            one.made[target] or "(none)",
+            made_text(one, target),
             listed(exactly, outcomes),
             "; ".join(f"{stored}: {listed(labels, outcomes)}" for stored, labels in instead.items()),
             "; ".join(
@@ -546,7 +586,7 @@ def target_section(source: str, target: str, seen: Sequence[Seen]) -> str:
     for line, types in rows.items():
         made, *texts = line
         texts[1] += examples.get(line, "")
-        lines.append(f"| {cell(types_text(types))} | `{made}` | {' | '.join(map(cell, texts))} |")
+        lines.append(f"| {cell(types_text(types))} | {cell(made)} | {' | '.join(map(cell, texts))} |")
     if reasons:
         lines += ["", "Why:", ""]
         lines += [f"{number}. {reason}" for reason, number in reasons.items()]
@@ -576,6 +616,21 @@ def postgres_databases(postgres: PostgresAddress) -> Iterator[Callable[[], Targe
 
 
 @pytest.fixture(scope="module")
+def mariadb_targets(mariadb_target: MariaDbServer) -> Iterator[Callable[[], TargetOptions]]:
+    """Make an empty database on the MariaDB to apply into; it and the sources' namesakes are dropped at the end."""
+    names: list[str] = ["tranlog_types", "main"]
+
+    def make() -> TargetOptions:
+        names.append(f"test_{uuid.uuid4().hex[:12]}")
+        mariadb_target.execute(f"CREATE DATABASE {names[-1]}")
+        return TargetOptions(kind="mariadb", dsn=mariadb_target.dsn(names[-1]))
+
+    yield make
+    for name in names:
+        mariadb_target.execute(f"DROP DATABASE IF EXISTS {name}")
+
+
+@pytest.fixture(scope="module")
 def types_database(mariadb: MariaDbAddress) -> Iterator[str]:
     mariadb.execute("CREATE DATABASE tranlog_types")
     yield "tranlog_types"
@@ -587,6 +642,7 @@ def matrix(
     mariadb: MariaDbAddress,
     types_database: str,
     postgres_databases: Callable[[], TargetOptions],
+    mariadb_targets: Callable[[], TargetOptions],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Matrix:
     folder = tmp_path_factory.mktemp("types")
@@ -597,12 +653,14 @@ def matrix(
     tables = fill_mariadb(mariadb, types_database)
     found["mariadb"] = in_order(MARIADB, tables)
     reader: TableReader = MariadbTables(options_for(mariadb, databases=(types_database,)))
-    see(tables, capture(source, folder / "mariadb", 1.0), reader, folder / "from_mariadb.db", postgres_databases())
+    servers = postgres_databases(), mariadb_targets()
+    see(tables, capture(source, folder / "mariadb", 1.0), reader, folder / "from_mariadb.db", servers)
     tables = fill_sqlite(folder / "source.db")
     found["sqlite"] = in_order(SQLITE, tables)
     source = SqliteSource(SqliteSourceOptions(path=str(folder / "source.db"), source_id="types"))
     reader = SqliteTables(str(folder / "source.db"))
-    see(tables, capture(source, folder / "sqlite", 0.0), reader, folder / "from_sqlite.db", postgres_databases())
+    servers = postgres_databases(), mariadb_targets()
+    see(tables, capture(source, folder / "sqlite", 0.0), reader, folder / "from_sqlite.db", servers)
     return Matrix(found)
 
 
@@ -611,11 +669,13 @@ def in_order(cases: Sequence[TypeCase], tables: Sequence[Table]) -> list[Seen]:
     return [by_case[id(case)] for case in cases]
 
 
-def see(tables: Sequence[Table], log: LogReader, reader: TableReader, path: Path, postgres: TargetOptions) -> None:
+def see(
+    tables: Sequence[Table], log: LogReader, reader: TableReader, path: Path, servers: Sequence[TargetOptions]
+) -> None:
     with contextlib.closing(log), contextlib.closing(reader):
         read_values(tables, log, reader)
-        for options in (TargetOptions(kind="sqlite", path=str(path), ddl="ignore"), replace(postgres, ddl="ignore")):
-            with contextlib.closing(open_target(options)) as target:
+        for options in (TargetOptions(kind="sqlite", path=str(path)), *servers):
+            with contextlib.closing(open_target(replace(options, ddl="ignore"))) as target:
                 apply_all(tables, log, target)
 
 

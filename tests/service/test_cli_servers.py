@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
 
 from tranlog.service import cli
-from tranlog.testing.servers import MariaDbAddress, PostgresAddress
+from tranlog.source.sqlite import connect
+from tranlog.testing.servers import MariaDbAddress, MariaDbServer, PostgresAddress
 
 pytestmark = pytest.mark.integration
 
@@ -122,3 +124,49 @@ def test_servers_that_are_away(conf: Path, capsys: pytest.CaptureFixture[str]) -
         assert code == 4 and err.splitlines()[-1].startswith("tranlog: the target at "), err
     code, out, _ = run(away, "status --no-watch", capsys)
     assert code == 4 and "target    PROBLEM" in out and "source    mariadb" in out
+
+
+PASSWORD = "s3cret/@:word"
+
+
+def test_sqlite_to_mariadb(
+    mariadb_target: MariaDbServer, mariadb_target_database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other server as target: a user with a password that no command shows, tables, verify, status, and away."""
+    own = mariadb_target_database
+    mariadb_target.execute(f"CREATE USER {own} IDENTIFIED BY '{PASSWORD}'")
+    mariadb_target.execute(f"GRANT ALL ON {own}.* TO {own}")
+    mariadb_target.execute(f"GRANT ALL ON main.* TO {own}")
+    conf = tmp_path / "tranlog.toml"
+    dsn = mariadb_target.dsn(own).replace("//root@", f"//{own}@")
+    conf.write_text(
+        f'[source]\nkind = "sqlite"\npath = "source.db"\n[log]\ndir = "log"\n'
+        f'[target]\nkind = "mariadb"\ndsn = "{dsn}"\npassword_file = "password"\n'
+    )
+    (tmp_path / "password").write_text(PASSWORD + "\n")
+    with contextlib.closing(connect(tmp_path / "source.db")) as source:
+        source.execute("CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT, price NUMERIC)")
+        source.execute("INSERT INTO item VALUES (1, 'näh', 1.5), (2, NULL, -3)")
+    shown = ""
+    for line, wanted, told in (
+        ("capture --once", 0, ""),
+        ("tables create", 0, "CREATE TABLE IF NOT EXISTS `main`.`item`"),
+        ("verify", 1, "2 rows at the source, 0 at the target"),
+        ("status --no-watch", 0, f"mariadb://{own}@127.0.0.1:{mariadb_target.port}/{own}"),
+    ):
+        code, out, err = run(conf, line, capsys)
+        assert code == wanted and told in out, (line, out, err)
+        shown += out + err
+    mariadb_target.execute("INSERT INTO main.item VALUES (1, 'näh', '1.5'), (2, NULL, '-3')")
+    code, out, err = run(conf, "verify", capsys)
+    assert (code, out.splitlines()[-1]) == (0, "source and target are equal"), out + err
+    (tmp_path / "password").write_text("another")
+    for line in ("position get", "verify", "tables create"):
+        code, out, err = run(conf, line, capsys)
+        assert code == 4 and err.splitlines()[-1].startswith("tranlog: the target at mariadb://"), err
+        shown += out + err
+    conf.write_text(conf.read_text().replace(f":{mariadb_target.port}/", ":1/"))
+    code, out, err = run(conf, "status --no-watch", capsys)
+    assert code == 4 and "target    PROBLEM" in out
+    assert PASSWORD not in shown + out + err
+    mariadb_target.execute(f"DROP USER {own}")

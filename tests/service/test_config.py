@@ -206,6 +206,9 @@ def test_the_catalogs_url_and_user_are_the_targets(tmp_path: Path) -> None:
         "port=5432",
         "dbname=shop",
     }
+    url = 'kind = "mariadb"\nURL = "jdbc:mysql://127.0.0.1:3307/shop"\nuser = "till"\npassword = "se:cret"\n'
+    config = load(written(tmp_path, 'dir = "log"', url), environ={})
+    assert config.target is not None and config.target.dsn == "mariadb://till:se%3Acret@127.0.0.1:3307/shop"
     config = load(written(tmp_path, 'dir = "log"', 'kind = "sqlite"\nURL = "jdbc:sqlite:t.db"\n'), environ={})
     assert config.target is not None and config.target.path == str(tmp_path / "t.db")
     dsn = 'kind = "postgres"\ndsn = "postgresql://till@127.0.0.1/shop"\n'
@@ -216,6 +219,8 @@ def test_the_catalogs_url_and_user_are_the_targets(tmp_path: Path) -> None:
         ),
         (f'{dsn}user = "root"\n', "user = 'root': the dsn names the user 'till'"),
         ('kind = "postgres"\nURL = "jdbc:mysql://x"\n', "URL = '(hidden)': it begins with jdbc:postgresql://"),
+        ('kind = "mariadb"\nURL = "jdbc:postgresql://x/y"\n', "URL = '(hidden)': it begins with jdbc:mysql://"),
+        ('kind = "mariadb"\ndsn = "mariadb://till@x/y"\nuser = "root"\n', "the dsn names the user 'till'"),
         (f'{SQLITE}user = "root"\n', "user = 'root': a sqlite target has none"),
     ):
         with pytest.raises(ConfigError) as raised:

@@ -13,6 +13,7 @@ import pytest
 from fix_driver import SMALL, Driver, Run, alive, options, program, wait_until
 from fix_pipeline import (
     BY_SCHEMA,
+    MariadbTarget,
     PostgresTarget,
     SqliteTarget,
     Workload,
@@ -68,9 +69,18 @@ def test_target_and_source_are_equal(tmp_path: Path, context: SparkContext, seed
 
 
 @pytest.mark.integration
-def test_postgres_and_source_are_equal(tmp_path: Path, context: SparkContext, postgres, postgres_database) -> None:
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_server_and_source_are_equal(
+    tmp_path: Path, context: SparkContext, request: pytest.FixtureRequest, kind: str
+) -> None:
     workload = Workload(seed=31, large=0.005, serial=0.03)
-    target = PostgresTarget(postgres.dsn(postgres_database), workload.tables)
+    target: PostgresTarget | MariadbTarget
+    if kind == "postgres":
+        server, database = (request.getfixturevalue(name) for name in ("postgres", "postgres_database"))
+        target = PostgresTarget(server.dsn(database), workload.tables)
+    else:
+        server, database = (request.getfixturevalue(name) for name in ("mariadb_target", "mariadb_target_database"))
+        target = MariadbTarget(server.dsn(database), workload.tables)
     last = write_log(tmp_path / "log", workload, 1500)
     result = run_apply(options(tmp_path, target, group=GroupBounds()), spark=context)
     assert result.status.total.transactions == last + 1

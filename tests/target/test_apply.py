@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import isfinite
 
 import pytest
 
@@ -412,7 +413,7 @@ def test_a_statement_that_changes_rows_is_not_passed_over_with_the_ddl(
     bench.target.create_table(ITEMS)
     emptied = Statement(schema="shop", sql="TRUNCATE TABLE items", ddl=False)
     with pytest.raises(DdlStopError, match=r"TRUNCATE TABLE items.*it changes rows"):
-        bench.apply([insert(ITEMS, row(1))], [emptied], metadata=(("dbms_type", "mariadb"),))
+        bench.apply([insert(ITEMS, row(1))], [emptied], metadata=(("dbms_type", "mysql"),))
     assert not bench.rows(ITEMS)
     assert bench.stored_seqno() == -1
 
@@ -460,6 +461,12 @@ def draw(rng: random.Random, column: Column) -> Value:
     return rng.choice([1.5, -0.0, 0.0, float("nan"), float("inf"), 1e300])
 
 
+def draw_finite(rng: random.Random, column: Column) -> Value:
+    """The same without the floats that MariaDB does not have: it refuses them by name, test_types_there_and_back."""
+    value = draw(rng, column)
+    return 0.25 if isinstance(value, float) and (not isfinite(value) or value == 0.0) else value
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_random_changes_end_as_in_a_model(
     options: TargetOptions, open_bench: Callable[[TargetOptions], Bench], seed: int
@@ -470,7 +477,7 @@ def test_random_changes_end_as_in_a_model(
     tables = [KEYED, UNKEYED, UNIQUE]
     for each in tables:
         bench.target.create_table(each)
-    model = Model(seed, tables=tables, value=draw)
+    model = Model(seed, tables=tables, value=draw_finite if bench.target.kind == "mariadb" else draw)
     for _ in range(15):
         transactions = [model.transaction(12) for _ in range(model.random.choice([1, 1, 3, 8]))]
         bench.apply(*transactions)

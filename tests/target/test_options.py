@@ -5,15 +5,18 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from tranlog.errors import ConfigError
+from tranlog.target.mariadb_url import read_url
 from tranlog.target.options import TargetOptions, open_target
 
 GOOD = {
     "sqlite": {"kind": "sqlite", "path": "x.db"},
     "postgres": {"kind": "postgres", "dsn": "postgresql://u:secret@h/d"},
+    "mariadb": {"kind": "mariadb", "dsn": "mariadb://u:secret@h/d"},
 }
 
 
@@ -26,6 +29,13 @@ GOOD = {
         ({"kind": "sqlite", "path": "x", "dsn": "y"}, "dsn"),
         ({"kind": "postgres"}, "dsn"),
         ({"kind": "postgres", "dsn": "x", "path": "y"}, "path"),
+        ({"kind": "mariadb"}, "dsn"),
+        ({"kind": "mariadb", "dsn": "postgresql://u:secret@h/d"}, "dsn"),
+        ({"kind": "mariadb", "dsn": "mariadb://u:secret@h"}, "dsn"),
+        ({"kind": "mariadb", "dsn": "mariadb://u:secret@h:port/d"}, "dsn"),
+        ({"kind": "mariadb", "dsn": "mariadb://u:secret@h/d?speed=9"}, "dsn"),
+        ({**GOOD["mariadb"], "triggers": "off"}, "triggers"),
+        ({**GOOD["mariadb"], "path": "y"}, "path"),
         ({**GOOD["sqlite"], "ddl": "map"}, "ddl"),
         ({**GOOD["sqlite"], "triggers": "on"}, "triggers"),
         ({**GOOD["sqlite"], "lock_timeout_s": 0}, "lock_timeout_s"),
@@ -39,6 +49,7 @@ def test_an_impossible_option_is_named(given: dict[str, object], option: str) ->
     with pytest.raises(ConfigError) as caught:
         open_target(options)
     assert caught.value.option == f"target.{option}"
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", GOOD)
@@ -49,18 +60,40 @@ def test_options_travel_and_keep_their_secret(kind: str) -> None:
     assert "secret" not in repr(options)
 
 
-def test_a_missing_library_is_named_with_its_remedy() -> None:
+@pytest.mark.parametrize(
+    ("kind", "module", "library"), [("postgres", "psycopg", "psycopg"), ("mariadb", "pymysql", "PyMySQL")]
+)
+def test_a_missing_library_is_named_with_its_remedy(kind: str, module: str, library: str) -> None:
     """Another target needs none of it."""
-    script = """
+    script = f"""
 import sys, tempfile
-sys.modules["psycopg"] = None
+sys.modules["{module}"] = None
+from tranlog.target.mariadb_url import read_url
 from tranlog.target.options import TargetOptions, open_target
 open_target(TargetOptions(kind="sqlite", path=tempfile.mkdtemp() + "/x.db")).close()
 try:
-    open_target(TargetOptions(kind="postgres", dsn="postgresql://h/d"))
+    open_target(TargetOptions(kind="{kind}", dsn="{GOOD[kind]["dsn"]}"))
 except Exception as exc:
     print(type(exc).__name__, exc)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("ConfigError configuration: target.kind = 'postgres': the library psycopg is missing")
-    assert "pip install 'tranlog[postgres]'" in done.stdout
+    assert done.stdout.startswith(
+        f"ConfigError configuration: target.kind = '{kind}': the library {library} is missing"
+    )
+    assert f"pip install 'tranlog[{kind}]'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "mariadb://u:secret@h/d",
+        "mariadb://u@h:3307/d",
+        "mariadb://a%40b:p%2Fw%3A@[::1]:3307/d%20x?ssl_ca=/etc/ca.pem",
+        "mariadb://u@localhost:3306/d?unix_socket=/run/x.sock",
+    ],
+)
+def test_a_mariadb_url_and_back(dsn: str) -> None:
+    read = read_url(dsn)
+    assert read_url(read.url()) == read
+    assert read_url(read.describe()) == replace(read, password="", ssl_ca="")
+    assert "secret" not in read.describe() + repr(read)

@@ -18,7 +18,7 @@ import pyspark.worker
 import tranlog.pipeline.channel
 import tranlog.target.database  # noqa: F401
 
-_DRIVERS = {"psycopg": "tranlog.target.postgres", "apsw": "tranlog.target.sqlite"}
+_DRIVERS = {"psycopg": "tranlog.target.postgres", "apsw": "tranlog.target.sqlite", "pymysql": "tranlog.target.mariadb"}
 """Libraries that may be missing, and the modules that need them."""
 
 

@@ -141,7 +141,7 @@ def init(
         Literal["sqlite", "mariadb"], typer.Option("--source", "-source", help="The kind of source.")
     ] = "sqlite",
     target: Annotated[
-        Literal["sqlite", "postgres"], typer.Option("--target", "-target", help="The kind of target.")
+        Literal["sqlite", "postgres", "mariadb"], typer.Option("--target", "-target", help="The kind of target.")
     ] = "sqlite",
     as_json: AsJson = False,
 ) -> None:

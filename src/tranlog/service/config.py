@@ -30,6 +30,7 @@ from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channel import GroupBounds
 from tranlog.pipeline.channels import AssignmentRule
 from tranlog.shard import ShardRule, ShardRuleKind
+from tranlog.target.mariadb_url import read_url
 from tranlog.target.options import TargetOptions
 
 if TYPE_CHECKING:
@@ -493,9 +494,14 @@ def _read_target(target: Section, environ: Mapping[str, str]) -> TargetOptions:
     user = target.take("user", str) if "user" in target.given() else None
     if password is None and user is None:
         return options
-    if options.kind != "postgres":
+    if options.kind == "sqlite":
         name, shown = ("user", user) if password is None else ("password", "(hidden)")
         raise ConfigError(option=target.key(name), value=shown, why=f"a {options.kind} target has none")
+    given: dict[str, Any] = {n: value for n, value in (("user", user), ("password", password)) if value is not None}
+    if options.kind == "mariadb":
+        url = read_url(options.dsn)
+        _check_user(target, user, url.user)
+        return dataclasses.replace(options, dsn=dataclasses.replace(url, **given).url())
     try:
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -504,22 +510,27 @@ def _read_target(target: Section, environ: Mapping[str, str]) -> TargetOptions:
             where="[target]", why="the library psycopg is not installed: `pip install 'tranlog[postgres]'`"
         ) from exc
     try:
-        known = conninfo_to_dict(options.dsn).get("user")
-        if user is not None and known not in (None, user):
-            raise target.error("user", f"the dsn names the user {known!r}; give one of them")
-        parts = {name: value for name, value in (("user", user), ("password", password)) if value is not None}
-        return dataclasses.replace(options, dsn=make_conninfo(options.dsn, **parts))
+        _check_user(target, user, conninfo_to_dict(options.dsn).get("user"))
+        return dataclasses.replace(options, dsn=make_conninfo(options.dsn, **given))
     except ProgrammingError as exc:
         why = "not a connection string of PostgreSQL's; it reads postgresql://user@host:port/database"
         raise target.error("dsn", why) from exc
 
 
+def _check_user(target: Section, user: str | None, known: object) -> None:
+    if user is not None and known not in (None, "", user):
+        raise target.error("user", f"the dsn names the user {known!r}; give one of them")
+
+
 _URLS: Final = {
-    "jdbc:postgresql://": ("dsn", "postgresql://"),
-    "postgresql://": ("dsn", "postgresql://"),
-    "jdbc:sqlite:": ("path", ""),
+    "jdbc:postgresql://": ("postgres", "dsn", "postgresql://"),
+    "postgresql://": ("postgres", "dsn", "postgresql://"),
+    "jdbc:mysql://": ("mariadb", "dsn", "mariadb://"),
+    "jdbc:mariadb://": ("mariadb", "dsn", "mariadb://"),
+    "mariadb://": ("mariadb", "dsn", "mariadb://"),
+    "jdbc:sqlite:": ("sqlite", "path", ""),
 }
-"""How the ancestor's URL of the catalog begins, which of our options it is then, and what stands in its place there."""
+"""How the ancestor's URL of the catalog begins: the kind of target, our option, and what stands in its place there."""
 
 
 def _read_url(target: Section) -> dict[str, str]:
@@ -527,14 +538,16 @@ def _read_url(target: Section) -> dict[str, str]:
     if "URL" not in target.given():
         return {}
     url = target.take("URL", str)
-    for begin, (ours, instead) in _URLS.items():
+    kind = target.take("kind", str, "")
+    begins = {begin: said for begin, said in _URLS.items() if kind in (said[0], "")}
+    for begin, (_, ours, instead) in begins.items():
         if url.startswith(begin):
             said = instead + url.removeprefix(begin)
             said = target.resolve(said) if ours == "path" else said
             if target.has(ours) and (target.path(ours) if ours == "path" else target.take(ours, str)) != said:
                 raise target.error("URL", f"{ours} stands beside it and says otherwise; give one of them")
             return {ours: said}
-    raise target.error("URL", f"it begins with {', '.join(_URLS)}: the target keeps the positions")
+    raise target.error("URL", f"it begins with {', '.join(begins or _URLS)}: the target keeps the positions")
 
 
 def _password(section: Section, environ: Mapping[str, str]) -> str | None:

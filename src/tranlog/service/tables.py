@@ -56,6 +56,10 @@ def dialect_of(kind: TargetKind) -> Dialect:
         from tranlog.target.sqlite_dialect import SQLITE
 
         return SQLITE
+    if kind == "mariadb":
+        from tranlog.target.mariadb_dialect import MARIADB
+
+        return MARIADB
     from tranlog.target.postgres_dialect import POSTGRES
 
     return POSTGRES

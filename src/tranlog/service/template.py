@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from tranlog.target.options import TargetKind
+
 SOURCES: Final = ("sqlite", "mariadb")
-TARGETS: Final = ("sqlite", "postgres")
+TARGETS: Final = ("sqlite", "postgres", "mariadb")
 
 _HEAD: Final = """\
 # tranlog: from a source database through a log to a target database.
@@ -109,6 +111,14 @@ dsn = "postgresql://postgres@127.0.0.1:5432/postgres"  # `tranlog tables create`
 #: idle_timeout_s = 60.0  # the server ends a session of ours that stopped inside a transaction
 #: connect_timeout_s = 10.0
 """,
+    "mariadb": """\
+[target]
+kind = "mariadb"
+dsn = "mariadb://root@127.0.0.1:3306/tranlog"  # a database that is there; `tranlog tables create` makes the others
+#: password_file = "target.password"  # or password_env = "NAME"; or in the dsn
+#: idle_timeout_s = 60.0  # the server ends a session of ours that stopped inside a transaction
+#: connect_timeout_s = 10.0
+""",
 }
 
 _TAIL: Final = """\
@@ -134,7 +144,7 @@ channels = 4
 """
 
 
-def template(*, service: str, source: Literal["sqlite", "mariadb"], target: Literal["sqlite", "postgres"]) -> str:
+def template(*, service: str, source: Literal["sqlite", "mariadb"], target: TargetKind) -> str:
     """Return the text of a configuration file."""
     words = (
         {"rule": "table", "serial": "main.ledger", "pinned": "main.orders"}

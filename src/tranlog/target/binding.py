@@ -42,7 +42,8 @@ class MismatchError(Exception):
 class TargetColumn:
     """A column as the target declares it: `type_name` as a cast takes it, `category` in the dialect's own words.
 
-    `digits`: digits behind the point that it keeps (of a number, or of a second); None: as many as come.
+    `digits`: digits behind the point that it keeps (of a number, or of a second); None: as many as come. `length`,
+    `collation` and `labels` where the kind's statements depend on them: characters or bytes, None for any number.
     """
 
     name: str
@@ -52,6 +53,9 @@ class TargetColumn:
     """The type in full, for messages."""
     generated: bool = False
     digits: int | None = None
+    length: int | None = None
+    collation: str = ""
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

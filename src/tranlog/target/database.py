@@ -22,6 +22,7 @@ from tranlog.ids import Seqno
 from tranlog.target.batches import Batch, Placed, batch_up, net_effect
 from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetTable, UnfitError
 from tranlog.target.dialect import Dialect
+from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, Positions
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session
 from tranlog.target.target import Advance, Applied, ChannelRow, Meeting, PipelineRow, Unit
@@ -65,6 +66,7 @@ class DatabaseTarget:
         self._positions = Positions(
             self._session, self._dialect, where=self._where, lock_timeout_s=self._options.lock_timeout_s
         )
+        self._once = Once(self._session, self._dialect)
         self._bindings.clear()
 
     def describe(self) -> str:
@@ -249,7 +251,7 @@ class DatabaseTarget:
             column = known.get(quote(source.name))
             if column is None:
                 raise TargetTableError(table=table.name, why=f"column {source.name} is missing")
-            names.append(self._dialect.selected(source, quote(source.name)))
+            names.append(self._dialect.selected(source, column, quote(source.name)))
             readers.append(self._dialect.reader(source, column))
         sql = f"SELECT {', '.join(names)} FROM {self._dialect.table_name(table)}"
         return self._read(table, sql, readers)
@@ -275,6 +277,8 @@ class _Attempt:
         self._changes = 0
         self._statements = 0
         self._ignored = 0
+        self._rows_sent = False
+        self._run_once = 0
 
     def run(self, send: Callable[[_Attempt], None]) -> Applied:
         """Guard, send, commit; on any error roll back. Raises what Target.apply does, and what does not fit."""
@@ -283,6 +287,8 @@ class _Attempt:
             session.begin()
             self._target._positions.guard(self._advance)
             send(self)
+            if self._run_once:
+                self._target._once.forget(self._advance)
             session.commit()
         except LockTimeoutError as exc:
             session.rollback()
@@ -317,6 +323,7 @@ class _Attempt:
         rows = size = 0
         for item in batch_up(stream, self._target._bind):
             if isinstance(item, Batch):
+                self._rows_sent = True
                 self._statements += session.send(item.form, item.rows)
                 rows += len(item.rows)
                 size += item.bytes
@@ -355,6 +362,7 @@ class _Attempt:
 
     def _send(self, seqno: Seqno, change: RowChange) -> None:
         form, row = self._target._bind(change.table, seqno).place(change)
+        self._rows_sent = True
         try:
             statements = self._session.send(form, [row])
             self._session.settle()
@@ -432,12 +440,28 @@ class _Attempt:
             self._ignore(seqno, sql, skipped)
             return
         try:
-            self._session.run_script(sql)
+            if target._dialect.statements_commit:
+                self._run_apart(seqno, statement, _shortened(sql))
+            else:
+                self._session.run_script(sql)
         except (MisfitError, MissingTableError) as exc:
             raise DdlStopError(seqno=seqno, text=_shortened(sql), why=str(exc)) from exc
         self._statements += 1
         target._bindings.clear()
         target._homes.clear()
+
+    def _run_apart(self, seqno: Seqno, statement: Statement, text: str) -> None:
+        """Run a statement that commits, once, outside the target transaction; then begin that anew, guard first."""
+        if self._rows_sent or len(self._units) > 1:
+            why = f"what stands before it in its transaction would be committed by it, as {self._target.kind} has it"
+            raise DdlStopError(seqno=seqno, text=text, why=why)
+        session, target = self._session, self._target
+        session.rollback()  # nothing but the guard has been done
+        (unit,) = self._units
+        number, self._run_once = self._run_once, self._run_once + 1
+        target._once.run(self._advance, unit, number, statement, text)
+        session.begin()
+        target._positions.guard(self._advance)
 
     def _ignore(self, seqno: Seqno, sql: str, why: str) -> None:
         self._ignored += 1

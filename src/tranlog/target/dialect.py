@@ -1,6 +1,6 @@
 """What differs between kinds of target, in one table per kind: names, types, SQL forms, locks, time.
 
-Owns the shape of that table; `sqlite_dialect` and `postgres_dialect` fill it in. What positions and appliers do is
+Owns the shape of that table; a module `<kind>_dialect` fills it in. What positions and appliers do is
 written once over it, without a question after the kind. Pure: the drivers are the sessions' business.
 
 Source: design/pipeline.md, "One dialect table per kind of target, no `if` by name in the applier".
@@ -27,11 +27,17 @@ class Dialect:
     integer_type: str
     """64 bits, in our three tables."""
     text_type: str
+    key_text_type: str
+    """Text in a key of our three tables, of two such columns at most."""
     table_suffix: str
-    """Behind the definition of a table whose rows are updated all the time."""
+    """Behind the definition of our tables, whose rows are updated all the time."""
 
     now_ms: str
     """An expression: the target's own clock, ms since 1970."""
+    insert_or_keep: str
+    """An INSERT that leaves a row with the same key as it is, and then counts none: of `{into}` and `{key}`."""
+    insert_or_set: str
+    """An INSERT that changes a row with the same key: of `{into}`, `{key}` and `{set}`."""
     lock_rows: str
     """Behind a SELECT: lock the rows for change; empty where a write transaction locks everything anyway."""
     share_rows: str
@@ -43,6 +49,10 @@ class Dialect:
     """Which `dbms_type` in a transaction's metadata marks statements that this target may run."""
     ddl_to_skip: Callable[[str], str]
     """Say why a statement of the same kind is not to be run here; empty where it is."""
+    statements_commit: bool
+    """Whether a recorded statement commits what stands before it, so that it cannot share a target transaction."""
+    needs_no_database: Callable[[str], bool]
+    """Whether a statement may be run although the database that it was run in at the source is not here."""
 
     quote: Callable[[str], str]
     """Quote one name, so shortened that the target does not shorten it."""
@@ -56,16 +66,17 @@ class Dialect:
     accepts: Callable[[Column, TargetColumn], None]
     """Raise MismatchError where a column here cannot take what the source's column holds, whatever the value."""
     forms: Forms
-    selected: Callable[[Column, str], str]
+    selected: Callable[[Column, TargetColumn, str], str]
     """The expression by which a column, given with its quoted name, is read for `reader`."""
     reader: Callable[[Column, TargetColumn], Callable[[Any], Value]]
     """Return what makes a value again out of what the session reads from a column; NULL is not its business."""
 
     def sql(self, text: str) -> str:
-        """Put our own SQL into this dialect's words: `$n`, `{integer}`, `{text}`, `{now}`, `{lock}`, `{share}`."""
+        """Put our own SQL into this dialect's words: `$n` and, in braces, the fields that are words of it."""
         filled = text.format(
             integer=self.integer_type,
             text=self.text_type,
+            key_text=self.key_text_type,
             suffix=self.table_suffix,
             now=self.now_ms,
             lock=self.lock_rows,

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from tranlog.errors import ConfigError
+from tranlog.target.mariadb_url import read_url
 from tranlog.target.target import Target
 
-TargetKind = Literal["sqlite", "postgres"]
+TargetKind = Literal["sqlite", "postgres", "mariadb"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,8 @@ class TargetOptions:
     path: str = ""
     """SQLite: the database file, made if it is missing."""
     dsn: str = field(default="", repr=False)
-    """PostgreSQL: `postgresql://user:password@host:port/database`, or any connection string of libpq's."""
+    """PostgreSQL: `postgresql://user:password@host:port/database`, or any connection string of libpq's. MariaDB:
+    `mariadb://user:password@host:port/database`; the database holds tranlog's own tables."""
     ddl: Literal["stop", "ignore"] = "stop"
     """What to do with a recorded statement. `stop`: run it where source and target are of one kind, else stop and
     name it. `ignore`: pass over DDL, counted; the first is warned of. Then tables are the operator's. A statement that
@@ -35,14 +37,15 @@ class TargetOptions:
     statements are never collapsed; what a target's constraints refuse is applied again in the log's order."""
     triggers: Literal["fire", "off"] = "fire"
     """Whether the target's own triggers run while changes are applied. `off` needs a superuser at PostgreSQL, and
-    turns off foreign keys there too; SQLite's foreign keys are always off, since their cascades arrive as rows."""
+    turns off foreign keys there too; SQLite's foreign keys are always off, since their cascades arrive as rows. MariaDB
+    cannot turn triggers off."""
     lock_timeout_s: float = 10.0
     """Seconds to wait for a lock on our own tables, at SQLite for the write lock, before who has it is named. Long
     enough for any target transaction. A replaced task that has it is ended much sooner: `position.FREEING_AFTER_S`."""
     idle_timeout_s: float = 60.0
-    """PostgreSQL: seconds after which the server ends a session that has stopped inside a transaction; 0: never."""
+    """Seconds after which the server ends a session that has stopped inside a transaction; 0: never. A server's."""
     connect_timeout_s: float = 10.0
-    """PostgreSQL: seconds to wait for a connection."""
+    """Seconds to wait for a connection to a server."""
 
     def absolute(self) -> TargetOptions:
         """Return the same target for a process in another folder: a relative path counts from here."""
@@ -60,8 +63,14 @@ class TargetOptions:
             raise _refuse("path", self.path, "not a file that several processes can open")
         if self.kind == "postgres" and not self.dsn:
             raise _refuse("dsn", None, "a PostgreSQL target needs postgresql://user:password@host:port/database")
-        if self.kind == "postgres" and self.path:
-            raise _refuse("path", self.path, "a PostgreSQL target has a dsn, and no path")
+        if self.kind == "mariadb":
+            if not self.dsn:
+                raise _refuse("dsn", None, "a MariaDB target needs mariadb://user:password@host:port/database")
+            read_url(self.dsn)
+            if self.triggers == "off":
+                raise _refuse("triggers", "off", "MariaDB cannot turn its triggers off; drop them at the target")
+        if self.kind != "sqlite" and self.path:
+            raise _refuse("path", self.path, f"a {self.kind} target has a dsn, and no path")
         if self.ddl not in ("stop", "ignore"):
             raise _refuse("ddl", self.ddl, 'either "stop" or "ignore"')
         if self.triggers not in ("fire", "off"):
@@ -87,6 +96,11 @@ def open_target(options: TargetOptions) -> Target:
         from tranlog.target.sqlite_dialect import SQLITE
 
         return DatabaseTarget(options, SQLITE, SqliteSession, where=options.path)
+    if options.kind == "mariadb":
+        from tranlog.target.mariadb import MariadbSession
+        from tranlog.target.mariadb_dialect import MARIADB
+
+        return DatabaseTarget(options, MARIADB, MariadbSession, where=read_url(options.dsn).describe())
     from tranlog.target.postgres import PostgresSession, describe_dsn
     from tranlog.target.postgres_dialect import POSTGRES
 

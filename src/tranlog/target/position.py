@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 from tranlog.errors import ReplacedError, TargetUnavailableError, TransientTargetError
 from tranlog.ids import Epoch, Seqno
 from tranlog.target.dialect import Dialect
+from tranlog.target.once import CREATE_STATEMENT_TABLE, STATEMENT_TABLE
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, unavailable
 from tranlog.target.target import Advance, ChannelRow, Meeting, PipelineRow
 
@@ -36,7 +37,7 @@ longer than a group takes. What they were doing is rolled back, and whoever asks
 
 _TABLES: Final = {
     "tranlog_pipeline": """CREATE TABLE IF NOT EXISTS tranlog_pipeline (
-    pipeline {text} NOT NULL PRIMARY KEY,
+    pipeline {key_text} NOT NULL PRIMARY KEY,
     token {integer} NOT NULL,
     holder {text} NOT NULL,
     channels {integer} NOT NULL,
@@ -45,7 +46,7 @@ _TABLES: Final = {
     alive_at {integer} NOT NULL
 ){suffix}""",
     "tranlog_channel": """CREATE TABLE IF NOT EXISTS tranlog_channel (
-    pipeline {text} NOT NULL,
+    pipeline {key_text} NOT NULL,
     channel {integer} NOT NULL,
     epoch {integer} NOT NULL,
     applied_seqno {integer} NOT NULL,
@@ -59,13 +60,13 @@ _TABLES: Final = {
     PRIMARY KEY (pipeline, channel)
 ){suffix}""",
     "tranlog_shard": """CREATE TABLE IF NOT EXISTS tranlog_shard (
-    pipeline {text} NOT NULL,
-    shard {text} NOT NULL,
+    pipeline {key_text} NOT NULL,
+    shard {key_text} NOT NULL,
     channel {integer} NOT NULL,
     PRIMARY KEY (pipeline, shard)
-)""",
+){suffix}""",
 }
-OUR_TABLES: Final = frozenset(_TABLES)
+OUR_TABLES: Final = frozenset({*_TABLES, STATEMENT_TABLE})
 _PIPELINE_COLUMNS: Final = "pipeline, token, holder, channels, shard_rule, stop_at_seqno, alive_at"
 _CHANNEL_COLUMNS: Final = (
     "channel, epoch, applied_seqno, source_id, event_id, token, session, stats, tstamp, updated_at"
@@ -82,6 +83,8 @@ class Positions:
         self._lock_timeout_s = lock_timeout_s
         sql = dialect.sql
         self._create = {name: sql(text) for name, text in _TABLES.items()}
+        if dialect.statements_commit:
+            self._create[STATEMENT_TABLE] = sql(CREATE_STATEMENT_TABLE)
         self._read_pipeline = sql(f"SELECT {_PIPELINE_COLUMNS} FROM tranlog_pipeline WHERE pipeline = $1")
         self._read_channels = sql(
             f"SELECT {_CHANNEL_COLUMNS} FROM tranlog_channel WHERE pipeline = $1 ORDER BY channel"
@@ -94,18 +97,23 @@ class Positions:
         self._read_token = sql("SELECT token, holder FROM tranlog_pipeline WHERE pipeline = $1")
         self._share_pipeline = sql("SELECT token, holder FROM tranlog_pipeline WHERE pipeline = $1{share}")
         self._begin_pipeline = sql(
-            f"INSERT INTO tranlog_pipeline ({_PIPELINE_COLUMNS}) VALUES ($1, 1, $2, $3, $4, NULL, {{now}}) "
-            "ON CONFLICT (pipeline) DO NOTHING"
+            dialect.insert_or_keep.format(
+                into=f"tranlog_pipeline ({_PIPELINE_COLUMNS}) VALUES ($1, 1, $2, $3, $4, NULL, {{now}})",
+                key="pipeline",
+            )
         )
         self._raise_pipeline = sql(
             "UPDATE tranlog_pipeline SET token = token + 1, holder = $2, channels = $3, shard_rule = $4, "
             "stop_at_seqno = NULL, alive_at = {now} WHERE pipeline = $1 AND token = $5"
         )
         self._put_channel = sql(
-            f"INSERT INTO tranlog_channel (pipeline, {_CHANNEL_COLUMNS}) "
-            "VALUES ($1, $2, $3, $4, $5, $6, $7, '', $8, $9, {now}) "
-            "ON CONFLICT (pipeline, channel) DO UPDATE SET epoch = $3, applied_seqno = $4, source_id = $5, "
-            "event_id = $6, token = $7, session = '', stats = $8, tstamp = $9, updated_at = {now}"
+            dialect.insert_or_set.format(
+                into=f"tranlog_channel (pipeline, {_CHANNEL_COLUMNS}) "
+                "VALUES ($1, $2, $3, $4, $5, $6, $7, '', $8, $9, {now})",
+                key="pipeline, channel",
+                set="epoch = $3, applied_seqno = $4, source_id = $5, event_id = $6, token = $7, session = '', "
+                "stats = $8, tstamp = $9, updated_at = {now}",
+            )
         )
         self._raise_channels = sql("UPDATE tranlog_channel SET token = $2, session = '' WHERE pipeline = $1")
         self._drop_channel = sql("DELETE FROM tranlog_channel WHERE pipeline = $1 AND channel = $2")

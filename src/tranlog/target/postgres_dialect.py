@@ -27,7 +27,7 @@ from tranlog.target.binding import (
     source_digits,
 )
 from tranlog.target.dialect import Dialect
-from tranlog.target.text_forms import TEXT_OF, bits_text, text_reader
+from tranlog.target.text_forms import TEXT_OF, bits_text, fraction_digits, text_reader, with_digits
 from tranlog.types import (
     F32,
     Bit,
@@ -333,18 +333,11 @@ def _writer(column: BoundColumn) -> Callable[[Value], str | None]:
             text = to_text(value)
         except UnfitError as exc:
             raise UnfitError(f"column {name}: {exc}") from None
-        if digits is not None and len(_fraction(text)) > digits:
+        if digits is not None and len(fraction_digits(text)) > digits:
             raise UnfitError(f"column {name} is {target.declared} here and would round {text}")
         return text
 
     return write
-
-
-def _fraction(text: str) -> str:
-    if "E" in text or "e" in text:
-        text = format(Decimal(text), "f")
-    digits = text.partition(".")[2]
-    return digits.partition("+")[0].partition(" ")[0].rstrip("0")
 
 
 _NONE: Final = type(None)
@@ -400,7 +393,7 @@ def reader(column: Column, target: TargetColumn) -> Callable[[str], Value]:
     if logical == LogicalType.DECIMAL and category == "numeric":
         digits = source_digits(column)
         if digits is not None and digits != target.digits:
-            return lambda text: _with_digits(Decimal(text), digits)
+            return lambda text: with_digits(Decimal(text), digits)
     return text_reader(column)
 
 
@@ -408,19 +401,6 @@ def _read_number(text: str) -> Value:
     if "." in text or not text.lstrip("-").isdigit():
         return float(text)
     return int(text)
-
-
-def _with_digits(value: Decimal, digits: int) -> Decimal:
-    """Return a decimal with the source's number of digits behind the point, if that changes no digit but zeros."""
-    if not value.is_finite():
-        return value
-    sign, numbers, exponent = value.as_tuple()
-    assert isinstance(exponent, int)
-    surplus = -exponent - digits
-    if surplus > 0 and any(numbers[-surplus:]):
-        return value
-    kept = numbers[:-surplus] if surplus > 0 else numbers + (0,) * -surplus
-    return Decimal((sign, kept or (0,), -digits))
 
 
 # --- statements -----------------------------------------------------------------------------------------------------
@@ -573,20 +553,25 @@ POSTGRES: Final = Dialect(
     mark="$",
     integer_type="bigint",
     text_type="text",
+    key_text_type="text",
     table_suffix=" WITH (fillfactor = 50)",  # room for the next version of a row beside it
     now_ms="(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
+    insert_or_keep="INSERT INTO {into} ON CONFLICT ({key}) DO NOTHING",
+    insert_or_set="INSERT INTO {into} ON CONFLICT ({key}) DO UPDATE SET {set}",
     lock_rows=" FOR UPDATE",
     share_rows=" FOR SHARE",
     check_deferred="SET CONSTRAINTS ALL IMMEDIATE",
     runs_ddl_of=frozenset(),
     ddl_to_skip=lambda statement: "",
+    statements_commit=False,
+    needs_no_database=lambda statement: True,
     quote=quote,
     table_name=table_name,
     one_name=table_name,
     create_table=create_table,
     accepts=accepts,
     forms=PostgresForms(),
-    selected=lambda column, name: name,
+    selected=lambda column, target, name: name,
     reader=reader,
 )
 """PostgreSQL 13 and later."""

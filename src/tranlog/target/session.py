@@ -1,6 +1,6 @@
 """One connection to a target database, as positions and appliers use it, and the bad news that it brings.
 
-Owns the seam between what is written once and the two drivers. The hard idea: bad news is sorted here, by what is to
+Owns the seam between what is written once and the drivers. The hard idea: bad news is sorted here, by what is to
 be done about it. What does not fit (`MisfitError`) is a matter of the transaction that was sent, a lock that does
 not come (`LockTimeoutError`) of whoever holds it, a lost connection (TransientTargetError) of trying again.
 """

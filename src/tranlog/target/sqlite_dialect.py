@@ -207,7 +207,7 @@ def reader(column: Column, target: TargetColumn) -> Callable[[Any], Value]:
     return lambda stored: read_text(stored) if isinstance(stored, str) else Other(source_type, str(stored))
 
 
-def selected(column: Column, name: str) -> str:
+def selected(column: Column, target: TargetColumn, name: str) -> str:
     """Return what to select of a column. Of a column without a logical type text comes as its bytes, since it need not
     be UTF-8, and bytes come as hexadecimal text, to be told apart.
     """
@@ -363,13 +363,18 @@ SQLITE: Final = Dialect(
     mark="?",
     integer_type="INTEGER",
     text_type="TEXT",
+    key_text_type="TEXT",
     table_suffix="",
     now_ms="CAST(unixepoch('now', 'subsec') * 1000 AS INTEGER)",
+    insert_or_keep="INSERT INTO {into} ON CONFLICT ({key}) DO NOTHING",
+    insert_or_set="INSERT INTO {into} ON CONFLICT ({key}) DO UPDATE SET {set}",
     lock_rows="",
     share_rows="",
     check_deferred="",
     runs_ddl_of=frozenset({"sqlite"}),
     ddl_to_skip=skip_triggers,
+    statements_commit=False,
+    needs_no_database=lambda statement: True,
     quote=quote,
     table_name=lambda table: quote(plain_name(table)),
     one_name=lambda table: plain_name(table).translate(_ASCII_SMALL),

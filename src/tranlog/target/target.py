@@ -119,7 +119,7 @@ class Target(Protocol):
     """
 
     kind: str
-    """`sqlite`, `postgres`."""
+    """`sqlite`, `postgres`, `mariadb`."""
 
     def describe(self) -> str:
         """Return where this target is, without a password, for messages."""
@@ -199,7 +199,9 @@ class Target(Protocol):
 
         The guarded update comes first; where it does not hit exactly one row: ReplacedError, nothing written.
         Raises ConflictError, TargetTableError, DdlStopError with the seqno at fault; then nothing of this call is
-        in the target. (After a conflict in a group the caller applies the units singly.)
+        in the target. (After a conflict in a group the caller applies the units singly.) A unit with a statement comes
+        alone: at a kind whose statements commit, one that ran stays even if what stands behind it does not fit, and is
+        not run again.
         """
 
     # --- tables, and reading back ---

@@ -178,6 +178,27 @@ def round_f32(value: float) -> F32:
         return F32(float("inf") if value > 0 else float("-inf"))
 
 
+def fraction_digits(text: str) -> str:
+    """Return the digits behind the point of a number's or a time's text, without zeros at the end."""
+    if "E" in text or "e" in text:
+        text = format(Decimal(text), "f")
+    digits = text.partition(".")[2]
+    return digits.partition("+")[0].partition(" ")[0].rstrip("0")
+
+
+def with_digits(value: Decimal, digits: int) -> Decimal:
+    """Return a decimal with so many digits behind the point, if that changes no digit but zeros."""
+    if not value.is_finite():
+        return value
+    sign, numbers, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    surplus = -exponent - digits
+    if surplus > 0 and any(numbers[-surplus:]):
+        return value
+    kept = numbers[:-surplus] if surplus > 0 else numbers + (0,) * -surplus
+    return Decimal((sign, kept or (0,), -digits))
+
+
 def text_reader(column: Column) -> Callable[[str], Value]:
     """Return what reads a column's texts back: the inverse of `TEXT_OF` for the values that the column can hold.
 

@@ -1,0 +1,447 @@
+"""A session at a MariaDB server, by PyMySQL.
+
+Owns the connection and its settings, how rows become packets, the catalogue, who holds a lock, and what the server's
+error codes mean to us. The hard ideas: nothing depends on how the server is set up, so every setting that changes a
+value, a statement or how long it waits is set by the session; and a connection's number alone names nobody, since a
+restarted server counts anew. So each session holds a lock of its own name (GET_LOCK), which the server frees when the
+session ends, however it ends: whoever is named so is there if and only if that lock is held by that connection.
+
+Source: MariaDB's manual, "Server System Variables", "GET_LOCK", "KILL", "Information Schema INNODB_TRX Table".
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
+
+from tranlog.change import TableMap
+from tranlog.errors import ConfigError, TransientTargetError
+from tranlog.target.binding import Form, Row, TargetColumn, TargetTable
+from tranlog.target.mariadb_dialect import CATEGORY_OF, COLLATION, ROWS_HERE, catalog_labels, fit_name, literal
+from tranlog.target.mariadb_url import read_url
+from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
+
+if TYPE_CHECKING:
+    from tranlog.target.options import TargetOptions
+
+try:
+    import pymysql
+    from pymysql.constants import CLIENT, CR, ER, FIELD_TYPE
+    from pymysql.converters import encoders
+    from pymysql.cursors import SSCursor
+except ImportError as exc:
+    raise ConfigError(
+        option="target.kind",
+        value="mariadb",
+        why="the library PyMySQL is missing; install the package with its extra: pip install 'tranlog[mariadb]'",
+    ) from exc
+
+FEW_ROWS: Final = 4
+"""So few rows of an UPDATE go one by one: a join with the rows costs the server as much as four plain statements."""
+_PACKET_MARGIN: Final = 4096
+_WEEK_S: Final = 7 * 24 * 3600
+_LOCK_WAIT_S: Final = 50
+"""How long a row of a target transaction is waited for: the server's own default."""
+
+_SETTINGS: Final = {
+    "sql_mode": "'STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,"
+    "ERROR_FOR_DIVISION_BY_ZERO'",
+    "time_zone": "'+00:00'",
+    "tx_isolation": "'READ-COMMITTED'",
+    "tx_read_only": "0",
+    "autocommit": "1",
+    "max_statement_time": "0",
+    "wait_timeout": str(_WEEK_S),
+    "net_write_timeout": str(_WEEK_S),  # whoever reads a table's rows may be slow
+    "foreign_key_checks": "1",
+    "unique_checks": "1",
+    "check_constraint_checks": "1",
+    "sql_safe_updates": "0",
+    "sql_select_limit": "18446744073709551615",
+    "sql_auto_is_null": "0",
+    "sql_big_selects": "1",
+    "in_predicate_conversion_threshold": "0",  # a long list of keys stays one, and finds the index
+    "sql_if_exists": "0",
+    "completion_type": "'NO_CHAIN'",
+}
+_CONVERSIONS: Final[dict[Any, Any]] = {
+    **encoders,
+    **dict.fromkeys(
+        (FIELD_TYPE.TINY, FIELD_TYPE.SHORT, FIELD_TYPE.LONG, FIELD_TYPE.INT24, FIELD_TYPE.LONGLONG, FIELD_TYPE.YEAR),
+        int,
+    ),
+}
+"""What the driver makes of the server's texts: integers. Everything else is the dialect's to read."""
+_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+
+_LOST: Final = frozenset(
+    {
+        CR.CR_SERVER_GONE_ERROR,
+        CR.CR_SERVER_LOST,
+        CR.CR_SERVER_LOST_EXTENDED,
+        ER.SERVER_SHUTDOWN,
+        ER.NORMAL_SHUTDOWN,
+        ER.SHUTDOWN_COMPLETE,
+        ER.NEW_ABORTING_CONNECTION,
+        ER.ABORTING_CONNECTION,
+        ER.FORCING_CLOSE,
+        ER.NET_READ_ERROR,
+        ER.NET_READ_INTERRUPTED,
+        ER.NET_ERROR_ON_WRITE,
+        ER.NET_WRITE_INTERRUPTED,
+        ER.QUERY_INTERRUPTED,
+        1927,  # ER_CONNECTION_KILLED
+    }
+)
+_TRY_AGAIN: Final = frozenset({ER.LOCK_DEADLOCK, ER.CHECKREAD, ER.TABLE_DEF_CHANGED, 1615, 1969})
+"""A deadlock, a row or a table that changed since it was read, a statement that is to be prepared anew, a limit."""
+_MISSING: Final = frozenset({ER.NO_SUCH_TABLE, ER.BAD_TABLE_ERROR, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR})
+_DUPLICATE: Final = frozenset({ER.DUP_ENTRY, ER.DUP_UNIQUE, 1586, 1761, 1762})
+_UNAVAILABLE: Final = frozenset(
+    {
+        ER.DBACCESS_DENIED_ERROR,
+        ER.ACCESS_DENIED_ERROR,
+        ER.TABLEACCESS_DENIED_ERROR,
+        ER.COLUMNACCESS_DENIED_ERROR,
+        ER.SPECIFIC_ACCESS_DENIED_ERROR,
+        ER.PROCACCESS_DENIED_ERROR,
+        ER.DISK_FULL,
+        ER.RECORD_FILE_FULL,
+        ER.OUTOFMEMORY,
+        ER.OUT_OF_SORTMEMORY,
+        ER.OUT_OF_RESOURCES,
+        ER.CON_COUNT_ERROR,
+        ER.GET_ERRNO,
+        ER.ERROR_ON_WRITE,
+        ER.OPTION_PREVENTS_STATEMENT,
+        1662,  # ER_BINLOG_ROW_MODE_AND_STMT_ENGINE and its like: the binlog cannot hold the change
+        1665,  # ER_BINLOG_STMT_MODE_AND_ROW_ENGINE
+        1792,  # ER_CANT_EXECUTE_IN_READ_ONLY_TRANSACTION
+        1836,  # ER_READ_ONLY_MODE
+    }
+)
+_NO_SUCH_THREAD: Final = ER.NO_SUCH_THREAD
+_PARAMETER: Final = re.compile(r"\$(\d+)")
+
+_COLUMNS: Final = """
+SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, GENERATION_EXPRESSION IS NOT NULL OR EXTRA LIKE '%%GENERATED%%',
+       CAST(NUMERIC_SCALE AS SIGNED), CAST(DATETIME_PRECISION AS SIGNED),
+       CAST(CHARACTER_MAXIMUM_LENGTH AS SIGNED), COLLATION_NAME
+  FROM information_schema.COLUMNS
+ WHERE TABLE_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2
+ ORDER BY ORDINAL_POSITION""".replace("%%", "%")
+_TABLE_TYPE: Final = """
+SELECT TABLE_TYPE FROM information_schema.TABLES
+ WHERE TABLE_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2"""
+_TABLE_TYPES: Final = ("BASE TABLE", "SYSTEM VERSIONED")
+
+_WHOSE: Final = (
+    "CONCAT('session ', p.ID, ' of user ', p.USER, ' from ', p.HOST, ', ', LOWER(p.COMMAND), ' since ', p.TIME, ' s')"
+)
+_HOLDERS: Final = """
+  FROM information_schema.INNODB_TRX t JOIN information_schema.PROCESSLIST p ON p.ID = t.trx_mysql_thread_id
+ WHERE t.trx_rows_locked > 0 AND p.ID <> CONNECTION_ID()"""
+
+
+def lock_name(identity: str) -> str:
+    """Return the name of the lock that the session of this identity holds."""
+    return f"tranlog {identity}"
+
+
+class MariadbSession:
+    """One connection to a MariaDB server; see Session for what its methods do."""
+
+    def __init__(self, options: TargetOptions) -> None:
+        url = read_url(options.dsn)
+        self._where = url.describe()
+        self._lock_wait_s = -1
+        more: dict[str, Any] = {"unix_socket": url.unix_socket} if url.unix_socket else {}
+        if url.ssl_ca:
+            more |= {"ssl_ca": url.ssl_ca, "ssl_verify_cert": True, "ssl_verify_identity": True}
+        try:
+            self._connection: pymysql.Connection[Any] = pymysql.connect(
+                host=url.host,
+                port=url.port,
+                user=url.user,
+                password=url.password,
+                database=url.database,
+                charset="utf8mb4",
+                autocommit=True,
+                connect_timeout=max(1, round(options.connect_timeout_s)),
+                # FOUND_ROWS: an update to equal values has found its row.
+                client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS,
+                conv=_CONVERSIONS,
+                program_name="tranlog",
+                **more,
+            )
+        except (pymysql.err.MySQLError, OSError, RuntimeError) as exc:
+            raise unavailable(self._where, _message(exc)) from exc
+        try:
+            self._cursor = self._connection.cursor()
+            self._set_up(options)
+        except MisfitError as exc:
+            self.close()
+            raise unavailable(self._where, str(exc)) from exc
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_up(self, options: TargetOptions) -> None:
+        sock = getattr(self._connection, "_sock", None)
+        if sock is not None and sock.family != socket.AF_UNIX:
+            for option, value in _KEEPALIVE:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        ((version,),) = self.fetch("SELECT VERSION()")
+        if "MariaDB" not in version:
+            raise unavailable(self._where, f"it is no MariaDB, but {version}")
+        self._execute(f"SET NAMES utf8mb4 COLLATE {COLLATION}")
+        settings = {**_SETTINGS, "idle_transaction_timeout": str(ceil(options.idle_timeout_s))}
+        self._execute("SET SESSION " + ", ".join([f"{name} = {value}" for name, value in settings.items()]))
+        self._wait_for_locks(_LOCK_WAIT_S)
+        ((connection_id, packet),) = self.fetch("SELECT CONNECTION_ID(), @@max_allowed_packet")
+        self._packet_most = packet - _PACKET_MARGIN
+        self._packet_allowed = packet
+        self.identity = f"{connection_id} {uuid.uuid4().hex}"
+        # By the second name a session is found of which only the number is seen.
+        names = (lock_name(self.identity), lock_name(f"{connection_id}"))
+        ((one, two),) = self.fetch("SELECT GET_LOCK($1, 0), GET_LOCK($2, 0)", names)
+        if one != 1 or two != 1:
+            raise unavailable(self._where, "the server gives no lock by GET_LOCK, and a session needs one for its name")
+
+    def _wait_for_locks(self, seconds: int) -> None:
+        if self._lock_wait_s != seconds:
+            self._execute(f"SET SESSION innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}")
+            self._lock_wait_s = seconds
+
+    # --- transactions ---
+
+    def begin(self, *, lock_timeout_s: float | None = None) -> None:
+        self._wait_for_locks(_LOCK_WAIT_S if lock_timeout_s is None else max(1, ceil(lock_timeout_s)))
+        self._execute("START TRANSACTION")
+
+    def commit(self) -> None:
+        self._execute("COMMIT")
+
+    def rollback(self) -> None:
+        with suppress(pymysql.err.MySQLError, OSError):
+            self._cursor.execute("ROLLBACK")
+
+    def savepoint(self) -> None:
+        self._execute("SAVEPOINT tranlog_savepoint")
+
+    def rollback_to_savepoint(self) -> None:
+        self._execute("ROLLBACK TO SAVEPOINT tranlog_savepoint")
+
+    # --- statements ---
+
+    def _execute(self, sql: str | bytes) -> list[int]:
+        """Run one statement, or several, to the end; return how many rows each one hit."""
+        cursor = self._cursor
+        try:
+            cursor.execute(sql)
+            counts = [cursor.rowcount]
+            while cursor.nextset():
+                counts.append(cursor.rowcount)
+        except (pymysql.err.MySQLError, OSError) as exc:
+            raise self._sorted(exc) from exc
+        return counts
+
+    def _filled(self, sql: str, parameters: Sequence[Any]) -> str:
+        if not parameters:
+            return sql
+        texts = [_parameter(value) for value in parameters]
+        filled = _PARAMETER.sub(lambda found: texts[int(found[1]) - 1], sql)
+        self._check_size(len(filled.encode()))
+        return filled
+
+    def _check_size(self, size: int) -> None:
+        if size > self._packet_most:
+            raise MisfitError(
+                f"it takes a packet of {size} bytes, and the server's max_allowed_packet is {self._packet_allowed}; "
+                "SET GLOBAL max_allowed_packet to more, 1073741824 at most, then start again"
+            )
+
+    def run(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        return self._execute(self._filled(sql, parameters))[0]
+
+    def fetch(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        try:
+            self._cursor.execute(self._filled(sql, parameters))
+            return list(self._cursor.fetchall())
+        except (pymysql.err.MySQLError, OSError) as exc:
+            raise self._sorted(exc) from exc
+
+    def send(self, form: Form, rows: Sequence[Row]) -> int:
+        if form.one is not None and len(rows) <= FEW_ROWS:
+            form = form.one
+        together = ROWS_HERE in form.sql
+        head, _, tail = form.sql.partition(ROWS_HERE)
+        prefix, suffix, between = head.encode(), tail.encode(), b"," if together else b";"
+        most = self._packet_most - len(prefix) - len(suffix)
+        part: list[bytes] = []
+        size = statements = 0
+        for text in form.bind(rows):
+            raw = text.encode("utf-8", "surrogateescape")
+            if part and size + len(raw) > most:
+                self._send(prefix, between.join(part), suffix, len(part), together)
+                part, size, statements = [], 0, statements + 1
+            part.append(raw)
+            size += len(raw) + 1
+        self._check_size(len(prefix) + size + len(suffix))
+        self._send(prefix, between.join(part), suffix, len(part), together)
+        return statements + 1
+
+    def _send(self, prefix: bytes, rows: bytes, suffix: bytes, count: int, together: bool) -> None:
+        self._check_size(len(prefix) + len(rows) + len(suffix))
+        counts = self._execute(prefix + rows + suffix)
+        hit = counts[0] if together else next((n for n in counts if n != 1), 1)
+        wanted = count if together else 1
+        if hit != wanted:
+            raise MisfitError(f"{hit} rows hit instead of {wanted}", affected=hit)
+
+    def settle(self) -> None:
+        """Nothing waits: `send` has done it."""
+
+    def run_script(self, text: str) -> None:
+        self._execute(text)
+
+    def _sorted(self, exc: BaseException) -> Exception:
+        """Return what an error of the driver's is to us, by the server's code for it."""
+        why = _message(exc)
+        code = exc.args[0] if isinstance(exc, pymysql.err.MySQLError) and exc.args else None
+        if not isinstance(code, int) or code == 0 or code in _LOST:
+            return TransientTargetError(why=f"the connection to {self._where} was lost: {why or 'it is closed'}")
+        if code == ER.LOCK_WAIT_TIMEOUT:
+            return LockTimeoutError(f"a lock did not come in time ({why})")
+        if code in _TRY_AGAIN:
+            return TransientTargetError(why=why)
+        if code in _MISSING:
+            return MissingTableError(why)
+        if code in _UNAVAILABLE:
+            return unavailable(self._where, why)
+        return MisfitError(why, duplicate=code in _DUPLICATE)
+
+    # --- the catalogue ---
+
+    def table(self, table: TableMap) -> TargetTable:
+        names = (fit_name(table.schema) if table.schema else "", fit_name(table.table))
+        kinds = self.fetch(_TABLE_TYPE, names)
+        if not kinds:
+            raise MissingTableError("there is no such table")
+        if kinds[0][0] not in _TABLE_TYPES:
+            raise MissingTableError(f"this name is not a table's ({kinds[0][0].lower()})")
+        columns = {}
+        for name, kind, declared, generated, scale, precision, length, collation in self.fetch(_COLUMNS, names):
+            columns[name] = TargetColumn(
+                name=name,
+                type_name=kind,
+                category=CATEGORY_OF.get(kind, "other"),
+                declared=declared,
+                generated=bool(generated),
+                digits=precision
+                if precision is not None
+                else scale
+                if kind in ("decimal", "float", "double")
+                else None,
+                length=length,
+                collation=collation or "",
+                labels=catalog_labels(declared),
+            )
+        # Updates that change a key go row by row, so no column needs to be known as unique.
+        return TargetTable(columns=columns, unique=frozenset(), place="")
+
+    def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        cursor = self._connection.cursor(SSCursor)
+        try:
+            cursor.execute(sql)
+            yield from cursor.fetchall_unbuffered()
+        except (pymysql.err.MySQLError, OSError) as exc:
+            raise self._sorted(exc) from exc
+        finally:
+            with suppress(pymysql.err.MySQLError, OSError):
+                cursor.close()
+
+    # --- other sessions ---
+
+    def end(self, identity: str) -> bool:
+        number = identity.partition(" ")[0]
+        if identity == self.identity or not number.isdigit():
+            return False
+        ((holder,),) = self.fetch("SELECT IS_USED_LOCK($1)", (lock_name(identity),))
+        if holder != int(number) or not self._keeps_a_lock(holder):
+            return False
+        try:
+            self._cursor.execute(f"KILL {holder}")
+        except pymysql.err.MySQLError as exc:
+            if exc.args[0] == _NO_SUCH_THREAD:
+                return True
+            whose = self.fetch(f"SELECT {_WHOSE} FROM information_schema.PROCESSLIST p WHERE p.ID = {holder}")
+            who = whose[0][0] if whose else f"session {holder}"
+            raise unavailable(
+                self._where,
+                f"{who} keeps a row of tranlog_channel locked and may not be ended by this user: {_message(exc)}",
+            ) from exc
+        except OSError as exc:
+            raise self._sorted(exc) from exc
+        return True
+
+    def _keeps_a_lock(self, number: int) -> bool:
+        """Whether a session holds locks on rows. Who may not see that takes it so: it is a replaced task's session."""
+        try:
+            return bool(self._fetch_seen(f"SELECT p.ID {_HOLDERS} AND p.ID = {number}"))
+        except _UnseenError:
+            return True
+
+    def stopped_inside(self) -> list[str]:
+        idle = (
+            "p.COMMAND = 'Sleep' AND p.TIME >= 1 AND p.USER = SUBSTRING_INDEX(USER(), '@', 1) AND p.DB <=> DATABASE()"
+        )
+        ours = "IS_USED_LOCK(CONCAT('tranlog ', p.ID)) = p.ID"
+        try:
+            rows = self._fetch_seen(f"SELECT p.ID {_HOLDERS} AND {idle} AND {ours}")
+        except _UnseenError:
+            return []
+        return [str(number) for (number,) in rows]
+
+    def lock_holders(self) -> tuple[str, bool]:
+        try:
+            rows = self._fetch_seen(f"SELECT {_WHOSE} {_HOLDERS} ORDER BY t.trx_started LIMIT 5")
+        except _UnseenError:
+            return "a session that this user may not see (GRANT PROCESS ON *.* shows it)", False
+        return " or ".join([who for (who,) in rows]) or "a session that has ended by now", False
+
+    def _fetch_seen(self, sql: str) -> list[tuple[Any, ...]]:
+        try:
+            self._cursor.execute(sql)
+            return list(self._cursor.fetchall())
+        except pymysql.err.MySQLError as exc:
+            if exc.args[0] == ER.SPECIFIC_ACCESS_DENIED_ERROR:
+                raise _UnseenError from exc
+            raise self._sorted(exc) from exc
+        except OSError as exc:
+            raise self._sorted(exc) from exc
+
+    def close(self) -> None:
+        with suppress(pymysql.err.MySQLError, OSError):
+            self._connection.close()
+
+
+class _UnseenError(Exception):
+    """This user may not see other users' transactions."""
+
+
+def _parameter(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    return literal(value) if isinstance(value, str) else str(int(value))
+
+
+def _message(exc: BaseException) -> str:
+    """Return the server's or the driver's message in one line."""
+    text = str(exc.args[1]) if isinstance(exc, pymysql.err.MySQLError) and len(exc.args) > 1 else str(exc)
+    return " ".join(text.split())

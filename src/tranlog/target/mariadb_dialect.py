@@ -1,0 +1,782 @@
+"""MariaDB as a target: its names, types and statements.
+
+Owns what a value is as a literal of MariaDB's, which columns take it, and the set-based statements. The hard idea:
+MariaDB is helpful. In strict mode too it cuts spaces from text that is too long, drops digits behind the point of a
+second, takes '2' for the second label of an ENUM and stores -0.0 as 0.0. So whatever it would change without an error
+is looked for here, and refused by name. Pure.
+
+Source: design/pipeline.md, "Applying"; design/data-model.md, "Values"; MariaDB's manual, "Data Types", "SQL_MODE".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from math import copysign, isinf
+from typing import Any, Final, NoReturn, TypeAlias
+from uuid import UUID
+
+from tranlog.change import Column, Op, TableMap
+from tranlog.target.binding import (
+    BoundColumn,
+    Form,
+    MismatchError,
+    Row,
+    TargetColumn,
+    UnfitError,
+    may_round,
+    source_digits,
+)
+from tranlog.target.dialect import Dialect
+from tranlog.target.text_forms import TEXT_OF, bits_text, fraction_digits, round_f32, text_reader, with_digits
+from tranlog.types import (
+    F32,
+    Bit,
+    CharsetBytes,
+    Date,
+    Datetime,
+    EnumLabel,
+    InfiniteDate,
+    Instant,
+    Json,
+    LogicalType,
+    Other,
+    SetLabels,
+    Time,
+    Unchanged,
+    Value,
+    ZeroDate,
+    civil_from_date,
+    date_from_civil,
+    time_text,
+    value_text,
+)
+
+NAME_CHARS: Final = 64
+"""MariaDB refuses longer names."""
+_FILE_CHARS: Final = 240
+"""A table's and a database's name become a file's, of 255 bytes with its suffix; a letter beyond ASCII takes five."""
+COLLATION: Final = "utf8mb4_nopad_bin"
+"""The one that takes no two different texts for equal; all others ignore case, or spaces at the end."""
+KEY_BYTES: Final = 3072
+"""What an InnoDB index holds of a row."""
+ROWS_HERE: Final = "\0"
+"""In a form's SQL: where the rows go, divided by commas. A form without it is one statement for each row."""
+
+CATEGORY_OF: Final[dict[str, str]] = {
+    **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint", "year"), "integer"),
+    "decimal": "decimal",
+    "float": "float4",
+    "double": "float8",
+    "bit": "bit",
+    "date": "date",
+    "datetime": "datetime",
+    "timestamp": "timestamp",
+    "time": "time",
+    "char": "char",
+    **dict.fromkeys(("varchar", "tinytext", "text", "mediumtext", "longtext"), "text"),
+    "binary": "binary",
+    **dict.fromkeys(("varbinary", "tinyblob", "blob", "mediumblob", "longblob"), "bytes"),
+    **dict.fromkeys(
+        (
+            *("geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon"),
+            "geometrycollection",
+        ),
+        "geometry",
+    ),
+    "enum": "enum",
+    "set": "set",
+    "uuid": "uuid",
+}
+"""By information_schema.COLUMNS.DATA_TYPE. Whatever is not here is "other"."""
+
+_NUMERIC: Final = "numeric"
+_Write: TypeAlias = Callable[[Any], str]
+
+
+# --- names and types ------------------------------------------------------------------------------------------------
+
+
+def fit_name(name: str) -> str:
+    """Return a name that MariaDB takes: 64 characters at most, of Unicode's first plane, no space at the end.
+
+    One that it does not take is mended and ends in 8 digits of a hash of all of it.
+    """
+    if _fits(name):
+        return name
+    tail = "_" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    kept = "".join([c if 0 < ord(c) <= 0xFFFF else "_" for c in name])[: NAME_CHARS - len(tail)]
+    while not _fits(kept + tail):
+        kept = kept[:-1]
+    return kept + tail
+
+
+def _fits(name: str) -> bool:
+    return (
+        0 < len(name) <= NAME_CHARS
+        and not name.endswith((" ", "\t", "\n", "\r", "\v", "\f"))
+        and all(0 < ord(c) <= 0xFFFF for c in name)
+        and sum([1 if c.isascii() and (c.isalnum() or c == "_") else 5 for c in name]) <= _FILE_CHARS
+    )
+
+
+def quote(name: str) -> str:
+    """Quote a name, made to fit."""
+    return "`" + fit_name(name).replace("`", "``") + "`"
+
+
+def table_name(table: TableMap) -> str:
+    """Return the quoted database and name; without a schema, a table of the database that the target's URL names."""
+    return f"{quote(table.schema)}.{quote(table.table)}" if table.schema else quote(table.table)
+
+
+_INTEGER_WORDS: Final = {
+    **{word: word for word in ("tinyint", "smallint", "mediumint", "int", "bigint", "year")},
+    "integer": "int",
+}
+_GEOMETRY: Final = re.compile(r"(multi)?(point|linestring|polygon)|geometry(collection)?")
+_LABELS: Final = re.compile(r"'((?:[^']|'')*)'", re.DOTALL)
+_CATALOG_LABELS: Final = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
+_ESCAPED: Final = re.compile(r"''|\\(.)", re.DOTALL)
+_ESCAPES: Final = {"0": "\0", "n": "\n", "r": "\r"}
+_MADE_DIGITS: Final = {"time": 0, "datetime": 0, "timestamp": 0}
+"""How MariaDB spells a time without digits behind the second."""
+_VARCHAR_MOST: Final = 255
+"""Declared lengths up to here become VARCHAR; a row holds 65,535 bytes of such columns, of the others the begin."""
+
+
+def affinity_of(declared: str) -> str:
+    """Return what a column of SQLite's becomes, by SQLite's own rules of affinity: a type of ours, or "numeric"."""
+    upper = declared.upper()
+    if "INT" in upper:
+        return "bigint"
+    if "CHAR" in upper or "CLOB" in upper or "TEXT" in upper:
+        return "longtext"
+    if "BLOB" in upper:
+        return "longblob"
+    if "REAL" in upper or "FLOA" in upper or "DOUB" in upper:
+        return "double"
+    return _NUMERIC if upper.strip() else "longtext"
+
+
+def _column_type(column: Column, key_bytes: int) -> str:
+    """Return a column's type; `key_bytes` is how much of it a key may hold, 0 for a column of no key."""
+    word = column.source_type.lower().partition("(")[0].strip().partition(" ")[0]
+    match column.logical:
+        case LogicalType.ANY:
+            made = affinity_of(column.source_type)
+            if made == "longblob":
+                return _bytes_type(0, key_bytes)
+            # A number of either kind is text: no type of MariaDB's holds 64 bits and a float.
+            return _text_type(0, key_bytes) if made in ("longtext", _NUMERIC) else made
+        case LogicalType.BOOL:
+            return "tinyint(1)"
+        case LogicalType.INTEGER:
+            made = _INTEGER_WORDS.get(word, "bigint")
+            return made + " unsigned" if column.unsigned and made != "year" else made
+        case LogicalType.F32:
+            return "float"
+        case LogicalType.F64:
+            return "double"
+        case LogicalType.DECIMAL:
+            return _decimal_type(column) or _text_type(0, key_bytes)
+        case LogicalType.BYTES:
+            return word if _GEOMETRY.fullmatch(word) else _bytes_type(column.length, key_bytes)
+        case LogicalType.DATE:
+            return "date"
+        case LogicalType.TIME:
+            return f"time({_time_digits(column)})"
+        case LogicalType.DATETIME:
+            return f"datetime({_time_digits(column)})"
+        case LogicalType.INSTANT:
+            # TIMESTAMP ends in 2038, and begins in 1970: it serves MariaDB's own only.
+            kind = "timestamp" if column.source_type.lower().partition("(")[0] == "timestamp" else "datetime"
+            return f"{kind}({_time_digits(column)})"
+        case LogicalType.BIT:
+            return f"bit({column.length})" if 0 < column.length <= 64 else _text_type(0, key_bytes)
+        case LogicalType.ENUM | LogicalType.SET:
+            labels = _declared_labels(column)
+            return f"{word}({', '.join(map(literal, labels))})" if labels else _text_type(0, key_bytes)
+        case LogicalType.JSON:
+            return "json" if not key_bytes else _text_type(0, key_bytes)
+        case LogicalType.UUID:
+            return "uuid"
+        case LogicalType.TEXT:
+            return _text_type(column.length, key_bytes)
+        case LogicalType.OTHER:
+            return _text_type(0, key_bytes)
+
+
+def _text_type(length: int, key_bytes: int) -> str:
+    most = key_bytes // 4
+    if most:
+        return f"varchar({min(length, most) if length else most})"
+    return f"varchar({length})" if 0 < length <= _VARCHAR_MOST else "longtext"
+
+
+def _bytes_type(length: int, key_bytes: int) -> str:
+    if key_bytes:
+        return f"varbinary({min(length, key_bytes) if length else key_bytes})"
+    return f"varbinary({length})" if 0 < length <= _VARCHAR_MOST else "longblob"
+
+
+def _decimal_type(column: Column) -> str:
+    _, bracket, rest = column.source_type.partition("(")
+    numbers = [part.strip() for part in rest.partition(")")[0].split(",")] if bracket else []
+    if not numbers or not all(number.isdigit() for number in numbers):
+        return ""
+    precision, scale = int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0
+    if precision > 65 or scale > 38:
+        return ""
+    return f"decimal({precision},{scale})" + (" unsigned" if column.unsigned else "")
+
+
+def _time_digits(column: Column) -> int:
+    digits = source_digits(column)
+    return _MADE_DIGITS.get(column.source_type.lower(), 6) if digits is None else min(digits, 6)
+
+
+def _declared_labels(column: Column) -> tuple[str, ...]:
+    word, bracket, rest = column.source_type.partition("(")
+    if word.lower() not in ("enum", "set") or not bracket:
+        return ()
+    return tuple([label.replace("''", "'") for label in _LABELS.findall(rest)])
+
+
+def catalog_labels(column_type: str) -> tuple[str, ...]:
+    """Return the labels of `enum('a','b''c')` as information_schema spells it."""
+    if not column_type.startswith(("enum(", "set(")):
+        return ()
+    return tuple([_ESCAPED.sub(_unescape, label) for label in _CATALOG_LABELS.findall(column_type)])
+
+
+def _unescape(found: re.Match[str]) -> str:
+    return "'" if found[1] is None else _ESCAPES.get(found[1], found[1])
+
+
+def _key_bytes(table: TableMap) -> dict[int, int]:
+    """Return how many bytes of each key column's value the smallest of its keys has room for."""
+    room: dict[int, int] = {}
+    for key in (table.primary_key, *table.unique_keys):
+        wide = [i for i in key if _column_type(table.columns[i], KEY_BYTES).startswith("var")]
+        for i in wide:
+            share = (KEY_BYTES - 32 * (len(key) - len(wide))) // len(wide)
+            room[i] = min(room.get(i, KEY_BYTES), share)
+    return room
+
+
+TABLE_OPTIONS: Final = f" ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4 COLLATE = {COLLATION}"
+
+
+def create_table(table: TableMap) -> tuple[str, ...]:
+    """Return the statements that make a database and a table; foreign keys stay behind, as elsewhere."""
+    room = _key_bytes(table)
+    parts = []
+    for index, column in enumerate(table.columns):
+        made = _column_type(column, room.get(index, 0))
+        definition = f"{quote(column.name)} {made}"
+        if column.nullable:
+            parts.append(definition + " NULL")
+        else:  # a TIMESTAMP without a default may take one that changes it by itself
+            parts.append(definition + (" NOT NULL DEFAULT 0" if made.startswith("timestamp") else " NOT NULL"))
+    if table.primary_key:
+        parts.append(f"PRIMARY KEY ({_names(table, table.primary_key)})")
+    parts += [f"UNIQUE ({_names(table, key)})" for key in table.unique_keys]
+    columns = ",\n    ".join(parts)
+    made = f"CREATE TABLE IF NOT EXISTS {table_name(table)} (\n    {columns}\n){TABLE_OPTIONS}"
+    if not table.schema:
+        return (made,)
+    return (f"CREATE DATABASE IF NOT EXISTS {quote(table.schema)} CHARACTER SET utf8mb4 COLLATE {COLLATION}", made)
+
+
+def _names(table: TableMap, indexes: Sequence[int]) -> str:
+    return ", ".join([quote(table.columns[i].name) for i in indexes])
+
+
+_COMMENTS: Final = re.compile(r"\s+|--[^\n]*(\n|$)|#[^\n]*(\n|$)|/\*(?!M?!).*?(\*/|$)", re.DOTALL)
+_TRIGGER: Final = re.compile(
+    r"(create|alter|drop)\s+(or\s+replace\s+)?(definer\s*=\s*\S+(\s*@\s*\S+)?\s+)?(trigger|event)\b", re.IGNORECASE
+)
+_ADMINISTRATION: Final = re.compile(
+    r"(grant|revoke|set(?!\s+statement)|analyze|optimize|repair|check|flush|reset|purge|cache|install|uninstall)\b|"
+    r"(create|alter|drop|rename)\s+(or\s+replace\s+)?(user|role)\b",
+    re.IGNORECASE,
+)
+_DATABASE: Final = re.compile(r"(create|alter|drop)\s+(or\s+replace\s+)?(database|schema)\b", re.IGNORECASE)
+
+
+def _behind_comments(statement: str) -> int:
+    start = 0
+    while (gap := _COMMENTS.match(statement, start)) is not None and gap.end() > start:
+        start = gap.end()
+    return start
+
+
+def skip_statement(statement: str) -> str:
+    """Say why a statement is not to be run here: it is about a trigger, an event, or the server it ran at."""
+    start = _behind_comments(statement)
+    if _TRIGGER.match(statement, start):
+        return "the rows that a trigger or an event writes at the source arrive as rows; here it would write them twice"
+    if _ADMINISTRATION.match(statement, start):
+        return "users, rights and upkeep are each server's own"
+    return ""
+
+
+def needs_no_database(statement: str) -> bool:
+    """Whether a statement is about a database itself, which may not be there."""
+    return _DATABASE.match(statement, _behind_comments(statement)) is not None
+
+
+# --- values in ------------------------------------------------------------------------------------------------------
+
+
+def literal(text: str) -> str:
+    """Return a text as a literal: in our sessions a backslash escapes."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def bytes_literal(value: bytes) -> str:
+    """Return bytes as a literal; the bytes themselves, which are no UTF-8, come out again by `surrogateescape`."""
+    escaped = value.replace(b"\\", b"\\\\").replace(b"'", b"\\'")
+    return "_binary'" + escaped.decode("utf-8", "surrogateescape") + "'"
+
+
+def _float(value: float) -> str:
+    if value != value or isinf(value):
+        raise UnfitError(f"{value_text(value)} is no number that MariaDB has; make the column text, or mend the row")
+    if value == 0.0 and copysign(1.0, value) < 0:
+        raise UnfitError("MariaDB stores -0.0 as 0.0; make the column text, or mend the row at the source")
+    text = repr(value)
+    return text if "e" in text else text + "e0"
+
+
+def _decimal(value: Decimal) -> str:
+    if not value.is_finite():
+        raise UnfitError(f"{value} is no number that MariaDB has; make the column text, or mend the row at the source")
+    return format(value, "f")
+
+
+def _number(value: float) -> str:
+    """Return a float as text that tells itself from an integer's; an infinity as SQLite would read it."""
+    return ("1e999" if value > 0 else "-1e999") if isinf(value) else repr(value)
+
+
+def _charset_bytes(value: CharsetBytes) -> NoReturn:
+    raise UnfitError(f"bytes that are no text in {value.charset} cannot be stored as text")
+
+
+def _no_infinity(value: InfiniteDate) -> NoReturn:
+    raise UnfitError(f"{value_text(value)!r} is a date that MariaDB does not have; make the column text")
+
+
+def _date(value: Date) -> str:
+    year, month, day = civil_from_date(value)
+    if not 0 <= year <= 9999:
+        raise UnfitError(f"{value_text(value)} is beyond the years 0 to 9999 that MariaDB has; make the column text")
+    return f"{year:04d}-{month:02d}-{day:02d}"
+
+
+_DAY_MICROS: Final = 86_400_000_000
+
+
+def _datetime(value: Datetime | Instant) -> str:
+    days, micros = divmod(value.micros, _DAY_MICROS)
+    return f"{_date(Date(days))} {time_text(Time(micros))}"
+
+
+_DATES: Final[dict[type, _Write]] = {InfiniteDate: _no_infinity, ZeroDate: lambda value: str(value.text)}
+_ANY_TEXT: Final[dict[type, _Write]] = {**TEXT_OF, CharsetBytes: _charset_bytes}
+_ENUM: Final[dict[type, _Write]] = {EnumLabel: lambda value: str(value.label), str: str}
+_SET: Final[dict[type, _Write]] = {SetLabels: lambda value: ",".join(value.labels), str: str}
+
+WRITES: Final[dict[str, dict[type, _Write]]] = {
+    "integer": {int: str, bool: lambda value: "1" if value else "0"},
+    "decimal": {int: str, bool: lambda value: "1" if value else "0", Decimal: _decimal},
+    "float4": {F32: lambda value: _float(value.value)},
+    "float8": {float: _float, F32: lambda value: _float(value.value)},
+    "bit": {Bit: bits_text},
+    "text": _ANY_TEXT,
+    "char": _ANY_TEXT,
+    "binary": {bytes: bytes_literal},
+    "bytes": {bytes: bytes_literal},
+    "geometry": {bytes: bytes_literal},
+    "date": {Date: _date, **_DATES},
+    "datetime": {Datetime: _datetime, Instant: _datetime, **_DATES},
+    "timestamp": {Instant: _datetime, **_DATES},
+    "time": {Time: time_text},
+    "enum": _ENUM,
+    "set": _SET,
+    "uuid": {UUID: str},
+    "other": {Other: lambda value: str(value.text), str: str},
+}
+"""For each category of column, the types of values that it takes and their text."""
+
+_NATURAL: Final[dict[LogicalType, type]] = {
+    LogicalType.BOOL: bool,
+    LogicalType.INTEGER: int,
+    LogicalType.F32: F32,
+    LogicalType.F64: float,
+    LogicalType.DECIMAL: Decimal,
+    LogicalType.TEXT: str,
+    LogicalType.BYTES: bytes,
+    LogicalType.DATE: Date,
+    LogicalType.TIME: Time,
+    LogicalType.DATETIME: Datetime,
+    LogicalType.INSTANT: Instant,
+    LogicalType.BIT: Bit,
+    LogicalType.ENUM: EnumLabel,
+    LogicalType.SET: SetLabels,
+    LogicalType.JSON: Json,
+    LogicalType.UUID: UUID,
+    LogicalType.OTHER: Other,
+}
+_ANY_WRITES: Final[dict[str, dict[type, _Write]]] = {
+    "integer": {int: str},
+    "float8": {float: _float},
+    "text": {str: str},
+    "char": {str: str},
+    "bytes": {bytes: bytes_literal},
+    _NUMERIC: {int: str, float: _number, str: str},
+}
+"""The same for a source whose values have no declared type: what reads back as the same."""
+
+
+def _any_kind(column: Column, target: TargetColumn) -> str:
+    """Return the key of `_ANY_WRITES` for a column: text is for numbers too where SQLite would make them of it."""
+    is_number = target.category == "text" and affinity_of(column.source_type) == _NUMERIC
+    return _NUMERIC if is_number else target.category
+
+
+def accepts(column: Column, target: TargetColumn) -> None:
+    """Refuse a column that takes none of the source's values, or not exactly. Raises MismatchError."""
+    if column.logical == LogicalType.ANY:
+        fits = _any_kind(column, target) in _ANY_WRITES
+    else:
+        fits = _NATURAL[column.logical] in WRITES[target.category]
+    if not fits:
+        raise MismatchError(
+            f"column {column.name} is {target.declared} here, which does not take the source's "
+            f"{column.source_type or 'values of any type'}"
+        )
+
+
+_BARE: Final = frozenset({"integer", "float4", "float8", "binary", "bytes", "geometry"})
+_LENGTH_COUNTS: Final = frozenset({"text", "char"})
+
+
+def _check(column: BoundColumn) -> Callable[[str], None] | None:
+    """Return what raises UnfitError for a text that the column would change without an error; None: it changes none."""
+    target = column.target
+    declared = target.declared
+    if target.category in ("enum", "set"):
+        labels = frozenset(target.labels)
+        several = target.category == "set"
+
+        def check_label(text: str) -> None:
+            for label in (text.split(",") if text else []) if several else [text]:
+                if label not in labels:
+                    raise UnfitError(f"{label!r} is no label of {declared} here")
+
+        return check_label
+    digits = target.digits if may_round(column.source, target) else None
+    if digits is not None:
+
+        def check_digits(text: str) -> None:
+            if len(fraction_digits(text)) > digits:
+                raise UnfitError(f"is {declared} here and would round {text}")
+
+        return check_digits
+    length = target.length
+    if target.category in _LENGTH_COUNTS and length is not None:
+        in_characters = target.type_name in ("char", "varchar")
+
+        def check_length(text: str) -> None:
+            if len(text) * 4 > length:
+                cut = text[length:] if in_characters else text.encode()[length:].decode(errors="replace")
+                if cut.isspace():
+                    raise UnfitError(f"is {declared} here and would cut spaces off")
+            if target.category == "char" and text.endswith(" "):
+                raise UnfitError(f"is {declared} here, which loses spaces at the end; declare it varchar")
+
+        return check_length
+    return None
+
+
+def _writer(column: BoundColumn, *, compared: bool = False) -> Callable[[Value], str]:
+    """Return what makes a literal of a value. `compared`: for a condition, not to be stored. Raises UnfitError."""
+    name, source, target = column.source.name, column.source, column.target
+    category = target.category
+    writes = _ANY_WRITES[_any_kind(source, target)] if source.logical == LogicalType.ANY else WRITES[category]
+    # A decimal to be stored goes as text: between the rows of one statement its digits stay its own.
+    bare = category in _BARE or (compared and category == "decimal")
+    check = _check(column)
+    fixed = target.length if category == "binary" else None
+
+    def write(value: Value) -> str:
+        if value is None:
+            return "NULL"
+        to_text = writes.get(type(value))
+        if to_text is None:
+            if isinstance(value, Unchanged):
+                raise UnfitError(f"column {name}: the source did not send its value")
+            shown = value_text(value)[:60]
+            raise UnfitError(
+                f"column {name} is {target.declared} here, which does not take {type(value).__name__} {shown}"
+            )
+        try:
+            text = to_text(value)
+            if check is not None:
+                check(text)
+            if fixed is not None and isinstance(value, bytes) and len(value) != fixed:
+                raise UnfitError(f"is {target.declared} here, which fills {len(value)} bytes up with zeros")
+        except UnfitError as exc:
+            joint = " " if str(exc).startswith("is ") else ": "
+            raise UnfitError(f"column {name}{joint}{exc}") from None
+        if bare:
+            return text
+        return f"b'{text}'" if category == "bit" else literal(text)
+
+    if check is None and category == "integer":
+        return lambda value: str(value) if type(value) is int else write(value)
+    return write
+
+
+# --- values out -----------------------------------------------------------------------------------------------------
+
+_FROM_SERVER: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?: (\d\d:\d\d:\d\d)(\.\d+)?)?")
+_SQLITE_NUMBER: Final = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
+_INTEGER: Final = re.compile(r"-?\d+")
+
+
+def selected(column: Column, target: TargetColumn, name: str) -> str:
+    """Return what to select of a column: a FLOAT as it is, not with the six digits that the server shows."""
+    return f"CAST({name} AS DOUBLE)" if target.category == "float4" else name
+
+
+def reader(column: Column, target: TargetColumn) -> Callable[[Any], Value]:
+    """Return what makes a value again out of what the session reads: integers, bytes, and the server's text."""
+    logical, category = column.logical, target.category
+    if logical == LogicalType.ANY:
+        if _any_kind(column, target) == _NUMERIC:
+            return _read_number
+        return float if category == "float8" else lambda stored: stored
+    match category:
+        case "integer":
+            return bool if logical == LogicalType.BOOL else lambda stored: stored
+        case "bit":
+            width = column.length or 0
+            return lambda stored: Bit(width, int.from_bytes(stored, "big"))
+        case "binary" | "bytes" | "geometry":
+            return lambda stored: stored
+        case "float4" | "float8":
+            return (lambda stored: round_f32(float(stored))) if logical == LogicalType.F32 else float
+        case "date" | "datetime" | "timestamp":
+            return _moment_reader(column)
+        case "decimal" if logical == LogicalType.DECIMAL:
+            digits = source_digits(column)
+            if digits is not None and digits != target.digits:
+                return lambda stored: with_digits(Decimal(stored), digits)
+            return Decimal
+    return text_reader(column)
+
+
+def _read_number(stored: str) -> Value:
+    if _INTEGER.fullmatch(stored):
+        return int(stored)
+    return float(stored) if _SQLITE_NUMBER.fullmatch(stored) else stored
+
+
+def _moment_reader(column: Column) -> Callable[[str], Value]:
+    digits = source_digits(column) or 0
+    made = Instant if column.logical == LogicalType.INSTANT else Datetime
+
+    def read(stored: str) -> Value:
+        found = _FROM_SERVER.fullmatch(stored)
+        if found is None:
+            return Other(column.source_type, stored)
+        year, month, day = int(found[1]), int(found[2]), int(found[3])
+        date = date_from_civil(year, month, day) if 1 <= month <= 12 else None
+        if date is None or civil_from_date(date) != (year, month, day):
+            fraction = (found[5] or ".")[1:].ljust(digits, "0")
+            fraction = fraction[:digits] + fraction[digits:].rstrip("0")
+            return ZeroDate(stored.partition(".")[0] + ("." + fraction if fraction else ""))
+        if found[4] is None:
+            return date
+        hours, minutes, seconds = map(int, found[4].split(":"))
+        micros = int((found[5] or ".")[1:].ljust(6, "0"))
+        return made(date.days * _DAY_MICROS + (hours * 3600 + minutes * 60 + seconds) * 1_000_000 + micros)
+
+    return read
+
+
+# --- statements -----------------------------------------------------------------------------------------------------
+
+_JOINED: Final = frozenset({"integer", "bytes", "binary"})
+
+
+def _joins(column: BoundColumn) -> bool:
+    """Whether a key's column finds its index when it is compared with a column of rows that come with the statement."""
+    target = column.target
+    return target.category in _JOINED or (target.category == "text" and target.collation == COLLATION)
+
+
+class MariadbForms:
+    """Multi-row statements; where a set will not do, one statement for each row, all in one packet."""
+
+    def insert(self, table: str, columns: Sequence[BoundColumn]) -> Form:
+        names = ", ".join([c.name for c in columns])
+        sql = f"INSERT INTO {table} ({names}) VALUES {ROWS_HERE}"
+        return Form(op=Op.INSERT, sql=sql, bind=_bind_rows([(c.index, _writer(c)) for c in columns]))
+
+    def update(
+        self, table: str, changed: Sequence[BoundColumn], key: Sequence[BoundColumn], *, width: int, alone: bool
+    ) -> Form:
+        values = [(width + c.index, _writer(c)) for c in changed]
+        found = [(c.index, _writer(c, compared=True)) for c in key]
+        one = Form(op=Op.UPDATE, sql="", bind=_bind_updates(table, changed, values, key, found))
+        # Run row by row, so that rows may pass each other's keys as they did at the source.
+        if alone or not all(map(_joins, key)):
+            return one
+        names = ", ".join([f"c{n}" for n in range(len(key) + len(changed))])
+        on = " AND ".join([f"t.{c.name} = v.c{n}" for n, c in enumerate(key)])
+        to = ", ".join([f"t.{c.name} = v.c{n}" for n, c in enumerate(changed, start=len(key))])
+        rows = f"(WITH v({names}) AS (VALUES {ROWS_HERE}) SELECT * FROM v) AS v"
+        # STRAIGHT_JOIN: the rows that came first, then each one's place in the table by its key.
+        sql = f"UPDATE {rows} STRAIGHT_JOIN {table} AS t ON {on} SET {to}"
+        return Form(op=Op.UPDATE, sql=sql, bind=_bind_rows([*found, *values]), distinct=True, one=one)
+
+    def delete(self, table: str, key: Sequence[BoundColumn]) -> Form:
+        found = [(c.index, _writer(c, compared=True)) for c in key]
+        if len(key) == 1:
+            (_, write), (index, _) = found[0], found[0]
+            sql = f"DELETE FROM {table} WHERE {key[0].name} IN ({ROWS_HERE})"
+            return Form(op=Op.DELETE, sql=sql, bind=lambda rows: [write(row[index]) for row in rows], distinct=True)
+        return Form(op=Op.DELETE, sql="", bind=_bind_deletes(table, key, found))
+
+    def update_image(
+        self,
+        table: str,
+        changed: Sequence[BoundColumn],
+        image: Sequence[BoundColumn],
+        *,
+        width: int,
+        nulls: tuple[bool, ...],
+        place: str,
+    ) -> Form:
+        values = [(c.name, width + c.index, _writer(c)) for c in changed]
+        same = _image(image, nulls)
+
+        def bind(rows: Sequence[Row]) -> list[str]:
+            return [
+                f"UPDATE {table} SET {', '.join([f'{name} = {write(row[i])}' for name, i, write in values])} "
+                f"WHERE {same(row)} LIMIT 1"
+                for row in rows
+            ]
+
+        return Form(op=Op.UPDATE, sql="", bind=bind, limit=1)
+
+    def delete_image(self, table: str, image: Sequence[BoundColumn], *, nulls: tuple[bool, ...], place: str) -> Form:
+        same = _image(image, nulls)
+
+        def bind(rows: Sequence[Row]) -> list[str]:
+            return [f"DELETE FROM {table} WHERE {same(row)} LIMIT 1" for row in rows]
+
+        return Form(op=Op.DELETE, sql="", bind=bind, limit=1)
+
+
+_Written: TypeAlias = Sequence[tuple[int, Callable[[Value], str]]]
+"""For each column its place in a row, and what makes its literal."""
+
+
+def _bind_rows(written: _Written) -> Callable[[Sequence[Row]], Sequence[str]]:
+    def bind(rows: Sequence[Row]) -> list[str]:
+        return ["(" + ", ".join([write(row[i]) for i, write in written]) + ")" for row in rows]
+
+    return bind
+
+
+def _bind_updates(
+    table: str, changed: Sequence[BoundColumn], values: _Written, key: Sequence[BoundColumn], found: _Written
+) -> Callable[[Sequence[Row]], Sequence[str]]:
+    sets = [(c.name, i, write) for c, (i, write) in zip(changed, values, strict=True)]
+    keys = [(c.name, i, write) for c, (i, write) in zip(key, found, strict=True)]
+
+    def bind(rows: Sequence[Row]) -> list[str]:
+        return [
+            f"UPDATE {table} SET {', '.join([f'{name} = {write(row[i])}' for name, i, write in sets])} "
+            f"WHERE {' AND '.join([f'{name} = {write(row[i])}' for name, i, write in keys])}"
+            for row in rows
+        ]
+
+    return bind
+
+
+def _bind_deletes(table: str, key: Sequence[BoundColumn], found: _Written) -> Callable[[Sequence[Row]], Sequence[str]]:
+    keys = [(c.name, i, write) for c, (i, write) in zip(key, found, strict=True)]
+
+    def bind(rows: Sequence[Row]) -> list[str]:
+        return [
+            f"DELETE FROM {table} WHERE {' AND '.join([f'{name} = {write(row[i])}' for name, i, write in keys])}"
+            for row in rows
+        ]
+
+    return bind
+
+
+def _image(image: Sequence[BoundColumn], nulls: tuple[bool, ...]) -> Callable[[Row], str]:
+    """Return what makes the condition of being equal to a row's before image, to the last byte."""
+    compared = [
+        (_exactly(c), c.index, None if null else _writer(c, compared=True))
+        for c, null in zip(image, nulls, strict=True)
+    ]
+
+    def condition(row: Row) -> str:
+        return " AND ".join(
+            [f"{name} IS NULL" if write is None else f"{name} = {write(row[i])}" for name, i, write in compared]
+        )
+
+    return condition
+
+
+def _exactly(column: BoundColumn) -> str:
+    """Return the expression whose equality is that of the value itself, whatever the column's collation."""
+    match column.target.category:
+        case "text" | "char" | "enum" | "set" | "other" if column.target.collation != COLLATION:
+            return f"CONVERT({column.name} USING utf8mb4) COLLATE {COLLATION}"
+        case "geometry":
+            return f"CAST({column.name} AS BINARY)"
+        case _:
+            return column.name
+
+
+_TEXT_TYPE: Final = f"longtext CHARACTER SET utf8mb4 COLLATE {COLLATION}"
+
+MARIADB: Final = Dialect(
+    kind="mariadb",
+    mark="$",
+    integer_type="bigint",
+    text_type=_TEXT_TYPE,
+    key_text_type=f"varchar(380) CHARACTER SET utf8mb4 COLLATE {COLLATION}",  # two of them fill a key
+    table_suffix=TABLE_OPTIONS,
+    now_ms="CAST(UNIX_TIMESTAMP(NOW(6)) * 1000 AS SIGNED)",
+    insert_or_keep="INSERT IGNORE INTO {into}",
+    insert_or_set="INSERT INTO {into} ON DUPLICATE KEY UPDATE {set}",
+    lock_rows=" FOR UPDATE",
+    share_rows=" LOCK IN SHARE MODE",
+    check_deferred="",
+    runs_ddl_of=frozenset({"mariadb"}),
+    ddl_to_skip=skip_statement,
+    needs_no_database=needs_no_database,
+    statements_commit=True,
+    quote=quote,
+    table_name=table_name,
+    one_name=table_name,
+    create_table=create_table,
+    accepts=accepts,
+    forms=MariadbForms(),
+    selected=selected,
+    reader=reader,
+)
+"""MariaDB 10.7 and later, for its type UUID; tried on 10.11."""

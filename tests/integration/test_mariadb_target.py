@@ -1,0 +1,532 @@
+"""MariaDB as a target: its sessions, its settings, its names and limits, statements that commit. Issue item 9."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+
+import pymysql
+import pytest
+
+from fix_target import (
+    ID,
+    INTEGER,
+    ITEMS,
+    MOVES,
+    PIPELINE,
+    TEXT,
+    Bench,
+    StoppedTask,
+    column,
+    content,
+    delete,
+    insert,
+    table,
+    unit_of,
+    update,
+)
+from fix_target import claim_again as claim
+from tranlog.change import Change, Options, RowChange, Statement
+from tranlog.errors import (
+    ConflictError,
+    DdlStopError,
+    ReplacedError,
+    TargetTableError,
+    TargetUnavailableError,
+    TransientTargetError,
+)
+from tranlog.ids import Seqno
+from tranlog.target.mariadb_dialect import NAME_CHARS, fit_name
+from tranlog.target.options import TargetOptions, open_target
+from tranlog.testing.servers import MariaDbServer
+from tranlog.types import Datetime, EnumLabel, Instant, LogicalType, SetLabels, Time
+
+pytestmark = pytest.mark.integration
+
+OF_MARIADB: Options = (("dbms_type", "mariadb"),)
+
+
+@pytest.fixture
+def options(mariadb_target: MariaDbServer, mariadb_target_database: str) -> TargetOptions:
+    return TargetOptions(kind="mariadb", dsn=mariadb_target.dsn(mariadb_target_database), lock_timeout_s=0.3)
+
+
+def sql(bench: Bench, text: str) -> None:
+    bench.session.run_script(text)
+
+
+# --- locks and sessions ---------------------------------------------------------------------------------------------
+
+
+def test_a_session_of_a_reused_number_is_not_ended(bench: Bench, mariadb_target: MariaDbServer) -> None:
+    """A restarted server counts its connections anew: only together with a name of its own does a number name one."""
+    bench.target.create_table(ITEMS)
+    other = open_target(bench.options)
+    other.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+    (stored,) = [row.session for row in bench.target.read_channels(PIPELINE)]
+    number, _, name = stored.partition(" ")
+    sql(bench, f"UPDATE tranlog_channel SET session = '{number} {'0' * 32}'")
+    own = bench.options.dsn.rpartition("/")[2]
+    with contextlib.closing(mariadb_target.connect(own, autocommit=False)) as holder:
+        holder.query("UPDATE tranlog_channel SET stats = ' '")
+        with pytest.raises(TargetUnavailableError, match=r"stayed locked for 0\.3 s by session .*sleep.*end that"):
+            claim(bench)
+        assert not bench.session.end(f"{number} {'0' * 32}")
+        assert not bench.session.end(f"{holder.thread_id()} {name}")
+        assert not bench.session.end(stored)  # it is that session, but keeps nobody waiting
+        holder.rollback()
+    claim(bench)
+    other.close()
+
+
+@pytest.mark.parametrize("sees", [False, True], ids=["sees little", "sees all"])
+def test_a_session_that_may_not_be_ended_is_named(
+    mariadb_target: MariaDbServer, bench: Bench, stop_task: Callable[..., StoppedTask], sees: bool
+) -> None:
+    bench.target.create_table(ITEMS)
+    user = "r_" + bench.options.dsn.rpartition("/")[2]
+    mariadb_target.execute(f"CREATE USER {user}")
+    mariadb_target.execute(f"GRANT ALL ON {bench.options.dsn.rpartition('/')[2]}.* TO {user}")
+    if sees:
+        mariadb_target.execute(f"GRANT PROCESS ON *.* TO {user}")
+    task = stop_task(bench)
+    limited = open_target(replace(bench.options, dsn=bench.options.dsn.replace("//root@", f"//{user}@")))
+    who = r"session \d+ of user root from .*" if sees else r"session \d+"
+    with pytest.raises(TargetUnavailableError, match=f"{who} keeps a row .* may not be ended by this user"):
+        limited.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+    limited.close()
+    assert task.go_on() == "applied"
+    mariadb_target.execute(f"DROP USER {user}")
+
+
+def test_a_stopped_task_is_ended_by_a_user_who_sees_no_locks(
+    mariadb_target: MariaDbServer, options: TargetOptions, stop_task: Callable[..., StoppedTask]
+) -> None:
+    """Nobody needs more than rights on the databases: our own sessions are known by their locks' names."""
+    own = options.dsn.rpartition("/")[2]
+    user = f"p_{own}"
+    mariadb_target.execute(f"CREATE USER {user}")
+    for database in (own, "shop"):
+        mariadb_target.execute(f"GRANT ALL ON {database}.* TO {user}")
+    bench = Bench(replace(options, dsn=options.dsn.replace("//root@", f"//{user}@")))
+    bench.target.create_table(ITEMS)
+    task = stop_task(bench)
+    claim(bench)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    assert task.go_on().startswith("TransientTargetError")
+    with pytest.raises(TargetUnavailableError, match="denied"):
+        bench.target.create_table(table("t", ID, schema="elsewhere"))
+    bench.close()
+    mariadb_target.execute(f"DROP USER {user}")
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+HOSTILE = {
+    "sql_mode": "'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT,TRADITIONAL'",
+    "time_zone": "'+05:45'",
+    "innodb_lock_wait_timeout": "1",
+    "lock_wait_timeout": "1",
+    "tx_isolation": "'SERIALIZABLE'",
+    "tx_read_only": "1",
+    "character_set_server": "latin1",
+    "collation_connection": "latin1_swedish_ci",
+    "sql_safe_updates": "1",
+    "sql_select_limit": "1",
+    "max_statement_time": "0.2",
+    "autocommit": "0",
+}
+
+
+def test_nothing_depends_on_how_the_server_is_set(
+    mariadb_target: MariaDbServer, options: TargetOptions, open_bench: Callable[[TargetOptions], Bench]
+) -> None:
+    with contextlib.closing(mariadb_target.connect()) as session, session.cursor() as cursor:
+        before = {}
+        for name, value in HOSTILE.items():
+            cursor.execute(f"SELECT @@GLOBAL.{name}")
+            before[name] = cursor.fetchall()[0][0]
+            cursor.execute(f"SET GLOBAL {name} = {value}")
+        try:
+            bench = open_bench(options)
+            tab = table(
+                "t",
+                ID,
+                column("f", LogicalType.F64, "double"),
+                column("b", LogicalType.BYTES, "blob"),
+                column("d", LogicalType.DATETIME, "datetime(6)"),
+                column("i", LogicalType.INSTANT, "timestamp(6)"),
+                column("t", LogicalType.TIME, "time(6)"),
+                column("s", TEXT, "text"),
+            )
+            bench.target.create_table(tab)
+            rows = [
+                (i, 0.1 + i, b"\\\xff'\0", Datetime(-1), Instant(86_399_999_999), Time(-1 - i), "\\'\"é🦆")
+                for i in range(3)
+            ]
+            bench.apply([insert(tab, row) for row in rows])
+            assert bench.rows(tab) == content(rows)
+            shown = bench.session.fetch("SELECT @@tx_isolation, @@time_zone, @@idle_transaction_timeout")
+            assert shown == [("READ-COMMITTED", "+00:00", 60)]
+        finally:
+            for name, value in before.items():
+                cursor.execute(f"SET GLOBAL {name} = %s", (value,))
+
+
+def test_a_wrong_address(mariadb_target: MariaDbServer, options: TargetOptions) -> None:
+    mariadb_target.execute("CREATE USER IF NOT EXISTS locked IDENTIFIED BY 'other'")
+    port = mariadb_target.port
+    for dsn, why in (
+        (mariadb_target.dsn("nowhere"), "Unknown database 'nowhere'"),
+        ("mariadb://u:secret@127.0.0.1:1/x", "127.0.0.1"),
+        (f"mariadb://locked:secret@127.0.0.1:{port}/x", "Access denied"),
+    ):
+        with pytest.raises(TargetUnavailableError, match=why) as caught:
+            open_target(replace(options, dsn=dsn))
+        assert "secret" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+    mariadb_target.execute("DROP USER locked")
+
+
+def test_a_row_beyond_the_server_s_packets(
+    start_mariadb: Callable[..., MariaDbServer], open_bench: Callable[[TargetOptions], Bench]
+) -> None:
+    """Issue, "Bad input": what the target cannot take is refused with its size, what is within arrives."""
+    server = start_mariadb(options={"log_bin": None, "max_allowed_packet": 1 << 20})
+    server.execute("CREATE DATABASE own")
+    bench = open_bench(TargetOptions(kind="mariadb", dsn=server.dsn("own")))
+    wide = table("wide", ID, column("b", LogicalType.BYTES, "longblob"))
+    bench.target.create_table(wide)
+    fits = [(i, bytes([i, 39]) * 300_000) for i in range(4)]
+    assert bench.apply([insert(wide, row) for row in fits]).statements == 4
+    assert bench.rows(wide) == content(fits)
+    with pytest.raises(ConflictError, match=r"key \(id=9\).*packet of 2000\d\d\d bytes.*max_allowed_packet is 1048576"):
+        bench.apply([insert(wide, (8, b"")), insert(wide, (9, b"'" * 1_000_000))])
+    bench.apply([delete(wide, row) for row in fits])
+    assert not bench.rows(wide)
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_tables_are_made_of(bench: Bench) -> None:
+    orders = table(
+        "orders",
+        column("id", INTEGER, "bigint(20) unsigned", unsigned=True, nullable=False),
+        column("note", TEXT, "char(10)", length=10),
+        column("body", TEXT, "longtext"),
+        column("price", LogicalType.DECIMAL, "decimal(10,2)"),
+        column("exact", LogicalType.DECIMAL, "numeric"),
+        column("flags", LogicalType.BIT, "bit(3)", length=3),
+        column("took", LogicalType.TIME, "time"),
+        column("mood", LogicalType.ENUM, "enum('a','it''s','\\')"),
+        column("at", LogicalType.INSTANT, "timestamp(3)", nullable=False),
+        column("there", LogicalType.INSTANT, "timestamp with time zone"),
+        column("code", LogicalType.ANY, "DECIMAL(9,2)"),
+        column("key", TEXT, "text", nullable=False),
+        unique_keys=((1, 3), (11,)),
+    )
+    made = bench.target.create_table(orders)
+    assert made.splitlines()[0].startswith("CREATE DATABASE IF NOT EXISTS `shop` CHARACTER SET utf8mb4")
+    types = bench.session.fetch(
+        "SELECT COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, COALESCE(COLLATION_NAME, '') FROM information_schema.COLUMNS "
+        "WHERE TABLE_SCHEMA = 'shop' ORDER BY ORDINAL_POSITION"
+    )
+    assert types == [
+        ("id", "bigint(20) unsigned", "NO", ""),
+        ("note", "varchar(10)", "YES", "utf8mb4_nopad_bin"),
+        ("body", "longtext", "YES", "utf8mb4_nopad_bin"),
+        ("price", "decimal(10,2)", "YES", ""),
+        ("exact", "longtext", "YES", "utf8mb4_nopad_bin"),
+        ("flags", "bit(3)", "YES", ""),
+        ("took", "time", "YES", ""),
+        ("mood", "enum('a','it''s','\\\\')", "YES", "utf8mb4_nopad_bin"),
+        ("at", "timestamp(3)", "NO", ""),
+        ("there", "datetime(6)", "YES", ""),
+        ("code", "longtext", "YES", "utf8mb4_nopad_bin"),
+        ("key", "varchar(768)", "NO", "utf8mb4_nopad_bin"),
+    ]
+    extra = bench.session.fetch("SELECT DISTINCT EXTRA FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = 'shop'")
+    assert extra == [("",)]  # no column changes by itself
+
+
+def test_columns_that_users_made_otherwise(bench: Bench) -> None:
+    """What another type would change without an error is refused; what it keeps reads back as it was sent."""
+    tab = table(
+        "t",
+        ID,
+        column("yes", INTEGER, "tinyint(1)"),
+        column("mood", LogicalType.ENUM, "enum('good','so so')"),
+        column("tags", LogicalType.SET, "set('a','b')"),
+        column("price", LogicalType.DECIMAL, "decimal(10,5)"),
+        column("code", TEXT, "char(5)", length=5),
+        column("name", TEXT, "varchar(9)", length=9),
+        column("at", LogicalType.DATETIME, "datetime(6)"),
+        column("raw", LogicalType.BYTES, "varbinary(4)", length=4),
+    )
+    sql(
+        bench,
+        """CREATE DATABASE shop; CREATE TABLE shop.t (
+        id int PRIMARY KEY AUTO_INCREMENT, yes tinyint unsigned, mood enum('good', 'so so') CHARACTER SET latin1,
+        tags set('b', 'a'), price decimal(12, 4), code char(5),
+        name varchar(3) CHARACTER SET latin1 COLLATE latin1_swedish_ci, at datetime, raw binary(4))""",
+    )
+    one = (0, 1, EnumLabel("so so"), SetLabels(("b",)), Decimal("1.50000"), "ab", "é", Datetime(5_000_000), b"a\0b\0")
+    two = (2, 0, None, SetLabels(()), Decimal("0.00000"), "", "é ", None, None)
+    bench.apply([insert(tab, one), insert(tab, two)])
+    assert bench.rows(tab) == content([one, two])
+    keyless = table("t", *tab.columns, key=())
+    upper = (*two[:6], "É ", *two[7:])
+    with pytest.raises(ConflictError, match="no row at the target equals"):
+        bench.apply([delete(keyless, upper)])
+    bench.apply([update(keyless, two, (3, *two[1:])), delete(keyless, one)])
+    assert bench.rows(tab) == content([(3, *two[1:])])
+    nothing = (None,) * 8
+    for place, value, why in (
+        (1, -1, "Out of range"),
+        (2, EnumLabel("2"), "column mood: '2' is no label"),
+        (3, SetLabels(("a", "1")), "column tags: '1' is no label"),
+        (4, Decimal("1.50001"), r"column price is decimal\(12,4\) here and would round"),
+        (5, "a ", "column code is char.* loses spaces at the end"),
+        (6, "abc ", "column name is varchar.* would cut spaces off"),
+        (6, "abcd", "Data too long"),
+        (6, "日", "Incorrect string value"),
+        (7, Datetime(1), "column at is datetime here and would round 1970-01-01 00:00:00.000001"),
+        (8, b"a", r"column raw is binary\(4\) here, which fills 1 bytes up"),
+    ):
+        wrong = [7, *nothing]
+        wrong[place] = value  # type: ignore[call-overload]
+        with pytest.raises(ConflictError, match=why) as caught:
+            bench.apply([insert(tab, tuple(wrong))])
+        assert caught.value.key == "(id=7)"
+
+
+def test_a_name_that_is_no_table_s(bench: Bench) -> None:
+    sql(bench, "CREATE DATABASE shop; CREATE VIEW shop.items AS SELECT 1 AS id, 'a' AS name, 1 AS n")
+    with pytest.raises(TargetTableError, match="this name is not a table's"):
+        bench.apply([insert(ITEMS, (1, "a", 1))])
+
+
+@pytest.mark.parametrize(
+    "name", ["short", "x" * 64, "x" * 65, "é" * 48, "é" * 49, "日" * 64, "🦆", "a\0b", "space ", " ", "", "`", "a/b.c"]
+)
+def test_names_are_made_to_fit(bench: Bench, name: str) -> None:
+    """MariaDB has 64 characters of Unicode's first plane for a name, and a file's name of 255 bytes to keep it."""
+    fitted = fit_name(name)
+    assert 0 < len(fitted) <= NAME_CHARS
+    assert fit_name(name + "x" * 70) != fit_name(name + "x" * 71)
+    named = table(name, column(name, INTEGER, "int", nullable=False), schema="d" + name)
+    bench.target.create_table(named)
+    bench.apply([insert(named, (1,))], [update(named, (1,), (2,))])
+    assert bench.rows(named) == content([(2,)])
+
+
+def test_two_names_that_the_server_would_take_for_one(bench: Bench) -> None:
+    with pytest.raises(TargetTableError, match="Duplicate column name"):
+        bench.target.create_table(table("t", ID, column("ID", INTEGER, "int")))
+
+
+# --- statements that commit -----------------------------------------------------------------------------------------
+
+
+def ddl(text: str, **more: object) -> Statement:
+    return Statement(schema="shop", sql=text, ddl=True, **more)  # type: ignore[arg-type]
+
+
+def noted(bench: Bench) -> list[tuple[int, int]]:
+    return [(seqno, done) for seqno, done in bench.session.fetch("SELECT seqno, done FROM tranlog_statement")]
+
+
+def test_ddl_of_a_mariadb_is_run_once(bench: Bench) -> None:
+    """data-model.md, "DDL": "same kind of database, applied alone", under the sql_mode that it had at the source."""
+    create = ddl("CREATE DATABASE shop -- of its own")
+    bench.apply([create], metadata=OF_MARIADB)
+    made = ddl('CREATE TABLE "items" (id int PRIMARY KEY, name text, n int)', options=(("sql_mode", "ANSI_QUOTES"),))
+    bench.apply([made, insert(ITEMS, (1, "a", 1))], metadata=OF_MARIADB)
+    bench.apply([ddl("ALTER TABLE items ADD COLUMN more int DEFAULT 7")], metadata=OF_MARIADB)
+    bench.apply([insert(ITEMS, (2, "b", 2))])
+    assert bench.rows(ITEMS) == content([(1, "a", 1), (2, "b", 2)])
+    assert bench.session.fetch("SELECT DISTINCT more FROM shop.items") == [(7,)]
+    assert bench.session.fetch("SELECT @@sql_mode LIKE '%ANSI%', DATABASE()") == [
+        (0, bench.options.dsn.rpartition("/")[2])
+    ]
+    assert (bench.stored_seqno(), noted(bench)) == (3, [])
+
+
+def test_ddl_that_the_server_refuses_leaves_nothing(bench: Bench) -> None:
+    with pytest.raises(DdlStopError, match=r"seqno 0, statement 'CREATE TABLE t .*there is no database shop here"):
+        bench.apply([ddl("CREATE TABLE t (a int)")], metadata=OF_MARIADB)
+    bench.target.create_table(ITEMS)
+    with pytest.raises(DdlStopError, match=r"'ALTER TABLE items DROP x'.*Can't DROP COLUMN"):
+        bench.apply([ddl("ALTER TABLE items DROP x")], metadata=OF_MARIADB)
+    assert (bench.stored_seqno(), noted(bench)) == (-1, [])
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+
+
+def test_triggers_and_events_of_the_source_are_not_made(bench: Bench) -> None:
+    bench.target.create_table(ITEMS)
+    for text in (
+        "CREATE DEFINER=`root`@`localhost` TRIGGER t AFTER INSERT ON items FOR EACH ROW INSERT INTO moves VALUES (1)",
+        "/* it's */ CREATE OR REPLACE EVENT e ON SCHEDULE EVERY 1 SECOND DO DELETE FROM items",
+        "DROP TRIGGER IF EXISTS t",
+    ):
+        assert bench.apply([ddl(text)], metadata=OF_MARIADB).ddl_ignored == 1
+    shown = "SELECT count(*) FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA = 'shop'"
+    assert bench.session.fetch(shown) == [(0,)]
+
+
+def test_rows_in_front_of_ddl_are_not_committed_by_it(bench: Bench) -> None:
+    bench.target.create_table(ITEMS)
+    for before in ([[insert(ITEMS, (1, "a", 1))]], []):
+        inside: list[Change] = [] if before else [insert(ITEMS, (1, "a", 1))]
+        with pytest.raises(DdlStopError, match="would be committed by it"):
+            bench.apply(*before, [*inside, ddl("ALTER TABLE items ADD x int")], metadata=OF_MARIADB)
+        assert not bench.rows(ITEMS)
+        assert (bench.stored_seqno(), noted(bench)) == (-1, [])
+
+
+def test_ddl_that_ran_before_the_position_moved_is_not_run_again(bench: Bench) -> None:
+    """Exactly once: killed between the two, the next task sees that it is done. A swap would undo itself."""
+    bench.target.create_table(ITEMS)
+    bench.target.create_table(MOVES)
+    bench.apply([insert(ITEMS, (1, "item", 1)), insert(MOVES, (1, "move", 1))])
+    swap = ddl("RENAME TABLE items TO third, moves TO items, third TO moves")
+    bench.target.create_table(table("named", ID))
+    conflict: RowChange = delete(table("named", ID), (1,))
+    with pytest.raises(ConflictError):
+        bench.apply([swap, conflict], metadata=OF_MARIADB)  # the rows behind it do not fit: only the DDL is done
+    assert (bench.stored_seqno(), noted(bench)) == (0, [(1, 1)])
+    bench.target.reconnect()
+    claim(bench)
+    bench.apply([swap], metadata=OF_MARIADB)
+    assert bench.session.fetch("SELECT name FROM shop.items") == [("move",)]
+    assert (bench.stored_seqno(), noted(bench)) == (1, [])
+
+
+SLOW = "CREATE TABLE slow AS SELECT SLEEP(600) AS a FROM items"
+
+
+def test_a_server_that_ends_inside_ddl_leaves_it_uncertain(
+    start_mariadb: Callable[..., MariaDbServer], open_bench: Callable[[TargetOptions], Bench]
+) -> None:
+    """It ran or it did not: nobody guesses. The operator looks, and the channel goes on from there."""
+    server = start_mariadb(options={"log_bin": None})
+    server.execute("CREATE DATABASE own")
+    bench = open_bench(TargetOptions(kind="mariadb", dsn=server.dsn("own")))
+    bench.target.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+
+    def crash() -> None:
+        while not server.execute("SELECT 1 FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'"):
+            pass
+        server.kill()
+
+    thread = threading.Thread(target=crash)
+    thread.start()
+    with pytest.raises(TransientTargetError):
+        bench.apply([ddl(SLOW)], metadata=OF_MARIADB)
+    thread.join()
+    server.start()
+    bench.target.reconnect()
+    claim(bench)
+    for _ in range(2):
+        with pytest.raises(DdlStopError, match=r"seqno 1, statement 'CREATE TABLE slow.*it has run, or it has not"):
+            bench.apply([ddl(SLOW)], metadata=OF_MARIADB)
+    assert noted(bench) == [(1, 0)]
+    bench.session.run("DELETE FROM tranlog_statement")
+    bench.apply([ddl(SLOW.replace("600", "0"))], metadata=OF_MARIADB)
+    assert (bench.stored_seqno(), noted(bench)) == (1, [])
+
+
+def test_a_task_that_is_killed_inside_ddl_does_not_stop_it(mariadb_target: MariaDbServer, bench: Bench) -> None:
+    """The server has the whole block: the next task waits for it, then takes it as done, and runs nothing twice."""
+    bench.target.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    waits = ddl("CREATE TABLE made AS SELECT GET_LOCK('go on', 60) AS got FROM items")
+    with contextlib.closing(mariadb_target.connect()) as gate:
+        gate.query("SELECT GET_LOCK('go on', 0)")
+        pid = os.fork()
+        if pid == 0:  # a task in a process of its own, with its own connection
+            try:
+                signal.alarm(60)
+                mine = Bench.__new__(Bench)
+                mine.options, mine.driver_token, mine.target = (
+                    bench.options,
+                    bench.driver_token,
+                    open_target(bench.options),
+                )
+                claim(mine)
+                mine.apply([waits], metadata=OF_MARIADB)
+            finally:
+                os._exit(1)
+        busy = "SELECT 1 FROM information_schema.PROCESSLIST WHERE STATE = 'User lock'"
+        while not mariadb_target.execute(busy):
+            assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        claim(bench)
+        with pytest.raises(TransientTargetError, match="is still run by session"):
+            bench.apply([waits], metadata=OF_MARIADB)
+        gate.query("SELECT RELEASE_LOCK('go on')")
+    while noted(bench) != [(1, 1)]:
+        time.sleep(0.01)
+    bench.apply([waits], metadata=OF_MARIADB)
+    assert bench.session.fetch("SELECT got FROM shop.made") == [(1,)]
+    assert (bench.stored_seqno(), noted(bench)) == (1, [])
+
+
+def test_a_replaced_task_runs_no_ddl(bench: Bench) -> None:
+    bench.target.create_table(ITEMS)
+    stale = replace(bench.advance(1), token=bench.token - 1)
+    with pytest.raises(ReplacedError):
+        bench.target.apply([unit_of(0, [ddl("DROP TABLE items")], OF_MARIADB)], stale)
+    # Also one that was replaced after its guard had passed: the server looks again before it runs anything.
+    changes: list[Change] = [ddl("DROP TABLE items")]
+
+    def meanwhile() -> object:
+        bench.session.run(
+            "UPDATE tranlog_channel SET token = token + 1"
+        )  # rolled back with the guard, unless committed
+        bench.session.commit()
+        bench.session.begin()
+        return iter(changes)
+
+    with pytest.raises(ReplacedError):
+        bench.target.apply([unit_of(0, meanwhile, OF_MARIADB)], bench.advance(1))  # type: ignore[arg-type]
+    assert bench.target.create_table(ITEMS) == ""
+    assert noted(bench) == []
+    bench.session.run("UPDATE tranlog_channel SET applied_seqno = -1")
+    claim(bench)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+
+
+def test_the_row_of_another_transaction_says_nothing(bench: Bench) -> None:
+    """A log that was cleared counts its seqnos anew."""
+    bench.target.create_table(ITEMS)
+    bench.session.run(
+        "INSERT INTO tranlog_statement VALUES ($1, 0, 0, 1, 0, 'of an earlier log', '1 x', 1, 0)", (PIPELINE,)
+    )
+    bench.apply([ddl("ALTER TABLE items ADD x int")], metadata=OF_MARIADB)
+    assert bench.session.fetch("SELECT x FROM shop.items") == []
+    assert bench.stored_seqno() == Seqno(0)
+    assert noted(bench) == []
+
+
+def test_the_driver_s_errors_are_sorted(bench: Bench, mariadb_target: MariaDbServer) -> None:
+    """A lock that does not come, at a row of the user's: named, and tried again."""
+    bench.target.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    bench.session.run("SET SESSION innodb_lock_wait_timeout = 1")
+    with contextlib.closing(mariadb_target.connect("shop", autocommit=False)) as holder:
+        holder.query("SELECT * FROM items FOR UPDATE")
+        assert isinstance(holder, pymysql.Connection)
+        with pytest.raises(TransientTargetError, match=r"lock did not come in time.*held by session \d+ of user root"):
+            bench.apply([update(ITEMS, (1, "a", 1), (1, "b", 1))])
+    bench.apply([update(ITEMS, (1, "a", 1), (1, "b", 1))])
+    assert bench.rows(ITEMS) == content([(1, "b", 1)])

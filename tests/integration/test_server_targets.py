@@ -1,0 +1,283 @@
+"""What targets that are servers have in common: their locks and sessions, lost connections, constraints. Issue item 11.
+
+design/pipeline.md, "A stopped process holds its locks"; what only one kind does is in `test_<kind>_target.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+
+import pytest
+
+from fix_target import (
+    ID,
+    INTEGER,
+    ITEMS,
+    MOVES,
+    PIPELINE,
+    Bench,
+    StoppedTask,
+    column,
+    content,
+    delete,
+    insert,
+    table,
+    unit_of,
+    update,
+)
+from fix_target import claim_again as claim
+from tranlog.change import Change
+from tranlog.errors import ConflictError, ReplacedError, TargetUnavailableError, TransientTargetError
+from tranlog.target.database import DatabaseTarget
+from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.session import Session
+from tranlog.testing.servers import MariaDbServer, PostgresServer
+
+pytestmark = pytest.mark.integration
+
+KILL_ALL_OTHERS = {
+    "postgres": (
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "WHERE state = 'idle in transaction' AND datname = current_database() AND pid <> pg_backend_pid()"
+    ),
+    "mariadb": "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()",
+}
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def options(request: pytest.FixtureRequest) -> TargetOptions:
+    names = ("mariadb_target", "mariadb_target_database")
+    if request.param == "postgres":
+        names = ("postgres", "postgres_database")
+    server, database = (request.getfixturevalue(name) for name in names)
+    return TargetOptions(kind=request.param, dsn=server.dsn(database), lock_timeout_s=0.3)
+
+
+@pytest.fixture
+def stranger(bench: Bench) -> Iterator[Session]:
+    """A session of somebody else at the same database."""
+    target = open_target(bench.options)
+    assert isinstance(target, DatabaseTarget)
+    yield target._session
+    target.close()
+
+
+# --- locks and sessions ---------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_task_s_session_is_ended_by_its_successor(
+    bench: Bench, stop_task: Callable[..., StoppedTask]
+) -> None:
+    """design/pipeline.md, "A stopped process holds its locks": and when it wakes it can write nothing."""
+    bench.target.create_table(ITEMS)
+    task = stop_task(bench)
+    claim(bench)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    assert task.state() == "T"
+    assert task.go_on().startswith("TransientTargetError")
+    assert bench.rows(ITEMS) == content([(1, "a", 1)])
+
+
+def test_a_driver_ends_a_stopped_task_s_session_too(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
+    bench.target.create_table(ITEMS)
+    task = stop_task(bench)
+    bench.driver_token = bench.target.take(
+        pipeline=PIPELINE,
+        expected_token=bench.driver_token,
+        holder="next",
+        channels=1,
+        shard_rule="all",
+        rows=None,
+        keep_assignment=True,
+    )
+    claim(bench)
+    assert task.go_on().startswith("TransientTargetError")
+    assert not bench.rows(ITEMS)
+
+
+def test_a_task_whose_driver_was_replaced_ends_nobody(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
+    bench.target.create_table(ITEMS)
+    task = stop_task(bench, stops=False)
+    with pytest.raises(ReplacedError):
+        bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token + 1)
+    assert task.go_on() == "applied"
+
+
+def test_a_lost_connection_is_tried_again(bench: Bench, stranger: Session) -> None:
+    bench.target.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+
+    def cut() -> Iterator[Change]:
+        yield insert(ITEMS, (2, "b", 2))
+        for (found,) in stranger.fetch(KILL_ALL_OTHERS[bench.target.kind]):
+            if bench.target.kind == "mariadb":
+                stranger.run_script(f"KILL {found}")
+        yield insert(ITEMS, (3, "c", 3))
+
+    units = [unit_of(1, cut)]
+    with pytest.raises(TransientTargetError):
+        bench.target.apply(units, bench.advance(1))
+    with pytest.raises(TransientTargetError):
+        bench.target.meet(PIPELINE)
+    bench.target.reconnect()
+    claim(bench)
+    assert bench.applied == 0
+    bench.apply([insert(ITEMS, (2, "b", 2))])
+    assert bench.rows(ITEMS) == content([(1, "a", 1), (2, "b", 2)])
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_server_that_goes_away_and_comes_back(
+    kind: str,
+    start_postgres: Callable[..., PostgresServer],
+    start_mariadb: Callable[..., MariaDbServer],
+    open_bench: Callable[[TargetOptions], Bench],
+) -> None:
+    server: PostgresServer | MariaDbServer
+    if kind == "postgres":
+        server = start_postgres()
+        dsn = server.dsn().replace("postgres@", "postgres:secret@")
+    else:
+        server = start_mariadb(options={"log_bin": None})
+        server.execute("CREATE DATABASE tranlog")
+        server.execute("CREATE USER app@'%' IDENTIFIED BY 'secret'")
+        server.execute("GRANT ALL ON *.* TO app@'%'")
+        dsn = server.dsn("tranlog").replace("root@", "app:secret@")
+    bench = open_bench(TargetOptions(kind=kind, dsn=dsn))  # type: ignore[arg-type]
+    bench.target.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (1, "a", 1))])
+    server.kill()
+    with pytest.raises(TransientTargetError) as lost:
+        bench.apply([insert(ITEMS, (2, "a", 1))])
+    with pytest.raises(TargetUnavailableError) as away:
+        bench.target.reconnect()
+    for caught in (lost, away):
+        assert "secret" not in str(caught.value) + repr(caught.value)
+        assert str(server.port) in str(caught.value)
+    assert "secret" not in bench.target.describe() + repr(bench.options)
+    server.start()
+    bench.target.reconnect()
+    claim(bench)
+    bench.apply([insert(ITEMS, (2, "a", 1))])
+    assert bench.rows(ITEMS) == content([(1, "a", 1), (2, "a", 1)])
+
+
+def test_a_deadlock_is_tried_again(bench: Bench, stranger: Session) -> None:
+    bench.target.create_table(ITEMS)
+    bench.target.create_table(MOVES)
+    bench.apply([insert(ITEMS, (i, "a", 1)) for i in (1, 2)])
+    inside, outside = threading.Event(), threading.Event()
+
+    def changes() -> Iterator[Change]:
+        yield update(ITEMS, (1, "a", 1), (1, "b", 1))
+        yield insert(MOVES, (1, "a", 1))
+        # The batch before is out once the next one has begun.
+        bench.session.settle()
+        inside.set()
+        outside.wait(10)
+        yield update(ITEMS, (2, "a", 1), (2, "b", 1))
+
+    # Which of the two is the victim is the server's choice: it must be ours.
+    if bench.target.kind == "postgres":
+        stranger.run_script("SET deadlock_timeout = '10s'")
+
+    def other() -> None:
+        inside.wait(10)
+        stranger.begin()
+        if bench.target.kind == "mariadb":  # it takes the one that has changed less
+            stranger.run("CREATE TEMPORARY TABLE filler (n int) ENGINE = InnoDB")
+            stranger.run("INSERT INTO shop.moves SELECT seq, 'x', 1 FROM seq_1_to_100")
+        stranger.run("UPDATE shop.items SET n = 2 WHERE id = 2")
+        outside.set()
+        stranger.run("UPDATE shop.items SET n = 2 WHERE id = 1")
+        stranger.commit()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with pytest.raises(TransientTargetError, match=r"(?i)deadlock"):
+        bench.target.apply([unit_of(1, changes)], bench.advance(1))
+    thread.join()
+    bench.apply([update(ITEMS, (2, "a", 2), (2, "b", 2))])
+    assert bench.rows(ITEMS) == content([(1, "a", 2), (2, "b", 2)])
+
+
+# --- the target's own constraints -----------------------------------------------------------------------------------
+
+PARENTS = table("parents", ID)
+CHILDREN = table("children", ID, column("parent", INTEGER, "int"))
+
+
+@pytest.mark.parametrize("net_effect", [False, True])
+def test_foreign_keys_of_the_target_hold(
+    options: TargetOptions, open_bench: Callable[[TargetOptions], Bench], net_effect: bool
+) -> None:
+    """In the log's order they never object; where the net effect's order does, the log's is used."""
+    bench = open_bench(replace(options, net_effect=net_effect))
+    for each in (PARENTS, CHILDREN):
+        bench.target.create_table(each)
+    bench.session.run_script("ALTER TABLE shop.children ADD FOREIGN KEY (parent) REFERENCES shop.parents (id)")
+    bench.apply([insert(PARENTS, (1,)), insert(CHILDREN, (1, 1))])
+    bench.apply([insert(PARENTS, (2,)), update(CHILDREN, (1, 1), (1, 2)), delete(PARENTS, (1,))])
+    bench.apply([delete(CHILDREN, (1, 2)), delete(PARENTS, (2,)), insert(PARENTS, (3,)), insert(CHILDREN, (2, 3))])
+    assert bench.rows(CHILDREN) == content([(2, 3)])
+    why = r"seqno 3, table shop\.children, key \(id=5\).*(is not present in table|foreign key constraint fails)"
+    with pytest.raises(ConflictError, match=why):
+        bench.apply([insert(CHILDREN, (5, 77))])
+
+
+AUDIT = {
+    "postgres": """
+CREATE TABLE audit (what text);
+CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO audit VALUES (TG_OP || ' ' || coalesce(NEW.id, OLD.id));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON shop.items FOR EACH ROW EXECUTE FUNCTION audit()""",
+    "mariadb": """
+CREATE TABLE audit (what text);
+CREATE TRIGGER shop.i AFTER INSERT ON shop.items FOR EACH ROW
+    INSERT INTO {own}.audit VALUES (CONCAT('INSERT ', NEW.id));
+CREATE TRIGGER shop.u AFTER UPDATE ON shop.items FOR EACH ROW
+    INSERT INTO {own}.audit VALUES (CONCAT('UPDATE ', NEW.id));
+CREATE TRIGGER shop.d AFTER DELETE ON shop.items FOR EACH ROW
+    INSERT INTO {own}.audit VALUES (CONCAT('DELETE ', OLD.id))
+""",
+}
+
+
+def test_triggers_of_the_target_fire_once_per_change(bench: Bench) -> None:
+    """Issue item 12: "an audit trigger at the target counts changes per table, operation and key"."""
+
+    def audited() -> list[str]:
+        return sorted(what for (what,) in bench.session.fetch("SELECT what FROM audit"))
+
+    bench.target.create_table(ITEMS)
+    own = bench.options.dsn.rpartition("/")[2]
+    bench.session.run_script(AUDIT[bench.target.kind].replace("{own}", own))
+    bench.apply([insert(ITEMS, (i, "a", 1)) for i in (1, 2)], [update(ITEMS, (1, "a", 1), (1, "a", 1))])
+    bench.apply([update(ITEMS, (1, "a", 1), (1, "b", 1))] * 2 + [delete(ITEMS, (2, "a", 1))])
+    assert audited() == ["DELETE 2", "INSERT 1", "INSERT 2", "UPDATE 1", "UPDATE 1", "UPDATE 1"]
+    with pytest.raises(ConflictError):
+        bench.apply([insert(ITEMS, (3, "a", 1)), delete(ITEMS, (9, "a", 1))])
+    assert len(audited()) == 6
+
+
+# --- reading back ---------------------------------------------------------------------------------------------------
+
+
+def test_rows_come_as_of_one_moment_and_may_be_left(bench: Bench, stranger: Session) -> None:
+    bench.target.create_table(ITEMS)
+    bench.apply([insert(ITEMS, (i, "a", 1)) for i in range(5000)])
+    reading = bench.target.rows(ITEMS)
+    next(reading)
+    stranger.run_script("DELETE FROM shop.items WHERE id > 10")
+    assert sum(1 for _ in reading) == 4999
+    left = bench.target.rows(ITEMS)
+    next(left)
+    assert isinstance(left, Generator)
+    left.close()
+    bench.apply([delete(ITEMS, (0, "a", 1))])
+    assert sum(bench.rows(ITEMS).values()) == 10
