@@ -4,6 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed-for-pyproject
+COMPILED := $(VENV)/compiled-for-sources
+# What machine code is made of: SOURCES in src/tranlog/compiled/__init__.py.
+COMPILED_FROM := setup.py $(addprefix src/tranlog/,varint.py payload.py change.py checksum.py ids.py shard.py types.py log/format.py log/columns.py log/record.py)
+# What `make plain` runs: the tests of these modules, and of what walks their bytes.
+PLAIN_TESTS := tests/test_compiled.py tests/test_payload.py $(addprefix tests/property/test_,payload_bytes.py record_bytes.py) \
+  $(addprefix tests/log/test_,arrow.py cursor.py ends.py format.py reader.py recovery.py scan.py spill.py verify.py)
 PACKAGES := PYTHON=$(PYTHON) scripts/install-packages
 # For one run of some tests: make unit TESTS=tests/log ARGS='-k torn -x'. For make bench: ARGS='--record append'
 TESTS ?= tests
@@ -21,23 +27,31 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit test soak kill traces golden bench demo demo-mariadb clean
+.PHONY: help install check unit plain test soak kill traces golden bench demo demo-mariadb clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
 	  printf '  make %-14s %s\n' "$$name" "$$text"; done
 
-install: $(STAMP) ## create .venv with the package and everything that Python needs
+install: $(STAMP) $(COMPILED) ## create .venv with the package and everything that Python needs
 	@echo "make install: $(VENV) is ready"
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "make install: $(PYTHON) is missing or older than 3.11; name another: make install PYTHON=python3.12" >&2; exit 4; }
 	@$(PACKAGES) venv
+	@$(PACKAGES) compiler || echo "make install: going on without a C compiler; the hot modules then run as plain Python"
 	@echo "make install: installing tranlog and its libraries into $(VENV) (PySpark among them, 900 MB; minutes the first time)"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --use-pep517 --editable '.[spark,mariadb,postgres,bench,dev]' || { \
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --use-pep517 --editable '.[spark,mariadb,postgres,fast,bench,dev]' || { \
 	  echo "make install: FAILED: pip's reason is above; mend it and start again" >&2; exit 4; }
+	@touch $@
+
+# Nothing that is edited is shadowed by old machine code, see tranlog.compiled; this makes it anew.
+$(COMPILED): $(STAMP) $(COMPILED_FROM)
+	@form=$$($(BIN)/python -m tranlog.compiled) && [ "$$form" = compiled ] || \
+	  $(BIN)/python setup.py -q build_ext --inplace || echo "make install: going on; what is not compiled runs as plain Python"
+	@echo "make install: the hot modules are $$($(BIN)/python -m tranlog.compiled)"
 	@touch $@
 
 check: install ## style, types, layers and tidiness: ruff, mypy, two test modules
@@ -45,13 +59,18 @@ check: install ## style, types, layers and tidiness: ruff, mypy, two test module
 	  && $(BIN)/pytest -q $(ARGS) tests/test_layers.py tests/test_tidy.py)
 
 unit: install ## tests that need neither Java nor a server: under a minute
-	$(call verdict,$(call within,3m,$(BIN)/pytest -q -n auto -m "not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
+	$(call verdict,$(call within,10m,$(BIN)/pytest -q -n auto -m "not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
+
+plain: install ## the tests of what is compiled once more, with the plain sources in its place: under a minute
+	$(call verdict,TRANLOG_PLAIN=1 $(call within,5m,$(BIN)/pytest -q -n auto -m "not integration and not spark and not e2e and not slow" \
+	  $(ARGS) $(PLAIN_TESTS)))
 
 test: install ## everything that CI runs: 15 minutes at most
 	@$(PACKAGES) java mariadb postgres sysbench
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory unit
-	$(call verdict,$(call within,40m,$(BIN)/pytest -q -m "(integration or spark or e2e) and not slow" $(ARGS) $(TESTS)))
+	@$(MAKE) --no-print-directory plain
+	$(call verdict,$(call within,60m,$(BIN)/pytest -q -m "(integration or spark or e2e) and not slow" $(ARGS) $(TESTS)))
 
 soak: install ## hours: the slow tests, then all others with many more examples and rounds
 	@$(PACKAGES) java mariadb postgres sysbench
@@ -80,6 +99,6 @@ demo-mariadb: install ## MariaDB under sysbench to log to Spark to PostgreSQL, w
 	$(call verdict,$(BIN)/python examples/mariadb_demo.py)
 
 clean: ## remove what builds and tests left (not .venv)
-	@rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf build dist src/*.egg-info src/tranlog/compiled/*.so $(COMPILED) .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
 	@find src tests examples bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 	@echo "make clean: done"

@@ -6,7 +6,7 @@ Owns what differs between the two. Audit triggers write a row for each change, w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -109,4 +109,7 @@ class MariadbKillTarget:
         return self.server.execute(sql, parameters, database=OWN)
 
 
-KILL_TARGETS: Final = {"postgres": PostgresKillTarget, "mariadb": MariadbKillTarget}
+KILL_TARGETS: Final[dict[str, Callable[[Path], Any]]] = {
+    "postgres": PostgresKillTarget,
+    "mariadb": MariadbKillTarget,
+}

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from fix_conformance import RanCheck
 
-pytest_plugins = ["fix_mariadb", "fix_postgres", "fix_spark", "fix_target"]
+pytest_plugins = ["fix_mariadb", "fix_postgres", "fix_spark", "fix_spark_cluster", "fix_target"]
 
 # Which markers a test must carry to use a fixture. Without this rule a test could reach a server in `make unit`.
 MARKER_OF_FIXTURE = {
@@ -24,6 +24,7 @@ MARKER_OF_FIXTURE = {
     "postgres_database": "integration",
     "start_postgres": "integration",
     "spark": "spark",
+    "spark_cluster": "spark",
 }
 
 

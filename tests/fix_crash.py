@@ -52,6 +52,7 @@ def options(seed: int) -> LogOptions:
         buffer_bytes=rng.choice((1, 600, 100_000)),
         retention_s=rng.choice((None, None, 200.0)),
         checksum=True,
+        ahead_bytes=rng.choice((0, 3_000, 20_000)),
         index_flush_s=None,  # no thread, whose calls would come at another moment in each run; a life flushes itself
         spill_above=rng.choice((1_500, 1_000_000)),
         spill_buffer_bytes=rng.choice((1, 700)),

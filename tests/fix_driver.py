@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -78,6 +78,8 @@ def report(status):
     print(status.phase, status.restart_seqno, flush=True)
 try:
     result = run_apply(options, stop=stop, report=report)
+    for note in result.status.notes:
+        print("note", note, flush=True)
     print("ended", result.end, flush=True)
 except TranlogError as exc:
     print(type(exc).__name__, exc, flush=True)
@@ -87,12 +89,21 @@ except TranlogError as exc:
 class Driver:
     """A driver in a process of its own, with a JVM of its own: `run_apply`, or a command of tranlog's."""
 
-    def __init__(self, given: ApplyOptions | list[str], *, cwd: Path | None = None) -> None:
+    def __init__(
+        self, given: ApplyOptions | list[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         if isinstance(given, ApplyOptions):
             command = [sys.executable, "-c", DRIVER, pickle.dumps(given).hex()]
         else:
             command = [str(PROGRAM), *given]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=cwd,
+            env={**os.environ, **(environment or {})},
+        )
 
     def children(self) -> set[int]:
         """All processes below it, by their parents."""

@@ -41,7 +41,8 @@ def make_fragment(
 
 
 def open_log(disk: SimDisk, *, clock: ManualClock | None = None, **given: Any) -> Log:
-    """Open the log on a disk in memory; `given` are LogOptions' fields."""
+    """Open the log on a disk in memory; `given` are LogOptions' fields. Files are as long as what stands in them."""
+    given = {"ahead_bytes": 0} | given
     start_after: Gtid | None = given.pop("start_after", None)
     return Log.open(
         PATH,

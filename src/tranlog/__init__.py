@@ -15,6 +15,9 @@ if not __debug__:
 
 __version__ = "0.1.0"
 
+# Before any module that has a compiled form is imported.
+import tranlog.compiled  # noqa: F401
+
 if TYPE_CHECKING:
     from tranlog.change import Column, Op, RowChange, Statement, TableMap
     from tranlog.errors import TranlogError
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from tranlog.log.log import Log
     from tranlog.log.options import LogOptions
     from tranlog.log.reader import LogReader
+    from tranlog.pipeline.pipeline import Pipeline
     from tranlog.source.packer import pack
     from tranlog.types import LogicalType
 
@@ -35,6 +39,7 @@ __all__ = [
     "LogReader",
     "LogicalType",
     "Op",
+    "Pipeline",
     "RowChange",
     "Seqno",
     "Statement",
@@ -51,6 +56,7 @@ _HOMES = {
     "log.log": ("Log",),
     "log.options": ("LogOptions",),
     "log.reader": ("LogReader",),
+    "pipeline.pipeline": ("Pipeline",),
     "source.packer": ("pack",),
     "types": ("LogicalType",),
 }

@@ -73,10 +73,11 @@ class TableMap(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return tuple([row[i] for i in self.primary_key]) if self.primary_key else row
 
 
-class RowChange(msgspec.Struct, frozen=True):
+class RowChange(msgspec.Struct, frozen=True, gc=False):
     """One row inserted, updated or deleted, with full images.
 
-    `before` is None for an INSERT, `after` is None for a DELETE; else each is one value per column.
+    `before` is None for an INSERT, `after` is None for a DELETE; else each is one value per column. Nothing in it can
+    lead back to it, so the collector of cycles need not look at the millions.
     """
 
     table: TableMap
@@ -129,3 +130,15 @@ NOOP = "noop"
 """Metadata name that marks a transaction without content."""
 HEARTBEAT = "heartbeat"
 """Metadata name of a heartbeat; its value is the heartbeat's name."""
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """A fragment's content: what `payload.decode` returns."""
+
+    metadata: Options = ()
+    options: Options = ()
+    changes: tuple[Change, ...] = ()
+
+    def is_noop(self) -> bool:
+        """Whether this is a no-op: a transaction that only has a seqno."""
+        return not self.changes and any(name == NOOP for name, _ in self.metadata)

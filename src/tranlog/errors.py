@@ -648,6 +648,32 @@ class PipelineHeldError(PipelineError):
 
 
 @dataclass(eq=False, kw_only=True)
+class StateError(PipelineError):
+    """A running pipeline was asked for something that makes no sense in the state that it is in."""
+
+    pipeline: str
+    state: str
+    asked: str
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"pipeline {self.pipeline!r} is {self.state} and was {self.asked}: {self.why}. {self.remedy}"
+
+
+@dataclass(eq=False, kw_only=True)
+class ControlError(PipelineError):
+    """The endpoint of a running pipeline cannot be reached, or does not answer as it should."""
+
+    where: str
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"no running pipeline answers at {self.where}: {self.why}. {self.remedy}"
+
+
+@dataclass(eq=False, kw_only=True)
 class EngineError(PipelineError):
     """Spark cannot start or cannot run the pipeline: no Java, too few slots, a lost executor."""
 
@@ -656,6 +682,26 @@ class EngineError(PipelineError):
 
     def __str__(self) -> str:
         return f"Spark cannot run the pipeline: {self.why}. {self.remedy}"
+
+
+@dataclass(eq=False, kw_only=True)
+class FilterError(PipelineError):
+    """A filter cannot do its work on a table or a transaction, of which nothing was applied.
+
+    `filter` is its number and what it does; `seqno` and `event_id` None: it was not asked about a transaction.
+    """
+
+    filter: str
+    why: str
+    table: str | None = None
+    seqno: int | None = None
+    event_id: str | None = None
+
+    def __str__(self) -> str:
+        table = "" if self.table is None else f", table {self.table}"
+        where = "" if self.seqno is None else f" at seqno {self.seqno}, event id {self.event_id!r}"
+        kept = "" if self.seqno is None else "Nothing of this transaction was applied. "
+        return f"{self.filter}{table} stopped{where}: {self.why}. {kept}Mend the filter, then start again"
 
 
 # --- configuration ---------------------------------------------------------------------------------------

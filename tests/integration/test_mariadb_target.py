@@ -45,7 +45,7 @@ from tranlog.ids import Seqno
 from tranlog.target.mariadb_dialect import NAME_CHARS, fit_name
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.servers import MariaDbServer
-from tranlog.types import Datetime, EnumLabel, Instant, LogicalType, SetLabels, Time
+from tranlog.types import Datetime, EnumLabel, Instant, LogicalType, SetLabels, Time, Value
 
 pytestmark = pytest.mark.integration
 
@@ -300,8 +300,8 @@ def test_columns_that_users_made_otherwise(bench: Bench) -> None:
         (7, Datetime(1), "column at is datetime here and would round 1970-01-01 00:00:00.000001"),
         (8, b"a", r"column raw is binary\(4\) here, which fills 1 bytes up"),
     ):
-        wrong = [7, *nothing]
-        wrong[place] = value  # type: ignore[call-overload]
+        wrong: list[Value] = [7, *nothing]
+        wrong[place] = value
         with pytest.raises(ConflictError, match=why) as caught:
             bench.apply([insert(tab, tuple(wrong))])
         assert caught.value.key == "(id=7)"

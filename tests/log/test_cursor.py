@@ -635,3 +635,41 @@ def test_zeros_over_a_records_end_do_not_read_as_a_record_without_checksum(seqno
         assert found is not None
         with pytest.raises(CorruptRecordError, match="without a checksum behind records with one"):
             found.payload()
+
+
+# --- raw records -----------------------------------------------------------------------------------------
+
+
+def test_raw_records_are_the_bytes_of_the_log() -> None:
+    """architecture.md, decision 10: a cursor yields raw records as well; small ones, large ones and fragments."""
+    disk = SimDisk()
+    log, _ = mixed_log(disk)
+    with log.cursor() as cursor, log.cursor() as other:
+        expected = []
+        for transaction in read_all(other):
+            for record in transaction.records():
+                offset = lsn_offset(record.header.lsn)
+                content = disk.content(segment_path(record.header.lsn >> 32))
+                expected.append((record.header.seqno, content[offset : offset + record.header.record_length]))
+        assert list(cursor.raw()) == expected
+        assert list(cursor.raw()) == []
+        cursor.seek(Seqno(100))
+        assert [seqno for seqno, _ in cursor.raw()] == [seqno for seqno, _ in expected if seqno >= 100]
+        fill(log, 3)
+        assert len(list(cursor.raw())) == 3
+    log.close()
+
+
+def test_raw_records_are_held_against_their_checksums() -> None:
+    disk = SimDisk()
+    log = open_log(disk)
+    fill(log, 30)
+    log.close()
+    starts = record_starts(disk, 1)
+    flip(disk, segment_path(1), starts[17] + 60, 1)
+    with open_reader(disk) as reader, reader.cursor() as cursor:
+        found: list[int] = []
+        with pytest.raises(CorruptRecordError) as caught:
+            found.extend(seqno for seqno, _ in cursor.raw())
+        assert caught.value.offset == starts[17]
+        assert found == list(range(caught.value.seqno or 0))

@@ -25,6 +25,8 @@ from tranlog.errors import (
     CorruptRecordError,
 )
 from tranlog.ids import Seqno, lsn
+from tranlog.log.format import SYNC_BYTES, SYNC_START
+from tranlog.log.options import zeros_ahead
 from tranlog.testing.disk import PowerCut, SimDisk
 
 
@@ -274,3 +276,65 @@ def test_a_reopening_that_is_cut_off_proves_nothing_it_has_not_synced() -> None:
                 open_log(disk)
             with open_log(disk.after_crash(random.Random(seed))) as log:
                 assert [one[1] for one in contents(log)][:2] == ["e0", "e1"], f"cut {cut}, seed {seed}"
+
+
+# --- zeros ahead -----------------------------------------------------------------------------------------
+
+
+def test_zeros_are_written_ahead_of_small_commits_only() -> None:
+    """performance.md, "Pre-zeroed segments"."""
+    assert zeros_ahead(1000, size=250, end=300, reached=0) == 1000
+    assert zeros_ahead(1000, size=250, end=300, reached=300) == 0, "the file is long enough"
+    assert zeros_ahead(1000, size=251, end=300, reached=0) == 0, "it pays for its length itself"
+    assert zeros_ahead(0, size=1, end=300, reached=0) == 0
+    assert zeros_ahead(1000, size=1, end=(1 << 32) - 999, reached=0) == 0, "past what a segment can hold"
+
+
+def test_zeros_ahead_are_a_clean_end_and_gone_after_a_clean_close() -> None:
+    """log-format.md, "clean end": truncated on rotate and on close; a reader and a recovery take them for the end."""
+    disk = SimDisk()
+    log = open_log(disk, ahead_bytes=5_000, segment_bytes=3_000)
+    fill(log, 3)
+    log.commit()
+    raw = disk.content(segment_path(1))
+    written = len(raw.rstrip(b"\0"))
+    assert len(raw) >= 5_000 > written
+    assert [one.bytes for one in log.segments()] == [written], "sizes count written bytes"
+    with open_reader(disk) as reader:
+        assert [one.bytes for one in reader.index()] == [written]
+        assert reader.range().last_seqno == 3
+    forget_positions(disk)  # as in a copy
+    with open_reader(disk) as reader:
+        found = reader.range()
+        assert (found.scanned, found.last_seqno) == (True, 3)
+        fill(log, 2, start=3)
+        log.commit()
+        assert len(disk.content(segment_path(1))) == len(raw), "the file is as long as it was"
+        forget_positions(disk)
+        assert reader.range().last_seqno == 5, "and has grown all the same"
+    crashed = open_log(disk.after_crash(random.Random(1)), ahead_bytes=5_000)
+    assert crashed.recovered.cut is None and crashed.last_seqno == 6
+    crashed.close()
+    fill(log, 30)  # past the end of the segment
+    log.commit()
+    assert len(disk.content(segment_path(1)).rstrip(b"\0")) >= len(disk.content(segment_path(1))) - 4, "true length"
+    log.close()
+    newest = disk.content(segment_path(len(log.segments())))
+    assert newest[-SYNC_BYTES:].startswith(SYNC_START), "nothing stands behind the last sync record"
+
+
+def test_a_disk_without_room_for_zeros_takes_the_records() -> None:
+    """ENOSPC while writing ahead: the file grows with its records."""
+    disk = SimDisk()
+    log = open_log(disk, ahead_bytes=100_000)
+    disk.room = 2_000
+    fill(log, 3)
+    log.commit()
+    assert log.durable_seqno == 3
+    fill(log, 3, start=3)
+    log.commit()
+    assert log.durable_seqno == 6
+    log.close()
+    log = open_log(disk)
+    assert log.recovered.clean
+    log.close()

@@ -393,12 +393,8 @@ def test_what_the_format_cannot_hold_is_refused(changed: dict[str, Any], why: st
 
 
 def test_a_payload_of_four_gib_is_refused() -> None:
-    class Huge(bytes):
-        def __len__(self) -> int:
-            return (1 << 32) - 60
-
     with pytest.raises(RecordLimitError, match="a fragment of"):
-        event(payload=Huge())
+        event(payload=bytes((1 << 32) - 60))  # zeros that nobody looks at take no memory
 
 
 def test_limits_themselves_are_allowed() -> None:

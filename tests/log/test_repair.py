@@ -33,6 +33,7 @@ from tranlog.errors import (
     LogCodecError,
     LogLockedError,
     LogMissingError,
+    LogVersionError,
     RepairRefusedError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
@@ -448,7 +449,11 @@ def test_any_flipped_bit_is_repaired_to_what_was_there(soaking: bool) -> None:
                 changed[at] ^= 1 << rng.randrange(8)
             damaged.set_content(segment_path(number), bytes(changed))
             done.append((number, at, size))
-        report = verify(PATH, disk=damaged)
+        try:
+            report = verify(PATH, disk=damaged)
+        except LogVersionError:
+            assert any(at < 6 and size for _, at, size in done), done
+            continue  # rubbish over the version reads as a later release's, which nobody repairs
         keep = rng.choice((Keep.FRONT, Keep.FRONT, Keep.BACK))
         try:
             outcome = mend(damaged, keep=keep)

@@ -334,6 +334,8 @@ def test_what_spilled_reads_like_the_same_transaction_in_fragments() -> None:
         assert found[0].fragments == found[1].fragments == 20
         assert not found[0].is_noop()
         assert found[0].header.shard_id == "a"
+        raw = [list(reader.cursor().raw()) for reader in (log, plain)]
+        assert raw[0] == raw[1] and len(raw[0]) == 22
     with open_reader(disk) as one, open_reader(other) as two:
         assert diff(one, two, full=True).agree
     assert len(disk.content(segment_path(1))) < 700, "one small record stands in the log"

@@ -28,11 +28,17 @@ POSITION_AFTER_COMMIT = Mutant(
             session.begin()
             self._target._positions.guard(self._advance)
             send(self)
+            if self._run_once:
+                self._target._once.forget(self._advance)
+            committing = time.perf_counter()
             session.commit()
 """,
             new=f"""\
             session.begin()
             send(self)
+            if self._run_once:
+                self._target._once.forget(self._advance)
+            committing = time.perf_counter()
             session.commit()
             {_PAUSE}
             self._target._positions.publish(self._advance)
@@ -137,7 +143,7 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
             module="tranlog.log.log_end",
             old="""\
         self._check_lock_file()
-        self._flush()
+        self._flush(zeros=True)
         self._publish(tell=False)
         self._syncing = True
 """,
@@ -145,7 +151,7 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
         self._check_lock_file()
         assert self._file is not None
         self._file.sync()
-        self._flush()
+        self._flush(zeros=True)
         self._publish(tell=False)
         self._syncing = True
 """,

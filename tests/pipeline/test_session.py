@@ -16,6 +16,7 @@ import pytest
 from tranlog.errors import ConfigError, EngineError, LogMissingError
 from tranlog.pipeline.apply import ApplyOptions, run_apply
 from tranlog.pipeline.channel import GroupBounds
+from tranlog.pipeline.cluster import master_slots
 from tranlog.pipeline.session import (
     _make_scratch,
     _not_py4j,
@@ -23,7 +24,6 @@ from tranlog.pipeline.session import (
     check_slots,
     default_master,
     find_java,
-    master_slots,
     restore_scratch,
 )
 from tranlog.target.options import TargetOptions

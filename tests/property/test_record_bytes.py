@@ -37,6 +37,7 @@ from tranlog.log.format import (
     END,
     EVENT_TYPE,
     HEADER,
+    SEQNO_MAX,
     Impossible,
     Outcome,
     Partial,
@@ -181,7 +182,7 @@ def read_record(raw: bytes) -> None:
     outcome: Outcome = parse_record(raw, 0, 16)
     assert isinstance(outcome, get_args(Outcome))
     assert outcome is not END or not raw[:4].strip(b"\0")
-    assert skip_events(raw, 0, 1 << 63) >= 0
+    assert skip_events(raw, 0, SEQNO_MAX) >= 0
     is_tungsten(raw)
     quick = parse_event(raw, 0, 16)
     if not isinstance(outcome, RecordHeader):

@@ -138,10 +138,10 @@ def test_the_template_loads_as_it_is_and_with_every_key(source, target, tmp_path
     file = tmp_path / "tranlog.toml"
     file.write_text(text)
     load(str(file), environ={})
-    keys = re.compile(r'^# (?=\[[\w.]+\]|[\w".]+ = )', re.MULTILINE)
+    keys = re.compile(r'^# (?=\[\[?[\w.]+\]|[\w".]+ = )', re.MULTILINE)
     assert len(keys.findall(text)) > 25
     file.write_text(keys.sub("", text))
-    for name in ("source.password", "target.password"):
+    for name in ("source.password", "target.password", "spark.secret"):
         (tmp_path / name).write_text("secret\n")
     config = load(str(file), environ={})
     assert "#" not in "".join(map(str, tomllib.loads(file.read_text())))
@@ -419,6 +419,53 @@ def test_tables_create_and_verify(shop: Shop) -> None:
     assert (table["source_rows"], table["target_rows"]) == (2, 3)
     assert shop("verify --table main.line")[0] == 0
     assert shop("verify --table main.nothing")[0] == 2
+
+
+def test_tables_and_verify_see_what_the_filters_leave(shop: Shop) -> None:
+    """Issue 7, item 5: `tables create` and `verify` use the pipeline's filters; masked columns are named."""
+    conf = shop.path / "tranlog.toml"
+    conf.write_text(
+        conf.read_text()
+        + """
+[[filter]]
+kind = "exclude"
+tables = ["main.line"]
+[[filter]]
+kind = "rename"
+table = "main.item"
+to = "goods"
+[[filter]]
+kind = "mask"
+table = "main.goods"
+columns = ["name"]
+by = "keep-last"
+[[filter]]
+kind = "rename"
+table = "main.goods"
+column = "id"
+to = "number"
+[[filter]]
+kind = "transaction"
+function = "copy:copy"
+"""
+    )
+    shop.write("INSERT INTO item VALUES (1, 'a'), (2, 'b')", "INSERT INTO line VALUES (1, 1.5)")
+    shop("capture --once")
+    code, out, _ = shop("tables create")
+    assert code == 0 and out.count("CREATE TABLE") == 1 and '"goods"' in out and '"number"' in out
+    target = shop.target()
+    target.execute("INSERT INTO goods VALUES (1, '*'), (2, 'seen')")
+    code, out, err = shop("verify")
+    assert code == 0 and "equal   main.goods: 2 rows" in out and "main.line" not in out
+    assert "main.goods: masked, not compared: name" in err
+    assert "compared as if there were no filter 5 (transaction copy:copy)" in err
+    target.execute("UPDATE goods SET number = 3 WHERE number = 2")
+    code, out, _ = shop("verify")
+    assert code == 1 and "number=2: missing at the target" in out
+    assert shop.json("verify", code=1)["tables"][0]["notes"][0] == "masked, not compared: name"
+    code, _, err = shop("verify --table main.line")
+    assert code == 2 and "the pipeline's filters leave this table out" in err
+    target.close()
 
 
 def test_tables_of_an_empty_log(shop: Shop) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tranlog.errors import ConfigError
 from tranlog.log.options import LogOptions
+from tranlog.pipeline.filters import Delay, EachTransaction, Include, MaskBy, MaskColumns, OnStatement
 from tranlog.service.config import Section, find_file, find_log, load, read_toml
 
 
@@ -227,3 +228,58 @@ def test_the_catalogs_url_and_user_are_the_targets(tmp_path: Path) -> None:
             load(written(tmp_path, 'dir = "log"', target), environ={})
         assert told in str(raised.value)
     assert load(written(tmp_path, 'dir = "log"', f'{dsn}user = "till"\n'), environ={}).target is not None
+
+
+FILTERED = """
+[[filter]]
+kind = "include"
+tables = ["shop.*"]
+statements = "drop"
+[[filter]]
+kind = "mask"
+table = "shop.users"
+columns = ["email", "phone"]
+by = "hash"
+salt = "a secret"
+[[filter]]
+kind = "delay"
+delay_s = "2min"
+[[filter]]
+kind = "transaction"
+function = "copy:copy"
+"""
+
+
+def test_filters_keep_their_order(tmp_path: Path) -> None:
+    """Issue 7, item 5: filters in TOML."""
+    config = load(written(tmp_path, 'dir = "log"', SQLITE + FILTERED), environ={})
+    expected = (
+        Include(tables=("shop.*",), statements=OnStatement.DROP),
+        MaskColumns(table="shop.users", columns=("email", "phone"), by=MaskBy.HASH, salt="a secret"),
+        Delay(delay_s=120),
+        EachTransaction(function="copy:copy"),
+    )
+    assert config.pipeline.filters == expected
+    assert config.target is not None
+    assert config.pipeline.apply_options(log_dir="log", target=config.target).filters == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[[filter]]", "filter 1.kind: is missing"),
+        ('[[filter]]\nkind = "sort"', "filter 1.kind = 'sort': must be one of include, exclude, rename, drop, mask"),
+        ('[[filter]]\nkind = "include"', "filter 1.tables: is missing"),
+        ('[[filter]]\nkind = "include"\ntables = "shop.*"', "filter 1.tables = 'shop.*': a list of one or more texts"),
+        ('[[filter]]\nkind = "include"\ntables = ["shop"]', "filter 1.tables = 'shop': not schema.table"),
+        ('[[filter]]\nkind = "delay"\ndelay_s = 5\n[[filter]]\nkind = "delay"\ndelay_s = 5', "another delay"),
+        ('[[filter]]\nkind = "rename"\nschema = "a"\nto = "b"\nstatement = "drop"', "did you mean 'statements'?"),
+        ('[[filter]]\nkind = "mask"\ntable = "a.b"\ncolumns = ["c"]\nby = "hash"\nsalt = 5', "salt = '(hidden)'"),
+        ('[[filter]]\nkind = "batch"', "filter 1.function: is missing"),
+        ('[filter]\nkind = "delay"', "is a row of tables: [[filter]]"),
+    ],
+)
+def test_a_filter_that_cannot_be(text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(written(tmp_path, 'dir = "log"', f"{SQLITE}{text}\n"), environ={})
+    assert told in str(raised.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -49,7 +49,7 @@ def tables() -> list[TableMap]:
     return made
 
 
-def as_fields(column: Column) -> dict[str, object]:
+def as_fields(column: Column) -> dict[str, Any]:
     return {name: getattr(column, name) for name in column.__struct_fields__}
 
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
-from tranlog.change import Fragment
+from tranlog.change import HEARTBEAT, NOOP, Fragment
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import ConfigError, SourceError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.log import Log
+from tranlog.payload import Payload, encode
+from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.source import Source
 
 logger = logging.getLogger(__name__)
@@ -90,6 +93,7 @@ class Capture:
         self._batch_transactions = 0
         self._batch_fragments = 0
         self._batch_bytes = 0
+        self._heartbeats: deque[str] = deque()
         self._sync_s = 0.0  # how long the last sync took, up to _LONGEST_BATCH_S
         self._status = CaptureStatus(
             source_id=source.source_id,
@@ -115,6 +119,7 @@ class Capture:
         looked = self._clock.monotonic()
         while not (stop.is_set() or self._stop.is_set()):
             self._take(self._source.read(self._options.poll_s), stop)
+            self._beat()
             if self._clock.monotonic() - looked >= _EXPIRE_EVERY_S:  # also while nothing comes
                 looked = self._clock.monotonic()
                 self._log.expire()
@@ -132,6 +137,35 @@ class Capture:
             before = self._status.transactions
             self._take(self._source.read(wait_s), self._stop)
         return self._status
+
+    def heartbeat(self, name: str) -> None:
+        """Have a heartbeat appended behind the transaction at hand: an empty transaction with this name.
+
+        Threads: any. It passes through log and pipeline as every transaction does, and no source hears of it; it
+        repeats the event id before it, so that capture resumes as if it were not there.
+        """
+        self._heartbeats.append(name)
+
+    def _beat(self) -> None:
+        """Append the heartbeats that were asked for, between two reads of the source."""
+        log = self._log
+        beaten = False
+        while self._heartbeats:
+            name = self._heartbeats.popleft()
+            log.append(
+                Fragment(
+                    source_id=self._source.source_id,
+                    event_id=log.last_event_id() or "",
+                    shard_id=UNKNOWN_SHARD,
+                    tstamp=self._clock.now_ms(),
+                    tables=(),
+                    payload=encode(Payload(metadata=((NOOP, HEARTBEAT), (HEARTBEAT, name)))),
+                    last=True,
+                )
+            )
+            beaten = True
+        if beaten:
+            log.commit()
 
     def stop(self) -> None:
         """Make `run` end soon, now and from now on."""

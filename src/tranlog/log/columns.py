@@ -15,9 +15,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-from zlib import crc32
+
+from mypy_extensions import mypyc_attr
 
 from tranlog.change import Statement, TableMap, TableName
+from tranlog.checksum import crc32
 from tranlog.errors import PayloadError
 from tranlog.ids import Seqno
 from tranlog.log.format import (
@@ -56,6 +58,7 @@ _METADATA_KEY: Final = 0x12
 """The first byte of the envelope's fields 1 and 2."""
 
 
+@mypyc_attr(native_class=False)  # a frozen dataclass with slots cannot be one
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """Which transactions and which of their rows are wanted; None wants all. Shards, schemas and tables all count.

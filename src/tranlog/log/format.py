@@ -14,14 +14,28 @@ import re
 import struct
 from collections.abc import Container
 from functools import lru_cache
-from typing import Final, TypeAlias
-from zlib import crc32
+from typing import Final, cast
 
-import msgspec
+from librt.strings import BytesWriter, read_i64_be, write_i32_be, write_i64_be
+from mypy_extensions import i64, u8
 
 from tranlog.change import TableName
+from tranlog.checksum import crc32
 from tranlog.errors import RecordLimitError
-from tranlog.ids import Epoch, Gtid, Lsn, Seqno
+from tranlog.ids import Epoch, Lsn, Seqno
+from tranlog.log.record import BAD_CHECKSUM as BAD_CHECKSUM
+from tranlog.log.record import END as END
+from tranlog.log.record import BadChecksum as BadChecksum
+from tranlog.log.record import End as End
+from tranlog.log.record import Impossible as Impossible
+from tranlog.log.record import Outcome as Outcome
+from tranlog.log.record import Partial as Partial
+from tranlog.log.record import Record as Record
+from tranlog.log.record import RecordHeader as RecordHeader
+from tranlog.log.record import RollbackMark as RollbackMark
+from tranlog.log.record import RotateRecord as RotateRecord
+from tranlog.log.record import SegmentHeader as SegmentHeader
+from tranlog.log.record import SyncRecord as SyncRecord
 
 MAGIC_NUMBER: Final = 0xC001CAFE
 MAJOR_VERSION: Final = 1
@@ -105,8 +119,6 @@ HEADER: Final = struct.Struct(">IHHq")
 EVENT_START: Final = struct.Struct(">IBIQHBQ")
 """An event record from record_length up to and including epoch_number."""
 EVENT_TSTAMP: Final = struct.Struct(">Q")
-EVENT_TSTAMP_AND_LENGTH: Final = struct.Struct(">QI")
-"""tstamp and data_length, which stand side by side where there is no header extension."""
 EVENT_DATA_LENGTH: Final = struct.Struct(">I")
 RECORD_START: Final = struct.Struct(">IB")
 """record_length and record_type, as every record but the header begins."""
@@ -120,8 +132,8 @@ EXTENSION_ITEM: Final = struct.Struct(">BH")
 NAME_LENGTH: Final = struct.Struct(">H")
 CRC: Final = struct.Struct(">I")
 
-_EVENT_SKIP: Final = struct.Struct(">IBIQ")
-_EVENT_PASS: Final = struct.Struct(">IBIQHB")
+_U32: Final = 0xFFFF_FFFF
+_SMALL: Final = 4096
 
 BEFORE_HEADER: Final = 9
 """Bytes of an event record before those that header_length counts."""
@@ -152,120 +164,6 @@ _CRC_32_METHOD: Final = b"\x01"
 _ZERO_CRC: Final = TRAILER.pack(CRC_NONE, 0)
 
 
-class RecordHeader(msgspec.Struct, frozen=True):
-    """The header of one fragment, readable without its payload.
-
-    `tables` is None where they were too many to list, () where none is touched. `lsn` is the record's first byte,
-    `record_length` the bytes of the whole record, `data_length` those of its payload.
-    """
-
-    seqno: Seqno
-    fragno: int
-    last_frag: bool
-    epoch: Epoch
-    source_id: str
-    event_id: str
-    shard_id: str
-    tstamp: int
-    tables: tuple[TableName, ...] | None
-    lsn: Lsn
-    record_length: int
-    data_length: int
-    crc_method: int
-    crc: int
-    spilled: bool = False
-    """A referring record: its payload says where the transaction's fragments were spilled to."""
-
-    @property
-    def gtid(self) -> Gtid:
-        """The transaction's identity."""
-        return Gtid(self.epoch, self.seqno)
-
-
-class Record(msgspec.Struct, frozen=True):
-    """One fragment: its header and its payload's bytes."""
-
-    header: RecordHeader
-    payload: bytes
-
-
-class RotateRecord(msgspec.Struct, frozen=True):
-    """The last record of every segment but the newest."""
-
-    next_file_name: str
-    record_length: int
-
-
-class SyncRecord(msgspec.Struct, frozen=True):
-    """Everything before `durable_lsn` was durable when this was written; `written_at` is ms since 1970."""
-
-    durable_lsn: Lsn
-    written_at: int
-    record_length: int = SYNC_BYTES
-
-
-class RollbackMark(msgspec.Struct, frozen=True):
-    """Everything behind the matchpoint, up to this mark, is abandoned; the stream goes on behind the mark.
-
-    `epoch` is the one that begins with it, `matchpoint_lsn` where the matchpoint's first record stands. The dead
-    interval is half-open: `dead_start` lies behind the matchpoint's last record, `dead_end` is the mark's own place.
-    `last_seqno` is the last transaction that was abandoned, `written_at` is ms since 1970.
-    """
-
-    epoch: Epoch
-    matchpoint_epoch: Epoch
-    matchpoint_seqno: Seqno
-    matchpoint_lsn: Lsn
-    dead_start: Lsn
-    dead_end: Lsn
-    last_seqno: Seqno
-    written_at: int
-    record_length: int = MARK_BYTES
-
-    @property
-    def matchpoint(self) -> Gtid:
-        """The last transaction that stays."""
-        return Gtid(self.matchpoint_epoch, self.matchpoint_seqno)
-
-
-BAD_CHECKSUM: Final = "its checksum does not match its bytes"
-
-
-class End(msgspec.Struct, frozen=True):
-    """No record here: no byte is left, or zeros stand where a record's length would."""
-
-
-class Partial(msgspec.Struct, frozen=True):
-    """The buffer ends before the record does; the record needs `needed` bytes from its start, or more."""
-
-    needed: int
-
-
-class BadChecksum(msgspec.Struct, frozen=True):
-    """A record whose bytes do not match its checksum; `header` is what they say, where they say anything."""
-
-    record_length: int
-    header: RecordHeader | None = None
-
-    @property
-    def why(self) -> str:
-        """What to tell people."""
-        return BAD_CHECKSUM
-
-
-class Impossible(msgspec.Struct, frozen=True):
-    """Bytes that no writer of this format produces; `record_length` is what they claim, 0 where that is absurd."""
-
-    why: str
-    record_length: int = 0
-
-
-Outcome: TypeAlias = RecordHeader | RotateRecord | SyncRecord | RollbackMark | End | Partial | BadChecksum | Impossible
-"""What a parser finds at a place in a segment."""
-
-END: Final = End()
-
-
 def segment_name(number: int) -> str:
     """Return the file name of a segment: ten decimal digits."""
     return f"{SEGMENT_PREFIX}{number:010d}"
@@ -286,12 +184,6 @@ def segment_number(name: str) -> int | None:
 def encode_header(prev_seqno: int) -> bytes:
     """Return the 16 bytes at the start of a segment; -1 for a new log that starts at seqno 0."""
     return HEADER.pack(MAGIC_NUMBER, MAJOR_VERSION, MINOR_VERSION, prev_seqno)
-
-
-class SegmentHeader(msgspec.Struct, frozen=True):
-    """The header record of a segment."""
-
-    prev_seqno: Seqno
 
 
 def parse_header(raw: bytes) -> SegmentHeader | Partial | Impossible:
@@ -358,11 +250,16 @@ def encode_tables(tables: tuple[TableName, ...] | None) -> bytes:
     return listed
 
 
-def _terminated(text: str, field: str) -> bytes:
-    raw = text.encode()
-    if b"\0" in raw:
-        raise ValueError(f"its {field} holds a NUL character")
-    return raw + b"\0"
+def _texts(source_id: str, event_id: str, shard_id: str) -> bytes:
+    raw = source_id.encode("utf-8") + b"\0" + event_id.encode("utf-8") + b"\0" + shard_id.encode("utf-8") + b"\0"
+    if raw.count(0) != 3:
+        named = {"source_id": source_id, "event_id": event_id, "shard_id": shard_id}
+        raise ValueError(f"its {next(name for name, text in named.items() if chr(0) in text)} holds a NUL character")
+    return raw
+
+
+def _write_u32(out: BytesWriter, number: int) -> None:
+    write_i32_be(out, number if number <= 0x7FFF_FFFF else number - (1 << 32))
 
 
 def encode_event(
@@ -387,9 +284,7 @@ def encode_event(
     Raises RecordLimitError for whatever the format cannot hold.
     """
     try:
-        names = (
-            _terminated(source_id, "source_id") + _terminated(event_id, "event_id") + _terminated(shard_id, "shard_id")
-        )
+        names = _texts(source_id, event_id, shard_id)
         extension = encode_tables(tables) if tables != () else b""
         if padding:
             extension += EXTENSION_ITEM.pack(PADDING_ITEM, padding - EXTENSION_ITEM.size)
@@ -406,16 +301,20 @@ def encode_event(
         raise RecordLimitError(event_id=event_id, why=f"a fragment of {len(payload)} bytes")
     if not 0 <= tstamp <= SEQNO_MAX:
         raise RecordLimitError(event_id=event_id, why=f"its commit time {tstamp} ms is before 1970 or absurd")
-    kind = REFERENCE_TYPE if spilled else EVENT_TYPE
-    head = b"".join(
-        (
-            EVENT_START.pack(record_length, kind, header_length, seqno, fragno, last_frag, epoch),
-            names,
-            EVENT_TSTAMP.pack(tstamp),
-            extension,
-            EVENT_DATA_LENGTH.pack(len(payload)),
-        )
-    )
+    out = BytesWriter()
+    _write_u32(out, record_length)
+    out.append(cast(u8, REFERENCE_TYPE if spilled else EVENT_TYPE))
+    _write_u32(out, header_length)
+    write_i64_be(out, seqno)
+    out.append(cast(u8, fragno >> 8))
+    out.append(cast(u8, fragno & 0xFF))
+    out.append(cast(u8, 1 if last_frag else 0))
+    write_i64_be(out, epoch)
+    out.write(names)
+    write_i64_be(out, tstamp)
+    out.write(extension)
+    _write_u32(out, len(payload))
+    head = out.getvalue()
     if not checksum:
         return head, _ZERO_CRC
     return head, TRAILER.pack(CRC_32, crc32(_CRC_32_METHOD, crc32(payload, crc32(head))))
@@ -449,95 +348,180 @@ def parse_tables(raw: bytes) -> tuple[TableName, ...] | None:
     return None if omitted else tuple(tables)
 
 
-def parse_event(raw: bytes, at: int, lsn: int, trailer: bytes | None = None) -> RecordHeader | None:
+def parse_event(raw: bytes, at: i64, lsn: int, trailer: bytes | None = None) -> RecordHeader | None:
     """Read the header of the event record at `raw[at]`, or None for whatever is not one that lies wholly in `raw`.
 
     The fast path of every scan: no checksum, no payload touched. With `trailer`, the record's last 5 bytes, only
     the header has to lie in `raw`. What None means is for `parse_record` to say.
     """
     try:
-        length, kind, header_length, seqno, fragno, last_frag, epoch = EVENT_START.unpack_from(raw, at)
-        if last_frag > 1 or (kind != EVENT_TYPE and (kind != REFERENCE_TYPE or fragno or not last_frag)):
+        # Read in words, which compiled code does without a call: a field is a word's upper or lower part.
+        if at < 0:
             return None
-        first = at + 28
-        second = raw.index(0, first) + 1
-        third = raw.index(0, second) + 1
-        fourth = raw.index(0, third) + 1
-        if fourth + 8 == at + 9 + header_length:
-            tstamp, data_length = EVENT_TSTAMP_AND_LENGTH.unpack_from(raw, fourth)
-            tables: tuple[TableName, ...] | None = ()
-        else:
-            end = at + 9 + header_length
-            if end <= fourth + 8:
-                return None
-            (tstamp,) = EVENT_TSTAMP.unpack_from(raw, fourth)
-            (data_length,) = EVENT_DATA_LENGTH.unpack_from(raw, end)
-            tables = parse_tables(raw[fourth + 8 : end])
-        if length != 18 + header_length + data_length:
+        kind: i64 = raw[at + 4]
+        length: i64 = read_i64_be(raw, at) >> 32 & _U32
+        header_length: i64 = read_i64_be(raw, at + 5) >> 32 & _U32
+        seqno: i64 = read_i64_be(raw, at + 9)
+        flags: i64 = read_i64_be(raw, at + 12)
+        epoch: i64 = read_i64_be(raw, at + 20)
+        last_frag: i64 = flags & 0xFF
+        # A referring record is whole: fragment 0, and the last.
+        if kind != EVENT_TYPE and (kind != REFERENCE_TYPE or flags & 0xFF_FFFF != 1):
             return None
+        if last_frag > 1 or seqno < 0 or epoch < 0:
+            return None
+        first: i64 = at + 28
+        second: i64 = raw.index(0, first) + 1
+        third: i64 = raw.index(0, second) + 1
+        fourth: i64 = raw.index(0, third) + 1
+        end: i64 = at + 9 + header_length
+        if end < fourth + 8:
+            return None
+        tstamp: i64 = read_i64_be(raw, fourth)
+        data_length: i64 = length - 18 - header_length
+        if tstamp < 0 or data_length != EVENT_DATA_LENGTH.unpack_from(raw, end)[0]:
+            return None
+        tables = () if end == fourth + 8 else parse_tables(raw[fourth + 8 : end])
+        crc: i64
         if trailer is None:
-            method, crc = TRAILER.unpack_from(raw, at + length - 5)
+            crc = read_i64_be(raw, at + length - 8)
         else:
-            method, crc = TRAILER.unpack(trailer)
+            crc = read_i64_be(b"\0\0\0" + trailer, 0)
         return RecordHeader(
-            seqno,
-            fragno,
+            seqno,  # type: ignore[arg-type]
+            flags >> 8 & 0xFFFF,
             last_frag == 1,
-            epoch,
-            raw[first : second - 1].decode(),
-            raw[second : third - 1].decode(),
-            raw[third : fourth - 1].decode(),
+            epoch,  # type: ignore[arg-type]
+            raw[first : second - 1].decode("utf-8"),
+            raw[second : third - 1].decode("utf-8"),
+            raw[third : fourth - 1].decode("utf-8"),
             tstamp,
             tables,
             lsn,  # type: ignore[arg-type]
             length,
             data_length,
-            method,
-            crc,
+            crc >> 32 & 0xFF,
+            crc & _U32,
             kind != EVENT_TYPE,
         )
-    except (ValueError, struct.error):
+    except (ValueError, IndexError, struct.error):
         return None
 
 
-def skip_events(raw: bytes, at: int, seqno: int) -> int:
+def skip_events(raw: bytes, at: i64, seqno: i64) -> int:
     """Return the place of the first record in `raw`, from `at` on, that is not an event below `seqno`.
 
     The place can lie behind the end of `raw`. Trusts each record's length: the caller checks what it lands on.
     """
-    unpack = _EVENT_SKIP.unpack_from
-    end = len(raw) - EVENT_MIN
+    end: i64 = len(raw) - EVENT_MIN
     while at <= end:
-        length, kind, _, number = unpack(raw, at)
-        if kind != EVENT_TYPE or number >= seqno or length < EVENT_MIN:
+        word: i64 = read_i64_be(raw, at)
+        length: i64 = word >> 32 & _U32
+        if word >> 24 & 0xFF != EVENT_TYPE or length < EVENT_MIN or not 0 <= read_i64_be(raw, at + 9) < seqno:
             break
         at += length
     return at
 
 
-def pass_events(raw: bytes, at: int, seqno: int, upto: int, shards: Container[bytes]) -> tuple[int, int, int]:
+def pass_events(raw: bytes, at: i64, seqno: i64, upto: i64, shards: Container[bytes]) -> tuple[int, int, int]:
     """Pass over transactions of one fragment each that belong to one of `shards`, from `seqno`, at `raw[at]`, on.
 
     Ends: in front of the first that is something else, does not lie wholly in `raw`, or is behind `upto`. Return its
     place and seqno, and the place of the last one passed, -1 for none. As in `parse_event` no checksum is looked at.
     """
-    unpack, index, end = _EVENT_PASS.unpack_from, raw.index, len(raw)
-    last = -1
+    end: i64 = len(raw)
+    last: i64 = -1
     try:
         while seqno <= upto:
-            length, kind, header_length, number, fragno, last_frag = unpack(raw, at)
-            if number != seqno or fragno or last_frag != 1 or kind != EVENT_TYPE or not EVENT_MIN <= length <= end - at:
+            word: i64 = read_i64_be(raw, at)
+            length: i64 = word >> 32 & _U32
+            if (
+                word >> 24 & 0xFF != EVENT_TYPE
+                or not EVENT_MIN <= length <= end - at
+                or read_i64_be(raw, at + 9) != seqno
+                or read_i64_be(raw, at + 12) & 0xFF_FFFF != 1  # fragno 0, last_frag 1
+            ):
                 break
-            shard = index(0, index(0, at + 28) + 1) + 1
-            behind = index(0, shard)
-            if raw[shard:behind] not in shards or behind > at + header_length:
+            shard: i64 = raw.index(0, raw.index(0, at + 28) + 1) + 1
+            behind: i64 = raw.index(0, shard)
+            if raw[shard:behind] not in shards or behind > at + (read_i64_be(raw, at + 5) >> 32 & _U32):
                 break
             last = at
             at += length
             seqno += 1
-    except (ValueError, struct.error):
+    except (ValueError, IndexError):
         pass  # the window ends in the middle of a header
     return at, seqno, last
+
+
+def take_events(
+    raw: bytes, at: i64, seqno: i64, upto: i64, places: list[int], *, verify: bool, within: int = -1
+) -> tuple[int, int]:
+    """Add to `places` where each transaction of one fragment begins, from `seqno`, at `raw[at]`, on.
+
+    Ends: in front of the first that is something else, does not lie wholly in `raw`, has no checksum or, with
+    `verify`, the wrong one, or is behind `upto`. Return its place and seqno. With `within` also in front of the first
+    of another epoch or with a header that contradicts itself; without, what a record with the right checksum says of
+    its own inside is not looked at.
+    """
+    epoch: i64 = within
+    end: i64 = len(raw)
+    view = memoryview(raw)
+    append = places.append
+    try:
+        while seqno <= upto:
+            word: i64 = read_i64_be(raw, at)
+            behind: i64 = at + (word >> 32 & _U32)
+            if (
+                word >> 24 & 0xFF != EVENT_TYPE
+                or not at + EVENT_MIN <= behind <= end
+                or read_i64_be(raw, at + 9) != seqno
+                or read_i64_be(raw, at + 12) & 0xFF_FFFF != 1  # fragno 0, last_frag 1
+            ):
+                break
+            trailer: i64 = read_i64_be(raw, behind - 8) & 0xFF_FFFF_FFFF
+            if trailer >> 32 != CRC_32:
+                break
+            if verify:
+                # A copy of a small record costs less than a view of it.
+                crc = crc32(raw[at : behind - 4] if behind - at < _SMALL else view[at : behind - 4])
+                if crc != trailer & _U32:
+                    break
+            if epoch >= 0 and (read_i64_be(raw, at + 20) != epoch or not _fits(raw, at, behind)):
+                break
+            append(at)
+            at = behind
+            seqno += 1
+    except (ValueError, IndexError, struct.error):
+        pass  # the window ends in the middle of a header, or a header's inside is wrong
+    return at, seqno
+
+
+def cut_records(raw: bytes, places: list[int], seqno: int) -> list[tuple[int, bytes]]:
+    """Return seqno and bytes of each record between two of `places`, the first of them `seqno`."""
+    records: list[tuple[int, bytes]] = []
+    start: i64 = places[0]
+    number: i64 = seqno
+    for at in range(1, len(places)):
+        end: i64 = places[at]
+        records.append((number, raw[start:end]))
+        number += 1
+        start = end
+    return records
+
+
+def _fits(raw: bytes, at: i64, behind: i64) -> bool:
+    """Whether `parse_event` takes the event record in `raw[at:behind]`. Raises ValueError, IndexError, struct.error."""
+    end: i64 = at + 9 + (read_i64_be(raw, at + 5) >> 32 & _U32)
+    if end + 9 > behind or read_i64_be(raw, end) >> 32 & _U32 != behind - end - 9:
+        return False
+    tstamp_at: i64 = raw.index(0, raw.index(0, raw.index(0, at + 28) + 1) + 1) + 1
+    if tstamp_at + 8 > end or read_i64_be(raw, tstamp_at) < 0:
+        return False
+    raw[at + 28 : tstamp_at].decode("utf-8")
+    if tstamp_at + 8 < end:
+        parse_tables(raw[tstamp_at + 8 : end])
+    return True
 
 
 def event_checksum_holds(header: RecordHeader, crc: int) -> bool:

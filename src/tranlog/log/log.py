@@ -38,6 +38,7 @@ from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
     FRAGNO_MAX,
     HEADER,
+    SYNC_BYTES,
     RecordHeader,
     RollbackMark,
     encode_mark,
@@ -509,6 +510,10 @@ class Log(LogEnd):
         except OSError as exc:
             raise self._write_failed(exc) from exc
         self._flushed_end = end + len(encode_rotate(segment_name(number)))
+        try:
+            self._trim()
+        except OSError as exc:
+            raise self._stop_for(exc, "giving its true length to the segment") from exc
         self._sync_now()
         old = self._number
         try:
@@ -531,6 +536,7 @@ class Log(LogEnd):
         self._number = number
         self._begun_at = begun_at
         self._flushed_end = self._durable_end = self._visible_end = HEADER.size + len(first_records)
+        self._ahead = self._options.ahead_bytes
         logger.debug("Rotated. from=%s to=%s", segment_name(old), segment_name(number))
 
     # --- rolling back --------------------------------------------------------------------------------
@@ -782,6 +788,8 @@ class Log(LogEnd):
         end = self._flushed_end
         try:
             self._file.pwrite(encode_sync(lsn(self._number, end), self._clock.now_ms()), end)
+            self._flushed_end = end + SYNC_BYTES
+            self._trim()
             self._file.sync()
         except OSError as exc:
             # Everything is durable; only the next open has more to look at.

@@ -43,7 +43,7 @@ from tranlog.log.opening import (
     DISK_FULL,
     RecoveryReport,
 )
-from tranlog.log.options import LogOptions, ReadCounts
+from tranlog.log.options import LogOptions, ReadCounts, zeros_ahead
 from tranlog.log.positions import (
     NO_LSN,
     POSITIONS_NAME,
@@ -104,6 +104,8 @@ class LogEnd:
         self._number = 0
         self._begun_at: int | None = None  # its first sync record's stamp
         self._flushed_end = 0  # everything before it is written, or allocated to somebody who will
+        self._reached = 0  # up to here zeros were written behind it
+        self._ahead = options.ahead_bytes  # how many at a time; 0 in a segment for which the disk was full
         self._pending = bytearray()  # what belongs at _flushed_end
         self._buffered = Extent(Seqno(0))  # the complete transactions in it
         self._prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
@@ -316,7 +318,7 @@ class LogEnd:
         Other processes hear of it once, when it is durable; the readers of this one at once.
         """
         self._check_lock_file()
-        self._flush()
+        self._flush(zeros=True)
         self._publish(tell=False)
         self._syncing = True
         self._sync_end = self._visible_end if len(self._prefix) else self._flushed_end
@@ -361,20 +363,47 @@ class LogEnd:
         self._durable_end = self._flushed_end
         self._sync_due = True
 
-    def _flush(self) -> None:
-        """Write what is pending."""
+    def _flush(self, *, zeros: bool = False) -> None:
+        """Write what is pending; with `zeros` some of them behind it, for the syncs to come."""
         pending = self._pending
         if not pending:
             return
         assert self._file is not None
         try:
             written = bytes(pending)
-            self._file.pwrite(written, self._flushed_end)
+            if not (zeros and self._write_ahead(written)):
+                self._file.pwrite(written, self._flushed_end)
         except OSError as exc:
             raise self._write_failed(exc) from exc
         self._recent.put(self._number, self._flushed_end, written)
         self._flushed_end += len(pending)
         pending.clear()
+
+    def _write_ahead(self, written: bytes) -> bool:
+        """Write with zeros behind, if it is time for some; False when nothing is written. Raises OSError."""
+        end = self._flushed_end + len(written)
+        count = zeros_ahead(self._ahead, size=len(written), end=end, reached=self._reached)
+        if not count:
+            return False
+        assert self._file is not None
+        self._reached = end + count
+        try:
+            self._file.pwrite(written + bytes(count), self._flushed_end)
+        except OSError as exc:
+            if exc.errno not in DISK_FULL:
+                raise
+            self._ahead = 0
+            self._file.truncate(self._flushed_end)  # there may be room for what has to be there
+            self._reached = 0
+            return False
+        return True
+
+    def _trim(self) -> None:
+        """Give the newest segment its true length: no zeros behind its last record. Raises OSError."""
+        if self._reached > self._flushed_end:
+            assert self._file is not None
+            self._file.truncate(self._flushed_end)
+            self._reached = 0
 
     def _publish(self, *, tell: bool = True) -> None:
         """Let readers see every transaction before the oldest unfinished one; what was pending has been flushed.
@@ -523,6 +552,7 @@ class LogEnd:
         self._file.truncate(end)
         self._file.sync()
         self._flushed_end = end
+        self._reached = 0
         self._durable_end = min(self._durable_end, end)
         self._sync_end = min(self._sync_end, end)
         self._sync_due = True

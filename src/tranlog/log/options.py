@@ -1,6 +1,8 @@
 """How a log is written, and where it stands: the values that its opener gives and its `status` returns.
 
-Owns no behaviour but the check of the options. Source: thl-internals, "Configuration"; design/log-format.md.
+Owns no behaviour but the check of the options, and how far ahead a file is written.
+
+Source: thl-internals, "Configuration"; design/log-format.md; design/performance.md, "Pre-zeroed segments".
 """
 
 from __future__ import annotations
@@ -15,6 +17,18 @@ _FLUSH_INTERVAL_S_MAX = 3_600
 _RETENTION_S_MAX = 10_000 * 366 * 86_400
 _ROOM_FOR_OTHERS = 2 * HEADER_LENGTH_MAX
 """What a segment keeps free behind its largest transaction: its rotate and sync records, and a margin."""
+
+AHEAD_BYTES_MAX = 1 << 26
+
+
+def zeros_ahead(ahead_bytes: int, *, size: int, end: int, reached: int) -> int:
+    """Return how many zeros to write behind a commit of `size` bytes that ends at `end`; the file reaches to `reached`.
+
+    None behind a large commit, which pays for the new length by itself, and none that a segment could not hold.
+    """
+    if end <= reached or 4 * size > ahead_bytes or end + ahead_bytes > SEGMENT_BYTES_MAX:
+        return 0
+    return ahead_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +55,9 @@ class LogOptions:
     """Whether those flushes sync. It says nothing of `commit`, which returns when what it covers is durable."""
     buffer_bytes: int = 256 * 1024
     """Bytes that may be appended before they are written; a commit writes them earlier."""
+    ahead_bytes: int = 256 * 1024
+    """Zeros written ahead of the records, in the same write as a small commit, so that the syncs behind it find the
+    file long enough: a sync that does not change its length has less to write. 0 for none."""
     index_flush_bytes: int = 4 << 20
     """Bytes behind the stored index at which a commit has it stored anew, by a thread of its own."""
     index_flush_s: float | None = 10.0
@@ -78,6 +95,10 @@ class LogOptions:
             )
         if self.buffer_bytes < 1:
             raise ConfigError(option="buffer_bytes", value=self.buffer_bytes, why="the buffer holds at least one byte")
+        if not 0 <= self.ahead_bytes <= AHEAD_BYTES_MAX:
+            raise ConfigError(
+                option="ahead_bytes", value=self.ahead_bytes, why=f"0 to {AHEAD_BYTES_MAX} bytes of zeros are possible"
+            )
         if self.index_flush_bytes < 1:
             raise ConfigError(option="index_flush_bytes", value=self.index_flush_bytes, why="a flush covers something")
         if self.index_flush_s is not None and self.index_flush_s < 0:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from typing import Final
-from zlib import crc32
 
+from tranlog.checksum import crc32
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, DiskFile, OsDisk
 from tranlog.errors import ConfigError, HoldError

@@ -20,11 +20,12 @@ from tranlog.errors import CorruptRecordError, LogClosedError, LogMissingError, 
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 from tranlog.log.abandoned import read_abandoned
 from tranlog.log.cursor import Cursor
-from tranlog.log.format import Record, RecordHeader, RollbackMark
+from tranlog.log.format import RECORD_START
 from tranlog.log.positions import POSITIONS_NAME, Positions, PositionsReader
+from tranlog.log.record import Record, RecordHeader, RollbackMark
 from tranlog.log.recovery import Continue, Refuse, SegmentScan, plan
 from tranlog.log.scan import SegmentScanner, survey
-from tranlog.log.segment import SegmentReader, Segments, SegmentStat
+from tranlog.log.segment import SegmentReader, Segments, SegmentStat, torn_size
 from tranlog.log.spilled import SpillStat
 from tranlog.log.spilling import spill_stats
 
@@ -67,6 +68,7 @@ class LogReader:
         self._positions = PositionsReader(path, disk)
         self._watch = disk.watch(f"{path.rstrip('/')}/{POSITIONS_NAME}")
         self._surveyed: SegmentScan | None = None  # the newest segment, as the last survey found it
+        self._before: RecordHeader | None = None  # the last event in front of it, where that was looked at
         self._tail: SegmentScanner | None = None  # walks on from there
         self._tail_reader: SegmentReader | None = None
         self._range = LogRange(
@@ -170,9 +172,9 @@ class LogReader:
         if self._tail is None:
             number = self._surveyed.number
             following = self._segments.path(number + 1)
-            if self._size_of(number) == self._surveyed.size and not self._disk.exists(following):
+            if not self._grown(self._surveyed) and not self._disk.exists(following):
                 return
-            self._open_tail(number, self._surveyed.header_seqno)
+            self._open_tail(number, self._surveyed.header_seqno, self._before)
         else:
             self._tail.advance()
         while self._tail is not None and self._tail_reader is not None:
@@ -185,7 +187,7 @@ class LogReader:
             self._segments.refresh()
             if not self._segments.knows(found.number + 1):
                 return
-            self._open_tail(found.number + 1, found.last_seqno)
+            self._open_tail(found.number + 1, found.last_seqno, found.last_header)
 
     def _begin_scan(self) -> None:
         found = survey(self._path, self._disk, checksum=self._checksum)
@@ -202,18 +204,22 @@ class LogReader:
         for scan in found.scans:
             self._segments.learn_run(scan.number, Seqno(scan.prev_seqno + 1), scan.starts)
         self._surveyed = last
+        self._before = found.scans[-2].last_header if len(found.scans) > 1 else None
         self._take_scan(last.last_seqno, last.proven_seqno, header)
 
-    def _open_tail(self, number: int, prev_seqno: Seqno) -> None:
+    def _open_tail(self, number: int, prev_seqno: Seqno, before: RecordHeader | None) -> None:
         self._drop_tail()
         self._tail_reader = SegmentReader(self._segments.open(number, prev_seqno), number, checksum=self._checksum)
-        self._tail = SegmentScanner(self._tail_reader, prev_seqno)
+        self._tail = SegmentScanner(self._tail_reader, prev_seqno, before=before)
         self._tail.advance()
 
-    def _size_of(self, number: int) -> int:
-        file = self._segments.open(number, self._range.last_seqno)
+    def _grown(self, found: SegmentScan) -> bool:
+        """Whether there is more in a segment than a survey found; it may have been longer all the time, by zeros."""
+        file = self._segments.open(found.number, self._range.last_seqno)
         try:
-            return file.size()
+            if found.bad is None:
+                return any(file.pread(RECORD_START.size, found.end))
+            return torn_size(file, file.size()) != found.size
         finally:
             file.close()
 

@@ -13,7 +13,6 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from zlib import crc32
 
 from tranlog.change import Fragment
 from tranlog.disk import Disk, DiskFile
@@ -23,6 +22,7 @@ from tranlog.log.format import (
     CRC_32,
     CRC_NONE,
     HEADER,
+    SEQNO_MAX,
     SYNC_BYTES,
     SYNC_START,
     BadChecksum,
@@ -37,6 +37,7 @@ from tranlog.log.format import (
     parse_event,
     parse_record,
     segment_name,
+    take_events,
 )
 from tranlog.log.recovery import BadRecord, Checkpoint, SegmentGlance, SegmentScan, Survey
 from tranlog.log.segment import (
@@ -46,8 +47,9 @@ from tranlog.log.segment import (
     glance_at,
     join,
     list_segments,
-    only_zeros,
     refuse_foreign,
+    torn_size,
+    written_size,
 )
 from tranlog.log.spill import Reference, parse_reference
 from tranlog.payload import decode
@@ -118,39 +120,26 @@ class SegmentScanner:
         at = self._offset - start
         if self._fragno or self._method != CRC_32 or not 0 <= at < len(window):
             return
-        view = memoryview(window)
-        base = (reader.number << 32) + start
-        verify = reader.checksum
-        epoch = self._epoch
-        expected: int = self._last_seqno + 1
-        append_end = self._ends.append
-        append_start = self._starts.append
-        last: RecordHeader | None = None
-        while (header := parse_event(window, at, base + at)) is not None:
-            end = at + header.record_length
-            if (
-                header.seqno != expected
-                or header.fragno
-                or not header.last_frag
-                or header.epoch != epoch
-                or header.crc_method != CRC_32
-                or header.spilled
-                or (verify and header.crc != crc32(view[at : end - 4]))
-            ):
-                break
-            append_start(start + at)
-            at = end
-            expected += 1
-            last = header
-            append_end(start + at)
-        if last is not None:
-            self._records += expected - self._last_seqno - 1
-            self._fragments += expected - self._last_seqno - 1
-            self._offset = self._good_end = start + at
-            self._last_seqno = last.seqno
-            self._last_header = last
-            self._last_first_lsn = last.lsn
-            self._closed_cleanly = False
+        places: list[int] = []
+        expected = self._last_seqno + 1
+        behind, following = take_events(
+            window, at, expected, SEQNO_MAX, places, verify=reader.checksum, within=self._epoch
+        )
+        if not places:
+            return
+        last = parse_event(window, places[-1], (reader.number << 32) + start + places[-1])
+        assert last is not None, "take_events looked into it"
+        taken = following - expected
+        self._starts.extend([start + place for place in places])
+        self._ends.extend([start + place for place in places[1:]])
+        self._ends.append(start + behind)
+        self._records += taken
+        self._fragments += taken
+        self._offset = self._good_end = start + behind
+        self._last_seqno = last.seqno
+        self._last_header = last
+        self._last_first_lsn = last.lsn
+        self._closed_cleanly = False
 
     def _take(self, outcome: Outcome) -> str | None:
         """Take one record; return why it is bad, "" for the end, None to go on."""
@@ -277,13 +266,18 @@ class SegmentScanner:
         file = self._reader.file
         size = file.size()
         bad = self._bad
-        if bad is None and self._offset < size and not only_zeros(file, self._offset, size):
+        written = size
+        if self._offset < size:
+            written = max(self._offset, written_size(file, size))
+        if bad is None and self._offset < written:
             why = "bytes behind the rotate record" if self._next_name else "zeros where a record should be"
             bad = BadRecord(offset=self._offset, why=why)
+        if bad is not None:
+            written = max(self._offset, torn_size(file, size))
         return SegmentScan(
             number=self._reader.number,
             prev_seqno=self._prev_seqno,
-            size=size,
+            size=written,
             records=self._records,
             fragments=self._fragments,
             good_end=self._good_end,

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from zlib import crc32
 
+from tranlog.checksum import crc32
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import (
     CorruptRecordError,
@@ -73,6 +73,7 @@ UNCHECKED = "a record without a checksum behind records with one"
 """One writer writes all its records with checksums or none: this one has lost its end."""
 
 _READ_TRIES = 5
+_SECTOR_BYTES = 512
 
 
 def join(directory: str, name: str) -> str:
@@ -227,6 +228,22 @@ def only_zeros(file: DiskFile, offset: int, size: int) -> bool:
             return False
         offset += len(chunk)
     return True
+
+
+def written_size(file: DiskFile, size: int) -> int:
+    """Return where the zeros at the end of a file of `size` bytes begin: what of it was written."""
+    while size:
+        start = max(0, size - WINDOW_BYTES)
+        chunk = file.pread(size - start, start).rstrip(b"\0")
+        if chunk:
+            return start + len(chunk)
+        size = start
+    return 0
+
+
+def torn_size(file: DiskFile, size: int) -> int:
+    """Return what of a file of `size` bytes a torn write may have reached: whole sectors, since it may end in zeros."""
+    return min(size, -(-written_size(file, size) // _SECTOR_BYTES) * _SECTOR_BYTES)
 
 
 def glance_at(file: DiskFile, number: int) -> SegmentGlance:
@@ -588,6 +605,7 @@ class Segments:
                 continue  # purged meanwhile
             try:
                 glance = glance_at(file, number)
+                size = glance.size if last is not None else written_size(file, glance.size)
             except OSError as exc:
                 raise LogUnreadableError(path=self.path(number), why=exc.strerror or str(exc)) from exc
             finally:
@@ -598,7 +616,7 @@ class Segments:
                     name=segment_name(number),
                     first_seqno=Seqno(prev_seqno + 1),
                     last_seqno=last_seqno if last is None else last,
-                    bytes=glance.size,
+                    bytes=size,
                     written_at=glance.written_at,
                 )
             )

@@ -38,8 +38,19 @@ from tranlog.errors import (
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.positions import hold
 from tranlog.log.readable import ReadableLog
-from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, TaskResult, run_tasks
+from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, TaskResult, content_of, log_mark, run_tasks
 from tranlog.pipeline.channels import AssignmentRule, ShardPlan
+from tranlog.pipeline.cluster import (
+    EngineOptions,
+    MasterKind,
+    count_slots,
+    explain_failure,
+    master_kind,
+    too_few_slots,
+)
+from tranlog.pipeline.filter_chain import Chain
+from tranlog.pipeline.filters import Filter, check_filters
+from tranlog.pipeline.limits import Limit, SeqnoRanges, UntilGtid, UntilSeqno, Watched, reached
 from tranlog.pipeline.progress import (
     Ahead,
     Counters,
@@ -51,10 +62,19 @@ from tranlog.pipeline.progress import (
     Run,
     check_pipeline_name,
     lag,
+    nearest_limit,
     plan_start,
     restart_seqno,
 )
-from tranlog.pipeline.session import build_context, check_slots, default_master, find_java, restore_scratch
+from tranlog.pipeline.session import (
+    build_context,
+    check_pyspark,
+    check_slots,
+    default_master,
+    find_java,
+    lives,
+    restore_scratch,
+)
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow, PipelineRow, Target
 from tranlog.tungsten.translated import open_readable
@@ -76,7 +96,6 @@ _STOP_WAIT_S = 60.0
 """How long tasks that were told to stop may take for the target transaction they are in, before they are cancelled."""
 _CANCEL_WAIT_S = 10.0
 _REPLACED_WAIT_S = 5.0
-_SLOTS_WAIT_S = 30.0
 _DAEMON = "tranlog.pipeline.daemon"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
 _Result = TypeVar("_Result")
@@ -98,12 +117,18 @@ class ApplyOptions:
     channels: int = 4
     master: str | None = None
     """Spark's master; None: `local[max(cores, channels)]`, since a task that runs for weeks needs a slot for itself."""
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    """What Spark is told beyond its master."""
     assignment: AssignmentRule = AssignmentRule.RECORDED
     serial_shards: tuple[str, ...] = ()
     shard_map: dict[str, int] = field(default_factory=dict)
     """Channels of shards, over the assignment rule."""
     until_seqno: int | str | None = None
     start_seqno: int | None = None
+    limit: Limit | None = None
+    """A limit beside `until_seqno`; the nearer one ends the run."""
+    leave_out: SeqnoRanges = field(default_factory=SeqnoRanges)
+    """Transactions that are never to be applied; recorded at the target with those of earlier runs."""
     take_over: bool = False
     sync_interval_s: float = 1.0
     """How long a position may go unpublished while nothing of the channel's own comes by."""
@@ -115,6 +140,8 @@ class ApplyOptions:
     resubmit: int = 5
     """How often a failing job is submitted again without any position having moved."""
     checksum: bool = True
+    filters: tuple[Filter, ...] = ()
+    """What is left out, renamed, hidden or delayed on the way, in this order."""
 
     def plan(self) -> ShardPlan:
         """Return how shards are divided among the channels."""
@@ -130,7 +157,9 @@ class ApplyOptions:
         check_pipeline_name(self.pipeline)
         self.plan().check()
         self.group.check()
+        check_filters(self.filters)
         check_slots(self.wanted_master(), self.channels)
+        self.engine.check_for(self.wanted_master())
         if isinstance(self.until_seqno, str) and self.until_seqno != "now":
             raise ConfigError(option="until", value=self.until_seqno, why='a seqno or "now"')
         for option, value in (("until", self.until_seqno), ("start", self.start_seqno)):
@@ -196,21 +225,26 @@ def run_apply(
     stop: threading.Event | None = None,
     report: Callable[[ApplyStatus], None] = _no_report,
     spark: SparkContext | None = None,
+    abort: threading.Event | None = None,
+    keep_spark: bool = False,
 ) -> ApplyResult:
     """Run a pipeline until its limit, until `stop` is set, or until it cannot go on.
 
-    Ends: with `stop`, after the target transactions that are under way. `report` is called about once a second, in
-    this thread. `spark`: run there instead of starting one; it is left running.
+    Ends: with `stop`, after the target transactions that are under way; with `abort` set before it, at once: they are
+    rolled back. `report` is called about once a second, in this thread. `spark`: run there instead of starting one;
+    it is left running. `keep_spark`: leave running what was started; the next run goes on with it.
 
     Raises ConfigError, EngineError, PipelineHeldError, ReplacedError, TargetAheadError (exit code 3), PurgedError,
-    and what a task could not cure: ConflictError, TargetTableError, DdlStopError, TargetUnavailableError,
-    CorruptRecordError and other LogErrors.
+    and what a task could not cure: ConflictError, TargetTableError, DdlStopError, FilterError,
+    TargetUnavailableError, CorruptRecordError and other LogErrors.
     """
     options.check()
+    Chain(options.filters)  # whose functions can be imported
     find_java()
+    check_pyspark()
     reader = open_readable(options.log_dir, checksum=options.checksum)
     try:
-        driver = _Driver(options, reader, stop or threading.Event(), report, spark)
+        driver = _Driver(options, reader, stop or threading.Event(), report, spark, abort, keep_spark=keep_spark)
         try:
             return driver.run()
         finally:
@@ -266,15 +300,19 @@ class _Driver:
         stop: threading.Event,
         report: Callable[[ApplyStatus], None],
         context: SparkContext | None,
+        abort: threading.Event | None = None,
+        *,
+        keep_spark: bool = False,
     ) -> None:
         self._options = options
         self._reader = reader
         self._stop = stop
+        self._abort = abort or threading.Event()
         self._disk = OsDisk()
         self._clock = SystemClock()
         self._report = report
         self._context = context
-        self._own_context = context is None
+        self._own_context = context is None and not keep_spark
         since = datetime_text(Datetime(self._clock.now_ms() // 1000 * 1_000_000))
         self._holder = f"{socket.gethostname()} pid {os.getpid()} since {since} UTC"
         self._target: Target | None = None
@@ -287,6 +325,7 @@ class _Driver:
         self._last: tuple[float, Counters] | None = None
         self._held_at = NO_SEQNO
         self._hold_failed = False
+        self._short = False
         self._resubmissions = Resubmissions(allowed=options.resubmit)
 
     def run(self) -> ApplyResult:
@@ -307,6 +346,7 @@ class _Driver:
         try:
             while not self._stop.is_set():
                 plan = self._persist(self._take)
+                self._leave_out()
                 if isinstance(plan, Run):
                     self._phase = "running"
                     end = self._run(context, plan.plan, until)
@@ -345,13 +385,16 @@ class _Driver:
         options = self._options
         if self._context is None:
             settings = {"spark.python.daemon.module": _DAEMON}
-            self._context = build_context(options.wanted_master(), f"tranlog apply {options.pipeline}", settings)
-        check_slots(self._context.master or "", options.channels)
-        deadline = time.monotonic() + _SLOTS_WAIT_S
-        while self._context.defaultParallelism < options.channels and not self._stop.is_set():
-            if time.monotonic() > deadline:
-                why = f"{self._context.master} offers {self._context.defaultParallelism} slots"
-                raise EngineError(why=why, remedy=f"Give it {options.channels}, or set fewer channels")
+            if master_kind(options.wanted_master()) is MasterKind.STANDALONE:
+                settings["spark.cores.max"] = str(options.channels)  # unset, it would take all that there are
+            app = f"tranlog apply {options.pipeline}"
+            self._context = build_context(options.wanted_master(), app, settings, options.engine)
+        master = self._context.master or ""
+        check_slots(master, options.channels)
+        deadline = time.monotonic() + options.engine.slots_wait_s
+        while (slots := count_slots(self._context)) < options.channels and not self._stop.is_set():
+            if time.monotonic() > deadline or not lives(self._context):
+                raise too_few_slots(master, slots=slots, channels=options.channels)
             time.sleep(_TICK_S)
         return self._context
 
@@ -459,15 +502,76 @@ class _Driver:
         except TranlogError as exc:
             logger.warning("could not give the pipeline back pipeline=%s why=%s", name, exc)
 
+    def _leave_out(self) -> None:
+        """Record what is not to be applied, before any task of ours can come to it."""
+        target, name = self._open()
+        wanted = self._options.leave_out
+        if wanted:
+            self._persist(lambda: target.leave_out(pipeline=name, token=self._token, ranges=wanted.ranges))
+            self._note(f"leaves out seqno {wanted.text()}, as asked for")
+
+    def _note(self, note: str) -> None:
+        if note not in self._notes:
+            self._notes.append(note)
+            logger.info("%s pipeline=%s", note, self._options.pipeline)
+
+    # --- the limit ---
+
+    def _look_ahead(self, until: Seqno | None) -> tuple[Seqno | None, Watched | None, Seqno]:
+        """Return the limit as a seqno where the log shows it, else what the tasks are to watch for, and from where on.
+
+        What is committed by now is searched here, so that channels which stand apart all end at the first match behind
+        the slowest; none has passed what comes later. Raises ConfigError for a GTID of another history.
+        """
+        match self._options.limit:
+            case None:
+                return until, None, NO_SEQNO
+            case UntilSeqno(seqno=seqno):
+                return nearest_limit(until, seqno), None, NO_SEQNO
+            case UntilGtid(gtid=gtid):
+                header = self._reader.header(gtid.seqno)
+                if header is not None and header.epoch != gtid.epoch:
+                    why = f"this log has GTID({header.epoch}, {gtid.seqno}) in its place"
+                    raise ConfigError(option="--until-gtid", value=str(gtid), why=why)
+                return nearest_limit(until, gtid.seqno), None, NO_SEQNO
+            case watched:
+                target, name = self._open()
+                restart = restart_seqno(self._persist(lambda: target.read_channels(name)))
+                upto = self._reader.range().committed_seqno
+                found = self._search(watched, Seqno(restart + 1), upto)
+                if found is None:
+                    return until, watched, upto
+                return nearest_limit(until, found), None, NO_SEQNO
+
+    def _search(self, watched: Watched, first: Seqno, last: Seqno) -> Seqno | None:
+        if first > last:
+            return None
+        beat_at = time.monotonic() + ALIVE_INTERVAL_S
+        with self._reader.cursor(committed_only=True) as cursor:
+            cursor.seek(first)
+            while not self._stop.is_set():
+                header = cursor.next_header(0.0)
+                if time.monotonic() >= beat_at:  # it may be long, and nobody is to take us for dead
+                    self._persist(self._target_keep_alive)
+                    beat_at = time.monotonic() + ALIVE_INTERVAL_S
+                if header is None or header.seqno > last:
+                    return None
+                found = reached(watched, header, lambda: content_of(cursor.current()))
+                if found is not None:
+                    return found
+        return None
+
     # --- the job ---
 
     def _run(self, context: SparkContext, plan: ShardPlan, until: Seqno | None) -> TaskEnd:
         """Run one plan to its end, submitting the job again while that helps. Raises what cannot be cured."""
         options = self._options
         here = options.target.absolute()
+        mark = None if master_kind(context.master or "") is MasterKind.LOCAL else log_mark(self._reader)
         number = 0
         while True:
             number += 1
+            upto, watch, watch_after = self._look_ahead(until)
             tasks = [
                 ChannelTask(
                     pipeline=options.pipeline,
@@ -475,13 +579,17 @@ class _Driver:
                     channel=channel,
                     plan=plan,
                     log_dir=os.path.abspath(options.log_dir),
+                    log_mark=mark,
                     target=here,
-                    until=until,
+                    until=upto,
                     bounds=options.group,
                     sync_interval_s=options.sync_interval_s,
                     idle_every=options.idle_every,
                     retry_s=options.retry_s,
                     checksum=options.checksum,
+                    watch=watch,
+                    watch_after=watch_after,
+                    filters=options.filters,
                 )
                 for channel in range(plan.channels)
             ]
@@ -493,6 +601,9 @@ class _Driver:
             if job.results is None:
                 if self._stop.is_set():
                     return TaskEnd.STOPPED
+                explained = explain_failure(str(job.failure))
+                if explained is not None:
+                    raise explained
                 why = _last_line(job.failure)
             else:
                 errors = [result.error for result in job.results if result.end is TaskEnd.FAILED]
@@ -513,7 +624,7 @@ class _Driver:
         """Count a failure of the job. Raises EngineError where submitting again is of no use."""
         target, name = self._open()
         rows = self._persist(lambda: target.read_channels(name))
-        if not _lives(context) or not self._resubmissions.again(row.applied_seqno for row in rows):
+        if not lives(context) or not self._resubmissions.again(row.applied_seqno for row in rows):
             remedy = "Nothing is lost: mend it and start again, it goes on from the positions in the target"
             raise EngineError(why=f"the job failed and got no further: {why}", remedy=remedy)
         restore_scratch()
@@ -533,7 +644,7 @@ class _Driver:
             now = time.monotonic()
             try:
                 if cancel_at is None and self._stop.is_set():
-                    cancel_at = now + _STOP_WAIT_S
+                    cancel_at = now if self._abort.is_set() else now + _STOP_WAIT_S
                     self._phase = "stopping"
                     target.request_stop(pipeline=name, token=self._token, stop_at_seqno=NO_SEQNO)
                 if now >= next_beat:
@@ -549,6 +660,8 @@ class _Driver:
             except ReplacedError:
                 job.thread.join(_REPLACED_WAIT_S)  # each task finds that out for itself
                 raise
+            if cancel_at is not None and self._abort.is_set():
+                return  # the job is cancelled; what its tasks had begun is rolled back when the pipeline is released
             if cancel_at is not None and now >= cancel_at:
                 logger.warning("tasks did not stop in time and are cancelled pipeline=%s", name)
                 return
@@ -583,11 +696,25 @@ class _Driver:
         target, name = self._open()
         if self._driving:
             self._target_keep_alive()
+        self._note_slots()
         rows = target.read_channels(name)
         self._renew_hold(restart_seqno(rows))
         status = self._measure(rows)
         self._report(status)
         return status
+
+    def _note_slots(self) -> None:
+        """Say when a cluster has lost so many executors that some channel stands still, and when they are back."""
+        context = self._context
+        if context is None or not self._driving or master_kind(context.master or "") is MasterKind.LOCAL:
+            return
+        slots, channels = count_slots(context), self._options.channels
+        if (slots < channels) is not self._short and lives(context):
+            self._short = slots < channels
+            text = f"{slots} slots for {channels} channels: "
+            text += "executors were lost, and some channels wait for others" if self._short else "all channels can run"
+            self._notes.append(text)
+            logger.warning("%s pipeline=%s", text, self._options.pipeline)
 
     def _measure(self, rows: Sequence[ChannelRow]) -> ApplyStatus:
         restart = restart_seqno(rows)
@@ -652,13 +779,6 @@ class _Driver:
 def _most_telling(errors: Sequence[TranlogError]) -> TranlogError:
     """Return the error to show of several channels': one about data first, one that many may share last."""
     return min(errors, key=lambda error: (isinstance(error, TargetUnavailableError), not isinstance(error, LogError)))
-
-
-def _lives(context: SparkContext) -> bool:
-    try:
-        return not context._jsc.sc().isStopped()
-    except Exception:  # whatever Py4J says when there is nobody to talk to
-        return False
 
 
 def _last_line(failure: Exception | None) -> str:

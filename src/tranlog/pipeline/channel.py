@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,12 +21,16 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from tranlog.change import Change, Options, Statement
+from tranlog.change import HEARTBEAT, Change, Options, Statement, TableName
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import (
     ConfigError,
     ConflictError,
     DdlStopError,
+    EngineError,
+    FilterError,
+    LogMissingError,
+    LogUnreadableError,
     PayloadError,
     ReplacedError,
     TargetAheadError,
@@ -34,12 +39,16 @@ from tranlog.errors import (
     TranlogError,
     TransientTargetError,
 )
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Seqno
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 from tranlog.log.format import RecordHeader
 from tranlog.log.readable import ReadableCursor, ReadableLog, ReadableTransaction
 from tranlog.payload import decode
 from tranlog.pipeline.channels import SERIAL, Await, Finish, Publish, ShardPlan, Skip, Take, Verdict, Walk
-from tranlog.pipeline.progress import Ahead, Counters, InLog, Purged, check_position, nearest_limit
+from tranlog.pipeline.filter_chain import Chain, Place
+from tranlog.pipeline.filters import Filter
+from tranlog.pipeline.limits import Content, SeqnoRanges, Watched, needs_every_header, reached
+from tranlog.pipeline.progress import Ahead, ChannelStats, Counters, InLog, Purged, check_position, nearest_limit
+from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.target import Advance, ChannelRow, Meeting, Target, Unit
 from tranlog.tungsten.translated import open_readable
 
@@ -55,6 +64,7 @@ _POLL_MOST_S = 0.02
 """Sleeps between two readings of the meeting while waiting for other channels: short first, then rarer."""
 _RETRY_FIRST_S = 0.01
 _RETRY_MOST_S = 1.0
+_SEEN_MOST = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +93,39 @@ class GroupBounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogMark:
+    """The first transaction that a log holds, by which it is told from another."""
+
+    seqno: Seqno
+    epoch: Epoch
+    source_id: str
+    event_id: str
+    tstamp: int
+
+
+def log_mark(reader: ReadableLog, seqno: Seqno | None = None) -> LogMark | None:
+    """Return a log's mark, or its transaction `seqno` as one; None where the log does not hold it."""
+    first = reader.range().first_seqno
+    wanted = first if seqno is None else seqno
+    header = reader.header(wanted) if 0 <= first <= wanted else None
+    if header is None:
+        return None
+    return LogMark(
+        seqno=wanted,
+        epoch=header.epoch,
+        source_id=header.source_id,
+        event_id=header.event_id,
+        tstamp=header.tstamp,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelTask:
     """All that a task needs to know; it travels pickled to wherever Spark runs it.
 
     `until`: the last seqno to apply, inclusive; None: run on. `sync_interval_s` and `idle_every`: how long, and for
     how many transactions, a position may go unpublished. `retry_s`: how long to try to reach a target that is away.
+    `watch`: a limit to be told from the headers behind `watch_after`, in front of which the driver has looked.
     """
 
     pipeline: str
@@ -102,6 +140,11 @@ class ChannelTask:
     idle_every: int = 10_000
     retry_s: float = 30.0
     checksum: bool = True
+    watch: Watched | None = None
+    watch_after: Seqno = NO_SEQNO
+    filters: tuple[Filter, ...] = ()
+    log_mark: LogMark | None = None
+    """On a cluster what the driver's log begins with: a folder of the same name elsewhere may hold another log."""
 
 
 class TaskEnd(enum.StrEnum):
@@ -131,10 +174,35 @@ def run_task(task: ChannelTask) -> TaskResult:
     """
     from tranlog.target.options import open_target
 
-    with contextlib.closing(
-        Channel(task, lambda: open_target(task.target), lambda: open_readable(task.log_dir, checksum=task.checksum))
-    ) as channel:
+    with contextlib.closing(Channel(task, lambda: open_target(task.target), lambda: open_log(task))) as channel:
         return channel.run()
+
+
+def open_log(task: ChannelTask) -> ReadableLog:
+    """Open the log where a task runs, maybe on another machine than its driver.
+
+    Raises LogMissingError, LogUnreadableError; on a cluster EngineError, naming host and path, where there is none or
+    another one.
+    """
+    here = socket.gethostname()
+    remedy = (
+        "Mount the log's folder on each worker under the driver's path, readable to the user that Spark runs as there"
+    )
+    try:
+        reader = open_readable(task.log_dir, checksum=task.checksum)
+    except (LogMissingError, LogUnreadableError) as exc:
+        if task.log_mark is None:
+            raise
+        why = f"the worker on {here} cannot read the log at {task.log_dir}: {exc.why}"
+        raise EngineError(why=why, remedy=remedy) from exc
+    mark = task.log_mark
+    if mark is not None and reader.range().first_seqno <= mark.seqno:  # else it was purged in the meantime
+        found = log_mark(reader, mark.seqno)
+        if found != mark:
+            reader.close()
+            why = f"what the worker on {here} has at {task.log_dir} is another log than the driver's"
+            raise EngineError(why=why, remedy=remedy)
+    return reader
 
 
 def run_tasks(tasks: Iterable[ChannelTask]) -> Iterator[TaskResult]:
@@ -185,9 +253,17 @@ class Channel:
         self._group_bytes = 0
         self._group_changes = 0
         self._group_since = 0.0
+        self._watch = task.watch
+        self._found: Seqno | None = None  # the limit that `watch` has told
+        self._left_out = SeqnoRanges()
         self._stored = Counters()  # as they stand beside the position
+        self._stats = ChannelStats()
         self._pending = Counters()  # what the group does not hold: no-ops, waits, what was only known afterwards
         self._next_sync = 0.0
+        self._mark = self._clock.monotonic()  # up to where it is told what the time went to
+        self._chain: Chain | None = None
+        self._looks_at_names = False
+        self._seen: set[tuple[TableName, ...]] = set()  # sets of tables whose names behind the filters are known
 
     def run(self) -> TaskResult:
         """Work until there is a reason to end, starting again from the position after each passing failure."""
@@ -254,6 +330,9 @@ class Channel:
     def _claim(self) -> ReadableCursor:
         """Claim the channel and stand behind its position in the log."""
         task = self._task
+        if task.filters and self._chain is None:
+            self._chain = Chain(task.filters, ddl_ignored=task.target.ddl == "ignore")
+            self._looks_at_names = self._chain.renames
         if self._reader is None:
             self._reader = self._open_reader()
         if self._target is None:
@@ -275,11 +354,14 @@ class Channel:
             channels=task.plan.channels,
             position=row.applied_seqno,
             run=run,
-            limit=nearest_limit(task.until, self._stop_at),
+            limit=self._limit(),
         )
+        self._left_out = SeqnoRanges.of(self._target.read_left_out(task.pipeline)).behind(row.applied_seqno)
         self._stored = Counters.parse(row.stats)
+        self._stats = ChannelStats.parse(row.stats)
         kept = self._pending
         self._pending = Counters(waits=kept.waits, wait_ms=kept.wait_ms, retries=kept.retries)
+        self._mark = self._clock.monotonic()
         self._drop_group()
         self._last = header
         cursor = self._reader.cursor(committed_only=True)
@@ -306,6 +388,9 @@ class Channel:
         assert self._target is not None
         row = self._target.read_pipeline(self._task.pipeline)
         return ReplacedError(pipeline=self._task.pipeline, holder="another task" if row is None else row.holder)
+
+    def _limit(self) -> Seqno | None:
+        return nearest_limit(nearest_limit(self._task.until, self._found), self._stop_at)
 
     # --- whose is it? ---
 
@@ -338,7 +423,7 @@ class Channel:
 
     def _note_owner(self, shard: str, owner: int) -> None:
         self._owners[shard] = owner
-        if owner not in (SERIAL, self._task.channel):
+        if owner not in (SERIAL, self._task.channel) and not self._looks_at_names:
             self._foreign.add(shard.encode())
 
     # --- the loop ---
@@ -357,7 +442,7 @@ class Channel:
                 if now >= self._next_sync or late or walk.passed - walk.published >= self._task.idle_every:
                     self._commit()
                     continue  # there may be a wish to stop
-            if foreign and not walk.run:
+            if foreign and not walk.run and (self._watch is None or not needs_every_header(self._watch)):
                 upto = min(look_at, Seqno(walk.published + self._task.idle_every))
                 passed = cursor.pass_over(foreign, upto if walk.limit is None else min(upto, walk.limit))
                 if passed > walk.passed:
@@ -371,11 +456,17 @@ class Channel:
                 if walk.owes:
                     self._commit()
                     continue
+                self._spent("read_us")
                 header = next_header(max(0.0, self._next_sync - clock.monotonic()))
+                self._spent("idle_us")
                 if header is None:  # a sync interval without news
                     self._commit()
                     continue
             seqno = header.seqno
+            if self._watch is not None and seqno > self._task.watch_after:
+                self._look_for_limit(cursor, header)
+            if self._looks_at_names and header.tables and header.tables not in self._seen:
+                self._look_at_names(header, header.tables)
             owner = owners.get(header.shard_id)
             if owner is None:
                 owner = self._owner(header.shard_id)
@@ -407,6 +498,13 @@ class Channel:
             ):
                 self._commit()
 
+    def _look_for_limit(self, cursor: ReadableCursor, header: RecordHeader) -> None:
+        assert self._watch is not None
+        self._found = reached(self._watch, header, lambda: content_of(cursor.current()))
+        if self._found is not None:
+            self._watch = None
+            self._walk.limit = self._limit()
+
     def _finish(self) -> TaskEnd:
         self._commit()
         return TaskEnd.STOPPED if self._stop_at == NO_SEQNO else TaskEnd.LIMIT
@@ -416,22 +514,42 @@ class Channel:
 
         False: it must be alone in its target transaction, and the group is not empty; nothing was done.
         """
-        transaction = cursor.current()
         serial = owner == SERIAL
         opens = serial and not self._walk.run
+        if self._left_out and header.seqno in self._left_out:
+            self._pending += Counters(omitted=1)
+            return True
+        chain = self._chain
+        if chain is not None:
+            if not self._is_due(header, chain.delay_ms):
+                return False
+            if chain.drops(header.tables, header.shard_id):
+                self._pass(header, serial=serial, opens=opens, filtered=1)
+                return True
+        transaction = cursor.current()
         if header.spilled or transaction.fragments > 1:
             if self._group:
                 return False
             # Only a serial transaction has statements, and only those ask for the metadata, in the last fragment.
             metadata = _last_metadata(transaction) if serial else ()
             taken = self._put(header, metadata, transaction.changes, changes=0, serial=serial, opens=opens)
-            taken.unit = msgspec.structs.replace(taken.unit, changes=lambda: _counting(transaction, taken))
+            taken.unit = msgspec.structs.replace(taken.unit, changes=lambda: _counting(transaction, taken, chain))
             self._group_bytes = self._task.bounds.bytes  # commit it alone
             return True
         payload = transaction.payload()
         changes = payload.changes
+        if chain is not None and changes:
+            self._spent("read_us")
+            try:
+                changes = tuple(chain.stream(changes, Place(header.seqno, header.event_id)))
+            except (FilterError, TargetTableError):
+                if self._group:
+                    return False  # first all before it
+                raise
+            finally:
+                self._spent("filter_us")
         if not changes:
-            self._pending += Counters(transactions=1, bytes=header.data_length, serial=int(serial), sections=int(opens))
+            self._pass(header, serial=serial, opens=opens, filtered=int(bool(payload.changes)))
             return True
         alone = serial and any(isinstance(change, Statement) for change in changes)
         if alone and self._group:
@@ -440,6 +558,39 @@ class Channel:
         self._group_changes += len(changes)
         self._group_bytes += self._task.bounds.bytes if alone else header.data_length
         return True
+
+    def _pass(self, header: RecordHeader, *, serial: bool, opens: bool, filtered: int) -> None:
+        """Count a transaction of which there is nothing to apply."""
+        self._stats.count(
+            header.shard_id or UNKNOWN_SHARD,
+            1,
+            seqno=header.seqno,
+            event_id=header.event_id,
+            latency_ms=max(0, self._clock.now_ms() - header.tstamp),
+        )
+        self._pending += Counters(
+            transactions=1, bytes=header.data_length, serial=int(serial), sections=int(opens), filtered=filtered
+        )
+
+    def _is_due(self, header: RecordHeader, delay_ms: int) -> bool:
+        """Whether a delayed transaction's time has come. Where not, and nothing is owed, wait for a part of it."""
+        if not delay_ms:
+            return True
+        clock = self._clock
+        wait_s = (header.tstamp + delay_ms - clock.now_ms()) / 1000
+        if wait_s <= 0:
+            return True
+        if not self._group:
+            # No longer than positions may be silent: then the meeting is read again, and a wish to stop with it.
+            clock.sleep(max(0.0, min(wait_s, self._next_sync - clock.monotonic())))
+        return False
+
+    def _look_at_names(self, header: RecordHeader, tables: tuple[TableName, ...]) -> None:
+        assert self._chain is not None
+        self._chain.look_at(tables, Place(header.seqno, header.event_id))
+        if len(self._seen) >= _SEEN_MOST:
+            self._seen.clear()
+        self._seen.add(tables)
 
     def _put(
         self,
@@ -475,6 +626,7 @@ class Channel:
     def _commit(self) -> None:
         """Apply the group, if any, and move the position to where the walk has come; then look at the meeting."""
         walk, group = self._walk, self._group
+        self._spent("read_us")
         if walk.passed > walk.published or self._pending.changes:
             if self._last is None:
                 assert self._cursor is not None
@@ -491,6 +643,7 @@ class Channel:
                 self._move([], last, walk.passed)
             self._drop_group()
         self._meet()
+        self._spent("other_us")
 
     def _move(self, group: list[_Taken], header: RecordHeader, upto: Seqno) -> None:
         """Move the position to `header`'s transaction, `upto`, with the rows of `group` in one target transaction."""
@@ -508,7 +661,9 @@ class Channel:
         counters.bytes += size
         counters.transactions += len(group)
         counters.groups += bool(group)
-        counters.skipped += upto - walk.published - (counters.transactions - self._stored.transactions)
+        own = counters.transactions + counters.omitted - self._stored.transactions - self._stored.omitted
+        counters.skipped += upto - walk.published - own
+        stats = self._note_block(group, walk)
         advance = Advance(
             pipeline=task.pipeline,
             channel=task.channel,
@@ -519,19 +674,55 @@ class Channel:
             source_id=header.source_id,
             event_id=header.event_id,
             tstamp=header.tstamp,
-            stats=counters.text(),
+            stats=stats.text(counters),
         )
+        commit_us = apply_us = 0
         if group:
-            self._target.apply([taken.unit for taken in group], advance)
+            began = self._clock.monotonic()
+            commit_us = self._target.apply([taken.unit for taken in group], advance).commit_us
+            apply_us = round((self._clock.monotonic() - began) * 1e6)
+            stats.block_us = apply_us
+            self._mark += apply_us / 1e6
         else:
             self._target.publish(advance)
+        self._stats = stats
         if whole:
             self._pending = Counters()
+        self._pending.commit_us += commit_us
+        self._pending.apply_us += max(0, apply_us - commit_us)
         # What was only known when a stream had passed is stored with the next position.
         self._pending.changes += sum([taken.changes for taken in group]) - changes
         self._pending.bytes += sum([taken.bytes for taken in group]) - size
         self._stored = counters
         walk.published_up_to(upto)
+
+    def _note_block(self, group: list[_Taken], walk: Walk) -> ChannelStats:
+        """Note what the next position tells beside the counters, which is in the target together with it."""
+        stats = msgspec.structs.replace(self._stats, shards=dict(self._stats.shards))
+        if stats.since < 0:
+            stats.since = walk.published + 1
+        stats.section = walk.run and walk.channel == 0
+        if group:
+            stats.block = len(group)
+            now = self._clock.now_ms()
+            for taken in group:
+                header = taken.header
+                stats.latency_ms = max(0, now - header.tstamp)
+                stats.count(
+                    header.shard_id or UNKNOWN_SHARD,
+                    1,
+                    seqno=header.seqno,
+                    event_id=header.event_id,
+                    latency_ms=stats.latency_ms,
+                )
+        return stats
+
+    def _spent(self, on: str) -> None:
+        """Count the time since the last call as spent on this."""
+        now = self._clock.monotonic()
+        pending = self._pending
+        setattr(pending, on, getattr(pending, on) + max(0, round((now - self._mark) * 1e6)))
+        self._mark = now
 
     def _meet(self) -> Meeting:
         """Read where the others stand and what the driver asks for. Raises ReplacedError."""
@@ -542,7 +733,7 @@ class Channel:
             raise self._replaced()
         self._stop_at = meeting.stop_at_seqno
         self._walk.learn(meeting.applied)
-        self._walk.limit = nearest_limit(task.until, meeting.stop_at_seqno)
+        self._walk.limit = self._limit()
         self._next_sync = self._clock.monotonic() + task.sync_interval_s
         return meeting
 
@@ -552,6 +743,7 @@ class Channel:
         started = clock.monotonic()
         publish_at = started + self._task.sync_interval_s
         pause = _POLL_FIRST_S
+        self._spent("read_us")
         self._pending.waits += 1
         while True:
             self._meet()
@@ -559,24 +751,46 @@ class Channel:
                 break
             now = clock.monotonic()
             if now >= publish_at:
+                self._spent("wait_us")
                 self._commit()
                 publish_at = now + self._task.sync_interval_s
             clock.sleep(pause)
             pause = min(pause * 1.5, _POLL_MOST_S)
+        self._spent("wait_us")
         self._pending.wait_ms += round((clock.monotonic() - started) * 1000)
 
 
-def _counting(transaction: ReadableTransaction, taken: _Taken) -> Iterator[Change]:
-    """Yield a large transaction's changes, counting them; each new iteration counts anew."""
+def content_of(transaction: ReadableTransaction) -> Content:
+    """Read what a limit may have to know of a transaction's payload."""
+    if transaction.header.spilled or transaction.fragments > 1:
+        return Content(heartbeat=None, empty=False)
+    payload = transaction.payload()
+    if payload.changes:
+        return Content(heartbeat=None, empty=False)
+    return Content(heartbeat=next((value for name, value in payload.metadata if name == HEARTBEAT), None), empty=True)
+
+
+def _counting(transaction: ReadableTransaction, taken: _Taken, chain: Chain | None) -> Iterator[Change]:
+    """Yield a large transaction's changes, what filters leave of them, counting; each new iteration counts anew."""
     taken.changes = taken.bytes = 0
+    if chain is None:
+        for changes in _decoding(transaction, taken):
+            taken.changes += len(changes)
+            yield from changes
+        return
+    found = (change for changes in _decoding(transaction, taken) for change in changes)
+    for change in chain.stream(found, Place(taken.header.seqno, taken.header.event_id)):
+        taken.changes += 1
+        yield change
+
+
+def _decoding(transaction: ReadableTransaction, taken: _Taken) -> Iterator[tuple[Change, ...]]:
     for record in transaction.records():
         taken.bytes += record.header.data_length
         try:
-            changes = decode(record.payload).changes
+            yield decode(record.payload).changes
         except PayloadError as exc:
             raise PayloadError(why=exc.why, seqno=record.header.seqno) from exc
-        taken.changes += len(changes)
-        yield from changes
 
 
 def _last_metadata(transaction: ReadableTransaction) -> Options:

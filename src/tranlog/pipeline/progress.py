@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
+
+import msgspec
 
 from tranlog.errors import ConfigError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
@@ -217,8 +219,13 @@ def _divide(standing: Sequence[ChannelRow], channels: int) -> tuple[ChannelRow, 
 class Counters:
     """A channel's counters since the pipeline's first start, kept in `tranlog_channel.stats` beside the position.
 
-    `transactions` counts the applied ones, no-ops among them; `sections` the serial sections; `groups` the target
-    transactions with rows; `waits` meetings that were waited for; `retries` reconnects; `bytes` payload bytes.
+    `transactions` counts the applied ones, no-ops among them, and those that filters left nothing of, which `filtered`
+    counts; `sections` the serial sections; `groups` the target transactions with rows; `waits` meetings that were
+    waited for; `retries` reconnects; `bytes` payload bytes; `skipped` other channels' transactions; `omitted` own ones
+    that the operator had left out. Where the time went, in microseconds: reading and waiting for a group to fill
+    (`read`), in filters, at the target before its COMMIT (`apply`) and in it, publishing and meeting (`other`), without
+    anything to read (`idle`), waiting for other channels (`wait`). What a target transaction took is only known behind
+    it, and stored with the next position.
     """
 
     transactions: int = 0
@@ -231,6 +238,15 @@ class Counters:
     waits: int = 0
     wait_ms: int = 0
     retries: int = 0
+    omitted: int = 0
+    filtered: int = 0
+    read_us: int = 0
+    filter_us: int = 0
+    apply_us: int = 0
+    commit_us: int = 0
+    other_us: int = 0
+    idle_us: int = 0
+    wait_us: int = 0
 
     def text(self) -> str:
         """Return the JSON text that the target stores."""
@@ -249,6 +265,56 @@ class Counters:
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+
+
+SHARDS_TOLD_MAX: Final = 64
+"""How many shards a channel tells apart in its stats; the longest silent one makes room for a new one."""
+
+
+class ShardCount(msgspec.Struct, frozen=True, array_like=True):
+    """What a channel applied of one shard: how many, the last one, and how late that was when it was applied."""
+
+    transactions: int
+    applied_seqno: int
+    latency_ms: int
+    event_id: str
+
+
+class ChannelStats(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What stands beside the counters in `tranlog_channel.stats`: what cannot be added up.
+
+    `since`: the first seqno that is counted. `block`: how many source transactions the last target transaction had,
+    `block_us` how long it took. `latency_ms`: from the source's commit to the target's, of the last one applied.
+    `section`: the channel was inside a serial section when it published. `shards`, the most recently applied last.
+    """
+
+    since: int = NO_SEQNO
+    block: int = 0
+    block_us: int = 0
+    latency_ms: int = 0
+    section: bool = False
+    shards: dict[str, ShardCount] = {}
+
+    def count(self, shard: str, transactions: int, *, seqno: Seqno, event_id: str, latency_ms: int) -> None:
+        """Note transactions of a shard that go with the next position."""
+        before = self.shards.pop(shard, None)
+        done = transactions if before is None else before.transactions + transactions
+        self.shards[shard] = ShardCount(done, seqno, latency_ms, event_id)
+        if len(self.shards) > SHARDS_TOLD_MAX:
+            del self.shards[next(iter(self.shards))]
+
+    def text(self, counters: Counters) -> str:
+        """Return the JSON text that the target stores, counters and all."""
+        told = {name: value for name in Counters.__slots__ if (value := getattr(counters, name))}
+        return msgspec.json.encode({**told, **msgspec.to_builtins(self)}).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> ChannelStats:
+        """Read what `text` wrote; nothing, where it is not ours."""
+        try:
+            return msgspec.json.decode(text or "{}", type=cls)
+        except msgspec.DecodeError:
+            return cls()
 
 
 # --- where it stands ---

@@ -1,6 +1,6 @@
 """A quiet Spark: started without a word on the terminal, bound to loopback, out of reach of Ctrl-C.
 
-Owns how tranlog starts a JVM and a session in it, and the arithmetic of a master's slots. Leaves what runs on it to
+Owns how tranlog starts a JVM and a session in it. Leaves what a cluster needs to `cluster`, and what runs on it to
 `apply` and `datasource`. The hard idea: the JVM is a child that must outlive the signal that ends us, since a clean
 stop needs it; so it gets a process group of its own, and dies with its standard input when we are killed.
 
@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import re
 import shutil
 import signal
 import sys
@@ -25,6 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tranlog.errors import ConfigError, EngineError
+from tranlog.pipeline.cluster import (
+    LIGHT_JVM,
+    EngineOptions,
+    MasterKind,
+    cluster_settings,
+    master_kind,
+    master_slots,
+    shown,
+)
+from tranlog.pipeline.package import PACKAGE_FOLDER
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -41,24 +50,13 @@ _BLOCK_FOLDERS = 64
 """Spark's default of spark.diskStore.subDirectories."""
 _folders: list[str] = []
 """Of the one Spark that a process can have."""
-_LOCAL = re.compile(r"local(?:\[\s*(\*|\d+)\s*(?:,\s*\d+\s*)?\])?")
-_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
+_OLDEST = (4, 3)
+"""The release that all of this was tried with."""
 
 
 def default_master(channels: int) -> str:
     """Return the master that runs so many channels on this machine."""
     return f"local[{max(os.cpu_count() or 1, channels)}]"
-
-
-def master_slots(master: str) -> int | None:
-    """Return how many tasks a local master runs at a time; None for a cluster's URL, which does not say."""
-    local = _LOCAL.fullmatch(master)
-    if local is not None:
-        if local[1] is None:
-            return 1
-        return (os.cpu_count() or 1) if local[1] == "*" else int(local[1])
-    cluster = _LOCAL_CLUSTER.fullmatch(master)
-    return None if cluster is None else int(cluster[1]) * int(cluster[2])
 
 
 def check_slots(master: str, channels: int) -> None:
@@ -83,48 +81,102 @@ def find_java() -> str:
     return found
 
 
-def build_session(master: str, app: str, settings: Mapping[str, str] | None = None) -> SparkSession:
+def build_session(
+    master: str, app: str, settings: Mapping[str, str] | None = None, engine: EngineOptions | None = None
+) -> SparkSession:
     """Start Spark, or go on with the one that runs, and return a session.
 
-    `settings` are Spark's own, over ours. Raises EngineError: no Java, no PySpark, another master runs already.
+    `settings` are Spark's own, over ours; those of `engine` are over both. Raises ConfigError, EngineError: no Java, no
+    PySpark, no master there, another master runs already.
     """
-    context = build_context(master, app, settings)
+    context = build_context(master, app, settings, engine)
     from pyspark.sql import SparkSession
 
     return SparkSession(context)
 
 
-def build_context(master: str, app: str, settings: Mapping[str, str] | None = None) -> SparkContext:
+def build_context(
+    master: str, app: str, settings: Mapping[str, str] | None = None, engine: EngineOptions | None = None
+) -> SparkContext:
     """Start Spark without the SQL part, which costs another second. Otherwise as `build_session`."""
+    engine = engine or EngineOptions()
+    engine.check_for(master)
     find_java()
-    try:
-        import pyspark
-    except ImportError as exc:
-        raise EngineError(why="PySpark is not installed", remedy=INSTALL_SPARK) from exc
+    check_pyspark()
+    import pyspark
 
     logging.getLogger().addFilter(_not_py4j)
     running = pyspark.SparkContext._active_spark_context
+    if running is not None and not lives(running):
+        stop_context()  # its JVM is gone: start another
+        running = None
     if running is not None:
         if running.master != master:
             why = f"a Spark context on {running.master} runs in this process, and {master} is wanted"
             raise EngineError(why=why, remedy="Stop the other one first")
         return running
     local = master_slots(master) is not None
+    beyond = cluster_settings(master, engine)
     scratch = _make_scratch()
-    conf = pyspark.SparkConf(loadDefaults=False)
-    conf.setAll(list({**_settings(scratch, local=local), **(settings or {})}.items()))
-    conf.setMaster(master).setAppName(app)
+    wanted = {**_settings(scratch, local=local), **beyond, **(settings or {}), **engine.settings}
+    conf, first = pyspark.SparkConf(loadDefaults=False), pyspark.SparkConf(loadDefaults=False)
+    conf.setAll(list(wanted.items())).setMaster(master).setAppName(app)
+    first.setAll(list(shown(wanted).items())).setMaster(master).setAppName(app)
+    environment = {} if engine.package is None else {"PYTHONPATH": PACKAGE_FOLDER}
     output = os.path.join(scratch, _JVM_OUTPUT)
+    home = _spark_home(scratch) if master_kind(master) is MasterKind.LOCAL_CLUSTER else None
     try:
-        with _environment(local=local), _interrupts_as_before():
-            gateway = pyspark.SparkContext._gateway or _launch(conf, output)
-            context = pyspark.SparkContext(conf=conf, gateway=gateway)
+        with (
+            _environment(local=local, address=wanted.get("spark.driver.bindAddress"), home=home),
+            _interrupts_as_before(),
+        ):
+            gateway = pyspark.SparkContext._gateway or _launch(first, output)
+            context = pyspark.SparkContext(conf=conf, gateway=gateway, environment=environment)
         _note_folders(scratch)
         return context
     except EngineError:
         raise
     except Exception as exc:  # whatever the JVM or Py4J raises, Spark did not start
         raise EngineError(why=_reason(output, exc), remedy=INSTALL_JAVA) from exc
+
+
+def lives(context: SparkContext) -> bool:
+    """Whether a context can still run a job: its JVM answers, and has not stopped it."""
+    try:
+        return not context._jsc.sc().isStopped()
+    except Exception:  # whatever Py4J says when there is nobody to talk to
+        return False
+
+
+def stop_context() -> None:
+    """Stop the Spark of this process, if there is one, dead or alive; the next `build_context` starts another."""
+    try:
+        import pyspark
+    except ImportError:
+        return
+    running = pyspark.SparkContext._active_spark_context
+    if running is None:
+        return
+    alive = lives(running)
+    try:
+        running.stop()
+    except Exception:  # its JVM is gone; there is nothing left to stop
+        logger.debug("could not stop Spark", exc_info=True)
+    if not alive:
+        pyspark.SparkContext._active_spark_context = None
+        pyspark.SparkContext._gateway = None
+        pyspark.SparkContext._jvm = None
+
+
+def check_pyspark() -> None:
+    """Raise EngineError where PySpark is missing, or older than what the pipeline was built on."""
+    try:
+        from pyspark.version import __version__ as version
+    except ImportError as exc:
+        raise EngineError(why="PySpark is not installed", remedy=INSTALL_SPARK) from exc
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        needed = ".".join(map(str, _OLDEST))
+        raise EngineError(why=f"PySpark {version} is installed, and {needed} or later is needed", remedy=INSTALL_SPARK)
 
 
 def _not_py4j(record: logging.LogRecord) -> bool:
@@ -173,7 +225,7 @@ def _note_folders(scratch: str) -> None:
 
 
 def _settings(scratch: str, *, local: bool) -> dict[str, str]:
-    """Return our settings. A cluster's driver must be reachable from it, so only a local one stays on loopback."""
+    """Return our settings for whatever this process's JVM does; only what runs on this machine stays on loopback."""
     log4j = Path(__file__).with_name("log4j2.properties")
     settings = {
         "spark.ui.enabled": "false",
@@ -190,17 +242,34 @@ def _settings(scratch: str, *, local: bool) -> dict[str, str]:
             "spark.driver.host": "127.0.0.1",
             "spark.locality.wait": "0s",
         }
-        # The JVM only starts tasks here: the compiler's second tier and a parallel collector cost more than they give.
-        settings["spark.driver.extraJavaOptions"] += " -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+        settings["spark.driver.extraJavaOptions"] += f" {LIGHT_JVM}"
     return settings
 
 
+def _spark_home(scratch: str) -> str:
+    """Return a folder that is Spark's home but for what a local cluster's workers write into it.
+
+    Spark gives them no other place, and its own may be nobody's to write to.
+    """
+    import pyspark
+
+    real = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
+    home = os.path.join(scratch, "home")
+    os.makedirs(os.path.join(home, "work"))
+    for name in os.listdir(real):
+        if name != "work":
+            os.symlink(os.path.join(real, name), os.path.join(home, name))
+    return home
+
+
 @contextlib.contextmanager
-def _environment(*, local: bool) -> Iterator[None]:
+def _environment(*, local: bool, address: str | None, home: str | None) -> Iterator[None]:
     """Set what the JVM and the workers read from the environment; on a cluster only what the user left open."""
     wanted = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    if local:
-        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if address is not None:
+        wanted["SPARK_LOCAL_IP"] = address
+    if home is not None:
+        wanted["SPARK_HOME"] = home
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update({name: value for name, value in wanted.items() if local or before[name] is None})
     try:
@@ -230,6 +299,7 @@ def _interrupts_as_before() -> Iterator[None]:
 def _launch(conf: object, output: str) -> object:
     from pyspark.java_gateway import launch_gateway
 
+    # A secret is given to the running JVM, not to its command line.
     with open(output, "ab") as sink:
         popen = {"stdout": sink, "stderr": sink, "start_new_session": True}
         return launch_gateway(conf, popen)  # type: ignore[no-untyped-call]

@@ -26,7 +26,10 @@ from tranlog.errors import ConfigError, TranlogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.log import Log
 from tranlog.log.positions import read_holds
-from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus
+from tranlog.pipeline.filter_chain import Chain
+from tranlog.pipeline.operation import OnError, Operation
+from tranlog.pipeline.package import write_package
 from tranlog.pipeline.session import find_java
 from tranlog.service import status as status_module
 from tranlog.service import template as template_module
@@ -44,10 +47,13 @@ from tranlog.service.command import (
 )
 from tranlog.service.config import DEFAULT_FILE, Config, SourceKind, find_file, load, source_kind
 from tranlog.service.exits import ExitCode, error_line, exit_code_of
+from tranlog.service.operating import OperatingOptions, capture_endpoint, operated
+from tranlog.service.orders import add_orders, runtime_dir, show_view
 from tranlog.service.position import Move, read_rows, reset_position, set_position
 from tranlog.service.segments import log_app
-from tranlog.service.tables import create_statements, tables_in_log
+from tranlog.service.tables import create_statements, tables_behind, tables_in_log
 from tranlog.service.verify import TableVerdict, select_tables, verify_tables
+from tranlog.service.views import VIEW_NAMES
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow
 from tranlog.tungsten.text import time_text
@@ -69,6 +75,7 @@ position_app = new_app(help="Where a pipeline stands at the target, by hand.\n\n
 app.add_typer(tables_app, name="tables", invoke_without_command=True)
 app.add_typer(position_app, name="position", invoke_without_command=True)
 app.add_typer(log_app, name="log", invoke_without_command=True)
+add_orders(app)
 
 AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
 Pipeline = Annotated[
@@ -88,6 +95,17 @@ Until = Annotated[
 Channels = Annotated[int | None, typer.Option("--channels", "-channels", metavar="N", help="How many channels.")]
 Master = Annotated[
     str | None, typer.Option("--master", "-master", metavar="URL", help="Spark's master; default: this machine.")
+]
+Stay = Annotated[
+    bool, typer.Option("--stay", "-stay", help="Stay when it cannot go on, OFFLINE:ERROR, until `tranlog online`.")
+]
+WaitOffline = Annotated[bool, typer.Option("--offline", "-offline", help="Start offline, until `tranlog online`.")]
+Metrics = Annotated[
+    str | None, typer.Option("--metrics", "-metrics", metavar="HOST:PORT", help="Serve OpenMetrics there.")
+]
+Package = Annotated[
+    str | None,
+    typer.Option("--package", "-package", metavar="FILE", help="What `tranlog spark-package` wrote, for the workers."),
 ]
 Start = Annotated[
     int | None,
@@ -206,7 +224,10 @@ def capture(
     config = _config(ctx)
     if source is not None:
         config = config.with_source(source)
-    with open_capture(config, new_log=new_log) as (work, log):
+    with (
+        open_capture(config, new_log=new_log) as (work, log),
+        capture_endpoint(config.log_dir, work.heartbeat, runtime_dir=runtime_dir()),
+    ):
         _say_begin(log)
         with stop_signals(work.stop), Progress() as progress, _Reporter(lambda: progress.update(_capture_text(work))):
             done = work.catch_up(wait_s=ONCE_WAIT_S[source_kind(config.wanted_source())]) if once else work.run()
@@ -266,6 +287,7 @@ def apply_options(
     start: int | None,
     take_over: bool,
     pipeline: str | None,
+    package: str | None,
 ) -> ApplyOptions:
     """Put the pipeline's options together: the command line's over the file's. Raises ConfigError."""
     options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
@@ -278,6 +300,8 @@ def apply_options(
         until_seqno=_until(until),
         take_over=take_over,
     )
+    if package is not None:
+        options = dataclasses.replace(options, engine=dataclasses.replace(options.engine, package=package))
     options.check()
     return options
 
@@ -299,12 +323,16 @@ def apply(
     start: Start = None,
     take_over: TakeOver = False,
     pipeline: Pipeline = None,
+    stay: Stay = False,
+    wait_offline: WaitOffline = False,
+    metrics: Metrics = None,
+    package: Package = None,
     as_json: AsJson = False,
 ) -> None:
     """Apply the log to the target, on Spark.
 
     One task per channel, until --until, SIGTERM or Ctrl-C. Starts where the target says that it ended; a stop waits
-    for the target transactions under way.
+    for the target transactions under way. While it runs, `tranlog offline`, `tranlog online` and their kin reach it.
 
     \b
     Example:
@@ -312,19 +340,39 @@ def apply(
       tranlog apply --until now --channels 4
       tranlog --conf shop.toml apply --master spark://host:7077
     """
+    config = _config(ctx)
     options = apply_options(
-        _config(ctx),
+        config,
         until=until,
         channels=channels,
         master=master,
         start=start,
         take_over=take_over,
         pipeline=pipeline,
+        package=package,
     )
-    stop = threading.Event()
-    with stop_signals(stop.set), Progress() as progress:
-        done = run_apply(options, stop=stop, report=lambda status: progress.update(_apply_text(status)))
+    find_java()
+    with Progress() as progress:
+        operation = Operation(
+            options,
+            on_error=_on_error(config, stay),
+            report=lambda status: progress.update(_apply_text(status)),
+        )
+        with (
+            operated(operation, config.log, _operating(config, metrics), runtime_dir=runtime_dir()),
+            stop_signals(operation.end),
+        ):
+            done = operation.run(online=not wait_offline)
     _show_apply(done, as_json)
+
+
+def _on_error(config: Config, stay: bool) -> OnError:
+    return OnError.OFFLINE if stay else config.pipeline.on_error
+
+
+def _operating(config: Config, metrics: str | None) -> OperatingOptions:
+    options = config.pipeline.operating()
+    return options if metrics is None else dataclasses.replace(options, metrics=metrics)
 
 
 def _apply_text(status: ApplyStatus) -> str:
@@ -335,9 +383,12 @@ def _apply_text(status: ApplyStatus) -> str:
     )
 
 
-def _show_apply(done: ApplyResult, as_json: bool) -> None:
+def _show_apply(done: ApplyResult | None, as_json: bool) -> None:
     if as_json:
         print_json(msgspec.to_builtins(done))
+        return
+    if done is None:
+        print("nothing was applied")
         return
     now = done.status
     total = now.total
@@ -354,6 +405,29 @@ def _show_apply(done: ApplyResult, as_json: bool) -> None:
         say(f"apply: {note}")
 
 
+@app.command("spark-package")
+def spark_package(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What to write; ends by .zip.")] = "tranlog-spark.zip",
+    as_json: AsJson = False,
+) -> None:
+    """Write what Spark's workers need to run channels into one file.
+
+    From what is installed here, for workers with the same Python (minor version) and the same kind of machine.
+
+    \b
+    Example:
+      tranlog spark-package tranlog-spark.zip
+      tranlog apply --master spark://host:7077 --package tranlog-spark.zip
+    """
+    written = write_package(file)
+    if as_json:
+        print_json(msgspec.to_builtins(written))
+        return
+    note = written.note
+    print(f"{written.path}: {written.size / 1e6:.1f} MB; tranlog {note.tranlog}, {', '.join(note.libraries)}")
+    print(f"for workers with {note.python} on {note.machine}")
+
+
 @app.command("run")
 def run(
     ctx: typer.Context,
@@ -362,7 +436,10 @@ def run(
     start: Start = None,
     take_over: TakeOver = False,
     pipeline: Pipeline = None,
+    package: Package = None,
     new_log: NewLog = False,
+    stay: Stay = False,
+    metrics: Metrics = None,
     as_json: AsJson = False,
 ) -> None:
     """Capture and apply in one process.
@@ -383,8 +460,8 @@ def run(
         start=start,
         take_over=take_over,
         pipeline=pipeline,
+        package=package,
     )
-    stop = threading.Event()
     # What costs little is looked at first: Spark takes seconds to start, and a writer adds to the log.
     check_source(config.wanted_source())
     find_java()
@@ -392,15 +469,25 @@ def run(
         open_target(options.target).close()
     with open_capture(config, new_log=new_log) as (work, log):
         _say_begin(log)
-        capturing = CaptureThread(work, ended=stop.set)
-        with stop_signals(stop.set), Progress() as progress:
-            capturing.start()
+        with Progress() as progress:
+            operation = Operation(
+                options,
+                on_error=_on_error(config, stay),
+                report=lambda status: progress.update(f"{_capture_text(work)}; {_apply_text(status)}"),
+            )
+            capturing = CaptureThread(work, ended=operation.end)
+            endpoint = operated(
+                operation,
+                config.log,
+                _operating(config, metrics),
+                runtime_dir=runtime_dir(),
+                heartbeat=work.heartbeat,
+            )
             try:
-                done = run_apply(
-                    options,
-                    stop=stop,
-                    report=lambda status: progress.update(f"{_capture_text(work)}; {_apply_text(status)}"),
-                )
+                with stop_signals(operation.end):
+                    capturing.start()
+                    with endpoint:
+                        done = operation.run()
             except TranlogError:
                 capturing.stop()
                 if capturing.error is not None:
@@ -426,9 +513,12 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch/--no-watch", help="Watch the pipeline for a second, to see it move and how fast.")
     ] = True,
+    name: Annotated[
+        str | None, typer.Option("--name", "-name", metavar="VIEW", help=f"One of {', '.join(VIEW_NAMES)}.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show positions, lag, rates, sizes, and what it waits for.
+    """Show positions, lag, rates, sizes, and what it waits for; with -name one view, field by field.
 
     A part that cannot be read is shown with its error, and the exit code is that error's.
 
@@ -436,8 +526,12 @@ def status(
     Example:
       tranlog status
       tranlog status --json --no-watch
+      tranlog status -name stores
     """
     config = _config(ctx)
+    if name is not None:
+        show_view(config, name, watch_s=WATCH_S if watch else 0.0, as_json=as_json)
+        return ExitCode.DONE
     found, errors = status_module.gather(config, clock=SystemClock(), watch_s=WATCH_S if watch else 0.0)
     if as_json:
         print_json(found)
@@ -501,11 +595,16 @@ def _compare(
     reader = open_tables(config.wanted_source())
     try:
         wanted = select_tables(reader.tables(), tables)
+        chain = Chain(config.pipeline.filters)
+        for table in wanted if tables else ():
+            if chain.table(table) is None:
+                raise ConfigError(option="--table", value=table.name, why="the pipeline's filters leave this table out")
         return list(
             verify_tables(
                 reader,
                 target,
                 tables=wanted,
+                filters=config.pipeline.filters,
                 differences=differences,
                 report=lambda where, count: progress.update(f"verify: {count} rows of {where}"),
             )
@@ -516,6 +615,8 @@ def _compare(
 
 def _show_verdicts(verdicts: Sequence[TableVerdict]) -> None:
     for one in verdicts:
+        for note in one.notes:
+            say(f"verify: {one.table}: {note}")
         if one.equal:
             print(f"equal   {one.table}: {one.source_rows} rows, checksum {one.source_checksum}")
             continue
@@ -563,6 +664,7 @@ def tables_create(
     options = config.wanted_target()
     with Progress() as progress:
         tables = _tables_of_log(config, progress) if from_ == "log" else _tables_of_source(config)
+    tables = tables_behind(config.pipeline.filters, tables)
     if dry_run:
         shown = {table.name: create_statements(options.kind, table) for table in tables}
     else:

@@ -29,11 +29,27 @@ from tranlog.log.properties import EXPIRE, PROPERTIES, differs, resolve
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channel import GroupBounds
 from tranlog.pipeline.channels import AssignmentRule
+from tranlog.pipeline.cluster import EngineOptions
+from tranlog.pipeline.filters import (
+    Delay,
+    DropColumns,
+    EachBatch,
+    EachTransaction,
+    Exclude,
+    Filter,
+    Include,
+    MaskColumns,
+    Rename,
+    check_filter,
+)
+from tranlog.pipeline.operation import OnError
+from tranlog.service.exposure import Exposure, read_secret
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.target.mariadb_url import read_url
 from tranlog.target.options import TargetOptions
 
 if TYPE_CHECKING:
+    from tranlog.service.operating import OperatingOptions
     from tranlog.source.mariadb.connection import MariadbSourceOptions
     from tranlog.source.sqlite import SqliteSourceOptions
 
@@ -49,7 +65,7 @@ _BYTES: Final = {
     "mib": 1 << 20,
     "gib": 1 << 30,
 }
-_SECRET: Final = ("password", "dsn", "URL")
+_SECRET: Final = ("password", "dsn", "URL", "salt")
 """Keys whose values no message shows."""
 _NOWHERE: Final[Mapping[str, Collection[str]]] = {}
 _type_hints: Final = cache(typing.get_type_hints)
@@ -119,6 +135,10 @@ class Section:
             why = "is a table: [" + (f"{self._name}." if self._name else "") + f"{name}]"
             raise ConfigError(option=self.key(name), value=_without_text(value), why=why)
         return Section(self._file, f"{self._name}.{name}" if self._name else name, value)
+
+    def part(self, name: str, values: Mapping[str, Any]) -> Section:
+        """Return one table of a row of tables, by the name that errors give it."""
+        return Section(self._file, name, values)
 
     def options(self, kind: type[OptionsT], *, paths: Collection[str] = (), **given: Any) -> OptionsT:
         """Fill a component's options dataclass from the keys that have its fields' names, and check it.
@@ -358,6 +378,7 @@ class PipelineOptions:
     name: str
     channels: int = 4
     master: str | None = None
+    engine: EngineOptions = dataclasses.field(default_factory=EngineOptions)
     assignment: AssignmentRule = AssignmentRule.RECORDED
     serial: tuple[str, ...] = ()
     shard_channels: tuple[tuple[str, int], ...] = ()
@@ -371,6 +392,27 @@ class PipelineOptions:
     group_changes: int = 5_000
     group_bytes: int = 1 << 20
     group_s: float = 0.25
+    filters: tuple[Filter, ...] = ()
+    control: str | None = None
+    metrics: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    secret_file: str | None = dataclasses.field(default=None, repr=False)
+    on_error: OnError = OnError.END
+
+    def operating(self) -> OperatingOptions:
+        """Return where its process is reached. Raises ConfigError for a secret's file that cannot be read."""
+        from tranlog.service.operating import OperatingOptions
+
+        return OperatingOptions(
+            control=self.control,
+            metrics=self.metrics,
+            exposure=Exposure(
+                certificate=self.tls_certificate,
+                key=self.tls_key,
+                secret=None if self.secret_file is None else read_secret(self.secret_file),
+            ),
+        )
 
     def apply_options(self, *, log_dir: str, target: TargetOptions) -> ApplyOptions:
         """Return them as the pipeline takes them."""
@@ -380,6 +422,7 @@ class PipelineOptions:
             target=target,
             channels=self.channels,
             master=self.master,
+            engine=self.engine,
             assignment=self.assignment,
             serial_shards=self.serial,
             shard_map=dict(self.shard_channels),
@@ -395,6 +438,7 @@ class PipelineOptions:
             retry_s=self.retry_s,
             resubmit=self.resubmit,
             checksum=self.checksum,
+            filters=self.filters,
         )
 
 
@@ -407,8 +451,15 @@ def load(file: str, *, environ: Mapping[str, str]) -> Config:
     service = top.table("service")
     name = service.take("name", str, DEFAULT_SERVICE)
     shards, log = top.table("shards"), top.table("log")
-    capture, pipeline = top.table("capture"), top.table("pipeline")
-    tables = {"service": service, "shards": shards, "log": log, "capture": capture, "pipeline": pipeline}
+    capture, pipeline, spark = top.table("capture"), top.table("pipeline"), top.table("spark")
+    tables = {
+        "service": service,
+        "shards": shards,
+        "log": log,
+        "capture": capture,
+        "pipeline": pipeline,
+        "spark": spark,
+    }
     log_dir, log_options = _read_log(log)
     config = Config(
         file=file,
@@ -418,7 +469,7 @@ def load(file: str, *, environ: Mapping[str, str]) -> Config:
         capture=capture.options(CaptureOptions),
         source=None,
         target=None,
-        pipeline=_read_pipeline(pipeline, shards, name),
+        pipeline=_read_pipeline(pipeline, shards, name, _read_filters(top), _read_engine(spark, environ)),
     )
     if top.has("source"):
         tables["source"] = source = top.table("source")
@@ -434,14 +485,78 @@ def load(file: str, *, environ: Mapping[str, str]) -> Config:
     return config
 
 
-def _read_pipeline(pipeline: Section, shards: Section, service: str) -> PipelineOptions:
+class FilterKind(enum.StrEnum):
+    """What a table [[filter]] is."""
+
+    INCLUDE = "include"
+    EXCLUDE = "exclude"
+    RENAME = "rename"
+    DROP = "drop"
+    MASK = "mask"
+    DELAY = "delay"
+    TRANSACTION = "transaction"
+    BATCH = "batch"
+
+
+_FILTERS: Final[Mapping[FilterKind, type[Filter]]] = {
+    FilterKind.INCLUDE: Include,
+    FilterKind.EXCLUDE: Exclude,
+    FilterKind.RENAME: Rename,
+    FilterKind.DROP: DropColumns,
+    FilterKind.MASK: MaskColumns,
+    FilterKind.DELAY: Delay,
+    FilterKind.TRANSACTION: EachTransaction,
+    FilterKind.BATCH: EachBatch,
+}
+
+
+def _read_filters(top: Section) -> tuple[Filter, ...]:
+    """Return the tables [[filter]], in the order in which they stand."""
+    tables = top.given().get("filter", [])
+    top.has("filter")
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(option=top.key("filter"), value=None, why="is a row of tables: [[filter]]")
+    filters = []
+    for number, values in enumerate(tables, start=1):
+        section = top.part(f"filter {number}", values)
+        kind = section.take("kind", FilterKind)
+        given = (
+            {"function": section.take("function", str)} if kind in (FilterKind.TRANSACTION, FilterKind.BATCH) else {}
+        )
+        for name in ("tables", "columns"):  # a text by itself would be taken for a row of letters
+            if isinstance(values.get(name), str):
+                raise section.error(name, "a list of one or more texts, in brackets")
+        filters.append(section.options(_FILTERS[kind], **given))
+        try:
+            check_filter(filters[-1])
+        except ConfigError as exc:
+            raise ConfigError(option=section.key(exc.option), value=exc.value, why=exc.why) from exc
+        section.finish()
+    return tuple(filters)
+
+
+def _read_pipeline(
+    pipeline: Section, shards: Section, service: str, filters: tuple[Filter, ...], engine: EngineOptions
+) -> PipelineOptions:
     channels = shards.take("channels", dict[str, int], {})
     return pipeline.options(
         PipelineOptions,
+        paths={"tls_certificate", "tls_key", "secret_file"},
         name=pipeline.take("name", str, service),
+        engine=engine,
         assignment=shards.take("assignment", AssignmentRule, AssignmentRule.RECORDED),
         serial=shards.take("serial", tuple[str, ...], ()),
         shard_channels=tuple(sorted(channels.items())),
+        filters=filters,
+    )
+
+
+def _read_engine(spark: Section, environ: Mapping[str, str]) -> EngineOptions:
+    return spark.options(
+        EngineOptions,
+        paths={"package"},
+        secret=_password(spark, environ, name="secret") or "",
+        settings=spark.take("settings", dict[str, str], {}),
     )
 
 
@@ -550,27 +665,28 @@ def _read_url(target: Section) -> dict[str, str]:
     raise target.error("URL", f"it begins with {', '.join(begins or _URLS)}: the target keeps the positions")
 
 
-def _password(section: Section, environ: Mapping[str, str]) -> str | None:
+def _password(section: Section, environ: Mapping[str, str], *, name: str = "password") -> str | None:
     """Return the password that a table gives in one of three ways, None where it gives none."""
-    given = [name for name in ("password", "password_file", "password_env") if section.has(name)]
+    plain, in_file, in_environment = name, f"{name}_file", f"{name}_env"
+    given = [one for one in (plain, in_file, in_environment) if section.has(one)]
     if len(given) > 1:
         raise ConfigError(option=section.key(given[1]), value=None, why=f"stands beside {given[0]}; give one of them")
     match given:
-        case ["password"]:
-            password = section.take("password", str)
-        case ["password_env"]:
-            name = section.take("password_env", str)
-            if name not in environ:
-                raise section.error("password_env", "there is no such environment variable")
-            password = environ[name]
-        case ["password_file"]:
+        case []:
+            return None
+        case [key, *_] if key == plain:
+            password = section.take(plain, str)
+        case [key, *_] if key == in_environment:
+            variable = section.take(in_environment, str)
+            if variable not in environ:
+                raise section.error(in_environment, "there is no such environment variable")
+            password = environ[variable]
+        case _:
             try:
-                with open(section.path("password_file"), encoding="utf-8") as file:
+                with open(section.path(in_file), encoding="utf-8") as file:
                     password = file.read().rstrip("\r\n")
             except (OSError, UnicodeDecodeError) as exc:
                 why = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8"
-                raise section.error("password_file", f"cannot be read: {why}") from exc
-        case _:
-            return None
+                raise section.error(in_file, f"cannot be read: {why}") from exc
     assert isinstance(password, str)
     return password

@@ -44,6 +44,15 @@ class ReaderGone(Exception):
     """Standard output was closed by whoever read it."""
 
 
+class Told(Exception):
+    """An error that a running pipeline gave in answer to a command: its kind, its words, its exit code."""
+
+    def __init__(self, kind: str, message: str, code: int) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.code = code
+
+
 _DATA: Final = ExitCode.DATA
 _SURROUNDINGS: Final = ExitCode.SURROUNDINGS
 
@@ -97,7 +106,10 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.PipelineError: _SURROUNDINGS,
     errors.ReplacedError: _SURROUNDINGS,
     errors.PipelineHeldError: _SURROUNDINGS,
+    errors.StateError: _SURROUNDINGS,
+    errors.ControlError: _SURROUNDINGS,
     errors.EngineError: _SURROUNDINGS,
+    errors.FilterError: _DATA,
     errors.ConfigError: ExitCode.USAGE,
 }
 """The exit code of each error; one that is not listed has its nearest ancestor's."""
@@ -108,6 +120,8 @@ def exit_code_of(error: BaseException) -> ExitCode:
     match error:
         case TranlogError():
             return next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
+        case Told(code=code):
+            return ExitCode(code) if code in list(ExitCode) else ExitCode.BUG
         case typer.TyperException():
             return ExitCode.USAGE
         case typer.Abort():
@@ -134,7 +148,7 @@ def error_json(error: BaseException, *, prog: str) -> str:
     """Return the error as one line of JSON: `{"error": {"type", "exit_code", "message", and its own fields}}`."""
     fields = dict(vars(error)) if isinstance(error, TranlogError) else {}
     told = {
-        "type": type(error).__name__,
+        "type": error.kind if isinstance(error, Told) else type(error).__name__,
         "exit_code": int(exit_code_of(error)),
         "message": _message(error, prog=prog),
         **{name: _plain(value) for name, value in fields.items() if not name.startswith("_")},
@@ -159,6 +173,8 @@ def _message(error: BaseException, *, prog: str) -> str:
     match error:
         case TranlogError():
             return str(error) or type(error).__name__
+        case Told():
+            return str(error)
         case typer.TyperException():
             return f"{_usage(error)}. Try `{_command_path(error, prog)} --help`"
         case typer.Abort():

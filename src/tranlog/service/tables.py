@@ -9,11 +9,13 @@ Source: design/data-model.md, "Transactions, tables, identity"; issue "tables cr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from tranlog.change import RowChange, Statement, TableMap, TableName
 from tranlog.ids import NO_SEQNO
 from tranlog.log.readable import ReadableLog
+from tranlog.pipeline.filter_chain import Chain
+from tranlog.pipeline.filters import Filter
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.dialect import Dialect
 from tranlog.target.options import TargetKind
@@ -48,6 +50,15 @@ def tables_in_log(reader: ReadableLog, *, report: Callable[[int, int], None]) ->
             if header.seqno >= held.committed_seqno:
                 break
     return [newest[name] for name in sorted(newest)]
+
+
+def tables_behind(filters: Sequence[Filter], tables: Iterable[TableMap]) -> list[TableMap]:
+    """Return tables as the target has them: those that filters leave, under their new names, without dropped columns.
+
+    Raises FilterError; TargetTableError where two would become one.
+    """
+    chain = Chain(filters)
+    return [behind.table for behind in map(chain.table, tables) if behind is not None]
 
 
 def dialect_of(kind: TargetKind) -> Dialect:

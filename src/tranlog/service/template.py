@@ -75,6 +75,7 @@ dir = "log"
 #: flush_interval_s = 0.5  # show what is appended and not committed every so often; default: 0, never
 #: sync_on_flush = true  # those flushes sync
 #: buffer_bytes = "256KiB"
+#: ahead_bytes = "256KiB"  # zeros written ahead of small commits: durable ones are faster; 0 for none
 #: index_flush_bytes = "4MiB"  # the index is stored after so much, and so long: an opening reads what came since
 #: index_flush_s = 10.0
 #: spill_above = 1073741824  # a larger transaction goes to spill segments, beside the log
@@ -141,6 +142,24 @@ channels = 4
 #: retry_s = 30.0  # how long to try to reach a target that is away
 #: resubmit = 5
 #: checksum = true
+#: on_error = "end"  # "offline": the process stays, OFFLINE:ERROR, until `tranlog online`
+#: control = "127.0.0.1:4712"  # where its operator reaches it; default: a socket in the log's folder; "off": nowhere
+#: metrics = "127.0.0.1:4713"  # OpenMetrics over HTTP; default: none
+#: tls_certificate = "tranlog.pem"  # with tls_key and secret_file, for addresses that others reach
+#: tls_key = "tranlog.key"
+#: secret_file = "control.secret"
+
+#: [[filter]]  # what is left out, renamed, masked or delayed on the way, in this order: docs/filters.md
+#: kind = "exclude"
+#: tables = ["scratch.*"]
+#: statements = "pass"
+
+#: [spark]  # for a cluster: docs/cluster.md
+#: package = "tranlog-spark.zip"  # by `tranlog spark-package`, for workers without tranlog
+#: secret_file = "spark.secret"  # or secret_env = "NAME": the cluster's spark.authenticate.secret
+#: slots_wait_s = 60.0  # how long it may take to give each channel a slot
+#: [spark.settings]  # Spark's own
+#: "spark.executor.memory" = "512m"
 """
 
 

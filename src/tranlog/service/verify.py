@@ -17,9 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from tranlog.change import TableMap
 from tranlog.errors import ConfigError, TargetTableError
 from tranlog.payload import encode_row
+from tranlog.pipeline.filter_chain import Chain, RowFunction, row_function
+from tranlog.pipeline.filters import Filter, FilteredTable
 from tranlog.source.source import TableReader
 from tranlog.target.target import Target
 from tranlog.types import Tag, Value, canonical, value_text
@@ -99,6 +103,8 @@ class TableVerdict:
     target_checksum: str
     problem: str = ""
     differences: tuple[RowDifference, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was not compared, since filters stand between."""
 
 
 def select_tables(tables: Sequence[TableMap], wanted: Sequence[str]) -> list[TableMap]:
@@ -112,6 +118,50 @@ def select_tables(tables: Sequence[TableMap], wanted: Sequence[str]) -> list[Tab
     return [known[name] for name in dict.fromkeys(wanted)] if wanted else list(tables)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What of a table is compared: its map at the source, and on both sides behind the filters.
+
+    Masked columns are left out, those of the key apart, whose masks are the same for the same value.
+    """
+
+    source: TableMap
+    compared: TableMap
+    row: RowFunction | None
+    notes: tuple[str, ...] = ()
+
+
+def compare_behind(chain: Chain, table: TableMap) -> Comparison | None:
+    """Return how a table is compared, None where filters leave it out. Raises FilterError, TargetTableError."""
+    found = chain.table(table)
+    if found is None:
+        return None
+    behind = found.table
+    notes = []
+    key = {behind.columns[index].name for index in behind.primary_key}
+    skipped = [column.name for column in behind.columns if column.name in found.masked and column.name not in key]
+    if len(skipped) == len(behind.columns):
+        notes.append("all columns are masked: what they are masked by is compared")
+        skipped = []
+    elif skipped:
+        notes.append(f"masked, not compared: {', '.join(skipped)}")
+    if skipped:
+        kept = [index for index, column in enumerate(behind.columns) if column.name not in skipped]
+        at = {old: new for new, old in enumerate(kept)}
+        behind = msgspec.structs.replace(
+            behind,
+            columns=tuple([behind.columns[index] for index in kept]),
+            primary_key=tuple([at[index] for index in behind.primary_key]),
+            unique_keys=(),
+            foreign_keys=(),
+        )
+        picks = tuple([found.picks[index] for index in kept])
+        found = FilteredTable(table=behind, picks=picks, masked=found.masked)
+    notes += [f"compared as if there were no {name}, which may change its rows" for name in chain.functions]
+    row = row_function(found, len(table.columns))
+    return Comparison(source=table, compared=behind, row=row, notes=tuple(notes))
+
+
 def verify_tables(
     reader: TableReader,
     target: Target,
@@ -119,38 +169,53 @@ def verify_tables(
     tables: Sequence[TableMap],
     differences: int,
     report: Report,
+    filters: Sequence[Filter] = (),
 ) -> Iterator[TableVerdict]:
-    """Compare tables one after the other; name up to `differences` keys of each that differs.
+    """Compare tables one after the other, the source's behind `filters`; name up to `differences` keys of each that
+    differs.
 
-    Shape: one verdict per table, in order. A source that is written meanwhile may differ from a target that follows.
+    Shape: one verdict per table that the filters leave, in order. A source that is written meanwhile may differ from a
+    target that follows.
 
-    Raises SourceError, TargetError; a table or column that the target lacks is a verdict.
+    Raises SourceError, TargetError, FilterError; a table or column that the target lacks is a verdict.
     """
+    chain = Chain(filters)
     for table in tables:
-        yield _verify_table(reader, target, table, differences, report)
+        comparison = compare_behind(chain, table)
+        if comparison is not None:
+            yield _verify_table(reader, target, comparison, differences, report)
 
 
 def _verify_table(
-    reader: TableReader, target: Target, table: TableMap, differences: int, report: Report
+    reader: TableReader, target: Target, comparison: Comparison, differences: int, report: Report
 ) -> TableVerdict:
-    ours = _sum_up(table, reader.rows(table), f"{table.name} at the source", report)
+    table = comparison.compared
+    here, there = f"{comparison.source.name} at the source", f"{table.name} at the target"
+    ours = _sum_up(table, _source_rows(reader, comparison), here, report)
     theirs = TableSum(table)
     try:
-        theirs = _sum_up(table, target.rows(table), f"{table.name} at the target", report)
+        theirs = _sum_up(table, target.rows(table), there, report)
     except TargetTableError as exc:
-        return _verdict(table, ours, theirs, problem=exc.why)
+        return _verdict(comparison, ours, theirs, problem=exc.why)
     buckets = ours.differing(theirs)
     if not buckets or not differences:
-        return _verdict(table, ours, theirs, equal=not buckets)
+        return _verdict(comparison, ours, theirs, equal=not buckets)
     chosen = frozenset(buckets[:differences])  # each of them holds one difference at least
     found = row_differences(
-        table, _rows_in(table, reader.rows(table), chosen), _rows_in(table, target.rows(table), chosen)
+        table,
+        _rows_in(table, _source_rows(reader, comparison), chosen),
+        _rows_in(table, target.rows(table), chosen),
     )
-    return _verdict(table, ours, theirs, differences=tuple(found[:differences]))
+    return _verdict(comparison, ours, theirs, differences=tuple(found[:differences]))
+
+
+def _source_rows(reader: TableReader, comparison: Comparison) -> Iterator[Row]:
+    rows = reader.rows(comparison.source)
+    return iter(rows) if comparison.row is None else map(comparison.row, rows)
 
 
 def _verdict(
-    table: TableMap,
+    comparison: Comparison,
     ours: TableSum,
     theirs: TableSum,
     *,
@@ -159,7 +224,7 @@ def _verdict(
     differences: tuple[RowDifference, ...] = (),
 ) -> TableVerdict:
     return TableVerdict(
-        table=table.name,
+        table=comparison.compared.name,
         equal=equal,
         source_rows=ours.rows,
         target_rows=theirs.rows,
@@ -167,6 +232,7 @@ def _verdict(
         target_checksum=theirs.checksum(),
         problem=problem,
         differences=differences,
+        notes=comparison.notes,
     )
 
 

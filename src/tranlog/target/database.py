@@ -12,6 +12,7 @@ Source: design/pipeline.md, "Applying"; design/data-model.md, "A primary-key cha
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
@@ -133,6 +134,14 @@ class DatabaseTarget:
     def claim(self, *, pipeline: str, channel: int, driver_token: int) -> ChannelRow:
         """Claim a channel for this session."""
         return self._positions.claim(pipeline=pipeline, channel=channel, driver_token=driver_token)
+
+    def leave_out(self, *, pipeline: str, token: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Record which transactions are never to be applied."""
+        self._positions.leave_out(pipeline=pipeline, token=token, ranges=ranges)
+
+    def read_left_out(self, pipeline: str) -> list[tuple[int, int]]:
+        """Return what was ever recorded so."""
+        return self._positions.read_left_out(pipeline)
 
     def publish(self, advance: Advance) -> None:
         """Move a channel's position without rows."""
@@ -279,6 +288,7 @@ class _Attempt:
         self._ignored = 0
         self._rows_sent = False
         self._run_once = 0
+        self._commit_us = 0
 
     def run(self, send: Callable[[_Attempt], None]) -> Applied:
         """Guard, send, commit; on any error roll back. Raises what Target.apply does, and what does not fit."""
@@ -289,7 +299,9 @@ class _Attempt:
             send(self)
             if self._run_once:
                 self._target._once.forget(self._advance)
+            committing = time.perf_counter()
             session.commit()
+            self._commit_us = round((time.perf_counter() - committing) * 1e6)
         except LockTimeoutError as exc:
             session.rollback()
             who, _ = session.lock_holders()
@@ -302,6 +314,7 @@ class _Attempt:
             changes=self._changes,
             statements=self._statements,
             ddl_ignored=self._ignored,
+            commit_us=self._commit_us,
         )
 
     def _stream(self) -> Iterator[Placed]:

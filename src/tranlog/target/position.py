@@ -1,4 +1,4 @@
-"""The three tables in the target: who runs a pipeline, where its channels stand, which shard is whose.
+"""Our tables in the target: who runs a pipeline, where its channels stand, which shard is whose, what is left out.
 
 Owns every statement on them, written once for all dialects. Leaves deciding to `pipeline`. The hard idea is the
 guarded update: a position moves only from the seqno and under the token that this task believes in; a task that was
@@ -65,6 +65,13 @@ _TABLES: Final = {
     channel {integer} NOT NULL,
     PRIMARY KEY (pipeline, shard)
 ){suffix}""",
+    "tranlog_left_out": """CREATE TABLE IF NOT EXISTS tranlog_left_out (
+    pipeline {key_text} NOT NULL,
+    first_seqno {integer} NOT NULL,
+    last_seqno {integer} NOT NULL,
+    asked_at {integer} NOT NULL,
+    PRIMARY KEY (pipeline, first_seqno, last_seqno)
+){suffix}""",
 }
 OUR_TABLES: Final = frozenset({*_TABLES, STATEMENT_TABLE})
 _PIPELINE_COLUMNS: Final = "pipeline, token, holder, channels, shard_rule, stop_at_seqno, alive_at"
@@ -75,7 +82,7 @@ _Result = TypeVar("_Result")
 
 
 class Positions:
-    """The operations on our three tables, over one session. Threads: one at a time."""
+    """The operations on our tables, over one session. Threads: one at a time."""
 
     def __init__(self, session: Session, dialect: Dialect, *, where: str, lock_timeout_s: float) -> None:
         self._session = session
@@ -142,6 +149,12 @@ class Positions:
             "LEFT JOIN tranlog_shard s ON s.pipeline = p.pipeline AND s.shard = $2 WHERE p.pipeline = $1"
         )
         self._count_shards = sql("SELECT channel, count(*) FROM tranlog_shard WHERE pipeline = $1 GROUP BY channel")
+        self._leave_out = sql(
+            "INSERT INTO tranlog_left_out (pipeline, first_seqno, last_seqno, asked_at) VALUES ($1, $2, $3, {now})"
+        )
+        self._read_left_out = sql(
+            "SELECT first_seqno, last_seqno FROM tranlog_left_out WHERE pipeline = $1 ORDER BY first_seqno, last_seqno"
+        )
         self._assign = sql("INSERT INTO tranlog_shard (pipeline, shard, channel) VALUES ($1, $2, $3)")
 
     # --- reading ---
@@ -183,6 +196,13 @@ class Positions:
             return {shard: channel for shard, channel in self._session.fetch(self._read_shards, (pipeline,))}
         except MissingTableError:
             return {}
+
+    def read_left_out(self, pipeline: str) -> list[tuple[int, int]]:
+        """Return the ranges of seqnos that are never to be applied; see Target.leave_out."""
+        try:
+            return [(first, last) for first, last in self._session.fetch(self._read_left_out, (pipeline,))]
+        except MissingTableError:
+            return []
 
     # --- the driver ---
 
@@ -258,6 +278,18 @@ class Positions:
         def work() -> None:
             if self._session.run(self._set_stop, (pipeline, token, stop_at_seqno)) != 1:
                 raise self._replaced(pipeline)
+
+        self._in_transaction(work, _nobody, f"pipeline {pipeline!r}")
+
+    def leave_out(self, *, pipeline: str, token: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Record which transactions are never to be applied; see Target.leave_out."""
+
+        def work() -> None:
+            self._check_driver(self._lock_pipeline, pipeline, token)
+            known = set(self.read_left_out(pipeline))
+            for first, last in ranges:
+                if (first, last) not in known:
+                    self._session.run(self._leave_out, (pipeline, first, last))
 
         self._in_transaction(work, _nobody, f"pipeline {pipeline!r}")
 

@@ -1,6 +1,6 @@
 """What every target database offers to the pipeline: rows and position in one target transaction.
 
-Owns the seam between `pipeline` and the databases, and the rows of our three tables there. The hard idea: the
+Owns the seam between `pipeline` and the databases, and the rows of our own tables there. The hard idea: the
 target is where channels meet. A position moves only by the guarded update, the first statement of each target
 transaction, so that a task which was replaced can write nothing, whatever it still believes.
 
@@ -101,13 +101,14 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 class Applied:
     """What one target transaction did: source transactions, row changes, statements sent to the target.
 
-    `ddl_ignored`: recorded statements that were passed over.
+    `ddl_ignored`: recorded statements that were passed over. `commit_us`: what the COMMIT took.
     """
 
     transactions: int
     changes: int
     statements: int
     ddl_ignored: int = 0
+    commit_us: int = 0
 
 
 class Target(Protocol):
@@ -130,10 +131,10 @@ class Target(Protocol):
     def close(self) -> None:
         """Close; closing twice is harmless."""
 
-    # --- our three tables ---
+    # --- our own tables ---
 
     def ensure_tables(self) -> None:
-        """Create tranlog_pipeline, tranlog_channel and tranlog_shard where they are missing."""
+        """Create tranlog_pipeline, tranlog_channel, tranlog_shard and tranlog_left_out where they are missing."""
 
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
         """Return the pipeline's row, None where it never ran here (or our tables are missing)."""
@@ -178,6 +179,16 @@ class Target(Protocol):
         locked beyond the lock timeout, that session is ended at the server; where that is not allowed,
         TargetUnavailableError says whose it is.
         """
+
+    def leave_out(self, *, pipeline: str, token: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Record which transactions are never to be applied, in ranges of seqnos, both ends inclusive.
+
+        They stay recorded, for whoever starts the pipeline next and for whoever asks later why rows are missing.
+        Raises ReplacedError when the token is not the pipeline's any more.
+        """
+
+    def read_left_out(self, pipeline: str) -> list[tuple[int, int]]:
+        """Return all ranges that were ever recorded by `leave_out`."""
 
     def publish(self, advance: Advance) -> None:
         """Move a channel's position without rows. Raises ReplacedError as `apply` does."""

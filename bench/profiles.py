@@ -1,0 +1,154 @@
+"""Where the time goes when a log is written, read and applied: three profiles as tables, for docs/performance.md.
+
+    python bench/profiles.py
+
+No question is answered and nothing can fail, so `make bench` leaves it out. The deterministic profiler makes calls of
+Python functions dearer than they are; compiled code shows as one built-in.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tranlog import compiled
+from tranlog.change import Change, Column, Fragment, Op, Payload, RowChange, TableMap
+from tranlog.ids import NO_SEQNO, Epoch, Seqno
+from tranlog.log.log import Log, LogReader
+from tranlog.payload import encode
+from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.target import Advance, ChannelRow, Unit
+from tranlog.types import LogicalType
+
+TRANSACTIONS = 10_000
+BATCH = 100
+LINES = 9
+TABLE = TableMap(
+    schema="shop",
+    table="orders",
+    columns=(
+        Column(name="id", source_type="bigint", logical=LogicalType.INTEGER, nullable=False),
+        Column(name="name", source_type="text", logical=LogicalType.TEXT),
+        Column(name="note", source_type="text", logical=LogicalType.TEXT),
+    ),
+    primary_key=(0,),
+)
+
+
+def profile(title: str, work: Callable[[], object]) -> None:
+    """Run it under the profiler and print where its time went, by function."""
+    profiler = cProfile.Profile()
+    profiler.runcall(work)
+    stats = pstats.Stats(profiler)
+    total: float = stats.total_tt  # type: ignore[attr-defined]
+    print(f"\n{title}: {total / TRANSACTIONS * 1e6:.1f} us a transaction under the profiler\n")
+    print("| share | calls a transaction | function |\n|---|---|---|")
+    rows = sorted(stats.stats.items(), key=lambda row: -row[1][2])  # type: ignore[attr-defined]
+    for (file, _, name), (_, calls, own, _, _) in rows[:LINES]:
+        where = Path(file).stem if file not in ("~", "") else ""
+        print(f"| {own / total:.0%} | {calls / TRANSACTIONS:.2f} | `{where}{':' if where else ''}{name}` |")
+
+
+def main() -> int:
+    """Write a log, read it, apply it to a SQLite target."""
+    print(f"The hot modules are {compiled.form()}.")
+    rows = [(number, f"customer {number}", "x" * 70) for number in range(TRANSACTIONS * 4)]
+    payloads = [
+        encode(Payload(changes=tuple([RowChange(TABLE, Op.INSERT, None, row) for row in rows[at : at + 4]])))
+        for at in range(0, len(rows), 4)
+    ]
+    with tempfile.TemporaryDirectory(prefix="tranlog-bench-") as here:
+        log = Log.open(Path(here, "log"), source_id="bench")
+
+        def write() -> None:
+            for number, payload in enumerate(payloads):
+                log.append(
+                    Fragment(
+                        source_id="bench",
+                        event_id=f"0-1-{number};binlog.000001:{number * 1100}",
+                        shard_id="shop",
+                        tstamp=1_800_000_000_000,
+                        tables=(("shop", "orders"),),
+                        payload=payload,
+                    )
+                )
+                if number % BATCH == BATCH - 1:
+                    log.commit(sync=False)
+
+        profile("Write: append, a commit without sync every 100", write)
+        log.close()
+        reader = LogReader.open(Path(here, "log"))
+
+        def read() -> None:
+            with reader.cursor() as cursor:
+                while (transaction := cursor.next()) is not None:
+                    transaction.payload()
+
+        profile("Read: cursor, payload decoded", read)
+        target = open_target(TargetOptions(kind="sqlite", path=str(Path(here, "target.db"))))
+        target.ensure_tables()
+        token = target.take(
+            pipeline="bench",
+            expected_token=0,
+            holder="bench",
+            channels=1,
+            shard_rule="all",
+            rows=[ChannelRow(channel=0)],
+            keep_assignment=False,
+        )
+        token = target.claim(pipeline="bench", channel=0, driver_token=token).token
+        target.create_table(TABLE)
+
+        def apply() -> None:
+            applied = NO_SEQNO
+            units: list[Unit] = []
+            with reader.cursor() as cursor:
+                while (transaction := cursor.next()) is not None:
+                    header, payload = transaction.header, transaction.payload()
+
+                    def changes(of: Payload = payload) -> Iterator[Change]:
+                        return iter(of.changes)
+
+                    units.append(
+                        Unit(
+                            seqno=header.seqno,
+                            epoch=header.epoch,
+                            source_id=header.source_id,
+                            event_id=header.event_id,
+                            tstamp=header.tstamp,
+                            metadata=payload.metadata,
+                            changes=changes,
+                        )
+                    )
+                    if len(units) == BATCH:
+                        last = units[-1]
+                        target.apply(
+                            units,
+                            Advance(
+                                pipeline="bench",
+                                channel=0,
+                                token=token,
+                                old_seqno=applied,
+                                new_seqno=last.seqno,
+                                epoch=Epoch(last.epoch),
+                                source_id=last.source_id,
+                                event_id=last.event_id,
+                                tstamp=last.tstamp,
+                                stats="{}",
+                            ),
+                        )
+                        applied = Seqno(last.seqno)
+                        units = []
+
+        profile("Apply: cursor, decode, a SQLite target, 100 source transactions in one of its own", apply)
+        target.close()
+        reader.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

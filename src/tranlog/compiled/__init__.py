@@ -1,0 +1,105 @@
+"""The hot modules as machine code, where they were compiled; which form of each serves is decided here, at import.
+
+Owns the list of these modules, the digest that binds compiled code to its source, and the import hook. Compiling is
+`setup.py`'s, with mypyc: one source, which also runs as it is. The hard idea: machine code must never stand in for
+a source that says something else. So it lies in this folder, where no import statement finds it by itself, its file
+names carry the digest of the sources that it was made of, and one edited letter there brings back the plain source.
+
+TRANLOG_PLAIN=1 in the environment chooses the plain sources, for tests and comparisons. It is read here and not in
+the command line, since it has to be known before anything of the log is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+PLAIN_VARIABLE = "TRANLOG_PLAIN"
+
+MODULES = ("tranlog.varint", "tranlog.payload", "tranlog.log.format", "tranlog.log.columns")
+"""What is compiled: the payload's bytes and their parts, the records' bytes, and walking blocks of records and rows."""
+SOURCES = (
+    "varint.py",
+    "payload.py",
+    "log/format.py",
+    "log/columns.py",
+    # their values: compiled code knows the types of the fields
+    "change.py",
+    "checksum.py",
+    "ids.py",
+    "log/record.py",
+    "shard.py",
+    "types.py",
+)
+"""What the digest covers, below the package's folder."""
+
+_HERE = Path(__file__).parent
+
+
+def digest() -> str:
+    """Return what the names of compiled files carry: 16 hex digits of the sources that they stand for."""
+    found = hashlib.blake2b(digest_size=8)
+    for name in SOURCES:
+        raw = (_HERE.parent / name).read_bytes()
+        found.update(b"%d " % len(raw))
+        found.update(raw)
+    return found.hexdigest()
+
+
+def library_stem(of: str) -> str:
+    """Return the name, without its suffix, of the library that holds the code of all modules."""
+    return f"codec_{of}__mypyc"
+
+
+def module_stem(module: str, of: str) -> str:
+    """Return the name, without its suffix, of the file that stands for one module."""
+    return f"{module.rpartition('.')[2]}_{of}"
+
+
+def _find() -> tuple[dict[str, str], str | None]:
+    """Return the file of each module, or none and the reason."""
+    if os.environ.get(PLAIN_VARIABLE, "") not in ("", "0"):
+        return {}, f"{PLAIN_VARIABLE} is set"
+    there = set(os.listdir(_HERE))
+    if not any("__mypyc." in name for name in there):
+        return {}, "nothing was compiled when tranlog was installed"
+    try:
+        of = digest()
+    except OSError as exc:
+        return {}, f"the sources cannot be read: {exc}"
+    suffix = EXTENSION_SUFFIXES[0]
+    files = {module: module_stem(module, of) + suffix for module in MODULES}
+    if library_stem(of) + suffix not in there or not there.issuperset(files.values()):
+        return {}, "what was compiled is of other sources or for another Python; install again"
+    return {module: str(_HERE / name) for module, name in files.items()}, None
+
+
+_files, why_plain = _find()
+"""The reason why the plain sources serve; None where the compiled ones do."""
+
+
+class _Finder:
+    """Finds the compiled form of a module in front of what finds it in the path."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return where a module's compiled form is; None for every other module."""
+        file = _files.get(name)
+        return None if file is None else spec_from_file_location(name, file, loader=ExtensionFileLoader(name, file))
+
+
+if _files:
+    # Behind the hooks that were there before us, which change what is imported.
+    finders = [getattr(finder, "__name__", "") for finder in sys.meta_path]
+    sys.meta_path.insert(finders.index("PathFinder") if "PathFinder" in finders else 0, _Finder)
+
+
+def form() -> str:
+    """Return `compiled`, or `plain` with the reason in brackets."""
+    return "compiled" if why_plain is None else f"plain ({why_plain})"

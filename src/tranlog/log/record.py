@@ -1,0 +1,134 @@
+"""What a parser can find at a place in a segment: records, and the three ways in which there is none.
+
+Owns these values. Their bytes are `format`'s, what they mean for a log as a whole `recovery`'s. They stand apart from
+the parser, which is compiled and makes millions of them: a msgspec struct is made faster than a compiled class.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from tranlog.change import TableName
+from tranlog.ids import Epoch, Gtid, Lsn, Seqno
+
+
+class SegmentHeader(msgspec.Struct, frozen=True):
+    """The header record of a segment."""
+
+    prev_seqno: Seqno
+
+
+class RecordHeader(msgspec.Struct, frozen=True, gc=False):
+    """The header of one fragment, readable without its payload.
+
+    `tables` is None where they were too many to list, () where none is touched. `lsn` is the record's first byte,
+    `record_length` the bytes of the whole record, `data_length` those of its payload.
+    """
+
+    seqno: Seqno
+    fragno: int
+    last_frag: bool
+    epoch: Epoch
+    source_id: str
+    event_id: str
+    shard_id: str
+    tstamp: int
+    tables: tuple[TableName, ...] | None
+    lsn: Lsn
+    record_length: int
+    data_length: int
+    crc_method: int
+    crc: int
+    spilled: bool = False
+    """A referring record: its payload says where the transaction's fragments were spilled to."""
+
+    @property
+    def gtid(self) -> Gtid:
+        """The transaction's identity."""
+        return Gtid(self.epoch, self.seqno)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One fragment: its header and its payload's bytes."""
+
+    header: RecordHeader
+    payload: bytes
+
+
+class RotateRecord(msgspec.Struct, frozen=True):
+    """The last record of every segment but the newest."""
+
+    next_file_name: str
+    record_length: int
+
+
+class SyncRecord(msgspec.Struct, frozen=True):
+    """Everything before `durable_lsn` was durable when this was written; `written_at` is ms since 1970."""
+
+    durable_lsn: Lsn
+    written_at: int
+    record_length: int = 26
+
+
+class RollbackMark(msgspec.Struct, frozen=True):
+    """Everything behind the matchpoint, up to this mark, is abandoned; the stream goes on behind the mark.
+
+    `epoch` is the one that begins with it, `matchpoint_lsn` where the matchpoint's first record stands. The dead
+    interval is half-open: `dead_start` lies behind the matchpoint's last record, `dead_end` is the mark's own place.
+    `last_seqno` is the last transaction that was abandoned, `written_at` is ms since 1970.
+    """
+
+    epoch: Epoch
+    matchpoint_epoch: Epoch
+    matchpoint_seqno: Seqno
+    matchpoint_lsn: Lsn
+    dead_start: Lsn
+    dead_end: Lsn
+    last_seqno: Seqno
+    written_at: int
+    record_length: int = 74
+
+    @property
+    def matchpoint(self) -> Gtid:
+        """The last transaction that stays."""
+        return Gtid(self.matchpoint_epoch, self.matchpoint_seqno)
+
+
+BAD_CHECKSUM: Final = "its checksum does not match its bytes"
+
+
+class End(msgspec.Struct, frozen=True):
+    """No record here: no byte is left, or zeros stand where a record's length would."""
+
+
+class Partial(msgspec.Struct, frozen=True):
+    """The buffer ends before the record does; the record needs `needed` bytes from its start, or more."""
+
+    needed: int
+
+
+class BadChecksum(msgspec.Struct, frozen=True):
+    """A record whose bytes do not match its checksum; `header` is what they say, where they say anything."""
+
+    record_length: int
+    header: RecordHeader | None = None
+
+    @property
+    def why(self) -> str:
+        """What to tell people."""
+        return BAD_CHECKSUM
+
+
+class Impossible(msgspec.Struct, frozen=True):
+    """Bytes that no writer of this format produces; `record_length` is what they claim, 0 where that is absurd."""
+
+    why: str
+    record_length: int = 0
+
+
+Outcome: TypeAlias = RecordHeader | RotateRecord | SyncRecord | RollbackMark | End | Partial | BadChecksum | Impossible
+"""What a parser finds at a place in a segment."""
+
+END: Final = End()

@@ -1,0 +1,359 @@
+"""A pipeline under an operator: online, offline, online again, in one process, with what it waits for told.
+
+Owns the life of a pipeline between its runs, and carries out what `states` decides; each run is `apply`'s. Leaves how
+an operator reaches it to `service/control`. The hard idea: runs happen in one thread, the main one, and wishes come in
+from any; a wish only changes the state and an event, and the run ends of itself, at a target transaction's end, or is
+cut off where the wish is to end at once.
+
+Source: conformance/tungsten.md A9, "State machine", "online", "offline", "wait"; issue 7, item 5.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from tranlog.errors import StateError, TranlogError
+from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.limits import Limit, SeqnoRanges, limit_text
+from tranlog.pipeline.session import stop_context
+from tranlog.pipeline.states import Happening, Refused, State, step
+from tranlog.tungsten.translated import open_readable
+
+logger = logging.getLogger(__name__)
+
+_TICK_S = 0.2
+WAITERS_MAX = 64
+"""How many may wait for something at a time; each is a thread of the endpoint."""
+
+
+class OnError(enum.StrEnum):
+    """What a process does when its pipeline cannot go on."""
+
+    END = "end"
+    OFFLINE = "offline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineOrder:
+    """What an operator wants of one run, beside the options of the process."""
+
+    limit: Limit | None = None
+    leave_out: SeqnoRanges = field(default_factory=SeqnoRanges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingError:
+    """Why a pipeline is OFFLINE:ERROR; seqno -1 and no event id where the error is about no transaction."""
+
+    type: str
+    message: str
+    seqno: int = NO_SEQNO
+    event_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Somebody waits: until everything up to `applied` is in the target, or for a state."""
+
+    number: int
+    applied: int | None
+    state: State | None
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationState:
+    """What an operator is told. `applied_seqno` is the least of the channels', as of the last report."""
+
+    pipeline: str
+    state: State
+    since_ms: int
+    applied_seqno: int
+    committed_seqno: int
+    limit: str
+    left_out: str
+    pending: PendingError | None
+    waits: tuple[Wait, ...]
+
+
+class RunPipeline(Protocol):
+    """`run_apply`, or what stands for it."""
+
+    def __call__(
+        self,
+        options: ApplyOptions,
+        *,
+        stop: threading.Event,
+        report: Callable[[ApplyStatus], None],
+        abort: threading.Event,
+        keep_spark: bool,
+    ) -> ApplyResult: ...
+
+
+def _no_report(status: ApplyStatus) -> None:
+    """Report to nobody."""
+
+
+class Operation:
+    """One pipeline and its operator. Threads: `run` in one; everything else in any, `end` also in a signal's handler.
+
+    `_changed` guards the state, the order, the pending error, the last report and the list of waits.
+    """
+
+    def __init__(
+        self,
+        options: ApplyOptions,
+        *,
+        on_error: OnError = OnError.END,
+        report: Callable[[ApplyStatus], None] = _no_report,
+        run_pipeline: RunPipeline = run_apply,
+        stop_engine: Callable[[], None] = stop_context,
+    ) -> None:
+        self._options = options
+        self._on_error = on_error
+        self._report = report
+        self._run_pipeline = run_pipeline
+        self._stop_engine = stop_engine
+        self._changed = threading.Condition()
+        self._state = State.START
+        self._since_ms = round(time.time() * 1000)
+        self._order: OnlineOrder | None = None
+        self._last_order = OnlineOrder()
+        self._pending: PendingError | None = None
+        self._status: ApplyStatus | None = None
+        self._waits: dict[int, Wait] = {}
+        self._next_wait = 0
+        self._stop = threading.Event()
+        self._abort = threading.Event()
+        self._ended = threading.Event()
+
+    # --- the thread that works ---
+
+    def run(self, *, online: bool = True) -> ApplyResult | None:
+        """Run until told to `end`, until the limit of the process's own options, or until an error that ends it.
+
+        `online`: go online at once; else wait for an order. Returns the last run's result, None if none ended well.
+        Raises what the run raised, unless an error is to take the pipeline offline only.
+        """
+        result: ApplyResult | None = None
+        try:
+            self._happens(Happening.READY)
+            if online:
+                self._happens(Happening.ASKED_ONLINE)
+                self._order = OnlineOrder()
+            while True:
+                order = self._next_order()
+                if order is None:
+                    return result
+                try:
+                    result = self._run_once(order)
+                except TranlogError as exc:
+                    self._fail(exc)
+                    if self._on_error is OnError.END:
+                        raise
+                    logger.error("the pipeline is offline pipeline=%s why=%s", self._options.pipeline, exc)
+                    continue
+                asked = self._state is State.GOING_OFFLINE
+                self._happens(Happening.ENDED)
+                # At a limit that its operator has set, or told to rest, it stays for the next order.
+                own = order.limit is None and not asked and self._on_error is OnError.END
+                if self._ended.is_set() or own:
+                    return result
+        finally:
+            self._stop_engine()
+            with self._changed:
+                self._ended.set()
+                self._changed.notify_all()
+
+    def _next_order(self) -> OnlineOrder | None:
+        while not self._ended.is_set():
+            with self._changed:
+                if self._order is not None:
+                    order, self._order = self._order, None
+                    return order
+                self._changed.wait(_TICK_S)
+        return None
+
+    def _run_once(self, order: OnlineOrder) -> ApplyResult:
+        options = replace(
+            self._options,
+            until_seqno=self._options.until_seqno if order.limit is None else None,
+            limit=order.limit,
+            leave_out=order.leave_out,
+        )
+        return self._run_pipeline(options, stop=self._stop, report=self._on_report, abort=self._abort, keep_spark=True)
+
+    def _on_report(self, status: ApplyStatus) -> None:
+        with self._changed:
+            self._status = status
+            if status.phase == "running":
+                self._move(Happening.RUNNING)
+            self._changed.notify_all()
+        self._report(status)
+
+    def _fail(self, exc: TranlogError) -> None:
+        seqno = getattr(exc, "seqno", None)
+        seqno = seqno if isinstance(seqno, int) else NO_SEQNO
+        pending = PendingError(
+            type=type(exc).__name__, message=str(exc), seqno=seqno, event_id=self._event_id(Seqno(seqno))
+        )
+        with self._changed:
+            self._pending = pending
+            self._move(Happening.FAILED)
+            self._changed.notify_all()
+
+    def _event_id(self, seqno: Seqno) -> str:
+        if seqno < 0:
+            return ""
+        try:
+            with open_readable(self._options.log_dir, checksum=self._options.checksum) as reader:
+                header = reader.header(seqno)
+                return "" if header is None else header.event_id
+        except TranlogError:  # the log may be what has failed
+            return ""
+
+    # --- states ---
+
+    def _happens(self, happening: Happening) -> None:
+        with self._changed:
+            self._move(happening)
+            self._changed.notify_all()
+
+    def _move(self, happening: Happening) -> None:
+        """Take a step; the caller holds `_changed`. Raises StateError for a wish that makes no sense now."""
+        there = step(self._state, happening)
+        if isinstance(there, Refused):
+            raise StateError(
+                pipeline=self._options.pipeline,
+                state=there.state,
+                asked=there.happening,
+                why=there.why,
+                remedy=there.remedy,
+            )
+        if there is not self._state:
+            self._state = there
+            self._since_ms = round(time.time() * 1000)
+            logger.info("state=%s pipeline=%s", there, self._options.pipeline)
+
+    # --- wishes, from any thread ---
+
+    def end(self) -> None:
+        """End the process's pipeline, after the target transactions that are under way. Takes no lock."""
+        self._ended.set()
+        self._stop.set()
+
+    @property
+    def options(self) -> ApplyOptions:
+        """What the process was started with."""
+        return self._options
+
+    def online(self, order: OnlineOrder, *, before: Callable[[], None] | None = None) -> None:
+        """Go online, with these orders. `before` is done first, while nothing runs: a position may be set there.
+
+        Raises StateError where it is not offline, and what `before` raises; then nothing has changed.
+        """
+        with self._changed:
+            if self._ended.is_set():
+                raise StateError(
+                    pipeline=self._options.pipeline,
+                    state=self._state,
+                    asked="asked to go online",
+                    why="it is ending",
+                    remedy="Start it anew with `tranlog apply`",
+                )
+            there = step(self._state, Happening.ASKED_ONLINE)
+            if not isinstance(there, Refused) and before is not None:
+                before()
+            self._move(Happening.ASKED_ONLINE)
+            self._pending = None
+            self._stop.clear()
+            self._abort.clear()
+            if self._ended.is_set():  # a signal meanwhile
+                self._stop.set()
+            self._order = self._last_order = order
+            self._changed.notify_all()
+
+    def offline(self, *, immediate: bool = False) -> None:
+        """Go offline after the target transactions under way, or, `immediate`, roll them back.
+
+        The process stays. Where it is offline by an error, the error is forgotten.
+        """
+        with self._changed:
+            self._move(Happening.ASKED_OFFLINE)
+            self._pending = None
+            if not self._state.resting:
+                if immediate:
+                    self._abort.set()
+                self._stop.set()
+            self._changed.notify_all()
+
+    def wait(self, *, applied: int | None = None, state: State | None = None, timeout_s: float) -> bool:
+        """Wait until everything up to `applied` is in the target, and until `state`; whether it came in time.
+
+        Ends early, with StateError, where it cannot come: the pipeline is offline by an error, or the process ends.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            if len(self._waits) >= WAITERS_MAX:
+                raise StateError(
+                    pipeline=self._options.pipeline,
+                    state=self._state,
+                    asked="asked to wait",
+                    why=f"{WAITERS_MAX} others wait already",
+                    remedy="Run it again later",
+                )
+            number, self._next_wait = self._next_wait, self._next_wait + 1
+            self._waits[number] = Wait(number=number, applied=applied, state=state, since_ms=round(time.time() * 1000))
+            try:
+                while not self._holds(applied, state):
+                    if self._ended.is_set() or (
+                        self._state is State.OFFLINE_ERROR and state is not State.OFFLINE_ERROR
+                    ):
+                        why = "the process ends" if self._pending is None else self._pending.message
+                        raise StateError(
+                            pipeline=self._options.pipeline,
+                            state=self._state,
+                            asked="asked to wait",
+                            why=why,
+                            remedy="Check `tranlog state`",
+                        )
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                    self._changed.wait(min(left, 1.0))
+                return True
+            finally:
+                del self._waits[number]
+
+    def _holds(self, applied: int | None, state: State | None) -> bool:
+        reached = NO_SEQNO if self._status is None else self._status.restart_seqno
+        return (applied is None or reached >= applied) and (state is None or self._state is state)
+
+    def state(self) -> OperationState:
+        """Return where it stands."""
+        with self._changed:
+            status = self._status
+            return OperationState(
+                pipeline=self._options.pipeline,
+                state=self._state,
+                since_ms=self._since_ms,
+                applied_seqno=NO_SEQNO if status is None else status.restart_seqno,
+                committed_seqno=NO_SEQNO if status is None else status.committed_seqno,
+                limit="" if self._state.resting else self._limit_text(),
+                left_out=self._last_order.leave_out.text(),
+                pending=self._pending,
+                waits=tuple(self._waits.values()),
+            )
+
+    def _limit_text(self) -> str:
+        if self._last_order.limit is not None:
+            return limit_text(self._last_order.limit)
+        until = self._options.until_seqno
+        return "" if until is None else f"seqno {until}"

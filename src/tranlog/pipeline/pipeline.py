@@ -1,0 +1,92 @@
+"""A pipeline as an object: source, filters, target, channels; run it, stop it.
+
+Owns nothing but the form: it is `apply` with its options, for programs. What a run means, raises and reports is
+`run_apply`'s.
+
+Source: issue 7, item 5, "a Python API (`Pipeline(source, filters, target, channels)`)".
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from tranlog.errors import ConfigError
+from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.filters import Filter
+from tranlog.target.options import TargetOptions
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_URLS: Final = ("postgresql://", "postgres://")
+
+
+class Pipeline:
+    """Applies a log to a target through filters, on Spark, as `tranlog apply` does.
+
+    `source` is the log's directory. `target`: TargetOptions, or in short a `postgresql://` URL or a SQLite file's path.
+    `name`: whose positions these are at the target. `options` are further fields of ApplyOptions.
+
+    Raises ConfigError for what cannot work. Threads: `stop` from any, `run` in one at a time.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        filters: Sequence[Filter] = (),
+        target: TargetOptions | str = "",
+        channels: int = 4,
+        *,
+        name: str = "tranlog",
+        **options: Any,
+    ) -> None:
+        unknown = sorted(set(options) - set(ApplyOptions.__dataclass_fields__))
+        if unknown:
+            raise ConfigError(option=unknown[0], value=None, why="ApplyOptions has no such field")
+        self.options = ApplyOptions(
+            pipeline=name,
+            log_dir=os.fspath(source),
+            target=_target(target),
+            channels=channels,
+            filters=tuple(filters),
+            **options,
+        )
+        self.options.check()
+        self.options.target.check()
+        self._stop = threading.Event()
+
+    def run(
+        self,
+        until: int | str | None = None,
+        *,
+        report: Callable[[ApplyStatus], None] | None = None,
+        spark: SparkContext | None = None,
+    ) -> ApplyResult:
+        """Apply until a seqno, inclusive, or "now": what is committed at the start; None: until `stop`.
+
+        Raises what `run_apply` does.
+        """
+        options = self.options if until is None else replace(self.options, until_seqno=until)
+        more: dict[str, Any] = {} if report is None else {"report": report}
+        try:
+            return run_apply(options, stop=self._stop, spark=spark, **more)
+        finally:
+            self._stop.clear()
+
+    def stop(self) -> None:
+        """Ask the run to end, after the target transactions that are under way; before a run: that one ends at once."""
+        self._stop.set()
+
+
+def _target(target: TargetOptions | str) -> TargetOptions:
+    if isinstance(target, TargetOptions):
+        return target
+    if not target:
+        raise ConfigError(option="target", value=None, why="is missing: TargetOptions, a URL, or a SQLite file's path")
+    if target.startswith(_URLS):
+        return TargetOptions(kind="postgres", dsn=target)
+    return TargetOptions(kind="sqlite", path=target)

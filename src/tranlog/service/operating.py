@@ -1,0 +1,286 @@
+"""A pipeline's process: the operation, the endpoint that reaches it, and the numbers it shows.
+
+Owns what `tranlog apply` and `tranlog run` have in common: opening the endpoint and the port for metrics, answering
+requests, closing both. The hard idea: nothing is opened before the security rule has been checked, and nothing that
+answers takes part in the work: a request that hangs costs its own thread and a connection of its own to the target.
+
+Source: issue 7, items 5 and 6; design/replication.md, "Security".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, assert_never
+
+import msgspec
+
+from tranlog.clock import SystemClock
+from tranlog.errors import ConfigError, LogMissingError
+from tranlog.ids import Gtid, Seqno
+from tranlog.log.log import LogOptions
+from tranlog.pipeline.limits import (
+    Limit,
+    SeqnoRanges,
+    UntilEvent,
+    UntilGtid,
+    UntilHeartbeat,
+    UntilSeqno,
+    UntilTime,
+)
+from tranlog.pipeline.operation import OnlineOrder, Operation, OperationState
+from tranlog.pipeline.states import State
+from tranlog.service.control import CAPTURE_NAME, ControlOptions, ControlServer, open_port, open_socket, socket_paths
+from tranlog.service.exposure import Exposure, check_exposure
+from tranlog.service.metrics import MetricsServer, metrics_text
+from tranlog.service.position import set_position
+from tranlog.service.requests import Beat, Flush, GetState, GoOffline, GoOnline, Look, Request, WaitFor
+from tranlog.service.views import VIEW_NAMES, json_form, log_facts, pipeline_facts, view, watches_of
+from tranlog.target.options import open_target
+from tranlog.tungsten.translated import open_readable
+
+logger = logging.getLogger(__name__)
+
+WAIT_MOST_S = 86_400.0
+HEARTBEAT_BYTES_MAX = 200
+_RATE_S = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatingOptions:
+    """Where a pipeline's process is reached. `metrics`: HOST:PORT for OpenMetrics over HTTP, None for none."""
+
+    control: str | None = None
+    metrics: str | None = None
+    exposure: Exposure = field(default_factory=Exposure)
+
+    def check(self) -> None:
+        """Raise ConfigError for what the security rule forbids."""
+        ControlOptions(address=self.control, exposure=self.exposure).check()
+        if self.metrics is not None:
+            check_exposure("metrics", self.metrics, self.exposure)
+
+
+class Operator:
+    """Answers the requests of one pipeline's process. Threads: any number, each with one request.
+
+    `heartbeat` puts a heartbeat into the log; None where this process does not write it.
+    """
+
+    def __init__(
+        self, operation: Operation, log_options: LogOptions, *, heartbeat: Callable[[str], None] | None = None
+    ) -> None:
+        self._operation = operation
+        self._log_options = log_options
+        self._heartbeat = heartbeat
+        self._clock = SystemClock()
+
+    def handle(self, request: Request) -> dict[str, Any]:
+        """Do what is asked and return the answer; raises what stands in the way."""
+        operation = self._operation
+        match request:
+            case GetState():
+                return _shown(operation.state())
+            case GoOnline():
+                order = order_of(request)
+                before = None if request.from_seqno is None else self._repositioning(request.from_seqno)
+                operation.online(order, before=before)
+                return _shown(operation.state())
+            case GoOffline(immediate=immediate):
+                operation.offline(immediate=immediate)
+                return _shown(operation.state())
+            case WaitFor(applied=applied, state=state, timeout_s=timeout_s):
+                came = operation.wait(applied=applied, state=_state(state), timeout_s=min(timeout_s, WAIT_MOST_S))
+                return {**_shown(operation.state()), "reached": came}
+            case Flush(timeout_s=timeout_s):
+                seqno = self._committed()
+                came = operation.wait(applied=seqno, timeout_s=min(timeout_s, WAIT_MOST_S))
+                return {**_shown(operation.state()), "seqno": seqno, "reached": came}
+            case Beat(name=name):
+                return beat(name, self._heartbeat)
+            case Look(name=name):
+                return {"name": name, "shown": json_form(self.look(name))}
+            case _:
+                assert_never(request)
+
+    def look(self, name: str) -> list[object]:
+        """Return a view. Raises ConfigError for a name that is none."""
+        options = self._operation.options
+        found = next((one for one in VIEW_NAMES if one == name), None)
+        if found is None:
+            raise ConfigError(option="-name", value=name, why=f"one of {', '.join(VIEW_NAMES)}")
+        return view(
+            found,
+            log=log_facts(options.log_dir, self._log_options) if found == "stores" else None,
+            pipeline=pipeline_facts(options, clock=self._clock, watch_s=_RATE_S if found == "tasks" else 0.0),
+            watches=watches_of(self._operation.state()),
+        )
+
+    def metrics(self) -> str:
+        """Return the same numbers as OpenMetrics."""
+        options = self._operation.options
+        return metrics_text(
+            self._operation.state(),
+            log=log_facts(options.log_dir, self._log_options),
+            pipeline=pipeline_facts(options, clock=self._clock, watch_s=0.0),
+        )
+
+    def _committed(self) -> Seqno:
+        with open_readable(self._operation.options.log_dir) as reader:
+            return reader.range().committed_seqno
+
+    def _repositioning(self, seqno: int) -> Callable[[], None]:
+        """Return what puts all channels in front of a seqno, the pipeline being offline."""
+        options = self._operation.options
+
+        def move() -> None:
+            target = open_target(options.target)
+            try:
+                with open_readable(options.log_dir) as reader:
+                    set_position(
+                        target,
+                        reader,
+                        pipeline=options.pipeline,
+                        seqno=Seqno(seqno - 1),
+                        channel=None,
+                        plan=options.plan(),
+                        clock=self._clock,
+                        watch_s=1.3,
+                        take_over=False,
+                        agree=lambda move: logger.warning("repositioned by its operator: %s", move.consequences()),
+                    )
+            finally:
+                target.close()
+
+        return move
+
+
+def beat(name: str, heartbeat: Callable[[str], None] | None) -> dict[str, Any]:
+    """Put a heartbeat into the log. Raises ConfigError for a name that is none, or where this process writes no log."""
+    if not name or len(name.encode()) > HEARTBEAT_BYTES_MAX or not name.isprintable() or name == "*":
+        why = f"a heartbeat's name is 1 to {HEARTBEAT_BYTES_MAX} bytes, printable, and not *"
+        raise ConfigError(option="heartbeat", value=name, why=why)
+    if heartbeat is None:
+        why = "the process asked does not write the log; ask `tranlog run`, or the `tranlog capture` beside it"
+        raise ConfigError(option="heartbeat", value=name, why=why)
+    heartbeat(name)
+    return {"heartbeat": name}
+
+
+def order_of(request: GoOnline) -> OnlineOrder:
+    """Return the order that a request stands for. Raises ConfigError where it contradicts itself."""
+    limits: list[Limit] = []
+    if request.until_seqno is not None:
+        limits.append(UntilSeqno(seqno=Seqno(request.until_seqno)))
+    if request.until_gtid is not None:
+        try:
+            limits.append(UntilGtid(gtid=Gtid.parse(request.until_gtid)))
+        except ValueError as exc:
+            raise ConfigError(option="--until-gtid", value=request.until_gtid, why=str(exc)) from exc
+    if request.until_time_ms is not None:
+        limits.append(UntilTime(tstamp=request.until_time_ms))
+    if request.until_event is not None:
+        limits.append(UntilEvent(event_id=request.until_event))
+    if request.until_heartbeat is not None:
+        limits.append(UntilHeartbeat(name=request.until_heartbeat))
+    if len(limits) > 1:
+        raise ConfigError(option="--until-…", value=None, why="one limit at a time; the nearest would hide the others")
+    for option, seqno in (("--until-seqno", request.until_seqno), ("--from-seqno", request.from_seqno)):
+        if seqno is not None and seqno < 0:
+            raise ConfigError(option=option, value=seqno, why="a seqno is 0 or more")
+    skip = SeqnoRanges() if request.skip_seqno is None else SeqnoRanges.parse(request.skip_seqno)
+    return OnlineOrder(limit=limits[0] if limits else None, leave_out=skip)
+
+
+def parse_time(text: str) -> int:
+    """Return ms since 1970 of `2026-11-22T10:00:00`, with `_` or a blank for the T, UTC unless it says otherwise."""
+    try:
+        found = datetime.fromisoformat(text.strip().replace("_", "T", 1))
+    except ValueError as exc:
+        raise ConfigError(option="--until-time", value=text, why="a time is 2026-11-22T10:00:00, in UTC") from exc
+    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _state(text: str | None) -> State | None:
+    if text is None:
+        return None
+    try:
+        return State(text.upper())
+    except ValueError as exc:
+        why = f"one of {', '.join(State)}"
+        raise ConfigError(option="--state", value=text, why=why) from exc
+
+
+def _shown(state: OperationState) -> dict[str, Any]:
+    shown = msgspec.to_builtins(state)
+    assert isinstance(shown, dict)
+    return shown
+
+
+@contextlib.contextmanager
+def operated(
+    operation: Operation,
+    log_options: LogOptions,
+    options: OperatingOptions,
+    *,
+    runtime_dir: str | None,
+    heartbeat: Callable[[str], None] | None = None,
+) -> Iterator[Operator]:
+    """Serve a pipeline's endpoint and metrics while the block runs.
+
+    Raises LogMissingError, ConfigError where the rule forbids a port or it is taken, PipelineHeldError where another
+    process has the endpoint. A log beside which no socket can be only goes without one.
+    """
+    options.check()
+    operator = Operator(operation, log_options, heartbeat=heartbeat)
+    apply = operation.options
+    if not os.path.isdir(apply.log_dir):  # the endpoint's folder is not what creates it
+        raise LogMissingError(path=apply.log_dir, why="the directory does not exist")
+    with contextlib.ExitStack() as opened:
+        if options.control is None:
+            paths = socket_paths(apply.log_dir, apply.pipeline, runtime_dir=runtime_dir)
+            try:
+                opened.enter_context(
+                    open_socket(paths, operator.handle, pipeline=apply.pipeline, take_over=apply.take_over)
+                )
+            except ConfigError as exc:
+                logger.warning("this pipeline cannot be operated from outside why=%s", exc)
+        elif options.control != "off":
+            control = ControlOptions(address=options.control, exposure=options.exposure)
+            opened.enter_context(open_port(control, operator.handle))
+        if options.metrics is not None:
+            opened.enter_context(MetricsServer.open(options.metrics, options.exposure, operator.metrics))
+        yield operator
+
+
+@contextlib.contextmanager
+def capture_endpoint(
+    log_dir: str, heartbeat: Callable[[str], None], *, runtime_dir: str | None
+) -> Iterator[ControlServer | None]:
+    """Serve the endpoint of a `tranlog capture`, which takes heartbeats, while the block runs."""
+    began = round(time.time() * 1000)
+
+    def handle(request: Request) -> dict[str, Any]:
+        match request:
+            case Beat(name=name):
+                return beat(name, heartbeat)
+            case GetState():
+                return {"pipeline": CAPTURE_NAME, "state": "CAPTURING", "since_ms": began}
+            case _:
+                raise ConfigError(option="request", value=None, why="this process captures; ask the one that applies")
+
+    paths = socket_paths(log_dir, CAPTURE_NAME, runtime_dir=runtime_dir)
+    try:
+        # The log's lock is held: whoever answered here before is not writing it any more.
+        server = open_socket(paths, handle, pipeline=CAPTURE_NAME, take_over=True)
+    except ConfigError as exc:
+        logger.warning("this capture takes no heartbeats why=%s", exc)
+        yield None
+        return
+    with server:
+        yield server

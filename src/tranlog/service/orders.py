@@ -1,0 +1,408 @@
+"""The commands that reach a running pipeline: state, online, offline, wait, flush, heartbeat, check.
+
+Owns their options and their words; what they ask for is in `requests`, who answers in `operating`. The hard idea: a
+command finds its pipeline by the configuration, as every other does, so an operator names no socket; --host is for one
+that runs elsewhere.
+
+Source: conformance/tungsten.md A9, `trepctl`; issue 7, item 5.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tranlog.clock import SystemClock
+from tranlog.errors import ControlError
+from tranlog.pipeline.view import WatchView
+from tranlog.service.command import print_json, say
+from tranlog.service.config import Config, find_file, load
+from tranlog.service.control import CAPTURE_NAME, call, socket_paths
+from tranlog.service.exits import ExitCode, Told
+from tranlog.service.exposure import read_secret
+from tranlog.service.operating import parse_time
+from tranlog.service.requests import Beat, Flush, GetState, GoOffline, GoOnline, Look, Request, WaitFor
+from tranlog.service.verify import select_tables, verify_tables
+from tranlog.service.views import VIEW_NAMES, json_form, log_facts, pipeline_facts, print_form, view
+from tranlog.target.options import open_target
+
+GRACE_S = 15.0
+"""How much longer than its request a command waits for the answer."""
+
+AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
+Host = Annotated[
+    str | None,
+    typer.Option("--host", "-host", metavar="HOST:PORT|SOCKET", help="Where it listens; default: by configuration."),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", "-timeout", "-limit", metavar="S", min=0, help="How long to wait, in seconds.")
+]
+PipelineName = Annotated[
+    str | None, typer.Option("--pipeline", "-pipeline", metavar="NAME", help="Instead of the configured name.")
+]
+Authority = Annotated[
+    str | None, typer.Option("--tls-ca", metavar="FILE", help="Whose certificates to believe, in PEM.")
+]
+SecretFile = Annotated[str | None, typer.Option("--secret-file", metavar="FILE", help="Holds the shared secret.")]
+
+
+def config_of(ctx: typer.Context) -> Config:
+    """Return the configuration that the options in front of the command name."""
+    conf, service = ctx.obj
+    return load(find_file(conf=conf, service=service), environ=os.environ)
+
+
+def runtime_dir() -> str | None:
+    """Return the user's folder for sockets, where the system gives one."""
+    found = os.environ.get("XDG_RUNTIME_DIR")
+    return found if found and os.path.isdir(found) else None
+
+
+def ask(
+    ctx: typer.Context,
+    request: Request,
+    *,
+    host: str | None,
+    pipeline: str | None,
+    tls_ca: str | None = None,
+    secret_file: str | None = None,
+    timeout_s: float = 0.0,
+) -> dict[str, Any]:
+    """Ask the pipeline that is meant. Raises ControlError where none runs, Told for its answer's error."""
+    secret = None if secret_file is None else read_secret(secret_file)
+    if host is not None:
+        addresses = [os.path.abspath(host) if "/" in host else host]
+    else:
+        config = config_of(ctx)
+        control = config.pipeline.control
+        if control not in (None, "off"):
+            addresses = [str(control)]
+            if secret is None:
+                secret = config.pipeline.operating().exposure.secret
+            tls_ca = tls_ca or config.pipeline.tls_certificate
+        else:
+            name = config.pipeline.name if pipeline is None else pipeline
+            addresses = socket_paths(config.log_dir, name, runtime_dir=runtime_dir())
+    return call(addresses, request, timeout_s=timeout_s + GRACE_S, secret=secret, authority=tls_ca)
+
+
+def _state_line(found: dict[str, Any]) -> str:
+    limit = f", until {found['limit']}" if found.get("limit") else ""
+    return (
+        f"pipeline {found['pipeline']} is {found['state']}, applied up to seqno {found.get('applied_seqno', -1)} "
+        f"of {found.get('committed_seqno', -1)}{limit}"
+    )
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    print(_state_line(found))
+    pending = found.get("pending")
+    if pending:
+        where = "" if pending["seqno"] < 0 else f" at seqno {pending['seqno']}, event id {pending['event_id']!r}"
+        print(f"  {pending['type']}{where}: {pending['message']}")
+
+
+def state(
+    ctx: typer.Context,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the state of a running pipeline, and the error that took it offline.
+
+    \b
+    Example:
+      tranlog state
+      tranlog -service shop state --json
+    """
+    found = ask(ctx, GetState(), host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file)
+    _show(found, as_json)
+
+
+def online(
+    ctx: typer.Context,
+    until_seqno: Annotated[
+        int | None, typer.Option("--until-seqno", "-until-seqno", metavar="N", help="Up to this seqno, inclusive.")
+    ] = None,
+    until_gtid: Annotated[
+        str | None, typer.Option("--until-gtid", "-until-gtid", metavar="GTID", help="Up to this GTID, inclusive.")
+    ] = None,
+    until_time: Annotated[
+        str | None,
+        typer.Option("--until-time", "-until-time", metavar="TIME", help="What was committed up to then, UTC."),
+    ] = None,
+    until_event: Annotated[
+        str | None, typer.Option("--until-event", "-until-event", metavar="ID", help="Up to this event id, inclusive.")
+    ] = None,
+    until_heartbeat: Annotated[
+        str | None,
+        typer.Option("--until-heartbeat", "-until-heartbeat", metavar="NAME", help="Up to the next of it; * is any."),
+    ] = None,
+    skip_seqno: Annotated[
+        str | None,
+        typer.Option("--skip-seqno", "-skip-seqno", metavar="LIST", help="Never apply these: 12,15,20-29."),
+    ] = None,
+    from_seqno: Annotated[
+        int | None,
+        typer.Option("--from-seqno", "-from-seqno", metavar="N", help="First put all channels in front of this one."),
+    ] = None,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have an offline pipeline go on.
+
+    With a limit it goes offline there. What --skip-seqno names is recorded at the target and is never applied, in this
+    run or a later one. Returns at once; `tranlog wait --state ONLINE` waits.
+
+    \b
+    Example:
+      tranlog online
+      tranlog online --skip-seqno 1203 --until-time 2026-11-22T10:00:00
+      tranlog -service shop online --until-heartbeat nightly
+    """
+    request = GoOnline(
+        until_seqno=until_seqno,
+        until_gtid=until_gtid,
+        until_time_ms=None if until_time is None else parse_time(until_time),
+        until_event=until_event,
+        until_heartbeat=until_heartbeat,
+        skip_seqno=skip_seqno,
+        from_seqno=from_seqno,
+    )
+    found = ask(ctx, request, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file, timeout_s=30)
+    _show(found, as_json)
+
+
+def offline(
+    ctx: typer.Context,
+    immediate: Annotated[
+        bool, typer.Option("--immediate", "-immediate", help="Roll back what is under way instead of finishing it.")
+    ] = False,
+    timeout_s: Timeout = 60.0,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Have a running pipeline rest; its process stays, for `tranlog online`.
+
+    Waits until it is offline. A pipeline that is offline by an error forgets the error.
+
+    \b
+    Example:
+      tranlog offline
+      tranlog -service shop offline --immediate
+    """
+    reach: dict[str, Any] = {"host": host, "pipeline": pipeline, "tls_ca": tls_ca, "secret_file": secret_file}
+    ask(ctx, GoOffline(immediate=immediate), **reach)
+    waiting = WaitFor(state="OFFLINE:NORMAL", timeout_s=timeout_s)
+    found = ask(ctx, waiting, **reach, timeout_s=timeout_s)
+    _show(found, as_json)
+    return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
+
+
+def wait(
+    ctx: typer.Context,
+    applied: Annotated[
+        int | None, typer.Option("--applied", "-applied", metavar="SEQNO", help="Until all up to here is applied.")
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", "-state", metavar="ST", help="Until this state, such as ONLINE.")
+    ] = None,
+    timeout_s: Timeout = 60.0,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Wait until a seqno is applied, or for a state.
+
+    Exit code 1 if it did not come in time, 4 if it cannot come, the pipeline being offline by an error.
+
+    \b
+    Example:
+      tranlog wait --applied 1200 --timeout 30
+      tranlog wait --state ONLINE
+    """
+    if applied is None and state is None:
+        raise typer.BadParameter("say what to wait for", param_hint="--applied or --state")
+    request = WaitFor(applied=applied, state=state, timeout_s=timeout_s)
+    found = ask(ctx, request, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file, timeout_s=timeout_s)
+    _show(found, as_json)
+    return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
+
+
+def flush(
+    ctx: typer.Context,
+    timeout_s: Timeout = 60.0,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Wait until everything that the log holds by now is applied.
+
+    What the source has committed and capture has not brought yet is not waited for. Exit code 1 if it did not come in
+    time.
+
+    \b
+    Example:
+      tranlog flush --timeout 30
+    """
+    found = ask(
+        ctx,
+        Flush(timeout_s=timeout_s),
+        host=host,
+        pipeline=pipeline,
+        tls_ca=tls_ca,
+        secret_file=secret_file,
+        timeout_s=timeout_s,
+    )
+    if as_json:
+        print_json(found)
+    else:
+        print(f"{'applied' if found['reached'] else 'not applied in time'}: everything up to seqno {found['seqno']}")
+    return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
+
+
+def heartbeat(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="What --until-heartbeat will look for.")] = "NONE",
+    host: Host = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a heartbeat put into the log: an empty transaction with a name, in front of which all channels meet.
+
+    The process that writes the log appends it, `tranlog run` or `tranlog capture`; the source is not touched.
+
+    \b
+    Example:
+      tranlog heartbeat nightly
+      tranlog online --until-heartbeat nightly
+    """
+    request = Beat(name=name)
+    found: dict[str, Any]
+    if host is None:
+        config = config_of(ctx)
+        folder = runtime_dir()
+        names = (CAPTURE_NAME, config.pipeline.name)
+        paths = [path for one in names for path in socket_paths(config.log_dir, one, runtime_dir=folder)]
+        found = call(paths, request, timeout_s=GRACE_S)
+    else:
+        found = ask(ctx, request, host=host, pipeline=None, tls_ca=tls_ca, secret_file=secret_file)
+    if as_json:
+        print_json(found)
+    else:
+        print(f"heartbeat {found['heartbeat']} is on its way into the log")
+
+
+def check(
+    ctx: typer.Context,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", "-table", metavar="SCHEMA.TABLE", help="Only this one; repeatable.")
+    ] = None,
+    timeout_s: Timeout = 60.0,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Compare source and target by value, once everything that the log holds by now is applied.
+
+    Repeats the comparison until all is equal or the time is over, since a source that is written to moves on. Exit
+    code 1 if a table differs or the log was not applied in time.
+
+    \b
+    Example:
+      tranlog check
+      tranlog check --table main.orders --timeout 10
+    """
+    from tranlog.service.capturing import open_tables
+
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_s
+    try:
+        found = ask(
+            ctx,
+            Flush(timeout_s=timeout_s),
+            host=host,
+            pipeline=pipeline,
+            tls_ca=tls_ca,
+            secret_file=secret_file,
+            timeout_s=timeout_s,
+        )
+    except Told:
+        say("check: the pipeline is not online; comparing as it stands")
+        found = {"seqno": -1, "reached": False}
+        deadline = 0.0
+    config = config_of(ctx)
+    target = open_target(config.wanted_target())
+    try:
+        while True:
+            reader = open_tables(config.wanted_source())
+            try:
+                wanted = select_tables(reader.tables(), table or ())
+                verdicts = list(verify_tables(reader, target, tables=wanted, differences=3, report=lambda *_: None))
+            finally:
+                reader.close()
+            if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
+                break
+            clock.sleep(0.5)
+    finally:
+        target.close()
+    differing = [one.table for one in verdicts if not one.equal]
+    if as_json:
+        print_json({"seqno": found["seqno"], "applied": found["reached"], "differing": differing})
+    else:
+        words = "all equal" if not differing else f"differing: {', '.join(differing)}"
+        print(f"applied up to seqno {found['seqno']}; {len(verdicts)} tables, {words}")
+    return ExitCode.DONE if found["reached"] and not differing else ExitCode.CHECK_FAILED
+
+
+def show_view(config: Config, name: str, *, watch_s: float, as_json: bool) -> None:
+    """Print one view of the pipeline, whether it runs or not; what it waits for only the running process knows."""
+    wanted = next((one for one in VIEW_NAMES if one == name), None)
+    if wanted is None:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(VIEW_NAMES)}", param_hint="-name")
+    options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
+    if wanted == "watches":
+        paths = socket_paths(config.log_dir, options.pipeline, runtime_dir=runtime_dir())
+        try:
+            found = call(paths, Look(name=name))["shown"]
+        except ControlError:
+            found = []  # nobody runs it, so nobody waits
+        shown: list[Any] = msgspec.convert(found, list[WatchView])
+    else:
+        shown = view(
+            wanted,
+            log=log_facts(config.log_dir, config.log) if wanted == "stores" else None,
+            pipeline=pipeline_facts(options, clock=SystemClock(), watch_s=watch_s if wanted == "tasks" else 0.0),
+        )
+    if as_json:
+        print_json(json_form(shown))
+        return
+    for line in print_form(name, shown):
+        print(line)
+
+
+def add_orders(app: typer.Typer) -> None:
+    """Give a program these commands."""
+    for command in (state, online, offline, wait, flush, heartbeat, check):
+        app.command(command.__name__)(command)

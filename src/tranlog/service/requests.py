@@ -1,0 +1,136 @@
+"""What an operator may ask of a running pipeline, and how question and answer look as bytes.
+
+Owns the requests, their form and the frames; docs/control.md describes them. Leaves sockets to `control`, and what a
+request does to `pipeline/operation`. The hard idea: a frame says its length first and no request is large, so that
+whoever connects can make the pipeline hold neither memory nor a thread for long.
+
+Source: conformance/tungsten.md A9; issue 7, item 5.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+VERSION: Final = 1
+FRAME: Final = struct.Struct(">I")
+"""The number of bytes of JSON that follow."""
+REQUEST_BYTES_MAX: Final = 256 << 10
+ANSWER_BYTES_MAX: Final = 64 << 20
+
+
+class _Request(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A request; its kind stands under `request`."""
+
+
+class GetState(_Request, frozen=True, tag_field="request", tag="state"):
+    """Where does it stand?"""
+
+
+class GoOnline(_Request, frozen=True, tag_field="request", tag="online"):
+    """Go online; at most one `until_…`. `from_seqno` puts all channels in front of that seqno first."""
+
+    until_seqno: int | None = None
+    until_gtid: str | None = None
+    until_time_ms: int | None = None
+    until_event: str | None = None
+    until_heartbeat: str | None = None
+    skip_seqno: str | None = None
+    from_seqno: int | None = None
+
+
+class GoOffline(_Request, frozen=True, tag_field="request", tag="offline"):
+    """Go offline, after the target transactions under way or at once."""
+
+    immediate: bool = False
+
+
+class WaitFor(_Request, frozen=True, tag_field="request", tag="wait"):
+    """Wait until everything up to `applied` is in the target, and until the state is `state`."""
+
+    applied: int | None = None
+    state: str | None = None
+    timeout_s: float = 60.0
+
+
+class Flush(_Request, frozen=True, tag_field="request", tag="flush"):
+    """Wait until everything that the log holds by now is in the target."""
+
+    timeout_s: float = 60.0
+
+
+class Beat(_Request, frozen=True, tag_field="request", tag="heartbeat"):
+    """Have a heartbeat put into the log."""
+
+    name: str
+
+
+class Look(_Request, frozen=True, tag_field="request", tag="status"):
+    """The rows of one view: stores, tasks, shards, stages, channels, watches."""
+
+    name: str
+
+
+Request: TypeAlias = GetState | GoOnline | GoOffline | WaitFor | Flush | Beat | Look
+
+
+class Envelope(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """What travels: the protocol's version, the secret where the port asks for one, the request."""
+
+    version: int = VERSION
+    secret: str | None = None
+    ask: Request
+
+
+class Failure(msgspec.Struct, kw_only=True, frozen=True):
+    """Why a request was not done: our error's name, its words, and the exit code that it is worth."""
+
+    type: str
+    message: str
+    exit_code: int
+
+
+class Answer(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """What comes back: one of the two."""
+
+    ok: dict[str, Any] | None = None
+    error: Failure | None = None
+
+
+class FrameError(Exception):
+    """What came is no frame, or no request, of this protocol."""
+
+
+def frame(message: Envelope | Answer) -> bytes:
+    """Return a message as it travels."""
+    body = msgspec.json.encode(message)
+    return FRAME.pack(len(body)) + body
+
+
+def frame_length(head: bytes, *, most: int) -> int:
+    """Return how many bytes follow. Raises FrameError for more than there may be."""
+    (length,) = FRAME.unpack(head)
+    if not 0 < length <= most:
+        raise FrameError(f"a frame of {length} bytes, where 1 to {most} may come")
+    return int(length)
+
+
+def read_envelope(body: bytes) -> Envelope:
+    """Read a request. Raises FrameError."""
+    try:
+        found = msgspec.json.decode(body, type=Envelope)
+    except (msgspec.DecodeError, ValueError, RecursionError) as exc:
+        raise FrameError(f"no request of this protocol: {exc}") from exc
+    if found.version != VERSION:
+        raise FrameError(f"version {found.version} of the protocol, and this is version {VERSION}")
+    return found
+
+
+def read_answer(body: bytes) -> Answer:
+    """Read an answer. Raises FrameError."""
+    try:
+        return msgspec.json.decode(body, type=Answer)
+    except (msgspec.DecodeError, ValueError, RecursionError) as exc:
+        raise FrameError(f"no answer of this protocol: {exc}") from exc

@@ -1,0 +1,225 @@
+"""Issue 7, item 5: online, offline, online again; a limit, an error, somebody who waits. Without Spark, else real."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fix_operated import run_in_threads
+from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, check_equal, counters, items, write_log
+from tranlog.change import Op, RowChange
+from tranlog.errors import ConflictError, StateError
+from tranlog.ids import Seqno
+from tranlog.log.log import Log
+from tranlog.log.reader import LogReader
+from tranlog.pipeline import apply
+from tranlog.pipeline.apply import ApplyOptions, ApplyResult
+from tranlog.pipeline.limits import SeqnoRanges, UntilHeartbeat, UntilSeqno
+from tranlog.pipeline.operation import OnError, OnlineOrder, Operation
+from tranlog.pipeline.states import State
+from tranlog.source.packer import TransactionPacker
+
+WAIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply, "find_java", lambda: "")
+    monkeypatch.setattr(apply, "lives", lambda context: True)
+    monkeypatch.setattr(apply, "ALIVE_INTERVAL_S", 0.05)
+
+
+class Operated:
+    """An operation in a thread of its own, and how it ended."""
+
+    def __init__(self, operation: Operation, *, online: bool = True) -> None:
+        self.operation = operation
+        self.result: ApplyResult | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(online,), daemon=True)
+        self._thread.start()
+
+    def _run(self, online: bool) -> None:
+        try:
+            self.result = self.operation.run(online=online)
+        except BaseException as exc:
+            self.error = exc
+
+    def join(self) -> None:
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+    def come_to(self, state: State, applied: int | None = None) -> None:
+        assert self.operation.wait(state=state, applied=applied, timeout_s=WAIT_S), self.operation.state()
+
+
+@pytest.fixture
+def workload() -> Workload:
+    return Workload(seed=5)
+
+
+@pytest.fixture
+def target(tmp_path: Path, workload: Workload) -> SqliteTarget:
+    return SqliteTarget(tmp_path / "target.db", workload.tables)
+
+
+@pytest.fixture
+def options(tmp_path: Path, target: SqliteTarget) -> ApplyOptions:
+    return ApplyOptions(
+        pipeline="p",
+        log_dir=str(tmp_path / "log"),
+        target=target.options,
+        channels=3,
+        sync_interval_s=0.05,
+        master="local[16]",
+    )
+
+
+def operation_of(options: ApplyOptions, *, on_error: OnError = OnError.END) -> Operation:
+    return Operation(options, on_error=on_error, run_pipeline=run_in_threads, stop_engine=lambda: None)
+
+
+@contextmanager
+def running(operation: Operation, *, online: bool = True) -> Iterator[Operated]:
+    operated = Operated(operation, online=online)
+    try:
+        yield operated
+    finally:
+        operation.end()
+        operated.join()
+
+
+@pytest.mark.parametrize("immediate", [False, True])
+def test_offline_and_online_again(
+    tmp_path: Path, workload: Workload, target: SqliteTarget, options: ApplyOptions, immediate: bool
+) -> None:
+    """It rests in between: what comes meanwhile is applied afterwards, once."""
+    last = write_log(tmp_path / "log", workload, 60)
+    with running(operation_of(options)) as operated:
+        operated.come_to(State.ONLINE, last)
+        operated.operation.offline(immediate=immediate)
+        operated.come_to(State.OFFLINE_NORMAL)
+        more = write_log(tmp_path / "log", workload, 40)
+        assert counters(target.options).transactions == last + 1
+        operated.operation.offline()  # it is already: nothing happens
+        operated.operation.online(OnlineOrder())
+        operated.come_to(State.ONLINE, more)
+    assert operated.error is None and operated.result is not None
+    check_equal(target, workload)
+    assert operated.operation.state().state is State.OFFLINE_NORMAL
+
+
+def test_a_limit_of_an_order_and_one_of_the_process(
+    tmp_path: Path, workload: Workload, target: SqliteTarget, options: ApplyOptions
+) -> None:
+    """At the first it rests, at its own it ends, as `tranlog apply --until` always did."""
+    workload.serial = 0.4
+    last = write_log(tmp_path / "log", workload, 60)
+    operation = operation_of(options)
+    with running(operation, online=False) as operated:
+        operated.come_to(State.OFFLINE_NORMAL)
+        operation.online(OnlineOrder(limit=UntilSeqno(seqno=Seqno(20))))
+        operated.come_to(State.OFFLINE_NORMAL, 20)
+        assert operation.state().applied_seqno == 20
+        operation.online(OnlineOrder(limit=UntilHeartbeat(name="pulse")))
+        operated.come_to(State.OFFLINE_NORMAL, 21)
+        with LogNames(options) as names:
+            assert names.heartbeat_at(operation.state().applied_seqno)
+    own = Operated(operation_of(replace_until(options, last)))
+    own.join()
+    assert own.error is None and own.result is not None and own.result.status.restart_seqno == last
+    check_equal(target, workload)
+
+
+def replace_until(options: ApplyOptions, last: int) -> ApplyOptions:
+    return replace(options, until_seqno=last)
+
+
+class LogNames:
+    def __init__(self, options: ApplyOptions) -> None:
+        self._reader = LogReader.open(options.log_dir)
+
+    def heartbeat_at(self, seqno: int) -> bool:
+        with self._reader.cursor() as cursor:
+            cursor.seek(Seqno(seqno))
+            assert cursor.next_header() is not None
+            return cursor.current().payload().metadata == (("heartbeat", "pulse"),)
+
+    def __enter__(self) -> LogNames:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._reader.close()
+
+
+@pytest.mark.parametrize("on_error", list(OnError))
+def test_an_error_ends_the_process_or_waits_for_its_operator(
+    tmp_path: Path, target: SqliteTarget, options: ApplyOptions, on_error: OnError
+) -> None:
+    table = items("north")
+    workload = Workload(seed=0)
+    with Log.open(options.log_dir, source_id="test") as log:
+        packer = TransactionPacker(source_id="test", rule=BY_SCHEMA)
+        for change in (
+            RowChange(table, Op.INSERT, None, (1, 0, "x")),
+            RowChange(table, Op.UPDATE, (9, 0, "x"), (9, 1, "x")),  # there is no such row
+            RowChange(table, Op.INSERT, None, (2, 0, "x")),
+        ):
+            workload.append(log, packer, [change])
+        log.commit()
+        last = log.last_seqno
+    operation = operation_of(options, on_error=on_error)
+    operated = Operated(operation)
+    if on_error is OnError.END:
+        operated.join()
+        assert isinstance(operated.error, ConflictError)
+        assert operation.state().state is State.OFFLINE_ERROR
+        return
+    operated.come_to(State.OFFLINE_ERROR)
+    found = operation.state()
+    assert found.pending is not None
+    assert (found.pending.type, found.pending.seqno, found.pending.event_id) == ("ConflictError", 2, "event 2")
+    with pytest.raises(StateError, match="conflict at seqno 2"):
+        operation.wait(applied=last, timeout_s=WAIT_S)
+    operation.online(OnlineOrder(leave_out=SeqnoRanges.parse("2")))
+    operated.come_to(State.ONLINE, last)
+    assert operation.state().pending is None
+    operation.end()
+    operated.join()
+    assert operated.error is None
+    assert sorted(target.query('SELECT id FROM "north.items"')) == [(1,), (2,)]
+    assert counters(target.options).omitted == 1
+
+
+def test_what_makes_no_sense_now_is_refused(tmp_path: Path, workload: Workload, options: ApplyOptions) -> None:
+    last = write_log(tmp_path / "log", workload, 5)
+    operation = operation_of(options)
+    with pytest.raises(StateError, match="still starting"):
+        operation.online(OnlineOrder())
+    with running(operation) as operated:
+        operated.come_to(State.ONLINE, last)
+        with pytest.raises(StateError, match="online already"):
+            operation.online(OnlineOrder())
+        assert not operation.wait(applied=last + 1, timeout_s=0.0)
+    with pytest.raises(StateError, match="is ending"):
+        operation.online(OnlineOrder())
+
+
+def test_who_waits_is_seen(tmp_path: Path, workload: Workload, options: ApplyOptions) -> None:
+    last = write_log(tmp_path / "log", workload, 5)
+    operation = operation_of(options)
+    with running(operation) as operated:
+        operated.come_to(State.ONLINE, last)
+        waiting = threading.Thread(target=operation.wait, kwargs={"applied": last + 1, "timeout_s": WAIT_S})
+        waiting.start()
+        while not operation.state().waits:
+            threading.Event().wait(0.005)
+        assert [(one.applied, one.state) for one in operation.state().waits] == [(last + 1, None)]
+        write_log(tmp_path / "log", workload, 1)
+        waiting.join(WAIT_S)
+        assert operation.state().waits == ()

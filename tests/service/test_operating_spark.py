@@ -1,0 +1,81 @@
+"""Issue 7, items 5 and 6: docs/parallel-apply.md as it stands there, on Spark, in processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+DOCUMENT = Path(__file__).parents[2] / "docs" / "parallel-apply.md"
+
+
+def session() -> list[tuple[str, list[str]]]:
+    """Read the document's session: each command with what it prints."""
+    (block,) = re.findall(r"```console\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    found: list[tuple[str, list[str]]] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def words_of(command: str) -> list[str]:
+    first, *rest = shlex.split(command)
+    return {"tranlog": [sys.executable, "-m", "tranlog"], "python": [sys.executable]}[first] + rest
+
+
+def until_it_answers(folder: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 100
+    while subprocess.run(words_of("tranlog state"), cwd=folder, capture_output=True).returncode:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_documents_session(tmp_path: Path) -> None:
+    """After it, the process is killed: the next one finds the socket, replaces it, and goes on."""
+    background: list[subprocess.Popen[bytes]] = []
+    try:
+        for command, printed in session():
+            if command.endswith(" &"):
+                background.append(subprocess.Popen(words_of(command[:-2]), cwd=tmp_path, stderr=subprocess.DEVNULL))
+                until_it_answers(tmp_path, background[0])
+                continue
+            done = subprocess.run(words_of(command), cwd=tmp_path, capture_output=True, text=True, timeout=100)
+            assert done.returncode == 0, (command, done.stderr)
+            shown = done.stdout.replace(os.path.realpath(tmp_path / "log"), "LOG").replace(str(tmp_path / "log"), "LOG")
+            # How far the last report was when it was asked is no part of the answer.
+            if command.startswith("tranlog wait --state") or command.startswith("tranlog online"):
+                told = [
+                    "".join(re.split(r"to seqno -?\d+ of -?\d+", one)).strip() for one in (shown, "\n".join(printed))
+                ]
+                assert told[0] == told[1]
+            else:
+                assert shown.splitlines() == printed, command
+        background[0].send_signal(signal.SIGKILL)
+        background[0].wait()
+        assert subprocess.run(words_of("tranlog state"), cwd=tmp_path, capture_output=True).returncode == 4
+        again = subprocess.Popen(
+            words_of("tranlog apply --channels 10 --offline"), cwd=tmp_path, stderr=subprocess.DEVNULL
+        )
+        background.append(again)
+        until_it_answers(tmp_path, again)
+        done = subprocess.run(words_of("tranlog state"), cwd=tmp_path, capture_output=True, text=True)
+        assert "is OFFLINE:NORMAL" in done.stdout
+        refused = subprocess.run(words_of("tranlog heartbeat x"), cwd=tmp_path, capture_output=True, text=True)
+        assert refused.returncode == 2 and "does not write the log" in refused.stderr
+        again.send_signal(signal.SIGTERM)
+        assert again.wait(60) == 0
+    finally:
+        for process in background:
+            process.kill()
+            process.wait()
