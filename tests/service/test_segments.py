@@ -135,11 +135,32 @@ def test_sizes_and_the_span_of_events(told: Told) -> None:
     code, out, _ = told("info")
     lines = out.splitlines()
     assert code == 0 and lines[1] == "log user data size: 0.00MB"
-    assert lines[3:6] == [
+    assert lines[3:5] == ["spill user data size: 0.00MB", "spill on-disk size: 0.00MB"]
+    assert lines[5:8] == [
         "log length start to end: 18.000secs (0.01hrs)",
         "log first event time: 2014-02-03 20:04:01.983 UTC",
         "log last event time: 2014-02-03 20:04:19.983 UTC",
     ]
+
+
+def test_spill_segments_tell_who_refers_into_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """issue 5, item 5: "for spill the highest GTID that refers into it"."""
+    told = Told(tmp_path / "log", capsys)
+    with Log.open(told.path, source_id="till", options=LogOptions(spill_buffer_bytes=1_000)) as log:
+        with log.begin() as transaction:
+            for number in range(5):
+                transaction.add(
+                    Fragment(
+                        source_id="till", event_id="e:1", shard_id="s", tstamp=AT, tables=(("s", "t"),),
+                        payload=encode(Payload(metadata=(("filler", "x" * 600),))), last=number == 4,
+                    )
+                )  # fmt: skip
+    found = told.json("segments")
+    (spill,) = found["spill"]
+    assert spill["referred_by"] == found["segments"][-1]["last_gtid"] == "GTID(1, 1)"
+    assert spill["raw_bytes"] > 3_000 and spill["chunks"] >= 1
+    assert f"{spill['name']}  referred to up to GTID(1, 1)" in told("segments")[1]
+    assert told.json("info")["spill_bytes"]["uncompressed"] == spill["raw_bytes"]
 
 
 def test_noops_at_the_end_are_no_events(told: Told) -> None:

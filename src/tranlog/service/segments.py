@@ -27,6 +27,7 @@ from tranlog.log.lookup import OtherEpoch, find_gtid, parse_gtid, parse_time
 from tranlog.log.reader import LogReader
 from tranlog.log.retention import Limit, PurgePlan, UpToSeqno, UpToTime
 from tranlog.log.segment import SegmentStat
+from tranlog.log.spilled import SpillStat
 from tranlog.service.command import Progress, confirm, new_app, print_json, require_command, say
 from tranlog.service.config import find_log
 from tranlog.service.either_codec import in_tungsten_codec
@@ -92,6 +93,8 @@ class LogExtent:
     segments: int
     uncompressed: int
     on_disk: int
+    spill_uncompressed: int
+    spill_on_disk: int
     first_event: int | None
     last_event: int | None
     now: int
@@ -183,6 +186,7 @@ def _on_disk(directory: str, name: str) -> int:
 def log_extent(reader: LogReader, *, clock: Clock, report: Report) -> LogExtent:
     """Measure a log. Raises CorruptRecordError, LogUnreadableError, PurgedError, SegmentGoneError, PayloadError."""
     stats = reader.index()
+    spill = reader.spill_segments()
     with reader.cursor() as cursor:
         first = _first_event(reader, cursor, report)
         last = _last_event(reader, cursor, stats, report) if first is not None else None
@@ -191,6 +195,8 @@ def log_extent(reader: LogReader, *, clock: Clock, report: Report) -> LogExtent:
         segments=len(stats),
         uncompressed=sum(one.bytes for one in stats),
         on_disk=sum(_on_disk(reader.path, one.name) for one in stats),
+        spill_uncompressed=sum(one.raw_bytes for one in spill),
+        spill_on_disk=sum(_on_disk(reader.path, one.name) for one in spill),
         first_event=first,
         last_event=last,
         now=clock.now_ms(),
@@ -257,11 +263,37 @@ def segment_json(row: SegmentRow) -> dict[str, object]:
     }
 
 
+def spill_lines(rows: Sequence[SpillStat]) -> Iterator[str]:
+    """Yield a line for each spill segment, behind those of the log's own."""
+    for row in rows:
+        referred = "nothing refers to it" if row.referred_by is None else f"referred to up to {row.referred_by}"
+        yield (
+            f"{row.name}  {referred}  created {time_text(row.created_at)}  "
+            f"{row.raw_bytes} bytes in {row.chunks} chunks, {row.bytes} on disk"
+        )
+
+
+def spill_json(row: SpillStat) -> dict[str, object]:
+    """Return one spill segment for a program."""
+    return {
+        "number": row.number,
+        "name": row.name,
+        "referred_by": None if row.referred_by is None else str(row.referred_by),
+        "created_at": row.created_at,
+        "created": time_text(row.created_at),
+        "chunks": row.chunks,
+        "raw_bytes": row.raw_bytes,
+        "bytes": row.bytes,
+    }
+
+
 def extent_lines(extent: LogExtent) -> Iterator[str]:
     """Yield the lines of `tranlog log info`, in the order of printReplicationInfo."""
     yield f"log directory: {extent.path}"
     yield f"log user data size: {_megabytes(extent.uncompressed)}"
     yield f"log on-disk size: {_megabytes(extent.on_disk)}"
+    yield f"spill user data size: {_megabytes(extent.spill_uncompressed)}"
+    yield f"spill on-disk size: {_megabytes(extent.spill_on_disk)}"
     span = extent.span_s
     yield f"log length start to end: {'no event' if span is None else f'{span:.3f}secs ({span / 3600:.2f}hrs)'}"
     for which, at in (("first", extent.first_event), ("last", extent.last_event)):
@@ -276,6 +308,7 @@ def extent_json(extent: LogExtent) -> dict[str, object]:
         "path": extent.path,
         "segments": extent.segments,
         "log_bytes": {"uncompressed": extent.uncompressed, "on_disk": extent.on_disk},
+        "spill_bytes": {"uncompressed": extent.spill_uncompressed, "on_disk": extent.spill_on_disk},
         "first_event": extent.first_event,
         "last_event": extent.last_event,
         "t_first": None if extent.first_event is None else time_text(extent.first_event),
@@ -297,6 +330,7 @@ def _megabytes(size: int) -> str:
 def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
     """List the segments: number, first and last GTID, when each was created, its size.
 
+    Behind them spill segments, where large transactions lie: each with the highest GTID that refers into it.
     Created is the writer's clock in the segment's first record, which survives a copy; in a directory of the Tungsten
     Replicator's it is the file's time. A log may be looked at while it is written.
 
@@ -306,16 +340,18 @@ def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = 
       tranlog log segments --dir /backup/log --json
     """
     path = _log_of(ctx, directory)
+    spill: list[SpillStat] = []
     with Progress() as progress:
         if in_tungsten_codec(path):
             rows = tungsten_rows(TungstenReader.open(path), report=progress.update)
         else:
             with LogReader.open(path) as reader:
                 rows = segment_rows(reader, report=progress.update)
+                spill = reader.spill_segments()
     if as_json:
-        print_json({"segments": [segment_json(row) for row in rows]})
+        print_json({"segments": [segment_json(row) for row in rows], "spill": [spill_json(row) for row in spill]})
     else:
-        for line in segment_lines(rows):
+        for line in (*segment_lines(rows), *spill_lines(spill)):
             print(line)
 
 
