@@ -47,4 +47,5 @@ def test_importing_the_package_loads_nothing_else() -> None:
     """A worker, or a program that only writes to SQLite, pays for what it uses."""
     code = "import sys, tranlog; print([name for name in sys.modules if name.startswith('tranlog.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    # What chooses between machine code and the plain sources is there only where machine code is.
+    assert done.stdout.strip() in ("[]", "['tranlog.compiled']")
