@@ -24,6 +24,18 @@ def test_uncommitted_records_become_visible_by_themselves() -> None:
         assert reader.range().committed_seqno == seqno
 
 
+@pytest.mark.parametrize("interval_s", [0.001, 0.02])
+@pytest.mark.parametrize("buffer_bytes", [1, 600, 65_536])
+def test_whatever_buffer_and_interval_nothing_stays_unseen(buffer_bytes: int, interval_s: float) -> None:
+    """D: DiskLogExtendedTest.testVaryingFsync."""
+    disk = SimDisk()
+    with open_log(disk, flush_interval_s=interval_s, buffer_bytes=buffer_bytes) as log:
+        for number in range(40):
+            seqno = log.append(make_fragment(f"e{number}")).seqno
+        assert log.gate(committed_only=True).wait(seqno, 60) >= seqno
+        assert len(contents(log)) == 40
+
+
 def test_without_a_sync_they_are_visible_and_nothing_says_durable() -> None:
     """fsyncOnFlush = false: readers see them; no pipeline does, which goes by committed_seqno."""
     disk = SimDisk()
