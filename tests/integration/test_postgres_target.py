@@ -82,7 +82,7 @@ def test_a_session_that_may_not_be_ended_is_named(
     role = f"r_{postgres_database}"
     bench.target.create_table(ITEMS)
     postgres.execute(f"CREATE ROLE {role} LOGIN")
-    sql(bench, f"GRANT ALL ON tranlog_pipeline, tranlog_channel, tranlog_shard TO {role}")
+    sql(bench, f"GRANT ALL ON tranlog_pipeline, tranlog_channel, tranlog_shard, tranlog_left_out TO {role}")
     if sees:
         sql(bench, f"GRANT pg_read_all_stats TO {role}")
     dsn = bench.options.dsn.replace("//postgres@", f"//{role}@")
@@ -167,7 +167,7 @@ def test_a_user_who_may_not(postgres: PostgresAddress, postgres_database: str, b
     role = f"w_{postgres_database}"
     bench.target.create_table(ITEMS)
     postgres.execute(f"CREATE ROLE {role} LOGIN")
-    sql(bench, f"GRANT ALL ON tranlog_pipeline, tranlog_channel, tranlog_shard TO {role}")
+    sql(bench, f"GRANT ALL ON tranlog_pipeline, tranlog_channel, tranlog_shard, tranlog_left_out TO {role}")
     limited = Bench.__new__(Bench)
     limited.options = replace(bench.options, dsn=bench.options.dsn.replace("//postgres@", f"//{role}@"))
     limited.driver_token, limited.target = bench.driver_token, open_target(limited.options)

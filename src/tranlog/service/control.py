@@ -16,7 +16,9 @@ import os
 import socket
 import ssl
 import stat
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -267,15 +269,28 @@ def _bind(path: str) -> socket.socket:
     return listener
 
 
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Of a unix socket's other end: pid, uid, gid."""
+
+
 def _holder(path: str) -> str | None:
     """Return who answers at a path; None for nobody."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return None
         state = call([path], GetState(), timeout_s=_PING_S)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer, _short(path) as short:
+            peer.settimeout(_PING_S)
+            peer.connect(short)
+            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except (OSError, TranlogError, Told):
         return None
-    return f"the process that listens at {path}, which is {state.get('state', 'there')}"
+    pid, _, _ = _CREDENTIALS.unpack(credentials)
+    holder = f"{socket.gethostname()} pid {pid}"
+    since = state.get("since_ms")
+    if isinstance(since, int):
+        holder += f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(since / 1000))} UTC"
+    return holder
 
 
 # --- the client ------------------------------------------------------------------------------------------
