@@ -10,7 +10,7 @@ Source: conformance/tungsten.md A9, `list`; design/log-format.md, "Two codecs sh
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
@@ -229,10 +229,10 @@ def _record_lines(
 ) -> Iterator[str]:
     match form:
         case Form.HEADERS:
-            yield listing.header_line(header, style.zone)
+            yield text.header_line(header, style.zone)
             return
         case Form.HEADERS_JSON:
-            yield listing.header_json(header, style.zone)
+            yield text.header_json(header, style.zone)
             return
     assert payload is not None
     match form:
@@ -384,8 +384,3 @@ def _event_json(stored: StoredEvent, style: Style) -> str:
     else:
         shown["event"] = dump_event(event)
     return msgspec.json.encode(shown).decode()
-
-
-def json_array(items: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of an array whose items stand below each other, without holding more than one."""
-    return text.json_array(items)

@@ -169,23 +169,6 @@ def _spec_text(index: int, column: Column) -> str:
 # --- headers ---------------------------------------------------------------------------------------------
 
 
-def header_line(header: RecordHeader, zone: tzinfo = UTC) -> str:
-    """Return one tab-separated line: seqno, epoch, fragno, last fragment, time, event id, source id, comments."""
-    return "\t".join(
-        (
-            str(header.seqno),
-            str(header.epoch),
-            str(header.fragno),
-            _bool_text(header.last_frag),
-            time_text(header.tstamp, zone),
-            header.event_id,
-            header.source_id,
-            "",
-            "",
-        )
-    )
-
-
 def mark_line(mark: RollbackMark) -> str:
     """Return the line that stands before what a rollback mark abandoned."""
     return (
@@ -210,33 +193,6 @@ def _bool_text(value: bool) -> str:
     return "true" if value else "false"
 
 
-class HeaderJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One object of `thl list -headers -json`, with the ancestor's names."""
-
-    seqno: int
-    epoch: int
-    frag: int
-    last_frag: bool
-    time: str
-    event_id: str
-    source_id: str
-    comments: str = ""
-
-
-def header_json(header: RecordHeader, zone: tzinfo = UTC) -> str:
-    """Return one object of `thl list -headers -json`, a line per member."""
-    shown = HeaderJson(
-        seqno=header.seqno,
-        epoch=header.epoch,
-        frag=header.fragno,
-        last_frag=header.last_frag,
-        time=time_text(header.tstamp, zone),
-        event_id=header.event_id,
-        source_id=header.source_id,
-    )
-    return msgspec.json.format(msgspec.json.encode(shown), indent=1).decode().replace("\n ", "\n")
-
-
 # --- one fragment, for programs --------------------------------------------------------------------------
 
 
@@ -255,7 +211,7 @@ class ChangeJson(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class FragmentJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One line of `thl list -json`: the names of HeaderJson, and the content."""
+    """One line of `thl list -json`: the names of `-headers -json`, and the content."""
 
     seqno: int
     epoch: int

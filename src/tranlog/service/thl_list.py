@@ -28,11 +28,10 @@ from tranlog.service.either_codec import (
     SegmentLine,
     ShownLog,
     Sought,
-    json_array,
     open_log,
 )
 from tranlog.service.exits import ExitCode
-from tranlog.tungsten.text import Style, python_charset
+from tranlog.tungsten.text import Style, json_array, python_charset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

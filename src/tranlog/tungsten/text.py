@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -374,7 +374,26 @@ def _bool(value: bool) -> str:
     return "true" if value else "false"
 
 
-def header_line(record: EventRecord, zone: tzinfo = UTC) -> str:
+class ShownHeader(Protocol):
+    """What `thl list -headers` shows of a fragment: its record's header has it in either codec."""
+
+    @property
+    def seqno(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def fragno(self) -> int: ...
+    @property
+    def last_frag(self) -> bool: ...
+    @property
+    def tstamp(self) -> int: ...
+    @property
+    def event_id(self) -> str: ...
+    @property
+    def source_id(self) -> str: ...
+
+
+def header_line(record: ShownHeader, zone: tzinfo = UTC) -> str:
     """Return one tab-separated line: seqno, epoch, fragno, last fragment, time, event id, source id, comments."""
     return "\t".join(
         (
@@ -404,7 +423,7 @@ class HeaderJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     comments: str = ""
 
 
-def header_json(record: EventRecord, zone: tzinfo = UTC) -> str:
+def header_json(record: ShownHeader, zone: tzinfo = UTC) -> str:
     """Return one object of `thl list -headers -json`, a line per member."""
     shown = HeaderJson(
         seqno=record.seqno,
