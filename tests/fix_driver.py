@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 from fix_pipeline import AnyTarget
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
 from tranlog.pipeline.channel import GroupBounds
+from tranlog.pipeline.channels import ShardPlan
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -41,7 +43,10 @@ def wait_until(true: Callable[[], bool], timeout_s: float = 200.0) -> None:
 class Run:
     """A run in a thread, to be disturbed."""
 
-    def __init__(self, given: ApplyOptions, context: SparkContext) -> None:
+    def __init__(
+        self, given: ApplyOptions, context: SparkContext, plans: queue.SimpleQueue[ShardPlan] | None = None
+    ) -> None:
+        self._plans = plans
         self.stop = threading.Event()
         self.reports: list[ApplyStatus] = []
         self.result: ApplyResult | None = None
@@ -51,7 +56,7 @@ class Run:
 
     def _run(self, given: ApplyOptions, context: SparkContext) -> None:
         try:
-            self.result = run_apply(given, stop=self.stop, report=self.reports.append, spark=context)
+            self.result = run_apply(given, stop=self.stop, report=self.reports.append, spark=context, plans=self._plans)
         except BaseException as exc:
             self.error = exc
 

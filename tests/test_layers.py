@@ -70,6 +70,7 @@ PURE = {
     "tranlog.pipeline.filters",
     "tranlog.pipeline.limits",
     "tranlog.pipeline.progress",
+    "tranlog.pipeline.shard_list",
     "tranlog.pipeline.states",
     "tranlog.queues.records",
     "tranlog.queues.state",

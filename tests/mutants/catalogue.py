@@ -118,6 +118,53 @@ OTHERS_DO_NOT_WAIT = Mutant(
     ),
 )
 
+POSITION_AHEAD_OF_ROWS = Mutant(
+    name="position-ahead-of-rows",
+    what="the position is written in a transaction of its own, before the rows",
+    edits=(
+        Edit(
+            module="tranlog.target.database",
+            old="""\
+            session.begin()
+            self._target._positions.guard(self._advance)
+            send(self)
+            if self._run_once:
+                self._target._once.forget(self._advance)
+            committing = time.perf_counter()
+            session.commit()
+""",
+            new=f"""\
+            self._target._positions.publish(self._advance)
+            {_PAUSE}
+            session.begin()
+            send(self)
+            if self._run_once:
+                self._target._once.forget(self._advance)
+            committing = time.perf_counter()
+            session.commit()
+""",
+        ),
+    ),
+)
+
+SHARDS_BY_TURNS = Mutant(
+    name="shards-by-turns",
+    what="a transaction's channel is its seqno modulo the channels: turns by transaction break the order of shards",
+    edits=(
+        Edit(
+            module="tranlog.pipeline.channel",
+            old="            if hops and foreign and not walk.run and ",
+            new="            if False and ",
+        ),
+        Edit(
+            module="tranlog.pipeline.channel",
+            old="                owner = self._owner(shard)\n            tstamp",
+            new="                owner = self._owner(shard)\n            if owner != SERIAL:\n"
+            "                owner = seqno % self._task.plan.channels\n            tstamp",
+        ),
+    ),
+)
+
 OUTBOX_FREED_BEFORE_SYNC = Mutant(
     name="outbox-freed-before-sync",
     what="the source forgets a batch before the log has made it durable",
@@ -180,6 +227,8 @@ MUTANTS = {
         NO_TOKEN,
         CHANNEL_0_DOES_NOT_WAIT,
         OTHERS_DO_NOT_WAIT,
+        POSITION_AHEAD_OF_ROWS,
+        SHARDS_BY_TURNS,
         OUTBOX_FREED_BEFORE_SYNC,
         ACKNOWLEDGED_BEFORE_SYNC,
     )

@@ -9,6 +9,7 @@ import zlib
 
 import pytest
 
+from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.pipeline.channels import (
@@ -17,12 +18,14 @@ from tranlog.pipeline.channels import (
     Await,
     Finish,
     Publish,
+    ShardBy,
     ShardPlan,
     Skip,
     Take,
     Walk,
 )
 from tranlog.shard import UNKNOWN_SHARD
+from tranlog.types import UNCHANGED, Datetime, LogicalType
 
 
 def plan(channels: int = 4, **options) -> ShardPlan:
@@ -55,6 +58,88 @@ def test_hash_is_crc32_of_the_name() -> None:
     assert by_hash.owner("shop_a", {}) == 0  # pinned: a change here would move shards under a running pipeline
 
 
+def test_the_default_is_the_channel_of_what_has_no_line() -> None:
+    for rule in AssignmentRule:
+        listed = plan(rule=rule, mapping=(("a", 2),), default=1)
+        assert [listed.owner(shard, {"b": 3}) for shard in ("a", "b", "c", UNKNOWN_SHARD)] == [2, 1, 1, SERIAL]
+
+
+KEYED = plan(by=ShardBy.KEY, keys=(("shop.orders", "customer"), ("shop.payments", "payer")))
+
+
+def table(name: str, *columns: str) -> TableMap:
+    made = [Column(name=column, source_type="bigint", logical=LogicalType.INTEGER) for column in columns]
+    return TableMap(schema="shop", table=name, columns=tuple(made), primary_key=(0,))
+
+
+ORDERS, PAYMENTS, STOCK = table("orders", "id", "customer"), table("payments", "payer", "sum"), table("stock", "id")
+
+
+@pytest.mark.parametrize(
+    ("by", "recorded", "tables", "whole", "shard"),
+    [
+        (ShardBy.RECORDED, "old", (("s", "t"), ("s", "u")), True, "old"),
+        (ShardBy.RECORDED, UNKNOWN_SHARD, (("s", "t"),), True, UNKNOWN_SHARD),
+        (ShardBy.SCHEMA, "old", (("s", "t"), ("s", "u")), True, "s"),
+        (ShardBy.SCHEMA, "old", (("s", "t"), ("r", "u")), True, UNKNOWN_SHARD),
+        (ShardBy.SCHEMA, UNKNOWN_SHARD, (("s", "t"), ("s", "u")), True, None),  # several tables, or a statement?
+        (ShardBy.SCHEMA, UNKNOWN_SHARD, (("s", "t"),), False, UNKNOWN_SHARD),  # too large to look
+        (ShardBy.SCHEMA, "old", None, True, UNKNOWN_SHARD),  # too many tables to list
+        (ShardBy.SCHEMA, UNKNOWN_SHARD, (), True, UNKNOWN_SHARD),
+        (ShardBy.SCHEMA, "", (("s", "t"),), True, UNKNOWN_SHARD),
+        (ShardBy.TABLE, "old", (("s", "t"), ("s", "t")), True, "s.t"),
+        (ShardBy.TABLE, "old", (("s", "t"), ("s", "u")), True, UNKNOWN_SHARD),
+    ],
+)
+def test_the_shard_by_the_header(by: ShardBy, recorded: str, tables, whole: bool, shard: str | None) -> None:
+    assert plan(by=by).shard(recorded, tables, whole=whole) == shard
+
+
+def test_the_shard_by_key_takes_the_changes() -> None:
+    orders, stock = ("shop", "orders"), ("shop", "stock")
+    assert KEYED.shard("shop", (orders,), whole=True) is None
+    assert KEYED.shard("shop", (orders,), whole=False) == UNKNOWN_SHARD
+    assert KEYED.shard("shop", (orders, stock), whole=True) == UNKNOWN_SHARD
+    assert KEYED.shard("shop", (stock,), whole=True) == "shop.stock"
+    order: Change = RowChange(ORDERS, Op.INSERT, None, (1, 77))
+    payment: Change = RowChange(PAYMENTS, Op.DELETE, (77, 5), None)
+    one = KEYED.shard_of([order, payment])
+    assert one == KEYED.shard_of([RowChange(ORDERS, Op.UPDATE, (1, 77), (2, 77))]) != UNKNOWN_SHARD
+    for changes in (
+        [order, RowChange(ORDERS, Op.UPDATE, (1, 77), (1, 78))],  # it changes hands
+        [order, RowChange(STOCK, Op.INSERT, None, (77,))],
+        [RowChange(ORDERS, Op.INSERT, None, (1, None))],
+        [RowChange(ORDERS, Op.UPDATE, (1, UNCHANGED), (1, UNCHANGED))],
+        [RowChange(table("orders", "id"), Op.INSERT, None, (1,))],  # as the table was before it had the column
+        [order, Statement(schema="shop", sql="TRUNCATE stock", ddl=True)],
+        [],
+    ):
+        assert KEYED.shard_of(changes) == UNKNOWN_SHARD
+    by_schema = plan(by=ShardBy.SCHEMA)
+    assert by_schema.shard_of([order, payment]) == "shop"
+    assert by_schema.shard_of([order, Statement(schema="shop", sql="TRUNCATE stock", ddl=True)]) == UNKNOWN_SHARD
+
+
+def test_the_channel_of_a_key_stays() -> None:
+    """Pinned: another text of a value would move rows between channels under a running pipeline."""
+    found = [
+        (shard, KEYED.owner(shard, {}))
+        for value in (77, -1, "größe", b"\0", 1.5, Datetime(0))
+        for shard in [KEYED.shard_of([RowChange(ORDERS, Op.INSERT, None, (1, value))])]
+    ]
+    assert found == PINNED
+
+
+PINNED = [
+    ("#KEY 4 77", 3),
+    ("#KEY 4 -1", 1),
+    ("#KEY 9 'größe'", 1),
+    ("#KEY 10 b'\\x00'", 3),
+    ("#KEY 7 b'?\\xf8\\x00\\x00\\x00\\x00\\x00\\x00'", 0),
+    ("#KEY 14 Datetime(micros=0)", 1),
+]
+
+
 def test_one_channel_owns_everything_and_asks_nobody() -> None:
     assert plan(1).owner("a", {}) == 0
 
@@ -84,6 +169,10 @@ def test_a_plan_survives_the_target() -> None:
     one = plan(rule=AssignmentRule.HASH, serial=frozenset({"z", "ä"}), mapping=(("a", 1), ("b", 0)))
     assert ShardPlan.parse(one.text(), channels=4) == one
     assert ShardPlan.parse(plan().text(), channels=4) == plan()
+    assert plan().text() == '{"rule":"recorded"}', "as releases before wrote it"
+    for other in (KEYED, plan(by=ShardBy.TABLE), plan(default=0)):
+        assert ShardPlan.parse(other.text(), channels=4) == other
+        assert other.text() != plan().text()
     assert one.text() != plan(rule=AssignmentRule.HASH, serial=frozenset({"z"}), mapping=(("a", 1), ("b", 0))).text()
 
 
@@ -101,6 +190,9 @@ def test_a_rule_of_no_release_is_refused(text: str) -> None:
         (plan(2, mapping=(("a", 2),)), "channels are numbered 0 to 1"),
         (plan(2, mapping=(("a", 1),), serial=frozenset({"a"})), "a serial shard runs on channel 0"),
         (plan(2, mapping=((UNKNOWN_SHARD, 1),)), "a serial shard runs on channel 0"),
+        (plan(2, default=2), "channels are numbered 0 to 1"),
+        (plan(2, by=ShardBy.KEY), "need a column for at least one table"),
+        (plan(2, keys=(("a.b", "c"),)), "no others may name any"),
     ],
 )
 def test_a_plan_that_cannot_work_is_refused(wrong: ShardPlan, says: str) -> None:
@@ -178,3 +270,20 @@ def test_what_is_owed() -> None:
     owed.append(zero.owes)
     zero.published_up_to(Seqno(1))
     assert [*owed, zero.owes] == [False, True, False]
+
+
+def test_who_is_far_ahead_in_time_waits_for_who_is_behind_in_the_log() -> None:
+    """conformance A4, maxOfflineInterval; a jump back of the commit times, and one who is ahead, stop nobody."""
+    one = Walk(channel=1, channels=2, position=Seqno(4), run=False, interval_ms=1000, tstamp=10_000)
+    one.learn({0: Seqno(4)}, {0: 10_000})
+    assert one.at(Seqno(5), 1, 99_000) == Take(), "nobody is behind it"
+    one.move_on(Seqno(5), 1)
+    one.learn({0: Seqno(4)}, {0: 10_000})
+    assert one.at(Seqno(6), 1, 10_400) == Take()
+    assert one.at(Seqno(6), 1, 0) == Take()
+    assert one.at(Seqno(6), 0, 10_600) == Publish(seqno=Seqno(5)), "others may wait for it"
+    one.published_up_to(Seqno(5), 99_000)
+    assert one.at(Seqno(6), 1, 11_001) == Await(channels=(0,), seqno=Seqno(5))
+    assert one.at(Seqno(6), 0, 11_001) == Skip(), "what others apply is theirs to hold back"
+    one.learn({0: Seqno(5)}, {0: 5})
+    assert one.at(Seqno(6), 1, 11_001) == Take()

@@ -33,24 +33,24 @@ from tranlog.pipeline.channels import SERIAL, Await, Publish, Skip, Take, Verdic
 
 
 class Channel0DoesNotWait(Walk):
-    def at(self, seqno: Seqno, owner: int) -> Verdict:
+    def at(self, seqno: Seqno, owner: int, tstamp: int = 0) -> Verdict:
         if self.channel == 0 and owner == SERIAL:
             return Take()
-        return super().at(seqno, owner)
+        return super().at(seqno, owner, tstamp)
 
 
 class OthersDoNotWait(Walk):
-    def at(self, seqno: Seqno, owner: int) -> Verdict:
+    def at(self, seqno: Seqno, owner: int, tstamp: int = 0) -> Verdict:
         if self.channel != 0 and owner == SERIAL:
             return Skip()
-        return super().at(seqno, owner)
+        return super().at(seqno, owner, tstamp)
 
 
 class OthersDoNotPublish(Walk):
     """They wait at a serial transaction without having published what lies before it."""
 
-    def at(self, seqno: Seqno, owner: int) -> Verdict:
-        verdict = super().at(seqno, owner)
+    def at(self, seqno: Seqno, owner: int, tstamp: int = 0) -> Verdict:
+        verdict = super().at(seqno, owner, tstamp)
         if self.channel != 0 and isinstance(verdict, Publish):
             return Await(channels=(0,), seqno=seqno)
         return verdict
@@ -112,6 +112,7 @@ class Model:
         grow: bool = True,
     ) -> None:
         self.log = log
+        self.times = [0] * len(log)
         self.channels = channels
         self.walk = walk
         self.guard = guard
@@ -140,13 +141,11 @@ class Model:
 
     def _reach(self, channel: int, position: int, known: Known, visible: int) -> tuple[int, Verdict | None, bool]:
         """How far a task may walk without a step, the verdict that ends it (None: the end of the log), what it owes."""
-        log = self.log
-        run = position >= 0 and log[position] == SERIAL
-        walk = self.walk(channel=channel, channels=self.channels, position=Seqno(position), run=run)
-        walk.learn({other: Seqno(at) for other, at in enumerate(known) if other != channel and at >= -1})
+        log, times = self.log, self.times
+        walk = self._walk(channel, position, known)
         for seqno in range(position + 1, visible):
             owner = log[seqno]
-            verdict = walk.at(Seqno(seqno), owner)
+            verdict = walk.at(Seqno(seqno), owner, times[seqno])
             if isinstance(verdict, Publish) and walk.published == walk.passed:
                 raise Broken(f"channel {channel} is to publish {walk.passed} again at {seqno}")
             if not isinstance(verdict, Skip | Take):
@@ -238,6 +237,13 @@ class Model:
             raise Broken(f"deadlock: visible {visible}, applied {done:b}, positions {applied}, tasks {live}")
         return found
 
+    def _walk(self, channel: int, position: int, known: Known) -> Walk:
+        """A task's walk as it begins at a position."""
+        run = position >= 0 and self.log[position] == SERIAL
+        walk = self.walk(channel=channel, channels=self.channels, position=Seqno(position), run=run)
+        walk.learn({other: Seqno(at) for other, at in enumerate(known) if other != channel and at >= -1})
+        return walk
+
     def _rounded(self, channel: int, position: int, known: Known) -> Known:
         """Return what a task knows, rounded down to what some serial transaction ahead of it can ask for."""
         ahead = 0 if channel else 1
@@ -293,7 +299,120 @@ def explore_all(length: int, channels: int, **options) -> int:
     return states
 
 
+class Timed(Model):
+    """A log with commit times, and a bound on how far channels may be apart in them: max_offline_interval."""
+
+    INTERVAL = 10
+
+    def __init__(self, log: Log, times: tuple[int, ...], channels: int, *, walk: type[Walk] = Walk) -> None:
+        super().__init__(log, channels, walk=walk, replacements=1)
+        self.times = list(times)
+        self.forward = times == tuple(sorted(times))
+        self.now: tuple[int, ...] = ()
+
+    def _walk(self, channel: int, position: int, known: Known) -> Walk:
+        run = position >= 0 and self.log[position] == SERIAL
+        walk = self.walk(
+            channel=channel,
+            channels=self.channels,
+            position=Seqno(position),
+            run=run,
+            interval_ms=self.INTERVAL,
+            tstamp=self.time_of(position),
+        )
+        others = {other: at for other, at in enumerate(known) if other != channel and at >= -1}
+        walk.learn(
+            {other: Seqno(at) for other, at in others.items()},
+            {other: self.time_of(at) for other, at in others.items()},
+        )
+        return walk
+
+    def time_of(self, position: int) -> int:
+        return self.times[position] if position >= 0 else 0
+
+    def _rounded(self, channel: int, position: int, known: Known) -> Known:
+        return known  # an interval may ask for any position
+
+    def steps(self, state: State) -> list[State]:
+        self.now = state[2]
+        return super().steps(state)
+
+    def apply(self, channel: int, done: int, start: int, end: int) -> int:
+        for seqno in range(start, end + 1):
+            if self.forward and self.own[channel][seqno] and self.log[seqno] != SERIAL:
+                for other, at in enumerate(self.now):
+                    if other != channel and at < seqno - 1 and self.times[seqno] - self.time_of(at) > self.INTERVAL:
+                        raise Broken(f"too far: {seqno} by channel {channel} while channel {other} stands at {at}")
+        return super().apply(channel, done, start, end)
+
+
+class IntervalIsNotKept(Walk):
+    def _slow(self, tstamp: int, interval: int) -> tuple[int, ...]:
+        return ()
+
+
+class IntervalCountsWhoIsAhead(Walk):
+    """It waits for whoever is behind in time, though ahead in the log."""
+
+    def _slow(self, tstamp: int, interval: int) -> tuple[int, ...]:
+        return tuple([other for other in self._others if tstamp - self._times.get(other, 0) > interval])
+
+
+class IdleChannelsKeepStill(Walk):
+    """They publish when the clock says so, and not when others may wait for it."""
+
+    def __init__(self, **given) -> None:
+        super().__init__(**given)
+        self.published_at = 1 << 60
+
+
+def explore_times(length: int, channels: int, steps: tuple[int, ...], **options) -> int:
+    """Explore all logs of a length with all commit times of these steps between each two."""
+    states = 0
+    for log in logs(length, channels):
+        for found in itertools.product(steps, repeat=length - 1):
+            times = tuple(itertools.accumulate(found, initial=100))
+            model = Timed(log, times, channels, **options)
+            try:
+                model.explore()
+            except Broken as exc:
+                raise Broken(f"log {log} at {times} on {channels} channels: {exc}") from exc
+            states += model.states
+    return states
+
+
 # --- the rules hold ---
+
+
+@pytest.mark.parametrize(("length", "channels", "steps"), [(3, 2, (0, 8, 30)), (3, 2, (8, -50, 30)), (3, 3, (-50, 30))])
+def test_an_interval_is_kept_and_stops_nobody(length: int, channels: int, steps: tuple[int, ...]) -> None:
+    """conformance A4, maxOfflineInterval, whatever the clock does: no standstill, no wrong order, and never too far."""
+    assert explore_times(length, channels, steps) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("length", "channels", "steps"),
+    [(4, 2, (8, 30, -50)), (3, 3, (6, 30)), (4, 3, (8, 30)), (4, 3, (-50, 30)), (5, 2, (6, 30))],
+)
+def test_an_interval_is_kept_on_longer_logs(length: int, channels: int, steps: tuple[int, ...]) -> None:
+    assert explore_times(length, channels, steps) > 0
+
+
+@pytest.mark.parametrize(
+    ("walk", "found", "steps"),
+    [
+        (IntervalIsNotKept, "too far", (30,)),
+        (IntervalCountsWhoIsAhead, "deadlock", (-50, 30)),
+        (IdleChannelsKeepStill, "deadlock", (0, 30)),
+    ],
+)
+def test_without_a_rule_of_the_interval_the_model_finds_it(
+    walk: type[Walk], found: str, steps: tuple[int, ...]
+) -> None:
+    with pytest.raises(Broken, match=found):
+        explore_times(4, 2, steps, walk=walk)
 
 
 @pytest.mark.parametrize(("length", "channels"), [(1, 2), (2, 2), (3, 2), (4, 2), (5, 2), (3, 3), (4, 3)])

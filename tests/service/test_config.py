@@ -11,6 +11,7 @@ import pytest
 
 from tranlog.errors import ConfigError
 from tranlog.log.options import LogOptions
+from tranlog.pipeline.channels import AssignmentRule, ShardBy
 from tranlog.pipeline.filters import Delay, EachTransaction, Include, MaskBy, MaskColumns, OnStatement
 from tranlog.service.config import Section, find_file, find_log, load, read_toml
 
@@ -283,3 +284,24 @@ def test_a_filter_that_cannot_be(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load(written(tmp_path, 'dir = "log"', f"{SQLITE}{text}\n"), environ={})
     assert told in str(raised.value)
+
+
+SHARDS = '[log]\ndir = "log"\n[shards]\n{}\n[pipeline]\nchannels = 4\n'
+
+
+def test_the_shards_of_a_pipeline(tmp_path: Path) -> None:
+    """Issue 7, item 3: what makes a shard, and which channel it has; in our words, or in a `shard.list`."""
+    file = tmp_path / "x.toml"
+    file.write_text(SHARDS.format('by = "key"\ndefault = 2\n[shards.keys]\n"shop.orders" = "customer"'))
+    ours = load(str(file), environ={}).pipeline
+    assert (ours.shard_by, ours.shard_keys, ours.shard_default) == (ShardBy.KEY, (("shop.orders", "customer"),), 2)
+    file.write_text(SHARDS.format('list = "shard.list"'))
+    with pytest.raises(ConfigError, match=r"shards\.list .*cannot be read: No such file"):
+        load(str(file), environ={})
+    (tmp_path / "shard.list").write_text("shop=1\n(*)=3\n(critical)=ledger\n(hash-method)=string-hash\n")
+    listed = load(str(file), environ={}).pipeline
+    assert (listed.shard_channels, listed.shard_default) == ((("shop", 1),), 3)
+    assert (listed.serial, listed.assignment) == (("ledger",), AssignmentRule.HASH)
+    file.write_text(SHARDS.format('list = "shard.list"\ndefault = 0'))
+    with pytest.raises(ConfigError, match=r"shards\.default stands beside it; give one of them"):
+        load(str(file), environ={})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import signal
 from pathlib import Path
@@ -24,13 +25,14 @@ from fix_pipeline import (
     write_log,
 )
 from tranlog.change import Op, RowChange
-from tranlog.errors import ConflictError, EngineError, TargetAheadError
-from tranlog.ids import NO_SEQNO
+from tranlog.errors import ConflictError, CorruptRecordError, EngineError, TargetAheadError
+from tranlog.ids import NO_SEQNO, Seqno, lsn_offset
 from tranlog.log.log import Log
 from tranlog.log.positions import read_holds
+from tranlog.log.reader import LogReader
 from tranlog.pipeline.apply import ApplyStatus, run_apply
 from tranlog.pipeline.channel import GroupBounds, TaskEnd
-from tranlog.pipeline.channels import AssignmentRule
+from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.session import build_session
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
@@ -48,13 +50,23 @@ def context(spark: SparkSession) -> SparkContext:
     return spark.sparkContext
 
 
-@pytest.mark.parametrize("seed", [21, 22])
-def test_target_and_source_are_equal(tmp_path: Path, context: SparkContext, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "more"),
+    [
+        (21, {}),
+        (22, {}),
+        (23, {"parallelization": Parallelization.MEMORY, "window_bytes": 60_000}),
+        (24, {"parallelization": Parallelization.MEMORY, "shard_by": ShardBy.TABLE, "max_offline_interval_s": 0.05}),
+        (25, {"parallelization": Parallelization.NONE, "channels": 3}),
+    ],
+)
+def test_target_and_source_are_equal(tmp_path: Path, context: SparkContext, seed: int, more: dict) -> None:
+    """Issue 7, item 1: "disk", "memory" in one window and in many, "none"."""
     workload = Workload(seed=seed, large=0.005)
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
     last = write_log(tmp_path / "log", workload, 500, segment_bytes=50_000)
     reports: list[ApplyStatus] = []
-    result = run_apply(options(tmp_path, target), report=reports.append, spark=context)
+    result = run_apply(options(tmp_path, target, **more), report=reports.append, spark=context)
     assert (result.end, result.resubmissions) == (TaskEnd.LIMIT, 0)
     check_equal(target, workload)
     status = result.status
@@ -63,7 +75,7 @@ def test_target_and_source_are_equal(tmp_path: Path, context: SparkContext, seed
     assert (status.total.transactions, status.total.changes) == (last + 1, workload.changes)
     assert [(hold.name, hold.restart_seqno) for hold in read_holds(str(tmp_path / "log"))] == [("p", last)]
     # A second run has nothing to do, and does not wait to see whether the first one is alive.
-    again = run_apply(options(tmp_path, target), spark=context)
+    again = run_apply(options(tmp_path, target, **more), spark=context)
     assert again.end is TaskEnd.LIMIT and again.seconds < 2.4
     check_equal(target, workload)
 
@@ -87,13 +99,14 @@ def test_a_server_and_source_are_equal(
     check_equal(target, workload)
 
 
-def test_a_pipeline_follows_until_it_is_stopped(tmp_path: Path, context: SparkContext) -> None:
+@pytest.mark.parametrize("kind", [Parallelization.DISK, Parallelization.MEMORY])
+def test_a_pipeline_follows_until_it_is_stopped(tmp_path: Path, context: SparkContext, kind: Parallelization) -> None:
     """Stops of the driver: each task ends after its target transaction, and the next start goes on."""
     workload = Workload(seed=41)
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
     with Log.open(str(tmp_path / "log"), source_id="test") as log:
         for _ in range(2):
-            run = Run(options(tmp_path, target, until_seqno=None), context)
+            run = Run(options(tmp_path, target, until_seqno=None, parallelization=kind), context)
             workload.write(log, 100, sync_every=3)
             wait_until(lambda: min(positions(target.options).values(), default=-1) > log.last_seqno - 50)
             run.stop.set()
@@ -157,6 +170,59 @@ def test_another_plan_drains_first(tmp_path: Path, context: SparkContext, change
     assert counters(target.options).changes == workload.changes
 
 
+def test_a_running_pipeline_takes_another_plan(tmp_path: Path, context: SparkContext) -> None:
+    """Issue 7, item 3: "changing the channel count or the rule, online": by a plan that comes while it follows."""
+    workload = Workload(seed=73)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    plans: queue.SimpleQueue[ShardPlan] = queue.SimpleQueue()
+    given = options(tmp_path, target, until_seqno=None, channels=3, group=SMALL)
+    with Log.open(str(tmp_path / "log"), source_id="test") as log:
+        workload.write(log, 300)
+        run = Run(given, context, plans)
+        for plan in (
+            ShardPlan(channels=4, rule=AssignmentRule.HASH),
+            ShardPlan(channels=2, by=ShardBy.TABLE, serial=frozenset({"north.items"})),
+            ShardPlan(channels=9),
+        ):
+            wait_until(lambda: min(positions(target.options).values(), default=-1) > log.last_seqno - 200)
+            plans.put(plan)
+            workload.write(log, 300)
+        wait_until(lambda: run.error is not None or set(positions(target.options).values()) == {log.last_seqno})
+        wait_until(lambda: any("the plan stays as it is" in note for one in run.reports for note in one.notes))
+        run.stop.set()
+        result = run.join()
+    assert (result.end, result.resubmissions) == (TaskEnd.STOPPED, 0)
+    assert set(positions(target.options)) == {0, 1}
+    assert len([note for note in result.status.notes if "the plan changed at seqno" in note]) == 2
+    check_equal(target, workload)
+    assert counters(target.options).changes == workload.changes
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["in the drain", "behind it"])
+def test_a_kill_in_the_middle_of_another_plan(tmp_path: Path, behind: bool) -> None:
+    """The driver is killed -9 while it changes plans; the next one ends what it began."""
+    workload = Workload(seed=74, serial=0.0, shards=("north", "east"))
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    write_log(tmp_path / "log", workload, 3000)
+    driver = Driver(options(tmp_path, target, channels=3, group=SMALL))
+    try:
+        wait_until(lambda: min(positions(target.options).values(), default=-1) > 30)
+    finally:
+        driver.kill()
+    at = positions(target.options)
+    driver = Driver(options(tmp_path, target, channels=2, group=SMALL))
+    try:
+        # In the drain: some channel has moved, by the old plan. Behind it: there are two channels.
+        wait_until(lambda: len(positions(target.options)) == 2 if behind else positions(target.options) != at)
+    finally:
+        driver.kill()
+    driver = Driver(options(tmp_path, target, channels=4, assignment=AssignmentRule.HASH))
+    code, stdout, stderr = driver.finish()
+    assert (code, stderr) == (0, "") and stdout.splitlines()[-1] == "ended limit"
+    assert len(positions(target.options)) == 4
+    check_equal(target, workload)
+
+
 def test_a_channel_without_a_position_loses_nothing(tmp_path: Path, context: SparkContext) -> None:
     """B7-20: the ancestor resumes at the least of the positions that there are, and loses the rest."""
     workload = Workload(seed=75, serial=0.0, shards=("north", "east"))
@@ -185,7 +251,10 @@ def test_a_log_that_cannot_be_held_is_said_once(tmp_path: Path, context: SparkCo
     check_equal(target, workload)
 
 
-def test_what_cannot_be_cured_comes_back_as_itself(tmp_path: Path, context: SparkContext) -> None:
+@pytest.mark.parametrize("kind", [Parallelization.DISK, Parallelization.MEMORY])
+def test_what_cannot_be_cured_comes_back_as_itself(
+    tmp_path: Path, context: SparkContext, kind: Parallelization
+) -> None:
     north = items("north")
     workload = Workload(seed=0, shards=("north",))
     target = SqliteTarget(tmp_path / "target.db", [north])
@@ -196,13 +265,34 @@ def test_what_cannot_be_cured_comes_back_as_itself(tmp_path: Path, context: Spar
             workload.append(log, packer, [RowChange(north, Op.INSERT, None, (key, 0, "x"))])
         log.commit()
     with pytest.raises(ConflictError, match=r"conflict at seqno 2, table north\.items, key") as found:
-        run_apply(options(tmp_path, target, until_seqno=None), spark=context)
+        run_apply(options(tmp_path, target, until_seqno=None, parallelization=kind), spark=context)
     assert found.value.seqno == 2
     assert max(positions(target.options).values()) >= 1
     opened = open_target(target.options)
     row = opened.read_pipeline("p")
     opened.close()
     assert row is not None and row.holder == "", "the next start need not wait"
+
+
+def test_damage_in_a_window_stops_behind_what_lies_before_it(tmp_path: Path, context: SparkContext) -> None:
+    """Read by one for all, it is still named as itself, and all before it is applied."""
+    workload = Workload(seed=77, serial=0.0)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    last = write_log(tmp_path / "log", workload, 60)
+    with LogReader.open(tmp_path / "log") as reader:
+        header = reader.header(Seqno(last - 20))
+    assert header is not None
+    segment = next((tmp_path / "log").glob("thl.data.*"))
+    with segment.open("r+b") as file:
+        place = lsn_offset(header.lsn) + header.record_length - 6
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(CorruptRecordError, match="checksum") as found:
+        run_apply(options(tmp_path, target, parallelization=Parallelization.MEMORY), spark=context)
+    assert found.value.seqno == last - 20
+    assert set(positions(target.options).values()) == {last - 21}
 
 
 def test_another_log_is_refused_before_anything_runs(tmp_path: Path, context: SparkContext) -> None:
@@ -221,12 +311,13 @@ def test_a_second_spark_of_another_kind_is_refused(spark: SparkSession) -> None:
         build_session("local[2]", "another")
 
 
-def test_a_driver_that_is_killed_loses_nothing(tmp_path: Path, context: SparkContext) -> None:
+@pytest.mark.parametrize("kind", [Parallelization.DISK, Parallelization.MEMORY])
+def test_a_driver_that_is_killed_loses_nothing(tmp_path: Path, context: SparkContext, kind: Parallelization) -> None:
     """kill -9 in the middle: its JVM and workers go with it, and the next driver goes on from the positions."""
     workload = Workload(seed=91)
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
     last = write_log(tmp_path / "log", workload, 3000)
-    driver = Driver(options(tmp_path, target, group=SMALL))
+    driver = Driver(options(tmp_path, target, group=SMALL, parallelization=kind))
     try:
         wait_until(lambda: min(positions(target.options).values(), default=-1) > 20)
         below = driver.children()

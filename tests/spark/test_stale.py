@@ -37,7 +37,7 @@ from tranlog.errors import PipelineHeldError, ReplacedError, TransientTargetErro
 from tranlog.log.log import Log
 from tranlog.pipeline.apply import ALIVE_WATCH_S
 from tranlog.pipeline.channel import TaskEnd, TaskResult, run_tasks
-from tranlog.pipeline.channels import ShardPlan
+from tranlog.pipeline.channels import Parallelization, ShardPlan
 from tranlog.target.options import open_target
 from tranlog.target.position import FREEING_AFTER_S
 from tranlog.testing.servers import PostgresAddress
@@ -318,13 +318,14 @@ def worker_of(target: SqliteTarget, channel: int) -> int | None:
     return int(session.split()[0]) if session else None
 
 
-def test_a_task_that_dies_is_run_again(tmp_path: Path, context: SparkContext) -> None:
+@pytest.mark.parametrize("kind", [Parallelization.DISK, Parallelization.MEMORY])
+def test_a_task_that_dies_is_run_again(tmp_path: Path, context: SparkContext, kind: Parallelization) -> None:
     """kill -9 of one channel's worker, again and again: Spark runs the task again (local[4,3]), and where it gives
     up, the driver submits the job again; nothing is lost or done twice."""
     workload = Workload(seed=51)
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
     last = write_log(tmp_path / "log", workload, 3000)
-    run = Run(options(tmp_path, target, group=SMALL), context)
+    run = Run(options(tmp_path, target, group=SMALL, parallelization=kind), context)
     killed: set[int] = set()
     wait_until(lambda: min(positions(target.options).values(), default=-1) >= 0)
     while len(killed) < 4 and run.result is None and run.error is None:

@@ -83,6 +83,9 @@ class ReadableLog(Protocol):
     def header(self, seqno: Seqno) -> RecordHeader | None:
         """Return the header of a transaction's last fragment; None for one that the log does not show."""
 
+    def payload(self, seqno: Seqno) -> Payload:
+        """Return the content of a transaction that the log shows, at once; for small ones."""
+
     def cursor(self, *, committed_only: bool = False) -> ReadableCursor:
         """Return a cursor at the first transaction."""
 

@@ -28,6 +28,7 @@ from tranlog.log.scan import SegmentScanner, survey
 from tranlog.log.segment import SegmentReader, Segments, SegmentStat, torn_size
 from tranlog.log.spilled import SpillStat
 from tranlog.log.spilling import spill_stats
+from tranlog.payload import Payload
 
 POLL_FIRST_S = 0.0005
 POLL_LONGEST_S = 0.020
@@ -253,6 +254,14 @@ class LogReader:
         with self.cursor() as cursor:
             cursor.seek(seqno)
             return cursor.next_header()
+
+    def payload(self, seqno: Seqno) -> Payload:
+        """Return the content of a transaction that the log shows, at once; for small ones."""
+        with self.cursor() as cursor:
+            cursor.seek(seqno)
+            transaction = cursor.next()
+            assert transaction is not None, f"the log shows no seqno {seqno}"
+            return transaction.payload()
 
     def abandoned(self) -> Iterator[tuple[RollbackMark, Record]]:
         """Yield each fragment that a rollback abandoned and that is still there, with the mark that took it.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-import re
+import queue
 import socket
 import threading
 import time
@@ -38,8 +38,8 @@ from tranlog.errors import (
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.positions import hold
 from tranlog.log.readable import ReadableLog
-from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, TaskResult, content_of, log_mark, run_tasks
-from tranlog.pipeline.channels import AssignmentRule, ShardPlan
+from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, content_of, log_mark
+from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.cluster import (
     EngineOptions,
     MasterKind,
@@ -50,6 +50,7 @@ from tranlog.pipeline.cluster import (
 )
 from tranlog.pipeline.filter_chain import Chain
 from tranlog.pipeline.filters import Filter, check_filters
+from tranlog.pipeline.job import Job, long_running, windowed
 from tranlog.pipeline.limits import Limit, SeqnoRanges, UntilGtid, UntilSeqno, Watched, reached
 from tranlog.pipeline.progress import (
     Ahead,
@@ -75,6 +76,7 @@ from tranlog.pipeline.session import (
     lives,
     restore_scratch,
 )
+from tranlog.pipeline.window import Window
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow, PipelineRow, Target
 from tranlog.tungsten.translated import open_readable
@@ -97,7 +99,6 @@ _STOP_WAIT_S = 60.0
 _CANCEL_WAIT_S = 10.0
 _REPLACED_WAIT_S = 5.0
 _DAEMON = "tranlog.pipeline.daemon"
-_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
 _Result = TypeVar("_Result")
 NOBODY = ""
 """The holder of a pipeline whose last driver ended in order: nobody needs to watch whether it is alive."""
@@ -115,6 +116,9 @@ class ApplyOptions:
     log_dir: str
     target: TargetOptions
     channels: int = 4
+    parallelization: Parallelization = Parallelization.DISK
+    window_bytes: int = 32 << 20
+    """In memory: how much of the log is read at a time, and the most that a channel's worker holds of it."""
     master: str | None = None
     """Spark's master; None: `local[max(cores, channels)]`, since a task that runs for weeks needs a slot for itself."""
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -123,6 +127,11 @@ class ApplyOptions:
     serial_shards: tuple[str, ...] = ()
     shard_map: dict[str, int] = field(default_factory=dict)
     """Channels of shards, over the assignment rule."""
+    shard_default: int | None = None
+    """The channel of every shard that is in neither, in the place of the assignment rule."""
+    shard_by: ShardBy = ShardBy.RECORDED
+    shard_keys: dict[str, str] = field(default_factory=dict)
+    """The column of each table, `schema.table`, whose value is the shard, where `shard_by` is KEY."""
     until_seqno: int | str | None = None
     start_seqno: int | None = None
     limit: Limit | None = None
@@ -130,6 +139,8 @@ class ApplyOptions:
     leave_out: SeqnoRanges = field(default_factory=SeqnoRanges)
     """Transactions that are never to be applied; recorded at the target with those of earlier runs."""
     take_over: bool = False
+    max_offline_interval_s: float | None = None
+    """How far the fastest channel may be ahead of the slowest, in the source's commit times; None: as far as it can."""
     sync_interval_s: float = 1.0
     """How long a position may go unpublished while nothing of the channel's own comes by."""
     idle_every: int = 10_000
@@ -145,11 +156,16 @@ class ApplyOptions:
 
     def plan(self) -> ShardPlan:
         """Return how shards are divided among the channels."""
+        if self.parallelization is Parallelization.NONE:
+            return ShardPlan(channels=1)
         return ShardPlan(
             channels=self.channels,
             rule=self.assignment,
             serial=frozenset(name for name in self.serial_shards if name),
             mapping=tuple(sorted(self.shard_map.items())),
+            default=self.shard_default,
+            by=self.shard_by,
+            keys=tuple(sorted(self.shard_keys.items())),
         )
 
     def check(self) -> None:
@@ -158,23 +174,30 @@ class ApplyOptions:
         self.plan().check()
         self.group.check()
         check_filters(self.filters)
-        check_slots(self.wanted_master(), self.channels)
+        check_slots(self.wanted_master(), self.plan().channels)
         self.engine.check_for(self.wanted_master())
         if isinstance(self.until_seqno, str) and self.until_seqno != "now":
             raise ConfigError(option="until", value=self.until_seqno, why='a seqno or "now"')
         for option, value in (("until", self.until_seqno), ("start", self.start_seqno)):
             if isinstance(value, int) and value < 0:
                 raise ConfigError(option=option, value=value, why="a seqno is 0 or more")
-        for option, number in (("sync_interval_s", self.sync_interval_s), ("idle_every", self.idle_every)):
+        for option, number in (
+            ("sync_interval_s", self.sync_interval_s),
+            ("idle_every", self.idle_every),
+            ("window_bytes", self.window_bytes),
+        ):
             if number <= 0:
                 raise ConfigError(option=option, value=number, why="must be above 0")
+        if self.max_offline_interval_s is not None and self.max_offline_interval_s <= 0:
+            why = "must be above 0; leave it out for no bound"
+            raise ConfigError(option="max_offline_interval_s", value=self.max_offline_interval_s, why=why)
         for option, number in (("retry_s", self.retry_s), ("resubmit", self.resubmit)):
             if number < 0:
                 raise ConfigError(option=option, value=number, why="must be 0 or more")
 
     def wanted_master(self) -> str:
         """Return the master to run on."""
-        return self.master or default_master(self.channels)
+        return self.master or default_master(self.plan().channels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,12 +250,15 @@ def run_apply(
     spark: SparkContext | None = None,
     abort: threading.Event | None = None,
     keep_spark: bool = False,
+    plans: queue.SimpleQueue[ShardPlan] | None = None,
 ) -> ApplyResult:
     """Run a pipeline until its limit, until `stop` is set, or until it cannot go on.
 
     Ends: with `stop`, after the target transactions that are under way; with `abort` set before it, at once: they are
     rolled back. `report` is called about once a second, in this thread. `spark`: run there instead of starting one;
-    it is left running. `keep_spark`: leave running what was started; the next run goes on with it.
+    it is left running. `keep_spark`: leave running what was started; the next run goes on with it. `plans`: what is put
+    there while the pipeline runs is its plan from then on: the channels end where they are, drain to one seqno by the
+    old plan, and go on by the new one. A plan that cannot work is refused in a note, and the old one goes on.
 
     Raises ConfigError, EngineError, PipelineHeldError, ReplacedError, TargetAheadError (exit code 3), PurgedError,
     and what a task could not cure: ConflictError, TargetTableError, DdlStopError, FilterError,
@@ -244,50 +270,15 @@ def run_apply(
     check_pyspark()
     reader = open_readable(options.log_dir, checksum=options.checksum)
     try:
-        driver = _Driver(options, reader, stop or threading.Event(), report, spark, abort, keep_spark=keep_spark)
+        driver = _Driver(
+            options, reader, stop or threading.Event(), report, spark, abort, plans=plans, keep_spark=keep_spark
+        )
         try:
             return driver.run()
         finally:
             driver.close()
     finally:
         reader.close()
-
-
-@dataclass(slots=True)
-class _Job:
-    """A Spark job in a thread of its own: its tasks run until the pipeline's end, and nobody waits in the meantime."""
-
-    context: SparkContext
-    tasks: Sequence[ChannelTask]
-    group: str
-    results: list[TaskResult] | None = None
-    failure: Exception | None = None
-    thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._run, name=f"spark-job-{self.group}", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.context.setJobGroup(self.group, f"tranlog apply {self.group}", interruptOnCancel=False)
-            tasks = self.context.parallelize(self.tasks, len(self.tasks))
-            self.results = tasks.mapPartitions(run_tasks).collect()
-        except Exception as exc:  # Spark's, Py4J's, or the task's as text: told to the driver's thread
-            self.failure = exc
-
-    @property
-    def running(self) -> bool:
-        return self.thread.is_alive()
-
-    def cancel(self, wait_s: float) -> None:
-        """Cancel what still runs, and wait for it a little."""
-        if self.running:
-            try:
-                self.context.cancelJobGroup(self.group)
-            except Exception:  # the context is gone, and the job with it
-                logger.debug("could not cancel", exc_info=True)
-            self.thread.join(wait_s)
 
 
 class _Driver:
@@ -302,9 +293,15 @@ class _Driver:
         context: SparkContext | None,
         abort: threading.Event | None = None,
         *,
+        plans: queue.SimpleQueue[ShardPlan] | None = None,
         keep_spark: bool = False,
     ) -> None:
         self._options = options
+        self._plans: queue.SimpleQueue[ShardPlan] = queue.SimpleQueue() if plans is None else plans
+        self._wanted = options.plan()
+        self._next_beat = 0.0
+        self._planning = False
+        """Whether the tasks end to make room for another plan."""
         self._reader = reader
         self._stop = stop
         self._abort = abort or threading.Event()
@@ -324,6 +321,8 @@ class _Driver:
         self._notes: list[str] = []
         self._last: tuple[float, Counters] | None = None
         self._held_at = NO_SEQNO
+        self._limit_seqno: Seqno | None = None
+        """Where a limit was found that a seqno does not tell beforehand."""
         self._hold_failed = False
         self._short = False
         self._resubmissions = Resubmissions(allowed=options.resubmit)
@@ -345,15 +344,20 @@ class _Driver:
         end = TaskEnd.STOPPED
         try:
             while not self._stop.is_set():
+                self._planning = False
                 plan = self._persist(self._take)
                 self._leave_out()
                 if isinstance(plan, Run):
                     self._phase = "running"
                     end = self._run(context, plan.plan, until)
+                    if self._planning and end is TaskEnd.STOPPED:
+                        continue
                     break
                 # A user's limit in front of the drain's wins; then the new plan waits for the next start.
                 self._phase = "draining"
                 end = self._run(context, plan.plan, plan.upto if until is None else min(until, plan.upto))
+                if self._planning and end is TaskEnd.STOPPED:
+                    continue
                 if end is TaskEnd.STOPPED or (until is not None and until < plan.upto):
                     break
             status = self._beat()
@@ -386,15 +390,15 @@ class _Driver:
         if self._context is None:
             settings = {"spark.python.daemon.module": _DAEMON}
             if master_kind(options.wanted_master()) is MasterKind.STANDALONE:
-                settings["spark.cores.max"] = str(options.channels)  # unset, it would take all that there are
+                settings["spark.cores.max"] = str(self._wanted.channels)  # unset, it would take all that there are
             app = f"tranlog apply {options.pipeline}"
             self._context = build_context(options.wanted_master(), app, settings, options.engine)
-        master = self._context.master or ""
-        check_slots(master, options.channels)
+        master, channels = self._context.master or "", self._wanted.channels
+        check_slots(master, channels)
         deadline = time.monotonic() + options.engine.slots_wait_s
-        while (slots := count_slots(self._context)) < options.channels and not self._stop.is_set():
+        while (slots := count_slots(self._context)) < channels and not self._stop.is_set():
             if time.monotonic() > deadline or not lives(self._context):
-                raise too_few_slots(master, slots=slots, channels=options.channels)
+                raise too_few_slots(master, slots=slots, channels=channels)
             time.sleep(_TICK_S)
         return self._context
 
@@ -424,7 +428,7 @@ class _Driver:
         plan = plan_start(
             pipeline=target.read_pipeline(name),
             rows=target.read_channels(name),
-            wanted=self._options.plan(),
+            wanted=self._wanted,
             start=None if start is None else Seqno(start),
             first=found.first_seqno,
             header_at=self._reader.header,
@@ -523,6 +527,8 @@ class _Driver:
         What is committed by now is searched here, so that channels which stand apart all end at the first match behind
         the slowest; none has passed what comes later. Raises ConfigError for a GTID of another history.
         """
+        if self._limit_seqno is not None:
+            return nearest_limit(until, self._limit_seqno), None, NO_SEQNO
         match self._options.limit:
             case None:
                 return until, None, NO_SEQNO
@@ -541,6 +547,7 @@ class _Driver:
                 found = self._search(watched, Seqno(restart + 1), upto)
                 if found is None:
                     return until, watched, upto
+                self._limit_seqno = found  # a later look begins behind it
                 return nearest_limit(until, found), None, NO_SEQNO
 
     def _search(self, watched: Watched, first: Seqno, last: Seqno) -> Seqno | None:
@@ -571,7 +578,8 @@ class _Driver:
         number = 0
         while True:
             number += 1
-            upto, watch, watch_after = self._look_ahead(until)
+            in_memory = options.parallelization is Parallelization.MEMORY
+            upto, watch, watch_after = (until, None, NO_SEQNO) if in_memory else self._look_ahead(until)
             tasks = [
                 ChannelTask(
                     pipeline=options.pipeline,
@@ -582,6 +590,7 @@ class _Driver:
                     log_mark=mark,
                     target=here,
                     until=upto,
+                    max_offline_interval_s=options.max_offline_interval_s,
                     bounds=options.group,
                     sync_interval_s=options.sync_interval_s,
                     idle_every=options.idle_every,
@@ -593,18 +602,25 @@ class _Driver:
                 )
                 for channel in range(plan.channels)
             ]
-            job = _Job(context, tasks, group=f"{options.pipeline}-{self._token}-{number}")
+            if in_memory:
+                window = self._window(tasks, until)
+                if window is None:
+                    return TaskEnd.STOPPED if self._stop.is_set() or self._planning else TaskEnd.LIMIT
+                submit = windowed(window)
+            else:
+                window, submit = None, long_running(tasks)
+            job = Job(context, submit, group=f"{options.pipeline}-{self._token}-{number}")
             try:
                 self._watch(job)
             finally:
                 job.cancel(_CANCEL_WAIT_S)
             if job.results is None:
-                if self._stop.is_set():
+                if self._stop.is_set() or self._planning:
                     return TaskEnd.STOPPED
                 explained = explain_failure(str(job.failure))
                 if explained is not None:
                     raise explained
-                why = _last_line(job.failure)
+                why = job.why()
             else:
                 errors = [result.error for result in job.results if result.end is TaskEnd.FAILED]
                 if errors:
@@ -612,13 +628,44 @@ class _Driver:
                 ends = {result.end for result in job.results}
                 if TaskEnd.REPLACED in ends:
                     why = "another attempt of a task had taken its channel"
-                elif TaskEnd.STOPPED in ends and not self._stop.is_set():
+                elif TaskEnd.STOPPED in ends and not (self._stop.is_set() or self._planning):
                     why = "a task of the job before it had asked all others to stop"
+                elif window is not None and ends == {TaskEnd.LIMIT}:
+                    continue
                 else:
                     return TaskEnd.STOPPED if TaskEnd.STOPPED in ends else TaskEnd.LIMIT
             # Raises ReplacedError where it was another driver.
             self._persist(self._target_keep_alive)
             self._again(context, why)
+
+    def _window(self, tasks: Sequence[ChannelTask], until: Seqno | None) -> Window | None:
+        """Return what to apply next, waiting for it; None: nothing is left, or the run is to end.
+
+        It ends no later than where a limit that a seqno does not tell was looked for: its tasks need not watch for one.
+        """
+        target, name = self._open()
+        while not (self._stop.is_set() or self._planned()):
+            restart = restart_seqno(self._persist(lambda: target.read_channels(name)))
+            found = self._reader.range()
+            upto, watch, looked = self._look_ahead(until)
+            if upto is not None and restart >= upto:
+                return None
+            last = min(found.committed_seqno, looked) if watch is not None else found.committed_seqno
+            if upto is not None:
+                last = min(last, upto)
+            if last > restart:
+                return Window(
+                    tasks=tuple(tasks),
+                    log_first=found.first_seqno,
+                    first=Seqno(restart + 1),
+                    upto=last,
+                    bytes=self._options.window_bytes,
+                )
+            if time.monotonic() >= self._next_beat:
+                self._next_beat = time.monotonic() + ALIVE_INTERVAL_S
+                self._persist(self._beat)
+            self._stop.wait(_TICK_S)
+        return None
 
     def _again(self, context: SparkContext, why: str) -> None:
         """Count a failure of the job. Raises EngineError where submitting again is of no use."""
@@ -630,30 +677,29 @@ class _Driver:
         restore_scratch()
         # A task that could not go on asks the others to stop, and when its job fails then, its reason is lost. It will
         # come again; but nobody may take that wish for the user's, and end as if all were well.
-        if not self._stop.is_set():
+        if not (self._stop.is_set() or self._planning):
             self._persist(lambda: target.request_stop(pipeline=name, token=self._token, stop_at_seqno=None))
         logger.warning("the job failed and is submitted again pipeline=%s why=%s", name, why)
         self._notes.append(f"submitted again: {why}")
 
-    def _watch(self, job: _Job) -> None:
+    def _watch(self, job: Job) -> None:
         """Stay until the job has ended: keep alive_at moving, report, pass on the wish to stop."""
         target, name = self._open()
-        next_beat = time.monotonic()
         cancel_at: float | None = None
         while job.running:
             now = time.monotonic()
             try:
-                if cancel_at is None and self._stop.is_set():
+                if cancel_at is None and (self._stop.is_set() or self._planned()):
                     cancel_at = now if self._abort.is_set() else now + _STOP_WAIT_S
                     self._phase = "stopping"
                     target.request_stop(pipeline=name, token=self._token, stop_at_seqno=NO_SEQNO)
-                if now >= next_beat:
-                    next_beat = now + ALIVE_INTERVAL_S
+                if now >= self._next_beat:
+                    self._next_beat = now + ALIVE_INTERVAL_S
                     self._beat()
             except (TransientTargetError, TargetUnavailableError) as exc:
                 # The tasks give up in time, if it stays away; this connection only reports.
                 logger.warning("target failed retry_in_s=%.1f why=%s", ALIVE_INTERVAL_S, exc)
-                next_beat = now + ALIVE_INTERVAL_S
+                self._next_beat = now + ALIVE_INTERVAL_S
                 if cancel_at is not None and self._phase == "stopping":
                     cancel_at = min(cancel_at, now + _CANCEL_WAIT_S)
                 self._reconnect()
@@ -666,6 +712,27 @@ class _Driver:
                 logger.warning("tasks did not stop in time and are cancelled pipeline=%s", name)
                 return
             job.thread.join(_TICK_S)
+
+    def _planned(self) -> bool:
+        """Whether another plan is wanted from now on; the newest of several counts."""
+        while True:
+            try:
+                plan = self._plans.get_nowait()
+            except queue.Empty:
+                return self._planning
+            try:
+                plan.check()
+                if self._context is not None:
+                    master = self._context.master or ""
+                    check_slots(master, plan.channels)
+                    slots = count_slots(self._context)
+                    if master_kind(master) is not MasterKind.LOCAL and plan.channels > slots:
+                        raise too_few_slots(master, slots=slots, channels=plan.channels)
+            except (ConfigError, EngineError) as exc:
+                self._notes.append(f"the plan stays as it is: {exc}")
+                continue
+            self._wanted = plan
+            self._planning = True
 
     def _reconnect(self) -> None:
         try:
@@ -708,7 +775,7 @@ class _Driver:
         context = self._context
         if context is None or not self._driving or master_kind(context.master or "") is MasterKind.LOCAL:
             return
-        slots, channels = count_slots(context), self._options.channels
+        slots, channels = count_slots(context), self._wanted.channels
         if (slots < channels) is not self._short and lives(context):
             self._short = slots < channels
             text = f"{slots} slots for {channels} channels: "
@@ -779,12 +846,3 @@ class _Driver:
 def _most_telling(errors: Sequence[TranlogError]) -> TranlogError:
     """Return the error to show of several channels': one about data first, one that many may share last."""
     return min(errors, key=lambda error: (isinstance(error, TargetUnavailableError), not isinstance(error, LogError)))
-
-
-def _last_line(failure: Exception | None) -> str:
-    """Return what a failed job says, in one line: of a Python traceback inside it, the last."""
-    if failure is None:
-        return "no result"
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    raised = [line for line in lines if _RAISED.match(line)]
-    return (raised or lines or [type(failure).__name__])[0][:300]

@@ -17,7 +17,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 
@@ -32,6 +32,7 @@ from tranlog.errors import (
     LogMissingError,
     LogUnreadableError,
     PayloadError,
+    PurgedError,
     ReplacedError,
     TargetAheadError,
     TargetTableError,
@@ -42,8 +43,21 @@ from tranlog.errors import (
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 from tranlog.log.format import RecordHeader
 from tranlog.log.readable import ReadableCursor, ReadableLog, ReadableTransaction
-from tranlog.payload import decode
-from tranlog.pipeline.channels import SERIAL, Await, Finish, Publish, ShardPlan, Skip, Take, Verdict, Walk
+from tranlog.log.reader import LogRange
+from tranlog.payload import Payload, decode
+from tranlog.pipeline.channels import (
+    KEY_SHARD,
+    SERIAL,
+    Await,
+    Finish,
+    Publish,
+    ShardBy,
+    ShardPlan,
+    Skip,
+    Take,
+    Verdict,
+    Walk,
+)
 from tranlog.pipeline.filter_chain import Chain, Place
 from tranlog.pipeline.filters import Filter
 from tranlog.pipeline.limits import Content, SeqnoRanges, Watched, needs_every_header, reached
@@ -123,9 +137,10 @@ def log_mark(reader: ReadableLog, seqno: Seqno | None = None) -> LogMark | None:
 class ChannelTask:
     """All that a task needs to know; it travels pickled to wherever Spark runs it.
 
-    `until`: the last seqno to apply, inclusive; None: run on. `sync_interval_s` and `idle_every`: how long, and for
-    how many transactions, a position may go unpublished. `retry_s`: how long to try to reach a target that is away.
-    `watch`: a limit to be told from the headers behind `watch_after`, in front of which the driver has looked.
+    `until`: the last seqno to apply, inclusive; None: run on. `max_offline_interval_s`: as in `Walk`. `sync_interval_s`
+    and `idle_every`: how long, and for how many transactions, a position may go unpublished. `retry_s`: how long to try
+    to reach a target that is away. `watch`: a limit to be told from the headers behind `watch_after`, in front of which
+    the driver has looked.
     """
 
     pipeline: str
@@ -135,6 +150,7 @@ class ChannelTask:
     log_dir: str
     target: TargetOptions
     until: Seqno | None = None
+    max_offline_interval_s: float | None = None
     bounds: GroupBounds = field(default_factory=GroupBounds)
     sync_interval_s: float = 1.0
     idle_every: int = 10_000
@@ -211,6 +227,17 @@ def run_tasks(tasks: Iterable[ChannelTask]) -> Iterator[TaskResult]:
         yield run_task(task)
 
 
+class Feed(Protocol):
+    """What a channel reads: the log itself, or a window of it that somebody else has read; see `ReadableLog`."""
+
+    def range(self) -> LogRange: ...
+    def header(self, seqno: Seqno) -> RecordHeader | None: ...
+    def cursor(self, *, committed_only: bool = False) -> ReadableCursor: ...
+    def payload(self, seqno: Seqno) -> Payload: ...
+    def purged(self, seqno: Seqno) -> PurgedError: ...
+    def close(self) -> None: ...
+
+
 class _Taken:
     """One transaction that was taken and is not committed yet; a stream is counted while it passes."""
 
@@ -233,7 +260,7 @@ class Channel:
         self,
         task: ChannelTask,
         open_target: Callable[[], Target],
-        open_reader: Callable[[], ReadableLog],
+        open_reader: Callable[[], Feed],
         clock: Clock | None = None,
     ) -> None:
         self._task = task
@@ -241,11 +268,13 @@ class Channel:
         self._open_reader = open_reader
         self._clock = SystemClock() if clock is None else clock
         self._target: Target | None = None
-        self._reader: ReadableLog | None = None
+        self._reader: Feed | None = None
         self._token = 0
         self._walk = Walk(channel=task.channel, channels=task.plan.channels, position=NO_SEQNO, run=False)
         self._owners: dict[str, int] = {}
         self._foreign: set[bytes] = set()  # shards of other channels, as headers have them
+        self._by_header = task.plan.by is ShardBy.RECORDED  # the recorded shard of a header is the plan's
+        self._decoded: tuple[Seqno, Payload] | None = None  # what had to be decoded to know whose it is
         self._cursor: ReadableCursor | None = None
         self._last: RecordHeader | None = None  # of the transaction at `passed`; None: the cursor knows it
         self._stop_at: Seqno | None = None
@@ -271,8 +300,7 @@ class Channel:
         pause, failing_since, reached = _RETRY_FIRST_S, None, NO_SEQNO
         while True:
             try:
-                with self._claim() as cursor:
-                    return self._result(self._go(cursor))
+                return self._result(self._go(self._claim()))
             except (TransientTargetError, TargetUnavailableError) as exc:
                 now = clock.monotonic()
                 if failing_since is None or self._walk.published > reached:
@@ -347,14 +375,17 @@ class Channel:
         self._owners, self._foreign = {}, set()
         for shard, channel in self._target.read_assignment(task.pipeline).items():
             self._own(shard, channel)
-        applied = row.epoch != NO_EPOCH or row.event_id != ""
-        run = header is not None and applied and self._owner(header.shard_id) == SERIAL
+        run = False
+        if header is not None and (row.epoch != NO_EPOCH or row.event_id != ""):
+            run = self._owner(self._shard(header, self._reader.payload)) == SERIAL
         self._walk = Walk(
             channel=task.channel,
             channels=task.plan.channels,
             position=row.applied_seqno,
             run=run,
             limit=self._limit(),
+            interval_ms=None if task.max_offline_interval_s is None else round(task.max_offline_interval_s * 1000),
+            tstamp=row.tstamp,
         )
         self._left_out = SeqnoRanges.of(self._target.read_left_out(task.pipeline)).behind(row.applied_seqno)
         self._stored = Counters.parse(row.stats)
@@ -370,7 +401,7 @@ class Channel:
         self._meet()
         return cursor
 
-    def _check(self, reader: ReadableLog, row: ChannelRow) -> RecordHeader | None:
+    def _check(self, reader: Feed, row: ChannelRow) -> RecordHeader | None:
         """Return the header at the position. Raises when this log cannot go on behind it."""
         first = reader.range().first_seqno
         verdict = check_position(row, first=first, header_at=reader.header)
@@ -393,6 +424,18 @@ class Channel:
         return nearest_limit(nearest_limit(self._task.until, self._found), self._stop_at)
 
     # --- whose is it? ---
+
+    def _shard(self, header: RecordHeader, payload: Callable[[Seqno], Payload]) -> str:
+        """Return the shard of a transaction as the plan has it; `payload` gives its content where that is asked for."""
+        if self._by_header:
+            return header.shard_id
+        plan = self._task.plan
+        shard = plan.shard(header.shard_id, header.tables, whole=header.fragno == 0 and not header.spilled)
+        if shard is None:
+            content = payload(header.seqno)
+            self._decoded = header.seqno, content
+            shard = plan.shard_of(content.changes)
+        return shard
 
     def _owner(self, shard: str) -> int:
         """Return the owner of a shard's transactions; a shard seen for the first time gets its channel here."""
@@ -422,8 +465,10 @@ class Channel:
         return owner
 
     def _note_owner(self, shard: str, owner: int) -> None:
+        if shard.startswith(KEY_SHARD):
+            return  # there may be as many as rows
         self._owners[shard] = owner
-        if owner not in (SERIAL, self._task.channel) and not self._looks_at_names:
+        if self._by_header and owner not in (SERIAL, self._task.channel) and not self._looks_at_names:
             self._foreign.add(shard.encode())
 
     # --- the loop ---
@@ -431,6 +476,12 @@ class Channel:
     def _go(self, cursor: ReadableCursor) -> TaskEnd:
         walk, bounds, owners, foreign = self._walk, self._task.bounds, self._owners, self._foreign
         at, move_on, next_header, clock = walk.at, walk.move_on, cursor.next_header, self._clock
+        by_header = self._by_header
+
+        def here(_: Seqno) -> Payload:
+            return cursor.current().payload()
+
+        hops = self._task.max_offline_interval_s is None  # else commit times must be seen
         look_at = walk.passed
         while True:
             if walk.done:
@@ -442,7 +493,7 @@ class Channel:
                 if now >= self._next_sync or late or walk.passed - walk.published >= self._task.idle_every:
                     self._commit()
                     continue  # there may be a wish to stop
-            if foreign and not walk.run and (self._watch is None or not needs_every_header(self._watch)):
+            if hops and foreign and not walk.run and (self._watch is None or not needs_every_header(self._watch)):
                 upto = min(look_at, Seqno(walk.published + self._task.idle_every))
                 passed = cursor.pass_over(foreign, upto if walk.limit is None else min(upto, walk.limit))
                 if passed > walk.passed:
@@ -467,10 +518,12 @@ class Channel:
                 self._look_for_limit(cursor, header)
             if self._looks_at_names and header.tables and header.tables not in self._seen:
                 self._look_at_names(header, header.tables)
-            owner = owners.get(header.shard_id)
+            shard = header.shard_id if by_header else self._shard(header, here)
+            owner = owners.get(shard)
             if owner is None:
-                owner = self._owner(header.shard_id)
-            verdict: Verdict = at(seqno, owner)
+                owner = self._owner(shard)
+            tstamp = header.tstamp
+            verdict: Verdict = at(seqno, owner, tstamp)
             while True:
                 match verdict:
                     case Skip():
@@ -482,12 +535,12 @@ class Channel:
                     case Publish():
                         self._commit()
                     case Await():
-                        self._wait(seqno, owner)
+                        self._wait(seqno, owner, tstamp)
                     case Finish():
                         return self._finish()
                     case _:
                         assert_never(verdict)
-                verdict = at(seqno, owner)
+                verdict = at(seqno, owner, tstamp)
             move_on(seqno, owner)
             self._last = header
             if (
@@ -536,7 +589,8 @@ class Channel:
             taken.unit = msgspec.structs.replace(taken.unit, changes=lambda: _counting(transaction, taken, chain))
             self._group_bytes = self._task.bounds.bytes  # commit it alone
             return True
-        payload = transaction.payload()
+        decoded = self._decoded
+        payload = decoded[1] if decoded is not None and decoded[0] == header.seqno else transaction.payload()
         changes = payload.changes
         if chain is not None and changes:
             self._spent("read_us")
@@ -694,7 +748,7 @@ class Channel:
         self._pending.changes += sum([taken.changes for taken in group]) - changes
         self._pending.bytes += sum([taken.bytes for taken in group]) - size
         self._stored = counters
-        walk.published_up_to(upto)
+        walk.published_up_to(upto, header.tstamp)
 
     def _note_block(self, group: list[_Taken], walk: Walk) -> ChannelStats:
         """Note what the next position tells beside the counters, which is in the target together with it."""
@@ -732,12 +786,12 @@ class Channel:
         if meeting.token != task.driver_token:
             raise self._replaced()
         self._stop_at = meeting.stop_at_seqno
-        self._walk.learn(meeting.applied)
+        self._walk.learn(meeting.applied, meeting.times)
         self._walk.limit = self._limit()
         self._next_sync = self._clock.monotonic() + task.sync_interval_s
         return meeting
 
-    def _wait(self, seqno: Seqno, owner: int) -> None:
+    def _wait(self, seqno: Seqno, owner: int, tstamp: int) -> None:
         """Read the meeting until the walk may go on at this transaction, or is to do something else."""
         walk, clock = self._walk, self._clock
         started = clock.monotonic()
@@ -747,7 +801,7 @@ class Channel:
         self._pending.waits += 1
         while True:
             self._meet()
-            if not isinstance(walk.at(seqno, owner), Await):
+            if not isinstance(walk.at(seqno, owner, tstamp), Await):
                 break
             now = clock.monotonic()
             if now >= publish_at:

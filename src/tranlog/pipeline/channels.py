@@ -14,19 +14,32 @@ from __future__ import annotations
 import enum
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from tranlog.change import Change, RowChange, TableName
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.shard import UNKNOWN_SHARD
+from tranlog.types import UNCHANGED, Value, canonical
 
 SERIAL: Final = -1
 """The owner of a transaction that must run alone. Channel 0 applies it."""
 
 MAX_CHANNELS: Final = 1024
 """A channel is a process and a connection; more than this is a slip of the keyboard."""
+
+
+class Parallelization(enum.StrEnum):
+    """How transactions come from the log to the channels."""
+
+    DISK = "disk"
+    """Each channel reads the log by a cursor of its own: channels may be any distance apart."""
+    MEMORY = "memory"
+    """One reader reads a bounded window, Spark splits it to the channels; all end it before the next begins."""
+    NONE = "none"
+    """One channel applies everything in the log's order."""
 
 
 class AssignmentRule(enum.StrEnum):
@@ -38,22 +51,50 @@ class AssignmentRule(enum.StrEnum):
     """CRC-32 of the shard's UTF-8 name, modulo the number of channels."""
 
 
+class ShardBy(enum.StrEnum):
+    """What makes a shard, for the pipeline. All but KEY ask the headers alone."""
+
+    RECORDED = "recorded"
+    """The shard that capture stored in the header. The cheapest: other channels' records are passed unparsed."""
+    SCHEMA = "schema"
+    TABLE = "table"
+    """The schema, or the table, that the header names as touched. Foreign keys join no tables here, as they do at
+    capture: the header does not know them."""
+    KEY = "key"
+    """The value of a column of each table. Every channel decodes every transaction of the tables that have one."""
+
+
+KEY_SHARD: Final = "#KEY "
+"""How the name of a shard begins that is a key's value; its channel is its hash, and is not stored."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
     """How a pipeline divides shards among its channels. Two plans with equal `text()` own alike.
 
-    `serial` names shards that run alone, as `#UNKNOWN` does; `mapping` sends a shard to a channel, sorted by shard.
+    `serial` names shards that run alone, as `#UNKNOWN` does; `mapping` sends a shard to a channel, sorted by shard;
+    `default` is the channel of every shard that is in neither, in the place of `rule`. `keys` (by `key`) names the
+    column of each table, `schema.table`, sorted; a table without one is a shard of its own.
     """
 
     channels: int
     rule: AssignmentRule = AssignmentRule.RECORDED
     serial: frozenset[str] = frozenset()
     mapping: tuple[tuple[str, int], ...] = ()
+    default: int | None = None
+    by: ShardBy = ShardBy.RECORDED
+    keys: tuple[tuple[str, str], ...] = ()
 
     def check(self) -> None:
         """Raise ConfigError for a plan that cannot work."""
         if not 1 <= self.channels <= MAX_CHANNELS:
             raise ConfigError(option="channels", value=self.channels, why=f"must be 1 to {MAX_CHANNELS}")
+        if self.default is not None and not 0 <= self.default < self.channels:
+            why = f"channels are numbered 0 to {self.channels - 1}"
+            raise ConfigError(option="shard default", value=self.default, why=why)
+        if (self.by is ShardBy.KEY) != bool(self.keys):
+            why = 'shards by "key" need a column for at least one table, and no others may name any'
+            raise ConfigError(option="shard keys", value=dict(self.keys), why=why)
         for shard, channel in self.mapping:
             if not 0 <= channel < self.channels:
                 why = f"channels are numbered 0 to {self.channels - 1}"
@@ -69,6 +110,12 @@ class ShardPlan:
             fields["serial"] = sorted(self.serial)
         if self.mapping:
             fields["map"] = dict(sorted(self.mapping))
+        if self.default is not None:
+            fields["default"] = self.default
+        if self.by is not ShardBy.RECORDED:
+            fields["by"] = self.by.value
+        if self.keys:
+            fields["keys"] = dict(sorted(self.keys))
         return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
@@ -81,6 +128,9 @@ class ShardPlan:
                 rule=AssignmentRule(fields["rule"]),
                 serial=frozenset(fields.get("serial", ())),
                 mapping=tuple(sorted((str(k), int(v)) for k, v in fields.get("map", {}).items())),
+                default=None if fields.get("default") is None else int(fields["default"]),
+                by=ShardBy(fields.get("by", ShardBy.RECORDED)),
+                keys=tuple(sorted((str(k), str(v)) for k, v in fields.get("keys", {}).items())),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             why = "the target's tranlog_pipeline row does not hold a rule of this release; take the pipeline over anew"
@@ -98,9 +148,67 @@ class ShardPlan:
         for shard, channel in self.mapping:
             if shard == shard_id:
                 return channel
-        if self.rule is AssignmentRule.HASH:
+        if self.default is not None:
+            return self.default
+        if self.rule is AssignmentRule.HASH or shard_id.startswith(KEY_SHARD):
             return zlib.crc32(shard_id.encode()) % self.channels
         return assignment.get(shard_id)
+
+    def shard(self, recorded: str, tables: tuple[TableName, ...] | None, *, whole: bool) -> str | None:
+        """Return the shard of a transaction from its header; None: that takes its changes, see `shard_of`.
+
+        `recorded` and `tables` are the header's. `whole`: it is one fragment, which may be decoded; a larger one that
+        would have to be is serial. A header says `#UNKNOWN` of a transaction of several shards and of one with a
+        statement, so another rule than the recorded one decodes those that may turn out to lie in one shard.
+        """
+        if self.by is ShardBy.RECORDED:
+            return recorded
+        if not tables or not recorded:
+            return UNKNOWN_SHARD
+        if self.by is ShardBy.SCHEMA:
+            found = {schema for schema, _ in tables}
+        else:
+            found = {f"{schema}.{table}" for schema, table in tables}
+            if self.by is ShardBy.KEY and not found.isdisjoint([table for table, _ in self.keys]):
+                keyed = found <= {table for table, _ in self.keys}
+                return None if keyed and whole else UNKNOWN_SHARD
+        if len(found) > 1:
+            return UNKNOWN_SHARD
+        if recorded == UNKNOWN_SHARD:
+            return None if whole else UNKNOWN_SHARD
+        return next(iter(found)) or UNKNOWN_SHARD
+
+    def shard_of(self, changes: Iterable[Change]) -> str:
+        """Return the shard of a transaction from its changes, where the header was not enough.
+
+        By key: the one value of the key columns that its rows had and have; several, NULL, or a statement: `#UNKNOWN`.
+        """
+        found: set[str | None] = set()
+        columns = dict(self.keys)
+        for change in changes:
+            if not isinstance(change, RowChange):
+                return UNKNOWN_SHARD
+            table = change.table
+            column = columns.get(table.name)
+            if self.by is ShardBy.SCHEMA:
+                found.add(table.schema)
+            elif column is None:
+                found.add(table.name)
+            else:
+                place = next((at for at, one in enumerate(table.columns) if one.name == column), None)
+                for row in (change.before, change.after):
+                    if row is not None:
+                        found.add(None if place is None else _key_shard(row[place]))
+        only = found.pop() if len(found) == 1 else None
+        return only or UNKNOWN_SHARD
+
+
+def _key_shard(value: Value) -> str | None:
+    """Return the shard of a key's value; None for one that tells nothing: NULL, or a value that was not sent."""
+    if value is None or value is UNCHANGED:
+        return None
+    tag, form = canonical(value)
+    return f"{KEY_SHARD}{int(tag)} {form!r}"
 
 
 # --- verdicts --------------------------------------------------------------------------------------------
@@ -125,7 +233,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Await:
-    """Wait until each of `channels` has applied `seqno`; read the meeting, `learn` it, ask again."""
+    """Wait until each of `channels` has applied `seqno`, or come near; read the meeting, `learn` it, ask again."""
 
     channels: tuple[int, ...]
     seqno: Seqno
@@ -149,11 +257,38 @@ class Walk:
     `passed`: everything up to here was skipped or taken. `published`: the channel's position in the target. Both
     start at that position, and `run` says whether the transaction there is serial, which means that the channels
     have met in front of it. `limit`: the last seqno to apply, inclusive, None for no end. Not for threads.
+
+    `interval_ms` (max_offline_interval), None for no bound: a channel takes a transaction only when it was committed no
+    more than so much later than the position of each channel that is behind it in the log. Behind in the log, not in
+    time: so nobody waits for one who waits for him, whatever the source's clock did. And so that nobody waits for a
+    channel that merely had nothing to do, each publishes its position every half interval of commit time.
     """
 
-    __slots__ = ("_applied", "_others", "channel", "limit", "owes", "passed", "published", "run")
+    __slots__ = (
+        "_applied",
+        "_interval",
+        "_others",
+        "_times",
+        "channel",
+        "limit",
+        "owes",
+        "passed",
+        "published",
+        "published_at",
+        "run",
+    )
 
-    def __init__(self, *, channel: int, channels: int, position: Seqno, run: bool, limit: Seqno | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        channel: int,
+        channels: int,
+        position: Seqno,
+        run: bool,
+        limit: Seqno | None = None,
+        interval_ms: int | None = None,
+        tstamp: int = 0,
+    ) -> None:
         self.channel = channel
         self.passed = position
         self.published = position
@@ -164,15 +299,26 @@ class Walk:
         self._others = tuple(other for other in range(channels) if other != channel)
         # Positions of the others as last read; they only grow, so an old reading errs towards waiting.
         self._applied: dict[int, Seqno] = {}
+        self._interval = interval_ms if self._others else None
+        self._times: dict[int, int] = {}
+        self.published_at = tstamp
+        """The commit time of the position in the target, ms; 0: nothing applied yet."""
 
-    def at(self, seqno: Seqno, owner: int) -> Verdict:
+    def at(self, seqno: Seqno, owner: int, tstamp: int = 0) -> Verdict:
         """Return what to do at the next transaction, `passed` + 1; `owner` as `ShardPlan.owner` has it.
 
-        Asking changes nothing. After Skip and Take call `move_on`, after Publish `published_up_to`, after a reading
-        of the meeting `learn`.
+        `tstamp` is its commit time, which only an interval asks for. Asking changes nothing. After Skip and Take call
+        `move_on`, after Publish `published_up_to`, after a reading of the meeting `learn`.
         """
         if self.limit is not None and seqno > self.limit:
             return _FINISH
+        if self._interval is not None:
+            if self.published < self.passed and tstamp - self.published_at > self._interval // 2:
+                return Publish(seqno=self.passed)
+            if owner == self.channel:
+                slow = self._slow(tstamp, self._interval)
+                if slow:
+                    return Publish(seqno=self.passed) if self.owes else Await(channels=slow, seqno=self.passed)
         if self.channel == 0:
             if owner == SERIAL:
                 return _TAKE if self.run else self._meet_others(seqno)
@@ -182,6 +328,15 @@ class Walk:
         if owner == SERIAL:
             return self._meet_channel_0(seqno)
         return _TAKE if owner == self.channel else _SKIP
+
+    def _slow(self, tstamp: int, interval: int) -> tuple[int, ...]:
+        """Return the channels behind this one whose positions were committed too long before `tstamp`."""
+        applied, times = self._applied, self._times
+        return tuple(
+            other
+            for other in self._others
+            if applied.get(other, -2) < self.passed and tstamp - times.get(other, 0) > interval
+        )
 
     def _meet_others(self, seqno: Seqno) -> Verdict:
         """Channel 0 before the first of a serial run."""
@@ -218,15 +373,18 @@ class Walk:
         assert not self.run
         self.passed = seqno
 
-    def published_up_to(self, seqno: Seqno) -> None:
-        """Note that the target's position of this channel is `seqno` now."""
+    def published_up_to(self, seqno: Seqno, tstamp: int = 0) -> None:
+        """Note that the target's position of this channel is `seqno` now, committed at `tstamp`."""
         self.published = seqno
+        self.published_at = tstamp
         if seqno == self.passed:
             self.owes = False
 
-    def learn(self, applied: Mapping[int, Seqno]) -> None:
-        """Note the other channels' positions as the target holds them."""
+    def learn(self, applied: Mapping[int, Seqno], times: Mapping[int, int] | None = None) -> None:
+        """Note the other channels' positions as the target holds them, and their commit times."""
         self._applied.update(applied)
+        if times is not None:
+            self._times.update(times)
 
     @property
     def done(self) -> bool:

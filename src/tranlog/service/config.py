@@ -28,7 +28,7 @@ from tranlog.log.log import LogOptions
 from tranlog.log.properties import EXPIRE, PROPERTIES, differs, resolve
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channel import GroupBounds
-from tranlog.pipeline.channels import AssignmentRule
+from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy
 from tranlog.pipeline.cluster import EngineOptions
 from tranlog.pipeline.filters import (
     Delay,
@@ -43,6 +43,7 @@ from tranlog.pipeline.filters import (
     check_filter,
 )
 from tranlog.pipeline.operation import OnError
+from tranlog.pipeline.shard_list import parse_shard_list
 from tranlog.service.exposure import Exposure, read_secret
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.target.mariadb_url import read_url
@@ -377,12 +378,18 @@ class PipelineOptions:
 
     name: str
     channels: int = 4
+    parallelization: Parallelization = Parallelization.DISK
+    window_bytes: int = 32 << 20
     master: str | None = None
     engine: EngineOptions = dataclasses.field(default_factory=EngineOptions)
     assignment: AssignmentRule = AssignmentRule.RECORDED
     serial: tuple[str, ...] = ()
     shard_channels: tuple[tuple[str, int], ...] = ()
+    shard_default: int | None = None
+    shard_by: ShardBy = ShardBy.RECORDED
+    shard_keys: tuple[tuple[str, str], ...] = ()
     start_seqno: int | None = None
+    max_offline_interval_s: float | None = None
     sync_interval_s: float = 1.0
     idle_every: int = 10_000
     retry_s: float = 30.0
@@ -421,12 +428,18 @@ class PipelineOptions:
             log_dir=log_dir,
             target=target,
             channels=self.channels,
+            parallelization=self.parallelization,
+            window_bytes=self.window_bytes,
             master=self.master,
             engine=self.engine,
             assignment=self.assignment,
             serial_shards=self.serial,
             shard_map=dict(self.shard_channels),
+            shard_default=self.shard_default,
+            shard_by=self.shard_by,
+            shard_keys=dict(self.shard_keys),
             start_seqno=self.start_seqno,
+            max_offline_interval_s=self.max_offline_interval_s,
             sync_interval_s=self.sync_interval_s,
             idle_every=self.idle_every,
             group=GroupBounds(
@@ -539,14 +552,32 @@ def _read_pipeline(
     pipeline: Section, shards: Section, service: str, filters: tuple[Filter, ...], engine: EngineOptions
 ) -> PipelineOptions:
     channels = shards.take("channels", dict[str, int], {})
+    rule = shards.take("assignment", AssignmentRule, AssignmentRule.RECORDED)
+    serial = shards.take("serial", tuple[str, ...], ())
+    default = shards.take("default", int, None)
+    if shards.has("list"):
+        file = shards.path("list")
+        for name in ("channels", "assignment", "serial", "default"):
+            if shards.has(name):
+                raise shards.error("list", f"{shards.key(name)} stands beside it; give one of them")
+        try:
+            with open(file, encoding="utf-8") as stream:
+                found = parse_shard_list(stream.read(), file=file)
+        except (OSError, UnicodeDecodeError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8"
+            raise shards.error("list", f"cannot be read: {why}") from exc
+        channels, rule, serial, default = found.mapping, found.rule, found.critical, found.default
     return pipeline.options(
         PipelineOptions,
         paths={"tls_certificate", "tls_key", "secret_file"},
         name=pipeline.take("name", str, service),
         engine=engine,
-        assignment=shards.take("assignment", AssignmentRule, AssignmentRule.RECORDED),
-        serial=shards.take("serial", tuple[str, ...], ()),
+        assignment=rule,
+        serial=serial,
         shard_channels=tuple(sorted(channels.items())),
+        shard_default=default,
+        shard_by=shards.take("by", ShardBy, ShardBy.RECORDED),
+        shard_keys=tuple(sorted(shards.take("keys", dict[str, str], {}).items())),
         filters=filters,
     )
 

@@ -93,6 +93,8 @@ dir = "log"
 #: rule = "{rule}"  # "schema", "table" (joined by foreign keys), or "map" with the table [shards.map]
 #: assignment = "recorded"  # which channel a new shard gets: the one with the fewest, or "hash"
 #: serial = ["{serial}"]  # shards that are applied alone
+#: default = 0  # the channel of every shard that has none of its own, in the place of the assignment
+#: by = "recorded"  # what makes a shard for the pipeline: what capture stored, "schema", "table", or "key"
 #: [shards.channels]  # shards that have a channel of their own
 #: "{pinned}" = 1
 
@@ -130,9 +132,12 @@ _TAIL: Final = """\
 
 [pipeline]
 channels = 4
+#: parallelization = "disk"  # a cursor per channel; "memory": windows read once, for logs far away; "none": one channel
+#: window_bytes = "32MiB"  # in memory: how much at a time
 #: name = "{service}"  # whose positions these are at the target
 #: master = "local[4]"  # Spark's; default: this machine, with as many slots as channels
 #: start_seqno = 0  # the first to apply where the target has no position; default: the first in the log
+#: max_offline_interval_s = 5.0  # how far channels may be apart, in commit times; default: no bound
 #: group_transactions = 300  # so many source transactions may share one at the target
 #: group_changes = 5000
 #: group_bytes = "1MiB"

@@ -141,7 +141,7 @@ class Positions:
             "stats = $6, updated_at = {now} WHERE pipeline = $7 AND channel = $8 AND applied_seqno = $9 AND token = $10"
         )
         self._meet = sql(
-            "SELECT p.token, p.stop_at_seqno, c.channel, c.applied_seqno FROM tranlog_pipeline p "
+            "SELECT p.token, p.stop_at_seqno, c.channel, c.applied_seqno, c.tstamp FROM tranlog_pipeline p "
             "LEFT JOIN tranlog_channel c ON c.pipeline = p.pipeline WHERE p.pipeline = $1"
         )
         self._read_assigned = sql(
@@ -326,10 +326,11 @@ class Positions:
         """Return all channels' positions and what the driver asks for; token 0 where the pipeline's row is gone."""
         rows = self._session.fetch(self._meet, (pipeline,))
         if not rows:
-            return Meeting(applied={}, stop_at_seqno=None, token=0)
-        token, stop, _, _ = rows[0]
+            return Meeting(applied={}, times={}, stop_at_seqno=None, token=0)
+        token, stop = rows[0][:2]
         return Meeting(
-            applied={channel: Seqno(applied) for _, _, channel, applied in rows if channel is not None},
+            applied={channel: Seqno(applied) for _, _, channel, applied, _ in rows if channel is not None},
+            times={channel: tstamp for _, _, channel, _, tstamp in rows if channel is not None},
             stop_at_seqno=None if stop is None else Seqno(stop),
             token=token,
         )

@@ -77,10 +77,12 @@ class Advance:
 class Meeting:
     """What a channel learns at the target between its target transactions.
 
-    `applied` holds each channel's applied_seqno; `stop_at_seqno` as in PipelineRow; `token` is the pipeline's.
+    `applied` holds each channel's applied_seqno, `times` the source's commit time of each, ms; `stop_at_seqno` as in
+    PipelineRow; `token` is the pipeline's.
     """
 
     applied: Mapping[int, Seqno]
+    times: Mapping[int, int]
     stop_at_seqno: Seqno | None
     token: int
 

@@ -130,6 +130,13 @@ class TranslatedReader:
             cursor.seek(seqno)
             return cursor.next_header()
 
+    def payload(self, seqno: Seqno) -> Payload:
+        """Return the content of a transaction that the log shows, at once; for small ones."""
+        with self.cursor() as cursor:
+            cursor.seek(seqno)
+            assert cursor.next_header() is not None, f"the log shows no seqno {seqno}"
+            return cursor.current().payload()
+
     def cursor(self, *, committed_only: bool = False) -> TranslatedCursor:
         """Return a cursor at the first transaction; complete and committed are the same here."""
         return TranslatedCursor(self, self.range().first_seqno)
