@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed-for-pyproject
 COMPILED := $(VENV)/compiled-for-sources
 # What machine code is made of: SOURCES in src/tranlog/compiled/__init__.py.
-COMPILED_FROM := setup.py $(addprefix src/tranlog/,varint.py payload.py change.py checksum.py ids.py shard.py types.py log/format.py log/columns.py log/record.py)
+COMPILED_FROM := setup.py $(addprefix src/tranlog/,varint.py table_map.py payload.py change.py checksum.py ids.py shard.py types.py log/format.py log/columns.py log/pending.py log/prefix.py log/record.py)
 # What `make plain` runs: the tests of these modules, and of what walks their bytes.
 PLAIN_TESTS := tests/test_compiled.py tests/test_payload.py $(addprefix tests/property/test_,payload_bytes.py record_bytes.py) \
-  $(addprefix tests/log/test_,arrow.py cursor.py ends.py format.py reader.py recovery.py scan.py spill.py verify.py)
+  $(addprefix tests/log/test_,arrow.py cursor.py ends.py format.py pending.py reader.py recovery.py scan.py spill.py verify.py)
 PACKAGES := PYTHON=$(PYTHON) scripts/install-packages
 # For one run of some tests: make unit TESTS=tests/log ARGS='-k torn -x'. For make bench: ARGS='--record append'
 TESTS ?= tests
@@ -27,7 +27,7 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit plain test soak kill traces golden bench demo demo-mariadb clean
+.PHONY: help install check unit plain test soak kill order traces golden bench demo demo-mariadb clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -79,6 +79,10 @@ soak: install ## hours: the slow tests, then all others with many more examples 
 kill: install ## ROUNDS=50 rounds of kill -9 of everything, under load, from SEED=1: nothing lost, nothing doubled
 	@$(PACKAGES) java mariadb postgres
 	$(call verdict,$(BIN)/python examples/kill_rounds.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
+
+order: install ## ROUNDS=50 seeded rounds of channels that are killed: the log's order is the target's, and each mutant is found
+	@$(PACKAGES) postgres
+	$(call verdict,cd tests && ../$(BIN)/python -m mutants.check_order --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
 
 traces: install ## FILE=path: replay traces of the ancestor's index against ours, the 150 of tests/golden by default
 	$(call verdict,$(BIN)/python -m tranlog.testing.traces $(FILE))

@@ -11,7 +11,6 @@ import re
 import struct
 import tempfile
 from collections.abc import Iterator
-from dataclasses import fields
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from zlib import crc32
 import pytest
 
 from tranlog import payload
+from tranlog import table_map as table_map_module
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
 from tranlog.log import bucket, index, index_table, positions, purge_notes, segment, spill
@@ -287,9 +287,9 @@ def test_operations_logical_types_and_flags_are_the_codes(page: str) -> None:
     table_map = rows_under(page, "### Table map")
     (flags,) = [row[2] for row in table_map if row[0] == "each column: flags"]
     assert [int(flag) for flag in re.findall(r"(?<!\w)\d(?= [ua-z])", flags)][:3] == [
-        payload._COLUMN_UNSIGNED,
-        payload._COLUMN_NULLABLE,
-        payload._COLUMN_CHARSET,
+        table_map_module._COLUMN_UNSIGNED,
+        table_map_module._COLUMN_NULLABLE,
+        table_map_module._COLUMN_CHARSET,
     ]
     version = {row[0]: row[2] for row in rows_under(page, "### The packed form")}["version"]
     assert version.startswith(f"{PACKED_VERSION};")
@@ -604,7 +604,7 @@ def test_the_log_reads_the_pages_own_bytes(page: str) -> None:
 
 def test_the_glossary_knows_every_published_position() -> None:
     text = GLOSSARY.read_text()
-    names = {field.name for field in fields(positions.Positions) if field.name.endswith("_seqno")}
+    names = {name for name in positions.Positions.__struct_fields__ if name.endswith("_seqno")}
     assert len(names) == 4
     assert {name for name in names if f"| {name}" not in text and f", {name} |" not in text} == set()
 

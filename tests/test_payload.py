@@ -21,7 +21,7 @@ from uuid import UUID
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from tranlog import payload
+from tranlog import payload, table_map
 from tranlog.change import (
     HEARTBEAT,
     NOOP,
@@ -569,7 +569,8 @@ def test_a_count_that_the_bytes_cannot_hold_costs_nothing(raw: bytes) -> None:
 )
 def test_the_densest_payloads_take_memory_in_proportion(body: bytes) -> None:
     raw = packed(body)
-    decode_table_map.cache_clear()
+    table_map._table_maps.clear()
+    table_map._last_table_map.clear()
     tracemalloc.start()
     try:
         decode(raw)
@@ -595,6 +596,10 @@ def test_the_densest_payloads_take_memory_in_proportion(body: bytes) -> None:
         (packed(b"\x01\x01" + ONE_MAP + b"\x01\x05\x00"), "operation 5"),
         (packed(b"\x01\x01" + ONE_MAP + b"\x01\x00\x00"), "operation 0"),
         (encode(Payload(changes=(DDL,))) + packed(b"\x01\x00\x00"), "disagree on where they end"),
+        (packed(b"\x01\x01" + ONE_MAP + b"\x05\x01\x00\x00"), "5 changes announced"),
+        (packed(b"\x01\x00" + varint(1 << 63)), f"the count {1 << 63}"),
+        (packed(START) + b"\x12\x00", "disagree on where they end"),  # the row is read from what follows
+        (packed(b"") + packed(b"\x01\x00\x00")[:-3], "it ends in the middle|announced"),
         (packed(START + b"\x12\x03\x08"), "a bit string of 3 bits has 4"),
         (packed(START + b"\x16" + bytes(15)), "a UUID passes the end"),
         (packed(START + b"\x09\x01\xff"), "can't decode byte 0xff"),
@@ -604,6 +609,44 @@ def test_the_densest_payloads_take_memory_in_proportion(body: bytes) -> None:
 def test_damage_is_named(raw: bytes, why: str) -> None:
     with pytest.raises(PayloadError, match=why):
         decode(raw)
+
+
+def test_a_key_in_more_bytes_than_it_needs_is_the_same_key() -> None:
+    """Protobuf permits varints with groups of zeros at their end."""
+    raw = packed(START + b"\x00")
+    assert raw[:2] == b"\xa2\x06"
+    assert decode(b"\xa2\x86\x00" + raw[2:]) == decode(raw)
+
+
+def test_more_tables_than_a_byte_counts() -> None:
+    """Numbers of tables are varints; a table that comes again keeps its number."""
+    tables = [TableMap(schema="s", table=f"t{n}", columns=ONE.columns) for n in range(300)]
+    changes = tuple([RowChange(table, Op.INSERT, None, (n,)) for n, table in enumerate(tables + tables[::-1])])
+    raw = encode(Payload(changes=changes))
+    assert decode(raw).changes == changes
+    builder = PayloadBuilder()
+    for change in changes:
+        builder.add(change)
+    assert builder.tables() == tuple(tables)
+    assert abs(builder.size - len(raw)) < 5 * len(tables)
+    assert builder.take() == raw
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_what_is_refused_takes_its_table_back(before: int) -> None:
+    """`extend` keeps the changes before the one that it refuses, and nothing of that one."""
+    tables = [TableMap(schema="s", table=f"t{n}", columns=ONE.columns) for n in range(before + 1)]
+    good = tuple([RowChange(table, Op.INSERT, None, (1,)) for table in tables[:before]])
+    builder = PayloadBuilder()
+    for bad in (RowChange(tables[before], Op.DELETE, None, (1,)), RowChange(tables[before], Op.INSERT, None, (1, 2))):
+        with pytest.raises(ValueError, match=f"do not fit table s.t{before} of 1 columns"):
+            builder.extend((*good, bad, *good))
+        assert len(builder) == before and builder.tables() == tuple(tables[:before])
+        assert decode(builder.take()).changes == good
+    with pytest.raises(ValueError, match="does not fit 64 bits"):
+        builder.extend((*good, RowChange(tables[before], Op.INSERT, None, (1 << 64,))))
+    builder.add(RowChange(tables[before], Op.INSERT, None, (7,)))
+    assert decode(builder.take()).changes == (*good, RowChange(tables[before], Op.INSERT, None, (7,)))
 
 
 # --- the envelope, against a real protobuf library -------------------------------------------------------

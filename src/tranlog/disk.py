@@ -14,6 +14,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Callable
+from functools import cache
 from typing import Protocol, cast
 
 from tranlog.inotify import FileWatch, watch_file
@@ -122,11 +123,12 @@ _WRITE_AND_WAIT = 7
 class OsFile:
     """A file of the operating system."""
 
-    __slots__ = ("_fd", "_path")
+    __slots__ = ("_fd", "_path", "_same")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self._path = path
+        self._same: tuple[int, int] | None = None  # what the path has to lead to, once somebody asked
 
     def pread(self, size: int, offset: int) -> bytes:
         raw = os.pread(self._fd, size, offset)
@@ -164,7 +166,14 @@ class OsFile:
         os.fdatasync(self._fd)
 
     def linked(self) -> bool:
-        return _same_file(self._fd, self._path)
+        if self._same is None:
+            opened = os.fstat(self._fd)
+            self._same = (opened.st_dev, opened.st_ino)
+        try:
+            named = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return (named.st_dev, named.st_ino) == self._same
 
     def identity(self) -> int:
         return os.fstat(self._fd).st_ino
@@ -227,6 +236,12 @@ def _same_file(fd: int, path: str) -> bool:
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
+@cache
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
 class OsDisk:
     """The operating system's files."""
 
@@ -282,5 +297,4 @@ class OsDisk:
         return watch_file(path)
 
     def boot_id(self) -> str:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
+        return _boot_id()

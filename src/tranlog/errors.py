@@ -379,6 +379,17 @@ class DiskFailedError(LogError):
 
 
 @dataclass(eq=False, kw_only=True)
+class SpillFailedError(DiskFailedError):
+    """A write or a sync of a spill segment failed: what had spilled there is refused, and the log stays open."""
+
+    def __str__(self) -> str:
+        return (
+            f"writing {self.path} failed: {self.why}. The transaction was refused, nothing of it is kept, and the log "
+            "goes on; check the disk, hand it over again"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
 class PurgeFailedError(LogError):
     """A segment that nobody needs any more cannot be removed. The log stays open; the next purge tries again."""
 
@@ -400,8 +411,9 @@ class RecordLimitError(LogError):
     why: str
 
     def __str__(self) -> str:
+        named = self.event_id if len(self.event_id) <= 80 else self.event_id[:80] + "…"
         return (
-            f"the transaction with event id {self.event_id!r} was refused: {self.why}. Nothing of it was written; "
+            f"the transaction with event id {named!r} was refused: {self.why}. Nothing of it was written; "
             "change it at the source, or start a new log behind it (`tranlog reset`)"
         )
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
 from typing import NewType
+
+import msgspec
 
 Seqno = NewType("Seqno", int)
 """Dense number of a transaction in the log, from 0; never reset, never reused."""
@@ -28,8 +29,7 @@ _GTID_TEXT = re.compile(r"GTID\(\s*([0-9]{1,19})\s*,\s*([0-9]{1,19})\s*\)")
 _NUMBER_MAX = (1 << 63) - 1  # records and targets hold seqno and epoch as signed 64-bit integers
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Gtid:
+class Gtid(msgspec.Struct, frozen=True, order=True, gc=False):
     """A transaction's identity: (epoch, seqno), ordered as a pair.
 
     Source: tokumx-replication (GTID), glossary.

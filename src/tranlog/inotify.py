@@ -72,7 +72,7 @@ class _Notices:
     """The process's inotify instance. Threads: any; `_changed`'s lock guards everything but the reading itself."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # reentrant: Ctrl-C may come between taking it and being inside
         self._fd = -1
         self._reading = False  # one of those who wait reads for all
         self._by_path: dict[str, FileWatch] = {}
@@ -80,7 +80,7 @@ class _Notices:
 
     def after_fork(self) -> None:
         """In the child: let go of the parent's instance, whose events would go to either of them by chance."""
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()
         self._reading = False
         self._by_wd = {}
         for watch in self._by_path.values():

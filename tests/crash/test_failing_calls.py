@@ -32,6 +32,7 @@ from tranlog.errors import (
     LogClosedError,
     LogError,
     PurgeFailedError,
+    SpillFailedError,
 )
 from tranlog.ids import Seqno
 from tranlog.testing.disk import SimDisk
@@ -86,6 +87,12 @@ class FailingLife(Life):
         check_ladder(log)
         self.read_on()
         match error:
+            case SpillFailedError(path=path) | DiskFullError(path=path) if "thl.spill." in path:
+                assert "the transaction was refused" in str(error).lower(), "that one alone"
+                assert log.status().closed_because is None
+                if self.disk.fail_at:
+                    self.mend()
+                return
             case DiskFailedError():
                 assert "closed for writing" in str(error)
                 self.refuses_for_good(error)

@@ -52,6 +52,7 @@ class Life:
             segment_bytes=1_000,
             retention_s=self.rng.choice((7_200.0, 200_000.0)),
             hard_retention_bytes=self.rng.choice((None, 9_000)),
+            index_flush_s=None,  # a flush has a thread of its own, which is not what is cut here
         )
         self.log: Log
 

@@ -39,10 +39,10 @@ def test_the_prefix_is_what_a_plain_list_says(seed: int) -> None:
     prefix, waiting, visible, next_seqno = UnbrokenPrefix(), list[Extent](), -1, 0
     for _ in range(200):
         if rng.random() < 0.5:
-            extent = Extent(Seqno(next_seqno))
-            for _ in range(rng.randrange(1, 4)):
-                extent.add(Seqno(next_seqno), 1, 16 + next_seqno, 17 + next_seqno, ("s", str(next_seqno)))
-                next_seqno += 1
+            count = rng.randrange(1, 4)
+            starts = range(16 + next_seqno, 16 + next_seqno + count)
+            extent = Extent(Seqno(next_seqno), starts, end=starts.stop, ids=("s", str(next_seqno)))
+            next_seqno += count
             prefix.allocate(extent)
             waiting.append(extent)
         elif waiting:

@@ -5,6 +5,7 @@ What has a test elsewhere is named in PROVEN; what had none is here.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -20,19 +21,22 @@ from fix_log import PATH, contents, fill, make_fragment, open_log, open_reader, 
 from fix_tungsten import golden_segments
 from tranlog.change import Fragment
 from tranlog.errors import (
+    ConfigError,
     CorruptRecordError,
     DiskFailedError,
     DiskFullError,
     LogCodecError,
     LogError,
     LogLockedError,
+    LogMissingError,
     LogUnreadableError,
     LogVersionError,
     RecordLimitError,
+    SegmentGoneError,
 )
-from tranlog.ids import Epoch, Lsn, Seqno
+from tranlog.ids import Epoch, Gtid, Lsn, Seqno
 from tranlog.log.format import MAGIC_NUMBER, SEGMENT_BYTES_MAX, encode_event, encode_header, encode_sync
-from tranlog.log.log import Log, LogOptions, hold
+from tranlog.log.log import Log, LogOptions, LogReader, hold
 from tranlog.log.repairing import repair
 from tranlog.log.retention import UpToSeqno
 from tranlog.log.verify import verify
@@ -394,3 +398,86 @@ def test_a_copy_with_a_foreign_file_is_no_other_log(tmp_path: Path) -> None:
     with Log.open_for_upkeep(copy) as log:
         log.trim(UpToSeqno(seqno=Seqno(4)))
         assert log.last_seqno == 10
+
+
+# --- what an opener gives ---
+
+
+@pytest.mark.parametrize("source_id", ["a\0b", "\udc80", "x" * (5 << 20)])
+def test_a_source_id_that_no_record_can_hold_creates_nothing(source_id: str) -> None:
+    disk = SimDisk()
+    with pytest.raises(ConfigError, match="source_id") as refused_by:
+        Log.open(PATH, source_id=source_id, disk=disk, clock=ManualClock())
+    assert not disk.exists(PATH) and len(str(refused_by.value)) < 300
+
+
+def test_a_path_with_a_nul_is_no_log(tmp_path: Path) -> None:
+    path = f"{tmp_path}/a\0b"
+    for opening in (lambda: Log.open(path, source_id="x"), lambda: Log.open_for_upkeep(path), lambda: verify(path)):
+        with pytest.raises(LogMissingError, match="NUL"):
+            opening()
+    with pytest.raises(LogMissingError, match="NUL"):
+        LogReader.open(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("segment_bytes", "100", "a whole number"),
+        ("segment_bytes", None, "a whole number"),
+        ("buffer_bytes", 1.5, "a whole number"),
+        ("spill_above", True, "a whole number"),
+        ("checksum", "no", "true or false"),
+        ("sync_on_flush", 0, "true or false"),
+        ("index_flush_s", float("nan"), "a number of seconds, or left out"),
+        ("flush_interval_s", None, "a number of seconds"),
+        ("retention_s", "7d", "a number of seconds, or left out"),
+        ("retention_bytes", 1e9, "a whole number, or left out"),
+    ],
+)
+def test_an_option_of_another_kind_is_named_before_anything_is_created(name: str, value: object, why: str) -> None:
+    disk = SimDisk()
+    with pytest.raises(ConfigError, match=rf"{name}.*: it is {why}\."):
+        open_log(disk, **{name: value})  # type: ignore[arg-type]
+    assert not disk.exists(PATH)
+
+
+def test_a_message_stays_short_whatever_it_is_about() -> None:
+    with open_log(SimDisk()) as log, pytest.raises(RecordLimitError) as refused_by:
+        log.append(make_fragment("x" * (5 << 20)))
+    assert len(str(refused_by.value)) < 300
+
+
+# --- the newest segment is removed under its writer ---
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda log: log.append(make_fragment("lost")) and log.commit(),
+        lambda log: log.allocate([make_fragment("lost")]).complete(),
+        lambda log: log.add_segment(),
+        lambda log: log.close(),
+        lambda log: log.rollback(Gtid(log.epoch, Seqno(3))),
+    ],
+    ids=["commit", "allocate", "add_segment", "close", "rollback"],
+)
+def test_nothing_is_acknowledged_into_a_segment_that_was_removed(act: Callable[[Log], object], replaced: bool) -> None:
+    """A sync of a file that has no name any more succeeds, and keeps nothing."""
+    disk = SimDisk()
+    log = open_log(disk)
+    fill(log, 5)
+    durable, raw = log.durable_seqno, disk.content(segment_path(1))
+    disk.unlink(segment_path(1))
+    if replaced:
+        disk.open(segment_path(1), write=True, create=True).close()
+        disk.set_content(segment_path(1), raw)
+    with pytest.raises(SegmentGoneError, match=r"thl\.data\.0000000001 was removed while the log was open"):
+        act(log)
+    assert log.durable_seqno == durable
+    with contextlib.suppress(SegmentGoneError):  # where only a reader met it so far
+        log.close()
+    if replaced:  # restored from a copy, as the message says
+        with open_log(disk) as log:
+            assert [one[0] for one in contents(log)] == list(range(1, 6))

@@ -501,15 +501,17 @@ def test_a_missing_middle_segment_is_damage() -> None:
 def test_a_newest_segment_that_is_gone_is_no_end() -> None:
     """B7-3: 45 of 54 events were listed, exit code 0. D: testMissingLogFile."""
     disk = SimDisk()
-    with open_log(disk, segment_bytes=1_000) as log:
-        fill(log, 40)
-        newest = log.segments()[-1]
-        disk.unlink(segment_path(newest.number))
-        with open_reader(disk) as reader, reader.cursor() as cursor:
-            with pytest.raises(SegmentGoneError, match=newest.name):
-                seqnos(cursor)
+    log = open_log(disk, segment_bytes=1_000)
+    fill(log, 40)
+    newest = log.segments()[-1]
+    disk.unlink(segment_path(newest.number))
+    with open_reader(disk) as reader, reader.cursor() as cursor:
         with pytest.raises(SegmentGoneError, match=newest.name):
-            seqnos(log.cursor())
+            seqnos(cursor)
+    with pytest.raises(SegmentGoneError, match=newest.name):
+        seqnos(log.cursor())
+    with pytest.raises(SegmentGoneError, match=newest.name):
+        log.close()
 
 
 def test_a_cursor_that_purge_overtook_says_so() -> None:

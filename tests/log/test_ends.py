@@ -323,6 +323,19 @@ def test_zeros_ahead_are_a_clean_end_and_gone_after_a_clean_close() -> None:
     assert newest[-SYNC_BYTES:].startswith(SYNC_START), "nothing stands behind the last sync record"
 
 
+def test_a_commit_that_was_written_in_pieces_is_large() -> None:
+    """performance.md, "Zeros ahead": what counts is what its sync covers, not what its last write holds."""
+    disk = SimDisk()
+    log = open_log(disk, ahead_bytes=20_000, buffer_bytes=1_000)
+    for number in range(60):
+        log.append(make_fragment(f"e{number}", b"p" * 100))
+    log.commit()
+    assert disk.content(segment_path(1))[-5:] != bytes(5), "no zeros"
+    fill(log, 1, start=60)
+    assert disk.content(segment_path(1))[-20_000:] == bytes(20_000)
+    log.close()
+
+
 def test_a_disk_without_room_for_zeros_takes_the_records() -> None:
     """ENOSPC while writing ahead: the file grows with its records."""
     disk = SimDisk()

@@ -48,10 +48,10 @@ def test_a_flush_comes_after_so_many_bytes() -> None:
     disk = SimDisk()
     with open_log(disk, index_flush_bytes=2_000, index_flush_s=None) as log:
         while not disk.exists(TABLE):
-            assert log._flushed_end < 3_000
+            assert log._pending.start < 3_000
             commit(log, log.last_seqno + 1)
             wait_for_flush(log)
-        assert log._flushed_end > 2_000 and stored_last(disk) == log.durable_seqno
+        assert log._pending.start > 2_000 and stored_last(disk) == log.durable_seqno
         commit(log, 100)
         wait_for_flush(log)
         assert stored_last(disk) == log.durable_seqno - 1, "not with every commit"
@@ -176,7 +176,7 @@ def test_views_are_stored_as_they_were_taken(held: list[threading.Thread]) -> No
             held.clear()
             index, built_from = SeqnoIndex.restore(decode_table(disk.content(TABLE)))
             place = index.exact(index.range.last)
-            assert place is not None and place < built_from.end <= log._flushed_end | log._number << 32
+            assert place is not None and place < built_from.end <= log._pending.start | log._number << 32
     log.close()
 
 

@@ -272,11 +272,11 @@ class IndexOfALogAgainstDict(RuleBasedStateMachine):
     @rule(data=st.data(), sizes=st.lists(st.integers(0, 500), min_size=2, max_size=5))
     def complete_in_any_order(self, data: st.DataObject, sizes: list[int]) -> None:
         """Places are given out in order, and come late."""
-        small = [size for size in sizes if self.log._flushed_end + 1_200 < self.options.segment_bytes]
+        small = [size for size in sizes if self.log._pending.start + 1_200 < self.options.segment_bytes]
         allocations = [self.log.allocate([make_fragment(f"a{size}", bytes(size))]) for size in small[:1]]
         if not allocations:
             return
-        while len(allocations) < len(small) and self.log._flushed_end < self.options.segment_bytes:
+        while len(allocations) < len(small) and self.log._pending.start < self.options.segment_bytes:
             allocations.append(self.log.allocate([make_fragment("a", bytes(small[len(allocations)]))]))
         for one in data.draw(st.permutations(allocations)):
             one.complete(sync=False)

@@ -93,7 +93,7 @@ class RollbackAgainstList(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, 500), parts=st.integers(1, 3))
     def append(self, size: int, parts: int) -> None:
-        if self.log._flushed_end + len(self.log._pending) >= self.options.segment_bytes:
+        if self.log._pending.start + len(self.log._pending) >= self.options.segment_bytes:
             self.visible = self.durable = len(self.entries)  # it rotates first
         self.made += 1
         event_id, payload = f"e{self.made}", (f"<{self.made}>".encode() * (size // 3 + 1))[: size + 1]

@@ -87,7 +87,7 @@ class LogAgainstList(RuleBasedStateMachine):
             self.visible = self.durable = len(self.entries)
 
     def is_full(self) -> bool:
-        return self.log._flushed_end + len(self.log._pending) >= self.options.segment_bytes
+        return self.log._pending.start + len(self.log._pending) >= self.options.segment_bytes
 
     @rule(size=st.integers(0, 800))
     def leave_open(self, size: int) -> None:

@@ -22,17 +22,28 @@ from types import ModuleType
 
 PLAIN_VARIABLE = "TRANLOG_PLAIN"
 
-MODULES = ("tranlog.varint", "tranlog.payload", "tranlog.log.format", "tranlog.log.columns")
-"""What is compiled: the payload's bytes and their parts, the records' bytes, and walking blocks of records and rows."""
+MODULES = (
+    "tranlog.varint",
+    "tranlog.table_map",
+    "tranlog.payload",
+    "tranlog.log.format",
+    "tranlog.log.columns",
+    "tranlog.log.pending",
+)
+"""What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows, and
+appending."""
 SOURCES = (
     "varint.py",
+    "table_map.py",
     "payload.py",
     "log/format.py",
     "log/columns.py",
+    "log/pending.py",
     # their values: compiled code knows the types of the fields
     "change.py",
     "checksum.py",
     "ids.py",
+    "log/prefix.py",
     "log/record.py",
     "shard.py",
     "types.py",

@@ -23,11 +23,11 @@ from tranlog.payload import Payload, encode
 from tranlog.shard import UNKNOWN_SHARD
 
 _JOIN_BELOW = 64 * 1024
+"""Payloads shorter than this are written together with what stands around them."""
 SLICE_BYTES = 64 * 1024
 """How much is written at once: while it is, nobody else can write into the segment."""
 WRITE_OUT_BYTES = 2 << 20
 """After so many bytes they go to the disk, so that the system never makes those wait who write little."""
-"""Payloads shorter than this are written together with what stands around them."""
 
 
 class AllocatingLog(Protocol):

@@ -9,13 +9,14 @@ Source: design/index.md, "Shape"; vlsn-index ("Persistent storage").
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
 from dataclasses import dataclass
 from typing import Final
-from zlib import crc32
 
 import msgspec
 
+from tranlog.checksum import crc32
 from tranlog.errors import IndexDamagedError
 from tranlog.ids import Lsn, Seqno, lsn, lsn_offset, lsn_segment
 
@@ -34,11 +35,14 @@ class IndexOptions:
     """How dense the index is."""
 
     stride: int = 64
-    """A mapping for every stride-th seqno."""
+    """A mapping for every stride-th seqno, or for more of them where transactions are large."""
+    spacing: int = 32 << 10
+    """Bytes between two mappings to aim at, by a smaller stride: what lies between is read by each seek."""
     max_mappings: int = 1_000
     """Mappings of one bucket."""
     max_distance: int = 4 << 20
-    """Bytes behind its last mapping that a bucket still takes a seqno from."""
+    """Bytes behind its last mapping that a bucket still takes a seqno from; fewer where another with a smaller stride
+    would suit better."""
 
 
 class Bucket:
@@ -69,14 +73,25 @@ class Bucket:
         """Where the last seqno stands."""
         return self.tail[1]
 
-    def accepts(self, seqno: Seqno, position: Lsn, options: IndexOptions) -> bool:
-        """Whether a seqno behind the last one still belongs here."""
+    def accepts(self, seqno: Seqno, position: Lsn, options: IndexOptions, *, dense: bool = True) -> bool:
+        """Whether a seqno behind the last one still belongs here; `dense`: all that lie between are mapped, too."""
         if lsn_segment(position) != self.segment:
             return False
-        offsets = self.offsets
         if (seqno - self.first) // self.stride >= options.max_mappings:
             return False
-        return lsn_offset(position) - offsets[-1] <= options.max_distance
+        distance = lsn_offset(position) - self.offsets[-1]
+        return distance <= self.reach(options) or (not dense and distance <= options.max_distance)
+
+    def reach(self, options: IndexOptions) -> int:
+        """Return how many bytes behind its last mapping it still takes a seqno from."""
+        return options.max_distance if self.stride == 1 else min(4 * options.spacing, options.max_distance)
+
+    def stride_behind(self, options: IndexOptions) -> int:
+        """Return the stride that suits the bucket which follows this one, if its transactions are as large."""
+        (last, offset), offsets = self.tail, self.offsets
+        if last == self.first:
+            return options.stride
+        return max(1, min(options.stride, options.spacing * (last - self.first) // max(offset - offsets[0], 1)))
 
     def put(self, seqno: Seqno, offset: int) -> None:
         """Take a mapping: a later one extends the bucket, an earlier one may fill its own slot."""
@@ -170,11 +185,20 @@ def unseal(raw: bytes, what: str) -> bytes:
     return body
 
 
+def _swapped(offsets: array[int]) -> array[int]:
+    """Return offsets as they are stored, big-endian, or as they are used again."""
+    if sys.byteorder == "big":
+        return offsets
+    swapped = offsets[:]
+    swapped.byteswap()
+    return swapped
+
+
 def encode_bucket(bucket: Bucket) -> bytes:
     """Return a bucket's stored form; its first seqno is the key. Layout: docs/format.md, "The stored index"."""
     offsets = bucket.offsets
     head = _BUCKET.pack(VALUE_VERSION, bucket.segment, bucket.stride, bucket.last, bucket.last_offset, len(offsets))
-    return seal(head + struct.pack(f">{len(offsets)}I", *offsets))
+    return seal(head + _swapped(offsets).tobytes())
 
 
 def decode_bucket(first: int, raw: bytes) -> Bucket:
@@ -186,7 +210,9 @@ def decode_bucket(first: int, raw: bytes) -> Bucket:
     _, segment, stride, last, last_offset, count = _BUCKET.unpack_from(body)
     if len(body) != _BUCKET.size + 4 * count or not count or not stride or last < first:
         raise IndexDamagedError(why=f"the lengths of {what} contradict each other")
-    offsets = array("I", struct.unpack_from(f">{count}I", body, _BUCKET.size))
+    offsets = array("I")
+    offsets.frombytes(memoryview(body)[_BUCKET.size :])
+    offsets = _swapped(offsets)
     if offsets[0] == _NO_OFFSET or first + (count - 1) * stride > last:
         raise IndexDamagedError(why=f"{what} maps what it does not hold")
     bucket = Bucket(segment, Seqno(first), offsets[0], stride)

@@ -23,7 +23,7 @@ class CopiedLog(Log):
     def _begin_epoch(self) -> None:
         """Stay in the epoch of what is there; there is no no-op."""
         last = self.last()
-        self._epoch = NO_EPOCH if last is None else last.epoch
+        self._pending.epoch = NO_EPOCH if last is None else last.epoch
         with self._lock:
             self._sync_now()
             self._write_positions()
@@ -34,10 +34,13 @@ class CopiedLog(Log):
         Raises AppendOrderError for one that does not follow, and what `append` raises.
         """
         me = get_ident()
+        pending = self._pending
         with self._lock:
+            if gtid.seqno == pending.last + 1 and gtid.epoch == pending.epoch and pending.add(fragment, me):
+                return
             self._await_turn(me)
-            if gtid.seqno != self._next_seqno or gtid.epoch < self._epoch:
-                last = Gtid(self._epoch, self._last)
+            if gtid.seqno != pending.last + 1 or gtid.epoch < pending.epoch:
+                last = Gtid(pending.epoch, pending.last)
                 raise AppendOrderError(path=self._path, why=f"{gtid} behind {last}")
-            self._epoch = gtid.epoch
+            pending.epoch = gtid.epoch
             self._append(fragment, me)

@@ -24,6 +24,7 @@ from tranlog.errors import (
 )
 from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment, lsn_text
 from tranlog.log.arrow import Unit, read_batches
+from tranlog.log.bucket import Place
 from tranlog.log.columns import ALL, Block, Selection, scan_block
 from tranlog.log.format import (
     BAD_CHECKSUM,
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_S: Final = 3600.0
 """A wait without end is a row of waits of this length."""
+NEAR_SEQNOS: Final = 16
+"""A seek so far ahead goes on from where the cursor is; a longer one asks the index."""
 
 
 class LogView(Protocol):
@@ -183,7 +186,7 @@ class StoredTransaction:
         except OSError as exc:
             raise LogUnreadableError(path=self._view.segments.path(number), why=exc.strerror or str(exc)) from exc
         finally:
-            reader.close()
+            self._view.segments.keep_open(number, reader.file)
 
     def changes(self) -> Iterator[Change]:
         """Yield the changes of all fragments in order. Raises PayloadError as well."""
@@ -281,8 +284,12 @@ class Cursor:
         segments = self._view.segments
         if seqno < segments.first_seqno():
             raise segments.purged(seqno)
-        if not (self._reader is not None and self._expect <= seqno and seqno - self._expect < 64):
+        if self._reader is None or not (self._expect <= seqno < self._expect + NEAR_SEQNOS):
             self._leave()
+        else:
+            place = segments.start_of(seqno)
+            if place is None or lsn_segment(place.lsn) != self._reader.number:
+                self._leave()  # what lies between may be abandoned, or purged
         self._last = self._passed = None
         self._next = self._begun = seqno
         if self._told is not None:
@@ -466,12 +473,13 @@ class Cursor:
             path = self._view.segments.path(number)
             raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
         finally:
-            file.close()
+            self._view.segments.keep_open(number, file)
 
     def _skip_to(self, wanted: Seqno) -> None:
         """Move from the place that the index gave to the first record of `wanted`, payloads unread."""
         reader = self._reader
         assert reader is not None
+        near = reader.start
         while True:
             at = self._offset - reader.start
             if 0 <= at < len(reader.window):
@@ -479,7 +487,7 @@ class Cursor:
             outcome = reader.read(self._offset, verify=False)
             match outcome:
                 case RecordHeader():
-                    if outcome.fragno == 0 and outcome.seqno <= wanted:
+                    if outcome.fragno == 0 and outcome.seqno <= wanted and reader.start != near:
                         self._view.segments.note(outcome.seqno, outcome.lsn)
                     if outcome.seqno == wanted and outcome.fragno == 0:
                         self._expect = wanted
@@ -492,6 +500,8 @@ class Cursor:
                     self._offset += outcome.record_length
                 case RotateRecord():
                     reader = self._rotate(reader, outcome, wanted)
+                    if wanted > self._living:  # what this segment holds under that number was abandoned
+                        reader = self._enter(wanted)
                     if self._expect == wanted:
                         return
                 case _:
@@ -588,7 +598,7 @@ class Cursor:
 
     def _leave(self) -> None:
         if self._reader is not None:
-            self._reader.close()
+            self._view.segments.keep_open(self._reader.number, self._reader.file)
             self._reader = None
         self._last = None
 
@@ -605,15 +615,30 @@ class Cursor:
                 self._reader.forget()
         return wanted <= limit
 
-    def _enter(self, wanted: Seqno) -> None:
-        """Open the segment to read from on the way to `wanted`."""
+    def _enter(self, wanted: Seqno) -> SegmentReader:
+        """Open the segment to read from on the way to `wanted`, and return its reader."""
         segments = self._view.segments
+        self._view.limit(committed_only=self._committed_only)  # before the index is asked, to hear of rollbacks
         place = segments.locate(wanted)
+        reader = self._open_at(place, wanted)
+        if place is None or self._offset == HEADER.size or reader.begins(self._offset, place.seqno):
+            return reader
+        # The index is wrong here, or the log is damaged: walking there tells which.
+        reader = self._open_at(segments.start_of(wanted), wanted)
+        if self._expect != wanted:
+            self._skip_to(wanted)
+            assert self._reader is not None
+            reader = self._reader
+        segments.misled(place)
+        return reader
+
+    def _open_at(self, place: Place | None, wanted: Seqno) -> SegmentReader:
+        segments = self._view.segments
         if place is None:
             raise segments.purged(wanted)
         self._offset = lsn_offset(place.lsn)
         self._expect = place.seqno
-        self._open(lsn_segment(place.lsn), wanted)
+        return self._open(lsn_segment(place.lsn), wanted)
 
     def _open(self, number: int, wanted: Seqno) -> SegmentReader:
         segments = self._view.segments
@@ -621,7 +646,7 @@ class Cursor:
         cut = segments.cut_of(number)
         self._living = Seqno(SEQNO_MAX) if cut is None else cut
         if self._reader is not None:
-            self._reader.close()
+            segments.keep_open(self._reader.number, self._reader.file)
         self._reader = SegmentReader(file, number, checksum=self._view.checksum)
         return self._reader
 

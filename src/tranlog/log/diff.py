@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from tranlog.errors import LogClosedError
+from tranlog.errors import LogClosedError, PayloadError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
-from tranlog.log.cursor import Cursor, StoredTransaction
 from tranlog.log.format import CRC_32, Record, RecordHeader
-from tranlog.log.reader import LogReader
+from tranlog.log.readable import ReadableCursor, ReadableLog, ReadableTransaction
+from tranlog.payload import decode
 
 Progress = Callable[[int, int], None]
 """Called with the transactions compared so far and those in all."""
@@ -104,11 +104,12 @@ class LogDiff:
 
 
 def diff(
-    one: LogReader, other: LogReader, *, full: bool = False, shown: int = SHOWN, progress: Progress | None = None
+    one: ReadableLog, other: ReadableLog, *, full: bool = False, shown: int = SHOWN, progress: Progress | None = None
 ) -> LogDiff:
-    """Compare two logs as far as both are visible now.
+    """Compare two logs, of either codec, as far as both are visible now.
 
-    Memory: a fragment of each, and `shown` headers. Raises CorruptRecordError, PurgedError, SegmentGoneError.
+    Memory: a fragment of each, and `shown` headers. Raises CorruptRecordError, PurgedError, SegmentGoneError, and
+    PayloadError at what a Java replicator's payload does not tell.
     """
     sides = [_side(log) for log in (one, other)]
     low = max(sides[0].first_seqno, sides[1].first_seqno)
@@ -139,7 +140,7 @@ def diff(
 class _Found:
     """The comparison under way: two cursors, and what was found so far."""
 
-    def __init__(self, left: Cursor, right: Cursor, shown: int) -> None:
+    def __init__(self, left: ReadableCursor, right: ReadableCursor, shown: int) -> None:
         self._left = left
         self._right = right
         self._shown = shown
@@ -192,19 +193,18 @@ class _Found:
         return True
 
 
-def _side(log: LogReader) -> Side:
+def _side(log: ReadableLog) -> Side:
     held = log.range()
     return Side(path=log.path, first_seqno=held.first_seqno, last_seqno=held.last_seqno)
 
 
-def _next(cursor: Cursor, seqno: int) -> StoredTransaction:
-    found = cursor.next()
-    if found is None:
+def _next(cursor: ReadableCursor, seqno: int) -> ReadableTransaction:
+    if cursor.next_header() is None:
         raise LogClosedError(f"it was cut back to before seqno {seqno} while it was read")
-    return found
+    return cursor.current()
 
 
-def _alone(cursor: Cursor, listed: list[Listed], before: int, begins: Seqno, side: Side, shown: int) -> Alone:
+def _alone(cursor: ReadableCursor, listed: list[Listed], before: int, begins: Seqno, side: Side, shown: int) -> Alone:
     """Return what stands in one log from `begins` on, behind what was listed of the common seqnos."""
     first = max(begins, side.first_seqno, 0)
     more = max(side.last_seqno - first + 1, 0) if side.first_seqno != NO_SEQNO else 0
@@ -219,11 +219,11 @@ def _listed(header: RecordHeader) -> Listed:
     return Listed(gtid=header.gtid, event_id=header.event_id, tstamp=header.tstamp, shard_id=header.shard_id)
 
 
-def _difference(kind: Disagreement, one: StoredTransaction, other: StoredTransaction) -> FirstDifference:
+def _difference(kind: Disagreement, one: ReadableTransaction, other: ReadableTransaction) -> FirstDifference:
     return FirstDifference(seqno=one.header.seqno, kind=kind, one=_listed(one.header), other=_listed(other.header))
 
 
-def _disagreement(one: StoredTransaction, other: StoredTransaction, *, content: bool) -> Disagreement | None:
+def _disagreement(one: ReadableTransaction, other: ReadableTransaction, *, content: bool) -> Disagreement | None:
     """Return how two transactions of one seqno differ; None if they do not.
 
     Checksums that are equal are believed unless `content` is to be read. Checksums that differ are no proof by
@@ -240,19 +240,31 @@ def _disagreement(one: StoredTransaction, other: StoredTransaction, *, content: 
     return Disagreement.CHECKSUM if checked and not equal else Disagreement.CONTENT
 
 
-def _same(one: StoredTransaction, other: StoredTransaction) -> bool:
-    """Whether two transactions say the same, fragment by fragment: replication carries the cut, too."""
+def _same(one: ReadableTransaction, other: ReadableTransaction) -> bool:
+    """Whether two transactions say the same, fragment by fragment: replication carries the cut, too.
+
+    What a conversion keeps of another codec for the way back is in a payload's bytes and not in what it says.
+    """
     for left, right in zip_longest(_parts(one), _parts(other)):
-        if left is None or right is None or left != right:
+        if left is None or right is None or left[0] != right[0]:
+            return False
+        if left[1] != right[1] and not _say_the_same(left[1], right[1]):
             return False
     return True
 
 
-def _parts(transaction: StoredTransaction) -> Iterator[tuple[object, ...]]:
+def _say_the_same(one: bytes, other: bytes) -> bool:
+    try:
+        return decode(one) == decode(other)
+    except PayloadError:  # what cannot be read is compared by its bytes
+        return False
+
+
+def _parts(transaction: ReadableTransaction) -> Iterator[tuple[tuple[object, ...], bytes]]:
     record: Record
     for record in transaction.records():
         header = record.header
-        yield (
+        identity = (
             header.fragno,
             header.last_frag,
             header.epoch,
@@ -261,5 +273,5 @@ def _parts(transaction: StoredTransaction) -> Iterator[tuple[object, ...]]:
             header.shard_id,
             header.tstamp,
             header.tables,
-            record.payload,
         )
+        yield identity, record.payload

@@ -19,7 +19,7 @@ from typing import Final, cast
 from librt.strings import BytesWriter, read_i64_be, write_i32_be, write_i64_be
 from mypy_extensions import i64, u8
 
-from tranlog.change import TableName
+from tranlog.change import Fragment, TableName
 from tranlog.checksum import crc32
 from tranlog.errors import RecordLimitError
 from tranlog.ids import Epoch, Lsn, Seqno
@@ -222,10 +222,11 @@ def is_tungsten(raw: bytes) -> bool:
     if len(first) < BEFORE_HEADER:
         return False
     length, kind, header_length = struct.unpack_from(">IBI", first)
+    if length == SYNC_BYTES:  # ours, perhaps with one wrong bit in its type: no Tungsten record is as short
+        return False
     if kind == EVENT_TYPE:
         return bool(length > 0 and header_length == 0)
-    # A sync record of ours whose type has one wrong bit is no Tungsten log: none of its rotate records is as short.
-    return bool(kind == ROTATE_TYPE and length != SYNC_BYTES) and first[RECORD_START.size] == 0
+    return bool(kind == ROTATE_TYPE) and first[RECORD_START.size] == 0
 
 
 # --- event records ---------------------------------------------------------------------------------------
@@ -250,11 +251,10 @@ def encode_tables(tables: tuple[TableName, ...] | None) -> bytes:
     return listed
 
 
-def _texts(source_id: str, event_id: str, shard_id: str) -> bytes:
-    raw = source_id.encode("utf-8") + b"\0" + event_id.encode("utf-8") + b"\0" + shard_id.encode("utf-8") + b"\0"
-    if raw.count(0) != 3:
-        named = {"source_id": source_id, "event_id": event_id, "shard_id": shard_id}
-        raise ValueError(f"its {next(name for name, text in named.items() if chr(0) in text)} holds a NUL character")
+def _text(name: str, text: str) -> bytes:
+    raw = text.encode("utf-8")
+    if 0 in raw:  # asked for as bytes it costs an error that nobody sees
+        raise ValueError(f"its {name} holds a NUL character")
     return raw
 
 
@@ -284,40 +284,123 @@ def encode_event(
     Raises RecordLimitError for whatever the format cannot hold.
     """
     try:
-        names = _texts(source_id, event_id, shard_id)
+        source, event, shard = _text("source_id", source_id), _text("event_id", event_id), _text("shard_id", shard_id)
         extension = encode_tables(tables) if tables != () else b""
         if padding:
             extension += EXTENSION_ITEM.pack(PADDING_ITEM, padding - EXTENSION_ITEM.size)
             extension += bytes(padding - EXTENSION_ITEM.size)
     except ValueError as exc:  # UnicodeEncodeError is one
         raise RecordLimitError(event_id=event_id, why=str(exc)) from exc
-    header_length = 27 + len(names) + len(extension)
-    record_length = EVENT_OVERHEAD + header_length + len(payload)
+    kind = REFERENCE_TYPE if spilled else EVENT_TYPE
+    out = BytesWriter()
+    head = _event_head(
+        out, kind, source, event, shard, extension, len(payload), seqno, fragno, last_frag, epoch, tstamp, event_id
+    )
+    return head, _event_trailer(out, head, payload) if checksum else _ZERO_CRC
+
+
+def _event_head(
+    out: BytesWriter,
+    kind: int,
+    source: bytes,
+    event: bytes,
+    shard: bytes,
+    extension: bytes,
+    data_length: int,
+    seqno: int,
+    fragno: int,
+    last_frag: bool,
+    epoch: int,
+    tstamp: int,
+    event_id: str,
+) -> bytes:
+    header_length = HEADER_LENGTH_MIN + len(source) + len(event) + len(shard) + len(extension)
+    record_length = EVENT_OVERHEAD + header_length + data_length
     if fragno > FRAGNO_MAX:
         raise RecordLimitError(event_id=event_id, why=f"it has more than {FRAGNO_MAX + 1} fragments")
     if header_length > HEADER_LENGTH_MAX:
         raise RecordLimitError(event_id=event_id, why=f"its ids and tables take {header_length} bytes")
     if record_length > RECORD_BYTES_MAX:
-        raise RecordLimitError(event_id=event_id, why=f"a fragment of {len(payload)} bytes")
+        raise RecordLimitError(event_id=event_id, why=f"a fragment of {data_length} bytes")
     if not 0 <= tstamp <= SEQNO_MAX:
         raise RecordLimitError(event_id=event_id, why=f"its commit time {tstamp} ms is before 1970 or absurd")
-    out = BytesWriter()
+    out.truncate(0)
     _write_u32(out, record_length)
-    out.append(cast(u8, REFERENCE_TYPE if spilled else EVENT_TYPE))
+    out.append(cast(u8, kind))
     _write_u32(out, header_length)
     write_i64_be(out, seqno)
     out.append(cast(u8, fragno >> 8))
     out.append(cast(u8, fragno & 0xFF))
     out.append(cast(u8, 1 if last_frag else 0))
     write_i64_be(out, epoch)
-    out.write(names)
+    out.write(source)
+    out.append(0)
+    out.write(event)
+    out.append(0)
+    out.write(shard)
+    out.append(0)
     write_i64_be(out, tstamp)
     out.write(extension)
-    _write_u32(out, len(payload))
-    head = out.getvalue()
-    if not checksum:
-        return head, _ZERO_CRC
-    return head, TRAILER.pack(CRC_32, crc32(_CRC_32_METHOD, crc32(payload, crc32(head))))
+    _write_u32(out, data_length)
+    return out.getvalue()
+
+
+def _event_trailer(out: BytesWriter, head: bytes, payload: bytes) -> bytes:
+    crc = crc32
+    out.truncate(0)
+    out.append(cast(u8, CRC_32))
+    _write_u32(out, crc(_CRC_32_METHOD, crc(payload, crc(head))))
+    return out.getvalue()
+
+
+class EventWriter:
+    """Encodes transactions of one fragment, one after the other; what a record has in common with the last is kept."""
+
+    def __init__(self) -> None:
+        self._source_id = ""
+        self._source = b""
+        self._shard_id = ""
+        self._shard = b""
+        self._tables: tuple[TableName, ...] | None = ()
+        self._extension = b""
+        self._out = BytesWriter()
+
+    def write(self, pieces: list[bytes], fragment: Fragment, seqno: int, epoch: int, checksum: bool, most: int) -> int:
+        """Put the record of a fragment behind `pieces`; return its length, or 0 and nothing where it passes `most`.
+
+        The same bytes as `encode_event`'s. Raises RecordLimitError, and then nothing is put there either.
+        """
+        event_id = fragment.event_id
+        source_id = fragment.source_id
+        shard_id = fragment.shard_id
+        payload = fragment.payload
+        tables = fragment.tables
+        try:
+            if source_id != self._source_id:
+                self._source = _text("source_id", source_id)
+                self._source_id = source_id
+            event = _text("event_id", event_id)
+            if shard_id != self._shard_id:
+                self._shard = _text("shard_id", shard_id)
+                self._shard_id = shard_id
+            if tables is not self._tables:
+                self._extension = encode_tables(tables) if tables != () else b""
+                self._tables = tables
+        except ValueError as exc:  # UnicodeEncodeError is one
+            raise RecordLimitError(event_id=event_id, why=str(exc)) from exc
+        source, shard, extension = self._source, self._shard, self._extension
+        size = len(payload)
+        length = EVENT_OVERHEAD + HEADER_LENGTH_MIN + len(source) + len(event) + len(shard) + len(extension) + size
+        if length > most:
+            return 0
+        out = self._out
+        head = _event_head(
+            out, EVENT_TYPE, source, event, shard, extension, size, seqno, 0, True, epoch, fragment.tstamp, event_id
+        )
+        pieces.append(head)
+        pieces.append(payload)
+        pieces.append(_event_trailer(out, head, payload) if checksum else _ZERO_CRC)
+        return length
 
 
 @lru_cache(maxsize=4096)
@@ -406,6 +489,13 @@ def parse_event(raw: bytes, at: i64, lsn: int, trailer: bytes | None = None) -> 
         )
     except (ValueError, IndexError, struct.error):
         return None
+
+
+def event_begins(raw: bytes, seqno: int) -> bool:
+    """Whether `raw` begins as the first record of a transaction does: type, seqno, fragment 0."""
+    if len(raw) < 19 or raw[4] not in (EVENT_TYPE, REFERENCE_TYPE):
+        return False
+    return read_i64_be(raw, 9) == seqno and raw[17] == 0 and raw[18] == 0
 
 
 def skip_events(raw: bytes, at: i64, seqno: i64) -> int:

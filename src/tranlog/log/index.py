@@ -109,9 +109,15 @@ class _Row:
 
     __slots__ = ("buckets", "firsts")
 
-    def __init__(self, buckets: Iterable[Bucket] = ()) -> None:
+    def __init__(self, buckets: Iterable[Bucket] = (), firsts: array[int] | None = None) -> None:
         self.buckets = tuple(buckets)
-        self.firsts = array("q", [bucket.first for bucket in self.buckets])
+        self.firsts = array("q", [bucket.first for bucket in self.buckets]) if firsts is None else firsts
+
+    def with_last(self, bucket: Bucket) -> _Row:
+        """Return the row with one more bucket behind it."""
+        firsts = self.firsts[:]
+        firsts.append(bucket.first)
+        return _Row((*self.buckets, bucket), firsts)
 
     def owner(self, seqno: Seqno) -> int:
         """Return the number of the last bucket that begins at or below a seqno; -1 for none."""
@@ -188,7 +194,8 @@ class SeqnoIndex:
             # Up to the next slot nothing is stored but the last one.
             slot = bucket.first + -(-(seqno - bucket.first) // stride) * stride
             end = min(slot, last)
-            while end > seqno and offsets[end - first] - bucket.offsets[-1] > options.max_distance:
+            reach = bucket.reach(options)
+            while end > seqno and offsets[end - first] - bucket.offsets[-1] > reach:
                 end -= 1
             bucket.put(Seqno(end), offsets[end - first])
             self._dirty.add(bucket.first)
@@ -230,7 +237,24 @@ class SeqnoIndex:
 
     def learn(self, place: Place) -> None:
         """Keep a mapping that a reader came by; it changes no range. One that is known, or fits nowhere, is dropped."""
-        self._map(place.seqno, place.lsn)
+        self._map(place.seqno, place.lsn, dense=False)
+
+    def adopt(self, buckets: Sequence[Bucket]) -> None:
+        """Take a stored index's buckets, in order, for what was learned up to their end; it changes no range."""
+        if not buckets:
+            return
+        end = buckets[-1].last
+        learned = [bucket for bucket in self._row.buckets if bucket.first > end]
+        self._row = _Row((*buckets, *learned))
+        self.generation += 1
+
+    def drop(self, place: Place) -> None:
+        """Forget the bucket that maps a place, which misleads; it changes no range."""
+        row = self._row
+        at = row.owner(place.seqno)
+        if at >= 0 and row.buckets[at].segment == lsn_segment(place.lsn):
+            self._row = _Row((*row.buckets[:at], *row.buckets[at + 1 :]))
+            self.generation += 1
 
     def below(self, seqno: Seqno) -> Place | None:
         """Return the nearest known place at or below a seqno, whatever the range; None for none."""
@@ -238,7 +262,7 @@ class SeqnoIndex:
         at = row.owner(seqno)
         return None if at < 0 else row.buckets[at].lte(seqno)
 
-    def _map(self, seqno: Seqno, position: Lsn) -> None:
+    def _map(self, seqno: Seqno, position: Lsn, *, dense: bool = True) -> None:
         row = self._row
         at = row.owner(seqno)
         if at >= 0:
@@ -247,15 +271,19 @@ class SeqnoIndex:
                 if lsn_segment(position) == bucket.segment:
                     bucket.put(seqno, lsn_offset(position))
                 return
-            if bucket.accepts(seqno, position, self.options):
+            if bucket.accepts(seqno, position, self.options, dense=dense):
                 if at + 1 < len(row.buckets):  # only the last one changes: a view may hold this one
                     bucket = bucket.copy()
                     self._row = _Row((*row.buckets[:at], bucket, *row.buckets[at + 1 :]))
                 bucket.put(seqno, lsn_offset(position))
                 self._dirty.add(bucket.first)
                 return
-        fresh = Bucket(lsn_segment(position), seqno, lsn_offset(position), self.options.stride)
-        self._row = _Row((*row.buckets[: at + 1], fresh, *row.buckets[at + 1 :]))
+        stride = self.options.stride if at < 0 else row.buckets[at].stride_behind(self.options)
+        fresh = Bucket(lsn_segment(position), seqno, lsn_offset(position), stride)
+        if at + 1 == len(row.buckets):
+            self._row = row.with_last(fresh)
+        else:
+            self._row = _Row((*row.buckets[: at + 1], fresh, *row.buckets[at + 1 :]))
         self._dirty.add(seqno)
         self._dropped.discard(seqno)
 

@@ -14,8 +14,8 @@ import logging
 import struct
 from collections.abc import Callable, Mapping
 from typing import Final
-from zlib import crc32
 
+from tranlog.checksum import crc32
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import IndexDamagedError
 from tranlog.log.index import BuiltFrom, FlushPlan, SeqnoIndex
@@ -68,12 +68,16 @@ def _apply(table: dict[int, bytes], body: bytes) -> None:
         at += length
 
 
-def decode_table(raw: bytes) -> dict[int, bytes]:
-    """Return what the good frames of a file hold; nothing for a file that is none of ours."""
-    table: dict[int, bytes] = {}
-    if len(raw) < _HEADER.size or _HEADER.unpack_from(raw)[:2] != (_MAGIC, _VERSION):
-        return table
-    at = _HEADER.size
+def apply_frames(table: dict[int, bytes], raw: bytes, *, begun: bool = False) -> int:
+    """Change the table by the good frames in `raw`; return where they end, and 0 for nothing that is ours.
+
+    `raw` is the file from its first byte or, where that was read before (`begun`), from behind a good frame.
+    """
+    at = 0
+    if not begun:
+        if len(raw) < _HEADER.size or _HEADER.unpack_from(raw)[:2] != (_MAGIC, _VERSION):
+            return 0
+        at = _HEADER.size
     while at + _FRAME.size <= len(raw):
         length, crc = _FRAME.unpack_from(raw, at)
         body = raw[at + _FRAME.size : at + _FRAME.size + length]
@@ -84,21 +88,19 @@ def decode_table(raw: bytes) -> dict[int, bytes]:
         except struct.error:
             break
         at += _FRAME.size + length
+    return at
+
+
+def decode_table(raw: bytes) -> dict[int, bytes]:
+    """Return what the good frames of a file hold; nothing for a file that is none of ours."""
+    table: dict[int, bytes] = {}
+    apply_frames(table, raw)
     return table
 
 
 def good_bytes(raw: bytes) -> int:
     """Return where the good frames of a file end; what stands behind counts for nothing."""
-    if len(raw) < _HEADER.size or _HEADER.unpack_from(raw)[:2] != (_MAGIC, _VERSION):
-        return 0
-    at = _HEADER.size
-    while at + _FRAME.size <= len(raw):
-        length, crc = _FRAME.unpack_from(raw, at)
-        body = raw[at + _FRAME.size : at + _FRAME.size + length]
-        if len(body) < length or not length or crc32(body) != crc:
-            break
-        at += _FRAME.size + length
-    return at
+    return apply_frames({}, raw)
 
 
 def read_index(path: str, disk: Disk) -> tuple[SeqnoIndex, BuiltFrom] | None:
@@ -172,6 +174,7 @@ class IndexTable:
 __all__ = [
     "INDEX_NAME",
     "IndexTable",
+    "apply_frames",
     "decode_table",
     "encode_frame",
     "good_bytes",

@@ -50,6 +50,7 @@ from tranlog.log.log_end import LogEnd
 from tranlog.log.open_transaction import OpenTransaction
 from tranlog.log.opening import (
     DISK_FULL,
+    check_source_id,
     create_segment,
     make_directory,
     open_newest,
@@ -71,6 +72,7 @@ from tranlog.log.retention import Limit, PurgePlan, Retained, UpToSeqno, rotatio
 from tranlog.log.rollback import refusal
 from tranlog.log.segment import (
     SegmentStat,
+    directory_of,
     join,
     list_segments,
 )
@@ -126,7 +128,7 @@ class Log(LogEnd):
         What may be asked of it is `add_segment`, `trim`, `purge`, `segments`, `status`, and `close`. Raises as `open`,
         and LogMissingError where there is no segment: none is created.
         """
-        directory = os.fspath(path).rstrip("/") or "/"
+        directory = directory_of(path)
         if not list_segments(directory, OsDisk() if disk is None else disk):
             raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
         return cls._open(path, source_id="", options=options, disk=disk, clock=clock, start_after=None, begin=False)
@@ -147,7 +149,9 @@ class Log(LogEnd):
         options.check()
         disk = OsDisk() if disk is None else disk
         clock = SystemClock() if clock is None else clock
-        directory = os.fspath(path).rstrip("/") or "/"
+        directory = directory_of(path)
+        if begin:
+            check_source_id(source_id)
         try:
             make_directory(directory, disk)
             lock_file = take_lock(directory, disk)
@@ -167,24 +171,24 @@ class Log(LogEnd):
         self._file = opened.file
         self._number = opened.number
         self._begun_at = self._segments.begun_and_size(opened.number)[0]
-        self._flushed_end = opened.end
-        self._next_seqno = Seqno(opened.last_seqno + 1)
-        self._last = self._appended = self._visible = self._durable = opened.last_seqno
-        self._buffered = Extent(self._next_seqno)
-        self._visible_end = self._durable_end = opened.end
+        pending = self._pending
+        pending.start = opened.end
+        pending.last = pending.appended = self._visible = self._durable = opened.last_seqno
+        self._visible_end, self._durable_end = opened.end, opened.durable_end
         if opened.last_header is not None and opened.last_first_lsn is not None:
-            self._visible_ids = self._last_ids = (opened.last_header.source_id, opened.last_header.event_id)
+            self._visible_ids = pending.ids = (opened.last_header.source_id, opened.last_header.event_id)
             self._visible_start = opened.last_first_lsn
-        self._epoch = opened.epoch if begin else Epoch(opened.epoch - 1)
+        pending.epoch = opened.epoch if begin else Epoch(opened.epoch - 1)
         self._segments.adopt_index(opened.index)
         self._positions = PositionsFile(self._path, self._disk)
-        self._spilling.take_stock(list_segments(self._path, self._disk), self._flushed_end)
+        self._spilling.take_stock(list_segments(self._path, self._disk), pending.start)
         try:
             self._spilling.drop_below(self._segments.first_seqno())
         except PurgeFailedError as exc:
             logger.warning("Spill that nothing refers to could not be removed. path=%s why=%s", self._path, exc)
         self._upkeep_only = not begin
         if not begin:
+            self._sync_now()
             return
         if self._options.flush_interval_s:
             self._flushing = Flushing(
@@ -232,9 +236,9 @@ class Log(LogEnd):
         with self._lock:
             return LogStatus(
                 path=self._path,
-                epoch=self._epoch,
+                epoch=self._pending.epoch,
                 first_seqno=self.first_seqno,
-                last_seqno=self._last,
+                last_seqno=self._pending.last,
                 visible_seqno=self._visible,
                 durable_seqno=self._durable,
                 committed_seqno=self._durable,
@@ -252,16 +256,40 @@ class Log(LogEnd):
         The seqno is given out with a transaction's first fragment. Before a first fragment the segment may be
         rotated; whatever is complete then is durable and visible, as if committed. Raises RecordLimitError (the
         whole transaction is refused), DiskFullError (everything since the last commit is refused, by whomever it
-        was appended; `last_event_id` says what is kept), DiskFailedError, LogClosedError, LogLockedError.
+        was appended; `last_event_id` says what is kept), DiskFailedError, LogClosedError, LogLockedError. Where a
+        DiskFullError names a spill segment, and with SpillFailedError, this transaction alone is refused.
         """
         me = get_ident()
         with self._lock:
+            pending = self._pending
+            if pending.add(fragment, me):
+                return Gtid(pending.epoch, pending.last)
             self._await_turn(me)
             before = self._spilled
-            gtid = Gtid(self._epoch, self._next_seqno) if before is not None else self._append(fragment, me)
+            gtid = Gtid(pending.epoch, Seqno(pending.last + 1)) if before is not None else self._append(fragment, me)
             spilled = self._spilled
         if spilled is not None and (before is not None or fragment.last):
             self._append_spilled(spilled, fragment, me, added=before is None)
+        return gtid
+
+    def append_many(self, fragments: Iterable[Fragment]) -> Gtid | None:
+        """Append one fragment after the other; return what `append` returns for the last, None where there is none.
+
+        Faster than as many calls, and no other promise: what others append may come between, and when one is refused
+        those before it are appended. The iterable is read to its end first. Raises as `append`.
+        """
+        me = get_ident()
+        row = list(fragments)
+        gtid: Gtid | None = None
+        at, count = 0, len(row)
+        pending = self._pending
+        while at < count:
+            with self._lock:
+                at = pending.add_run(row, at, me)
+                if at == count:
+                    return Gtid(pending.epoch, pending.last)
+            gtid = self.append(row[at])
+            at += 1
         return gtid
 
     def _append_spilled(self, spilled: SpilledTransaction, fragment: Fragment, me: int, *, added: bool) -> None:
@@ -300,8 +328,8 @@ class Log(LogEnd):
                 if self._owner == me:
                     return
                 self._changed.wait()
-            elif self._flushed_end + len(self._pending) < self._options.segment_bytes and not (
-                self._sync_due and self._is_due()
+            elif self._pending.start + len(self._pending) < self._options.segment_bytes and not (
+                self._pending.sync_due and self._is_due()
             ):
                 return
             elif self._syncing or self._prefix.unfinished():
@@ -312,14 +340,13 @@ class Log(LogEnd):
 
     def _is_due(self) -> bool:
         """Whether the newest segment holds something and is old enough to be closed."""
-        return self._newest_holds() and rotation_due(
-            begun_at=self._begun_at, now_ms=self._clock.now_ms(), retention_s=self._options.retention_s
-        )
+        due = rotation_due(begun_at=self._begun_at, now_ms=self._clock.now_ms(), retention_s=self._options.retention_s)
+        return due and self._newest_holds()
 
     def _newest_holds(self) -> bool:
         """Whether a transaction lives in the newest segment."""
         after = self._segments.prev_seqno(self._number)
-        return after is not None and self._last > after
+        return after is not None and self._pending.last > after
 
     def allocate(self, fragments: Sequence[Fragment]) -> Allocation:
         """Give a whole transaction its seqno and its place; its bytes are written later, outside the lock.
@@ -357,25 +384,22 @@ class Log(LogEnd):
         with self._lock:
             self._await_turn(me)
             assert not self._fragno, "this thread's transaction of several fragments is open"
-            before = self._last_ids
+            pending = self._pending
+            before = pending.ids
             padding = padding_for(size, before, fragments[-1].tstamp)
             self._prove_before_next()
             self._flush()
             self._publish()
-            start = self._flushed_end
-            seqno = self._next_seqno
-            extent = Extent(seqno)
-            extent.add(seqno, self._number, start, start + size + padding, (fragments[-1].source_id, event_id))
+            start = pending.start
+            end = start + size + padding
+            seqno = Seqno(pending.last + 1)
+            extent = Extent(seqno, (start,), end=end, ids=(fragments[-1].source_id, event_id))
             self._prefix.allocate(extent)
-            self._flushed_end = extent.end
-            self._next_seqno = Seqno(seqno + 1)
-            self._buffered = Extent(self._next_seqno)
-            self._last = seqno
-            self._last_ids = extent.ids
+            pending.allocate(end, extent.ids)
             allocation = Allocation(
                 self,
                 extent,
-                Gtid(self._epoch, seqno),
+                Gtid(pending.epoch, seqno),
                 fragments,
                 start=start,
                 padding=padding,
@@ -427,7 +451,7 @@ class Log(LogEnd):
             if self._stopped is not None:
                 self._check(get_ident())
             self._check_lock_file()
-            return self._spilling.begin(self._epoch)
+            return self._spilling.begin(self._pending.epoch)
 
     def commit_spilled(self, spilled: SpilledTransaction, last: Fragment, sync: bool) -> Gtid:
         """For `OpenTransaction` only."""
@@ -467,7 +491,8 @@ class Log(LogEnd):
             if self._stopped is not None or self._refused:
                 self._check(me)
             oldest = self._prefix.oldest_unfinished()
-            target = self._last if oldest == NO_SEQNO else max(self._appended, Seqno(oldest - 1))
+            last = self._pending.last
+            target = last if oldest == NO_SEQNO else max(self._pending.appended, Seqno(oldest - 1))
             if not sync:
                 if self._visible < target:
                     self._check_lock_file()
@@ -475,7 +500,7 @@ class Log(LogEnd):
                     self._publish()
                 return target
             self._await_durable(target, me)
-            return min(target, self._last)
+            return min(target, self._pending.last)
 
     # --- rotating and purging ------------------------------------------------------------------------
 
@@ -503,13 +528,13 @@ class Log(LogEnd):
     def _begin_segment(self, first_records: bytes = b"", begun_at: int | None = None) -> None:
         """End the newest segment, durable; create the next one, durable with its first records."""
         assert self._file is not None
-        end = self._flushed_end
+        end = self._pending.start
         number = self._number + 1
         try:
             self._file.pwrite(encode_rotate(segment_name(number)), end)
         except OSError as exc:
             raise self._write_failed(exc) from exc
-        self._flushed_end = end + len(encode_rotate(segment_name(number)))
+        self._pending.start = end + len(encode_rotate(segment_name(number)))
         try:
             self._trim()
         except OSError as exc:
@@ -535,7 +560,8 @@ class Log(LogEnd):
         self._file = file
         self._number = number
         self._begun_at = begun_at
-        self._flushed_end = self._durable_end = self._visible_end = HEADER.size + len(first_records)
+        self._pending.room = 0
+        self._pending.start = self._durable_end = self._visible_end = HEADER.size + len(first_records)
         self._ahead = self._options.ahead_bytes
         logger.debug("Rotated. from=%s to=%s", segment_name(old), segment_name(number))
 
@@ -560,7 +586,7 @@ class Log(LogEnd):
                 matchpoint,
                 first=self._segments.first_seqno(),
                 visible=self._visible,
-                last=self._last,
+                last=self._pending.last,
                 unfinished=self._unfinished(),
                 found=None if header is None else header.epoch,
                 holds=[(one.name, one.restart_seqno) for one in read_holds(self._path, disk=self._disk)],
@@ -572,9 +598,9 @@ class Log(LogEnd):
             self._flush()  # a sync record may be left of a transaction that was given up
             number = self._number + 1
             stamp = self._clock.now_ms()
-            proof = encode_sync(lsn(self._number, self._flushed_end), stamp)
+            proof = encode_sync(lsn(self._number, self._pending.start), stamp)
             mark = RollbackMark(
-                epoch=Epoch(self._epoch + 1),
+                epoch=Epoch(self._pending.epoch + 1),
                 matchpoint_epoch=header.epoch,
                 matchpoint_seqno=header.seqno,
                 matchpoint_lsn=start,
@@ -590,7 +616,7 @@ class Log(LogEnd):
     def _unfinished(self) -> str | None:
         """Return what of the writing is under way; None when nothing is."""
         if self._fragno:
-            return f"seqno {self._next_seqno} is open: its last fragment has not come"
+            return f"seqno {self._pending.last + 1} is open: its last fragment has not come"
         oldest = self._prefix.oldest_unfinished()
         return None if oldest == NO_SEQNO else f"seqno {oldest} has its place and is not complete"
 
@@ -607,14 +633,13 @@ class Log(LogEnd):
         """Take a mark that is durable for the end of the stream, and begin its epoch with a no-op."""
         last = mark.matchpoint_seqno
         # What readers may pass to comes first: the segments that they then look into hold nothing beyond it.
-        self._last = self._appended = self._visible = self._durable = last
+        self._visible = self._durable = last
         self._seen.go_back(last)
         self._proven.go_back(last)
-        self._next_seqno = Seqno(last + 1)
-        self._buffered = Extent(self._next_seqno)
-        self._last_ids = self._visible_ids = (header.source_id, header.event_id)
+        self._visible_ids = (header.source_id, header.event_id)
+        self._pending.go_back(last, self._visible_ids)
         self._visible_start = mark.matchpoint_lsn
-        self._epoch = mark.epoch
+        self._pending.epoch = mark.epoch
         self._segments.roll_back(self._number, mark.last_seqno, mark)
         logger.warning(
             "Rolled back. matchpoint=%s abandoned=%d..%d mark=%s epoch=%d path=%s",
@@ -625,9 +650,9 @@ class Log(LogEnd):
             mark.epoch,
             self._path,
         )
-        self._sync_due = True
+        self._pending.sync_due = True
         try:
-            self._append(empty_transaction(self._last_ids, max(self._clock.now_ms(), 0)), get_ident())
+            self._append(empty_transaction(self._pending.ids, max(self._clock.now_ms(), 0)), get_ident())
             self._flush()
             self._sync_now()
             self._publish()
@@ -721,7 +746,7 @@ class Log(LogEnd):
 
     def _plan_purge(self, limits: Sequence[Limit]) -> PurgePlan:
         newest = Retained(
-            number=self._number, last_seqno=self._visible, begun_at=self._begun_at, bytes=self._flushed_end
+            number=self._number, last_seqno=self._visible, begun_at=self._begun_at, bytes=self._pending.start
         )
         return self._purging.choose(newest, durable=self._durable, limits=limits, now_ms=self._clock.now_ms())
 
@@ -768,6 +793,7 @@ class Log(LogEnd):
             finally:
                 if self._stopped is None:
                     self._stopped = LogClosedError()
+                    self._pending.room = 0
                 self._let_go()
                 self._changed.notify_all()
                 self._seen.close()
@@ -785,10 +811,10 @@ class Log(LogEnd):
         self._store_index()
         self._spilling.store_table(self._number)
         assert self._file is not None
-        end = self._flushed_end
+        end = self._pending.start
         try:
             self._file.pwrite(encode_sync(lsn(self._number, end), self._clock.now_ms()), end)
-            self._flushed_end = end + SYNC_BYTES
+            self._pending.start = end + SYNC_BYTES
             self._trim()
             self._file.sync()
         except OSError as exc:
@@ -814,6 +840,7 @@ class Log(LogEnd):
         self._forget_spilled()
         self._spilling.close()
         self._index_flush.close()
+        self._segments.close()
         if self._file is not None:
             self._file.close()
         if self._positions is not None:

@@ -25,8 +25,9 @@ from tranlog.errors import (
     LogError,
     LogLockedError,
     RecordLimitError,
+    SegmentGoneError,
 )
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno, lsn
+from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno, lsn
 from tranlog.log.allocation import Allocation
 from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
@@ -44,6 +45,7 @@ from tranlog.log.opening import (
     RecoveryReport,
 )
 from tranlog.log.options import LogOptions, ReadCounts, zeros_ahead
+from tranlog.log.pending import Pending
 from tranlog.log.positions import (
     NO_LSN,
     POSITIONS_NAME,
@@ -93,7 +95,6 @@ class LogEnd:
         self._spilling = Spilling(path, disk=disk, clock=clock, options=options, may_write=lock_file.held)
         self._positions: PositionsFile | None = None
         self._index_flush = IndexFlush(path, disk, clock, self._segments, options)
-        self._epoch = NO_EPOCH
         self._syncs = 0
         self._stopped: LogError | None = None
         self._closed = False
@@ -103,25 +104,18 @@ class LogEnd:
         self._file: DiskFile | None = None
         self._number = 0
         self._begun_at: int | None = None  # its first sync record's stamp
-        self._flushed_end = 0  # everything before it is written, or allocated to somebody who will
         self._reached = 0  # up to here zeros were written behind it
         self._ahead = options.ahead_bytes  # how many at a time; 0 in a segment for which the disk was full
-        self._pending = bytearray()  # what belongs at _flushed_end
-        self._buffered = Extent(Seqno(0))  # the complete transactions in it
+        self._pending = Pending(source_id=source_id, checksum=options.checksum, most=options.spill_above)
         self._prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
         self._allocations: dict[Seqno, Allocation] = {}  # those that are neither complete nor abandoned
         self._draining = False  # the disk is full, and writers outside the lock are waited for
         # the transaction that is being appended
-        self._next_seqno = Seqno(0)
         self._fragno = 0  # > 0: it is open
         self._owner = 0
         self._open_start = 0
         self._transaction_bytes = 0
         self._spilled: SpilledTransaction | None = None  # it became too large, and is being spilled
-        # given a place: complete, or allocated
-        self._last = NO_SEQNO
-        self._last_ids = (source_id, "")
-        self._appended = NO_SEQNO  # the last one that `append` completed
         self._refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
         # visible
         self._visible = NO_SEQNO
@@ -131,7 +125,6 @@ class LogEnd:
         # durable
         self._durable = NO_SEQNO
         self._durable_end = 0
-        self._sync_due = True  # a sync record goes before the next record
         self._syncing = False
         self._sync_end = 0  # what the running sync covers; a cut lowers it
         self.recovered = RecoveryReport(created=True, clean=True)
@@ -144,7 +137,7 @@ class LogEnd:
     @property
     def epoch(self) -> Epoch:
         """The epoch of this opening of the log."""
-        return self._epoch
+        return self._pending.epoch
 
     @property
     def first_seqno(self) -> Seqno:
@@ -154,7 +147,7 @@ class LogEnd:
     @property
     def last_seqno(self) -> Seqno:
         """The last transaction that has a place, visible or not; NO_SEQNO while there is none."""
-        return self._last
+        return self._pending.last
 
     @property
     def visible_seqno(self) -> Seqno:
@@ -168,7 +161,10 @@ class LogEnd:
 
     def _append(self, fragment: Fragment, me: int, reference: Reference | None = None) -> Gtid:
         """Append a fragment or, with `reference`, the record of a spilled transaction whose last fragment this is."""
-        seqno = self._next_seqno
+        pending = self._pending
+        pending.room = 0
+        epoch = pending.epoch
+        seqno = Seqno(pending.last + 1)
         fragno = 0 if reference is not None else self._fragno
         payload = fragment.payload if reference is None else encode_reference(reference)
         try:
@@ -176,7 +172,7 @@ class LogEnd:
                 seqno=seqno,
                 fragno=min(fragno, FRAGNO_MAX),
                 last_frag=fragment.last,
-                epoch=self._epoch,
+                epoch=epoch,
                 source_id=fragment.source_id,
                 event_id=fragment.event_id,
                 shard_id=fragment.shard_id,
@@ -194,22 +190,16 @@ class LogEnd:
         grown = size > self._options.spill_above or fragno > FRAGNO_MAX
         if grown and reference is None and (fragno or len(payload) > REFERENCE.size):
             self._spill_open(fragment, me)
-            return Gtid(self._epoch, seqno)
-        pending = self._pending
+            return Gtid(epoch, seqno)
         self._prove_before_next()
         if fragno == 0:
-            self._open_start = self._flushed_end + len(pending)
-        pending += head
-        pending += payload
-        pending += trailer
-        buffered = self._buffered
-        buffered.owners.add(me)
+            self._open_start = pending.start + len(pending)
+        pending.put(head)
+        pending.put(payload)
+        pending.put(trailer)
+        pending.owners.add(me)
         if fragment.last:
-            ids = (fragment.source_id, fragment.event_id)
-            buffered.add(seqno, self._number, self._open_start, self._flushed_end + len(pending), ids)
-            self._last = self._appended = seqno
-            self._last_ids = ids
-            self._next_seqno = Seqno(seqno + 1)
+            pending.complete(self._open_start, (fragment.source_id, fragment.event_id))
             if self._fragno:
                 self._fragno = self._owner = 0
                 self._changed.notify_all()
@@ -219,14 +209,21 @@ class LogEnd:
             self._transaction_bytes = size
         if len(pending) >= self._options.buffer_bytes:
             self._flush()
-        return Gtid(self._epoch, seqno)
+        if not (self._fragno or self._draining or self._refused or self._stopped):
+            self._give_room()
+        return Gtid(epoch, seqno)
+
+    def _give_room(self) -> None:
+        """Let whole transactions in without a look at anything else, as far as buffer and segment go."""
+        pending, options = self._pending, self._options
+        pending.room = max(min(options.buffer_bytes, options.segment_bytes - pending.start), 0)
 
     def _spill_open(self, fragment: Fragment, me: int) -> None:
         """Move the open transaction, which grew too large for a segment, out of the log, and `fragment` with it.
 
         Its seqno and its turn stay: the record that refers to it is appended with its last fragment, by `append`.
         """
-        spilled = self._spilling.begin(self._epoch)
+        spilled = self._spilling.begin(self._pending.epoch)
         fragno = self._fragno
         try:
             if fragno:
@@ -241,19 +238,19 @@ class LogEnd:
             if isinstance(exc, LogError) and self._fragno:
                 self._drop_open()
             raise
-        self._open_start = self._flushed_end + len(self._pending)
+        self._open_start = self._pending.start + len(self._pending)
         self._fragno = fragno + 1
         self._owner = me
         self._spilled = spilled
 
     def _prove_before_next(self) -> None:
         """Put a sync record before the next record, if a sync has completed since the last one."""
-        if self._sync_due:
+        if self._pending.sync_due:
             stamp = self._clock.now_ms()
             if self._begun_at is None:
                 self._begun_at = stamp
-            self._pending += encode_sync(lsn(self._number, self._durable_end), stamp)
-            self._sync_due = False
+            self._pending.put(encode_sync(lsn(self._number, self._durable_end), stamp))
+            self._pending.sync_due = False
 
     def begin_write(self, extent: Extent) -> DiskFile:
         """For `Allocation` only."""
@@ -297,7 +294,7 @@ class LogEnd:
 
         What a full disk took meanwhile is not waited for; those that it belonged to are told.
         """
-        while self._durable < min(target, self._last):
+        while self._durable < min(target, self._pending.last):
             if self._syncing or self._draining:
                 self._changed.wait()
             elif NO_SEQNO != self._prefix.oldest_unfinished() <= target:
@@ -321,7 +318,7 @@ class LogEnd:
         self._flush(zeros=True)
         self._publish(tell=False)
         self._syncing = True
-        self._sync_end = self._visible_end if len(self._prefix) else self._flushed_end
+        self._sync_end = self._visible_end if len(self._prefix) else self._pending.start
         covered = self._visible
         file = self._file
         assert file is not None
@@ -339,17 +336,18 @@ class LogEnd:
             raise self._stop_for(failure, "sync") from failure
         if self._stopped is not None:
             self._check(get_ident())  # stopped meanwhile: the positions file may be another writer's already
+        self._check_segment_file(file)
         self._syncs += 1
         self._durable = max(self._durable, covered)
         self._durable_end = self._sync_end
-        self._sync_due = True
+        self._pending.sync_due = True
         self._write_positions(look=True)
         if self._durable == self._visible and self._visible_start != NO_LSN:
             self._index_flush.after_sync(self._built_from())
 
     def _built_from(self) -> BuiltFrom:
         """Return the end of the log that the index describes now."""
-        return BuiltFrom(epoch=self._epoch, end=lsn(self._number, self._visible_end))
+        return BuiltFrom(epoch=self._pending.epoch, end=lsn(self._number, self._visible_end))
 
     def _sync_now(self) -> None:
         """Sync under the lock, nothing else running: everything flushed is durable then."""
@@ -358,10 +356,11 @@ class LogEnd:
             self._file.sync()
         except OSError as exc:
             raise self._stop_for(exc, "sync") from exc
+        self._check_segment_file(self._file)
         self._syncs += 1
-        self._durable = self._last
-        self._durable_end = self._flushed_end
-        self._sync_due = True
+        self._durable = self._pending.last
+        self._durable_end = self._pending.start
+        self._pending.sync_due = True
 
     def _flush(self, *, zeros: bool = False) -> None:
         """Write what is pending; with `zeros` some of them behind it, for the syncs to come."""
@@ -370,39 +369,40 @@ class LogEnd:
             return
         assert self._file is not None
         try:
-            written = bytes(pending)
-            if not (zeros and self._write_ahead(written)):
-                self._file.pwrite(written, self._flushed_end)
+            if not (zeros and self._write_ahead()):
+                self._file.pwrite(pending.joined(), pending.start)
         except OSError as exc:
             raise self._write_failed(exc) from exc
-        self._recent.put(self._number, self._flushed_end, written)
-        self._flushed_end += len(pending)
-        pending.clear()
+        self._recent.put(self._number, pending.start, pending.joined())
+        pending.written()
+        if pending.room:
+            self._give_room()
 
-    def _write_ahead(self, written: bytes) -> bool:
+    def _write_ahead(self) -> bool:
         """Write with zeros behind, if it is time for some; False when nothing is written. Raises OSError."""
-        end = self._flushed_end + len(written)
-        count = zeros_ahead(self._ahead, size=len(written), end=end, reached=self._reached)
+        pending = self._pending
+        end = pending.start + len(pending)
+        count = zeros_ahead(self._ahead, size=end - self._durable_end, end=end, reached=self._reached)
         if not count:
             return False
         assert self._file is not None
         self._reached = end + count
         try:
-            self._file.pwrite(written + bytes(count), self._flushed_end)
+            self._file.pwrite(pending.joined(count), pending.start)
         except OSError as exc:
             if exc.errno not in DISK_FULL:
                 raise
             self._ahead = 0
-            self._file.truncate(self._flushed_end)  # there may be room for what has to be there
+            self._file.truncate(pending.start)  # there may be room for what has to be there
             self._reached = 0
             return False
         return True
 
     def _trim(self) -> None:
         """Give the newest segment its true length: no zeros behind its last record. Raises OSError."""
-        if self._reached > self._flushed_end:
+        if self._reached > self._pending.start:
             assert self._file is not None
-            self._file.truncate(self._flushed_end)
+            self._file.truncate(self._pending.start)
             self._reached = 0
 
     def _publish(self, *, tell: bool = True) -> None:
@@ -410,8 +410,7 @@ class LogEnd:
 
         Without `tell`, those in other processes wait for the next write of the positions.
         """
-        if self._buffered:
-            self._buffered.done = True
+        if self._pending.starts:
             self._seal()
         visible = self._prefix.advance()
         if not visible:
@@ -420,7 +419,7 @@ class LogEnd:
             self._segments.register(self._number, extent.first, extent.starts)
         newest = visible[-1]
         self._visible = newest.last
-        self._visible_start = newest.last_start
+        self._visible_start = lsn(self._number, newest.starts[-1])
         self._visible_end = newest.end
         self._visible_ids = newest.ids
         if tell:
@@ -429,11 +428,12 @@ class LogEnd:
             self._seen.open_to(self._visible)
 
     def _seal(self) -> None:
-        """Give the buffered transactions their place in the row, and begin another buffer."""
-        self._prefix.allocate(self._buffered)
-        self._buffered = Extent(Seqno(self._buffered.last + 1))
+        """Give the transactions that are whole and written their place in the row."""
+        extent = self._pending.seal()
+        extent.done = True
+        self._prefix.allocate(extent)
         if self._fragno:
-            self._buffered.owners.add(self._owner)
+            self._pending.owners.add(self._owner)
 
     def _write_positions(self, *, look: bool = False) -> None:
         """Tell readers, here and elsewhere; with `look`, see first whether the file is still where they look for it."""
@@ -446,7 +446,7 @@ class LogEnd:
                 Positions(
                     boot_id=self._positions.boot_id,
                     identity=self._positions.identity,
-                    epoch=self._epoch,
+                    epoch=self._pending.epoch,
                     first_seqno=self._segments.first_seqno(),
                     visible_seqno=self._visible,
                     durable_seqno=self._durable,
@@ -474,8 +474,20 @@ class LogEnd:
         assert self._stopped is not None
         raise self._stopped
 
+    def _check_segment_file(self, file: DiskFile) -> None:
+        """Close the log for writing where its newest segment was removed: a sync of that is worth nothing."""
+        try:
+            linked = file.linked()
+        except OSError as exc:
+            raise self._stop_for(exc, "looking up") from exc
+        if not linked:
+            error = SegmentGoneError(path=join(self._path, segment_name(self._number)))
+            self._stop(error)
+            raise error
+
     def _stop(self, error: LogError) -> None:
         self._stopped = error
+        self._pending.room = 0
         self._changed.notify_all()
         logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
 
@@ -496,11 +508,12 @@ class LogEnd:
             self._changed.wait_for(lambda: not self._draining)
             return DiskFullError(path=path)
         self._draining = True
+        self._pending.room = 0
         while self._prefix.writing():
             self._changed.wait()
         self._draining = False
         self._allocations.clear()
-        owners = self._prefix.take_back(path) | self._buffered.owners
+        owners = self._prefix.take_back(path) | self._pending.owners
         self._refused.update(dict.fromkeys(owners - {get_ident()}, path))
         self._changed.notify_all()
         if self._stopped is not None:
@@ -509,13 +522,10 @@ class LogEnd:
             self._cut_to(self._visible_end)
         except OSError as again:
             return self._stop_for(again, "cutting back")
-        self._next_seqno = Seqno(self._visible + 1)
-        self._buffered = Extent(self._next_seqno)
-        self._last = self._appended = self._visible
-        self._last_ids = self._visible_ids
+        self._pending.go_back(self._visible, self._visible_ids)
         self._fragno = self._owner = 0
         self._forget_spilled()
-        self._spilling.forget_above(Gtid(self._epoch, self._visible))
+        self._spilling.forget_above(Gtid(self._pending.epoch, self._visible))
         logger.warning("The disk is full; what was not committed is refused. path=%s", path)
         return DiskFullError(path=path)
 
@@ -527,9 +537,9 @@ class LogEnd:
         if self._spilled is not None:
             self._forget_spilled()
             return
-        if start >= self._flushed_end:
-            del self._pending[start - self._flushed_end :]
-            self._sync_due = True
+        if start >= self._pending.start:
+            self._pending.cut(start - self._pending.start)
+            self._pending.sync_due = True
             return
         try:
             self._cut_to(start)
@@ -545,17 +555,17 @@ class LogEnd:
     def _cut_to(self, end: int) -> None:
         """Shorten the newest segment; synced, so that what is cut cannot come back behind new records."""
         assert self._file is not None
-        self._pending.clear()
+        self._pending.drop()
         self._recent.forget()
         if end <= HEADER.size:
             self._begun_at = None
         self._file.truncate(end)
         self._file.sync()
-        self._flushed_end = end
+        self._pending.start = end
         self._reached = 0
         self._durable_end = min(self._durable_end, end)
         self._sync_end = min(self._sync_end, end)
-        self._sync_due = True
+        self._pending.sync_due = True
 
     def gate(self, *, committed_only: bool = False) -> Gate:
         """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""

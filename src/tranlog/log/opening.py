@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from tranlog.disk import Disk, DiskFile, DiskLock
 from tranlog.errors import (
+    ConfigError,
     CorruptRecordError,
     DiskFailedError,
     DiskFullError,
@@ -27,8 +28,10 @@ from tranlog.errors import (
     LogLockedError,
     LogMissingError,
     LogUnreadableError,
+    RecordLimitError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.log.allocation import empty_transaction, size_of
 from tranlog.log.bucket import Place
 from tranlog.log.format import HEADER, SEQNO_MAX, RecordHeader, encode_header, segment_name
 from tranlog.log.index import BuiltFrom, Entry, SegmentRow, SeqnoIndex
@@ -37,7 +40,7 @@ from tranlog.log.positions import Positions, read_positions
 from tranlog.log.recovery import Checkpoint, Continue, NewLog, Refuse, SegmentGlance, Survey, plan
 from tranlog.log.rollback import marks_behind
 from tranlog.log.scan import scan_segment, survey
-from tranlog.log.segment import CUT_DIR, LOCK_NAME, WINDOW_BYTES, SegmentReader, Segments, join
+from tranlog.log.segment import CUT_DIR, LOCK_NAME, WINDOW_BYTES, Segments, doubt_of_last, join
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +77,16 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSegment:
-    """The newest segment, open for writing and durable up to `end`, and the epoch to begin there.
+    """The newest segment, open for writing and ending at `end`, and the epoch to begin there.
 
-    `last_header` and `last_first_lsn` are the last complete transaction's, None in a log that holds none.
+    Up to `durable_end` a sync is known to have covered it; the next sync covers the rest. `last_header` and
+    `last_first_lsn` are the last complete transaction's, None in a log that holds none.
     """
 
     file: DiskFile
     number: int
     end: int
+    durable_end: int
     last_seqno: Seqno
     last_header: RecordHeader | None
     last_first_lsn: Lsn | None
@@ -99,6 +104,15 @@ def make_directory(path: str, disk: Disk) -> None:
     if not disk.exists(parent):
         raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
     disk.make_dir(path)
+
+
+def check_source_id(source_id: str) -> None:
+    """Raise ConfigError for one that no record can hold, before anything is created for it."""
+    try:
+        size_of([empty_transaction((source_id, ""), 0)])
+    except RecordLimitError as exc:
+        given = source_id if len(source_id) <= 80 else source_id[:80] + "…"
+        raise ConfigError(option="source_id", value=given, why=exc.why) from exc
 
 
 def take_lock(path: str, disk: Disk) -> DiskLock:
@@ -173,6 +187,7 @@ def open_newest(path: str, disk: Disk, segments: Segments, *, start_after: Gtid 
                 file=file,
                 number=decided.number,
                 end=HEADER.size,
+                durable_end=HEADER.size,
                 last_seqno=last,
                 last_header=None,
                 last_first_lsn=None,
@@ -242,19 +257,28 @@ def _continue(
         kept_in = _cut(path, disk, file, decided)
         _write_again(file, decided.proven, end)
         file.truncate(end)
-        file.sync()
-        # A writer that was killed may have left a segment whose name is not durable yet.
-        disk.sync_dir(path)
+        durable_end = decided.proven
+        if decided.torn is not None or decided.next_segment is not None:
+            # What was cut must not come back behind new records, and a segment ends before the next one begins. Else
+            # the first sync of the new epoch is early enough: until then nothing is said to be durable beyond `proven`.
+            file.sync()
+            durable_end = end
+        if decided.last_first_lsn is None or lsn_segment(decided.last_first_lsn) != number:
+            # A writer that was killed may have left a segment whose name is not durable yet; it was made so before
+            # the first transaction went there.
+            disk.sync_dir(path)
         if decided.next_segment is not None:
             following = create_segment(path, disk, decided.next_segment, decided.last_seqno)
             file.close()
             file, number, end = following, decided.next_segment, HEADER.size
+            durable_end = end
             if not segments.knows(number):
                 segments.adopt(number, decided.last_seqno)
         return OpenedSegment(
             file=file,
             number=number,
             end=end,
+            durable_end=durable_end,
             last_seqno=decided.last_seqno,
             last_header=decided.last_header,
             last_first_lsn=decided.last_first_lsn,
@@ -374,12 +398,9 @@ def _contradiction(
     assert place is not None
     file = disk.open(join(path, segment_name(lsn_segment(place))))
     try:
-        header = SegmentReader(file, lsn_segment(place)).read(lsn_offset(place), verify=True)
+        return doubt_of_last(file, place, covered.last, built_from.epoch)
     finally:
         file.close()
-    if not isinstance(header, RecordHeader) or header.seqno != covered.last or header.epoch != built_from.epoch:
-        return f"seqno {covered.last} of epoch {built_from.epoch} does not stand at {lsn_text(place)}"
-    return None
 
 
 def _go_on(

@@ -7,7 +7,8 @@ Source: thl-internals, "Configuration"; design/log-format.md; design/performance
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import NoneType
 
 from tranlog.errors import ConfigError
 from tranlog.ids import Epoch, Seqno
@@ -20,11 +21,14 @@ _ROOM_FOR_OTHERS = 2 * HEADER_LENGTH_MAX
 
 AHEAD_BYTES_MAX = 1 << 26
 
+_Kinds = tuple[type, ...]
+
 
 def zeros_ahead(ahead_bytes: int, *, size: int, end: int, reached: int) -> int:
-    """Return how many zeros to write behind a commit of `size` bytes that ends at `end`; the file reaches to `reached`.
+    """Return how many zeros to write behind a commit that ends at `end`; the file reaches to `reached`.
 
-    None behind a large commit, which pays for the new length by itself, and none that a segment could not hold.
+    `size`: the bytes that its sync covers, those written before it included. None behind a large commit, which pays
+    for the new length by itself, and none that a segment could not hold.
     """
     if end <= reached or 4 * size > ahead_bytes or end + ahead_bytes > SEGMENT_BYTES_MAX:
         return 0
@@ -53,8 +57,9 @@ class LogOptions:
     `sync_on_flush` with a sync. 0: nothing is shown before its commit."""
     sync_on_flush: bool = True
     """Whether those flushes sync. It says nothing of `commit`, which returns when what it covers is durable."""
-    buffer_bytes: int = 256 * 1024
-    """Bytes that may be appended before they are written; a commit writes them earlier."""
+    buffer_bytes: int = 96 * 1024
+    """Bytes that may be appended before they are written; a commit writes them earlier. Below what malloc fetches from
+    the system and gives back each time, which costs more than the write."""
     ahead_bytes: int = 256 * 1024
     """Zeros written ahead of the records, in the same write as a small commit, so that the syncs behind it find the
     file long enough: a sync that does not change its length has less to write. 0 for none."""
@@ -75,6 +80,10 @@ class LogOptions:
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
+        for name, kinds in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds) or value != value:
+                raise ConfigError(option=name, value=value, why=f"it is {_KIND_NAMES[kinds]}")
         if self.segment_bytes < 1_000:
             raise ConfigError(option="segment_bytes", value=self.segment_bytes, why="a segment has at least 1000 bytes")
         for option in ("spill_above", "spill_segment_bytes"):
@@ -128,6 +137,29 @@ class LogOptions:
             bound, last = getattr(self, soft), getattr(self, hard)
             if bound is not None and last is not None and last < bound:
                 raise ConfigError(option=hard, value=last, why=f"it is below {soft} = {bound}, which waits for holds")
+
+
+_WHOLE: _Kinds = (int,)
+_SECONDS: _Kinds = (int, float)
+_WHOLE_OR_NONE: _Kinds = (int, NoneType)
+_SECONDS_OR_NONE: _Kinds = (int, float, NoneType)
+_YES_OR_NO: _Kinds = (bool,)
+_KIND_NAMES = {
+    _WHOLE: "a whole number",
+    _SECONDS: "a number of seconds",
+    _WHOLE_OR_NONE: "a whole number, or left out",
+    _SECONDS_OR_NONE: "a number of seconds, or left out",
+    _YES_OR_NO: "true or false",
+}
+_BY_ANNOTATION = {
+    "int": _WHOLE,
+    "float": _SECONDS,
+    "int | None": _WHOLE_OR_NONE,
+    "float | None": _SECONDS_OR_NONE,
+    "bool": _YES_OR_NO,
+}
+_KINDS = {field.name: _BY_ANNOTATION[str(field.type)] for field in fields(LogOptions)}
+"""What each option may be: whoever writes Python without a type checker hears of it before a file is created."""
 
 
 @dataclass(slots=True)

@@ -13,6 +13,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from tranlog.checksum import crc32
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, DiskFile, OsDisk
@@ -45,8 +47,7 @@ HOLD_BYTES: Final = 128
 HOLD_NAME_MAX: Final = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Positions:
+class Positions(msgspec.Struct, frozen=True, kw_only=True):
     """What a writer published last.
 
     `first_seqno` is the first that the log holds or will hold. `visible_lsn` is where the transaction
@@ -119,7 +120,8 @@ def read_positions(path: str, disk: Disk) -> Positions | None:
 class PositionsReader:
     """Reads the positions file again and again. Not for threads.
 
-    Shape: `read` returns None whenever the file cannot be trusted: missing, damaged, a copy, or of another boot.
+    Shape: `read` returns None whenever the file cannot be trusted: missing, damaged, a copy, or of another boot; the
+    same object while nothing was published.
     """
 
     def __init__(self, path: str, disk: Disk) -> None:
@@ -128,6 +130,7 @@ class PositionsReader:
         self._boot_id = disk.boot_id()
         self._file: DiskFile | None = None
         self._identity = 0
+        self._last: tuple[bytes, Positions] | None = None  # the block that was believed last, and what it says
 
     def read(self) -> Positions | None:
         """Return what the writer published last, if this file is the one that it publishes in."""
@@ -138,9 +141,12 @@ class PositionsReader:
             raw = self._file.pread(POSITIONS_BYTES, 0)
         except OSError:
             return None
+        if self._last is not None and self._last[0] == raw:
+            return self._last[1]
         positions = decode_positions(raw)
         if positions is None or positions.boot_id != self._boot_id or positions.identity != self._identity:
             return None
+        self._last = raw, positions
         return positions
 
     def look_again(self) -> None:
@@ -152,7 +158,7 @@ class PositionsReader:
         """Close the file."""
         if self._file is not None:
             self._file.close()
-            self._file = None
+            self._file = self._last = None
 
 
 class PositionsFile:

@@ -9,47 +9,37 @@ Source: tokumx-replication ("the oldest unfinished"); design/replication.md, "Un
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
+from collections.abc import Sequence, Set
 
-from tranlog.ids import NO_SEQNO, Lsn, Seqno
+from tranlog.ids import NO_SEQNO, Seqno
 
 
 class Extent:
     """A stretch of the newest segment that holds whole transactions.
 
     `first` to `last` are theirs, both inclusive; `starts` the offsets at which they begin; `end` is behind the last
-    byte. `ids` are source id and event id of the last one, `last_start` its LSN.
+    byte. `ids` are source id and event id of the last one, `owners` the threads whose transactions are in it.
     """
 
-    __slots__ = ("done", "end", "first", "ids", "last", "last_start", "owners", "refused", "starts", "writing")
+    __slots__ = ("done", "end", "first", "ids", "last", "owners", "refused", "starts", "writing")
 
-    def __init__(self, first: Seqno) -> None:
+    def __init__(
+        self, first: Seqno, starts: Sequence[int], *, end: int, ids: tuple[str, str], owners: Set[int] = frozenset()
+    ) -> None:
+        assert starts
         self.first = first
-        self.last = Seqno(first - 1)
-        self.starts = array("I")
-        self.end = 0
-        self.last_start = Lsn(0)
-        self.ids = ("", "")
-        self.owners: set[int] = set()
-        """The threads whose transactions are in it."""
+        self.last = Seqno(first + len(starts) - 1)
+        self.starts = starts
+        self.end = end
+        self.ids = ids
+        self.owners = owners
         self.done = False
         """All its bytes are written."""
         self.writing = False
         """A thread is writing them now, outside the lock."""
         self.refused: str | None = None
         """The file for which the disk was full, once these transactions were taken back."""
-
-    def add(self, seqno: Seqno, number: int, start: int, end: int, ids: tuple[str, str]) -> None:
-        """Take in the transaction that follows."""
-        self.last = seqno
-        self.starts.append(start)
-        self.last_start = Lsn(number << 32 | start)
-        self.end = end
-        self.ids = ids
-
-    def __bool__(self) -> bool:
-        return self.last >= self.first
 
 
 class UnbrokenPrefix:
@@ -68,7 +58,7 @@ class UnbrokenPrefix:
 
     def allocate(self, extent: Extent) -> None:
         """Put an extent behind the youngest one."""
-        assert extent and (not self._row or extent.first == self._row[-1].last + 1)
+        assert not self._row or extent.first == self._row[-1].last + 1
         self._row.append(extent)
 
     def advance(self) -> list[Extent]:

@@ -21,11 +21,14 @@ from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 from tranlog.log.abandoned import read_abandoned
 from tranlog.log.cursor import Cursor
 from tranlog.log.format import RECORD_START
+from tranlog.log.index_reader import IndexReader
+from tranlog.log.index_table import INDEX_NAME, read_index
+from tranlog.log.opening import checkpoint_of
 from tranlog.log.positions import POSITIONS_NAME, Positions, PositionsReader
 from tranlog.log.record import Record, RecordHeader, RollbackMark
-from tranlog.log.recovery import Continue, Refuse, SegmentScan, plan
+from tranlog.log.recovery import Checkpoint, Continue, Refuse, SegmentScan, plan
 from tranlog.log.scan import SegmentScanner, survey
-from tranlog.log.segment import SegmentReader, Segments, SegmentStat, torn_size
+from tranlog.log.segment import SegmentReader, Segments, SegmentStat, directory_of, join, torn_size
 from tranlog.log.spilled import SpillStat
 from tranlog.log.spilling import spill_stats
 from tranlog.payload import Payload
@@ -66,8 +69,10 @@ class LogReader:
         self._checksum = checksum
         self._lock = threading.Lock()
         self._segments = Segments(path, disk)
+        self._segments.follow_index(IndexReader(join(path, INDEX_NAME), disk))
         self._positions = PositionsReader(path, disk)
         self._watch = disk.watch(f"{path.rstrip('/')}/{POSITIONS_NAME}")
+        self._taken: Positions | None = None  # what `_range` was made of
         self._surveyed: SegmentScan | None = None  # the newest segment, as the last survey found it
         self._before: RecordHeader | None = None  # the last event in front of it, where that was looked at
         self._tail: SegmentScanner | None = None  # walks on from there
@@ -99,7 +104,7 @@ class LogReader:
         Raises LogMissingError, LogUnreadableError, LogCodecError, CorruptRecordError.
         """
         reader = cls(
-            os.fspath(path).rstrip("/") or "/",
+            directory_of(path),
             disk=OsDisk() if disk is None else disk,
             clock=SystemClock() if clock is None else clock,
             checksum=checksum,
@@ -137,13 +142,17 @@ class LogReader:
 
     def _look(self) -> None:
         positions = self._positions.read()
+        if positions is not None and positions is self._taken:
+            return
         self._limit_marks(positions)
+        self._taken = None
         if positions is None:
             self._scan()
             return
         self._drop_tail()
         self._surveyed = None
         self._take(positions)
+        self._taken = positions
 
     def _take(self, positions: Positions) -> None:
         empty = positions.visible_seqno < positions.first_seqno
@@ -175,7 +184,7 @@ class LogReader:
             following = self._segments.path(number + 1)
             if not self._grown(self._surveyed) and not self._disk.exists(following):
                 return
-            self._open_tail(number, self._surveyed.header_seqno, self._before)
+            self._open_tail(number, self._surveyed.header_seqno, self._before, self._surveyed.behind)
         else:
             self._tail.advance()
         while self._tail is not None and self._tail_reader is not None:
@@ -191,7 +200,9 @@ class LogReader:
             self._open_tail(found.number + 1, found.last_seqno, found.last_header)
 
     def _begin_scan(self) -> None:
-        found = survey(self._path, self._disk, checksum=self._checksum)
+        stored = read_index(join(self._path, INDEX_NAME), self._disk) if self._checksum else None
+        checkpoint = None if stored is None else checkpoint_of(*stored)
+        found = survey(self._path, self._disk, checksum=self._checksum, checkpoint=checkpoint)
         self._segments.refresh()
         decided = plan(found)
         if isinstance(decided, Refuse):
@@ -208,11 +219,23 @@ class LogReader:
         self._before = found.scans[-2].last_header if len(found.scans) > 1 else None
         self._take_scan(last.last_seqno, last.proven_seqno, header)
 
-    def _open_tail(self, number: int, prev_seqno: Seqno, before: RecordHeader | None) -> None:
+    def _open_tail(
+        self, number: int, prev_seqno: Seqno, before: RecordHeader | None, behind: Checkpoint | None = None
+    ) -> None:
+        """Walk a segment from its start or, where its survey began `behind` a checkpoint, from there."""
         self._drop_tail()
-        self._tail_reader = SegmentReader(self._segments.open(number, prev_seqno), number, checksum=self._checksum)
-        self._tail = SegmentScanner(self._tail_reader, prev_seqno, before=before)
+        reader = SegmentReader(self._segments.open(number, prev_seqno), number, checksum=self._checksum)
+        self._tail_reader = reader
+        if behind is None:
+            self._tail = SegmentScanner(reader, prev_seqno, before=before)
+        else:
+            header = reader.read(behind.offset, verify=True)
+            if not isinstance(header, RecordHeader):
+                raise reader.corrupt(behind.offset, behind.seqno, "the record that stood here is gone")
+            self._tail = SegmentScanner(reader, prev_seqno, before=header, offset=behind.offset)
         self._tail.advance()
+        if behind is not None:
+            self._tail.prove(behind.end)
 
     def _grown(self, found: SegmentScan) -> bool:
         """Whether there is more in a segment than a survey found; it may have been longer all the time, by zeros."""
@@ -298,6 +321,7 @@ class LogReader:
             self._closed = True
             self._drop_tail()
             self._positions.close()
+            self._segments.close()
 
     def __enter__(self) -> LogReader:
         return self

@@ -121,7 +121,7 @@ class SegmentScan:
 
     @property
     def header_seqno(self) -> Seqno:
-        """What the segment's header names as the last seqno before it."""
+        """What the segment's header names as the last seqno before it; of a walk behind a checkpoint, that one's."""
         return self.prev_seqno if self.mark is None else self.mark.last_seqno
 
 

@@ -27,7 +27,7 @@ from tranlog.log.index_table import INDEX_NAME
 from tranlog.log.opening import keep_bytes, sign_lock, storage_error, take_lock
 from tranlog.log.positions import POSITIONS_NAME, Positions, encode_positions, read_holds
 from tranlog.log.repair import CutOff, Decision, Impossible, Keep, NothingToRepair, Remove, RepairPlan, Rewrite, plan
-from tranlog.log.segment import CUT_DIR, LOCK_NAME, join, list_segments
+from tranlog.log.segment import CUT_DIR, LOCK_NAME, directory_of, join, list_segments
 from tranlog.log.spill import SPILL_TABLE_NAME, spill_name
 from tranlog.log.verify import Progress, VerifyReport, examine
 
@@ -73,7 +73,7 @@ def repair(
     """
     disk = OsDisk() if disk is None else disk
     clock = SystemClock() if clock is None else clock
-    directory = os.fspath(path).rstrip("/") or "/"
+    directory = directory_of(path)
     if not list_segments(directory, disk):
         raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
     if dry_run:
@@ -90,7 +90,7 @@ def repair(
                 agree(decision, before)
             if not lock.held():
                 raise LogLockedError(path=directory, holder=f"{LOCK_NAME} was replaced or removed meanwhile")
-            report = _write_report(directory, disk, decision, before)
+            report = write_report(directory, disk, decision, before)
             kept = _carry_out(directory, disk, decision)
             after, _ = examine(directory, disk=disk, progress=progress)
             return RepairOutcome(before=before, decision=decision, after=after, kept_in=tuple(kept), report=report)
@@ -111,7 +111,7 @@ def _look(
     return report, decision
 
 
-def _write_report(path: str, disk: Disk, decision: RepairPlan, before: VerifyReport) -> str:
+def write_report(path: str, disk: Disk, decision: RepairPlan, before: VerifyReport) -> str:
     """Write down what will be done and lost, durable, before it is; return where."""
     directory = join(path, CUT_DIR)
     disk.make_dir(directory)

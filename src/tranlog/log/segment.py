@@ -9,7 +9,11 @@ Source: design/log-format.md, "Directory".
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,14 +23,15 @@ from tranlog.disk import Disk, DiskFile
 from tranlog.errors import (
     CorruptRecordError,
     LogCodecError,
+    LogError,
     LogMissingError,
     LogUnreadableError,
     LogVersionError,
     PurgedError,
     SegmentGoneError,
 )
-from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
-from tranlog.log.bucket import Place
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.log.bucket import Bucket, Place
 from tranlog.log.format import (
     BAD_CHECKSUM,
     BEFORE_HEADER,
@@ -49,6 +54,7 @@ from tranlog.log.format import (
     RotateRecord,
     SegmentHeader,
     SyncRecord,
+    event_begins,
     event_checksum_holds,
     is_tungsten,
     newer_version,
@@ -59,21 +65,39 @@ from tranlog.log.format import (
     segment_number,
 )
 from tranlog.log.index import BuiltFrom, Entry, FlushPlan, IndexView, SegmentRow, SeqnoIndex
+from tranlog.log.index_reader import IndexReader
 from tranlog.log.purge_notes import purged_error
 from tranlog.log.recent import RecentFile, RecentPieces
 from tranlog.log.recovery import BadRecord, SegmentGlance, Survey
+
+logger = logging.getLogger(__name__)
 
 LOCK_NAME = "disklog.lck"
 CUT_DIR = "cut"
 
 WINDOW_BYTES = 256 * 1024
 """How much is read at once. A larger record is read in parts."""
+FIRST_WINDOW_BYTES = 16 * 1024
+"""How much is read after a leap: copying bytes that nobody asked for is most of what a seek costs."""
 
 UNCHECKED = "a record without a checksum behind records with one"
 """One writer writes all its records with checksums or none: this one has lost its end."""
 
+OPEN_FILES = 8
+"""How many segments stay open between reads, for a log opened once: a seek need not open what another one had open."""
+
 _READ_TRIES = 5
+_ZEROS = bytes(4096)
+_GLANCE_BYTES = 4096
 _SECTOR_BYTES = 512
+
+
+def directory_of(path: str | os.PathLike[str]) -> str:
+    """Return the path of a log's directory, however its opener writes it. Raises LogMissingError where none can be."""
+    directory = os.fspath(path)
+    if "\0" in directory:
+        raise LogMissingError(path=repr(directory), why="no path holds a NUL character")
+    return directory.rstrip("/") or "/"
 
 
 def join(directory: str, name: str) -> str:
@@ -85,10 +109,10 @@ class SegmentReader:
     """Reads records of one open segment by offset. Not for threads.
 
     `window` are the bytes from `start` on that were read last. They are only worth something below the seqno that
-    was visible before they were read: `forget` drops them.
+    was visible before they were read: `forget` drops them. Windows that follow one another grow.
     """
 
-    __slots__ = ("_base", "_methods", "checksum", "file", "name", "number", "start", "window")
+    __slots__ = ("_asked", "_base", "_methods", "checksum", "file", "name", "number", "start", "window")
 
     def __init__(self, file: DiskFile, number: int, *, checksum: bool = True) -> None:
         self.file = file
@@ -97,13 +121,22 @@ class SegmentReader:
         self.checksum = checksum
         self.window = b""
         self.start = 0
+        self._asked = 0  # bytes that were asked for when the window was read
         self._base = number << 32
         self._methods: dict[int, int] = {}  # crc_method by epoch, for records that say they have none
 
-    def load(self, offset: int) -> None:
-        """Read a window that begins at `offset`."""
-        self.window = self.file.pread(WINDOW_BYTES, offset)
+    def load(self, offset: int, least: int = FIRST_WINDOW_BYTES) -> None:
+        """Read a window that begins at `offset`, of `least` bytes or as much as is read at once."""
+        if self.window and 0 <= offset - self.start <= len(self.window):
+            least = max(least, 2 * self._asked)
+        self._asked = min(least, WINDOW_BYTES)
+        self.window = self.file.pread(self._asked, offset)
         self.start = offset
+
+    def begins(self, offset: int, seqno: Seqno) -> bool:
+        """Whether the first record of `seqno` stands at `offset`, by its first bytes; reads a window there."""
+        self.load(offset)
+        return event_begins(self.window, seqno)
 
     def forget(self) -> None:
         """Drop what was read: the file may have grown, or been cut and written again."""
@@ -123,16 +156,21 @@ class SegmentReader:
         # Fewer bytes than a record's first ones are no ground for a verdict: a length may begin with zeros.
         if 0 <= at <= len(self.window) - RECORD_START.size:
             outcome = parse_record(self.window, at, position, verify)
-            if not isinstance(outcome, Partial) or (at == 0 and len(self.window) == WINDOW_BYTES):
-                return outcome if not isinstance(outcome, Partial) else self._read_large(offset, outcome, verify)
+            if not isinstance(outcome, Partial):
+                return outcome
+            if at == 0 and outcome.needed > WINDOW_BYTES and len(self.window) == self._asked:
+                return self._read_large(offset, outcome, verify)
         self.load(offset)
         outcome = parse_record(self.window, 0, position, verify)
+        if isinstance(outcome, Partial) and len(self.window) == self._asked < outcome.needed <= WINDOW_BYTES:
+            self.load(offset, outcome.needed)
+            outcome = parse_record(self.window, 0, position, verify)
         return self._read_large(offset, outcome, verify) if isinstance(outcome, Partial) else outcome
 
     def _read_large(self, offset: int, partial: Partial, verify: bool) -> Outcome:
         """Read the header of an event that passes the window; its payload goes by in parts, if at all."""
         length = partial.needed
-        if len(self.window) < WINDOW_BYTES or self.file.size() < offset + length:
+        if len(self.window) < self._asked or self.file.size() < offset + length:
             return partial
         if self.window[4] not in (EVENT_TYPE, REFERENCE_TYPE):
             return Impossible(f"a record of type {self.window[4]} with {length} bytes")
@@ -234,9 +272,14 @@ def written_size(file: DiskFile, size: int) -> int:
     """Return where the zeros at the end of a file of `size` bytes begin: what of it was written."""
     while size:
         start = max(0, size - WINDOW_BYTES)
-        chunk = file.pread(size - start, start).rstrip(b"\0")
-        if chunk:
-            return start + len(chunk)
+        chunk = file.pread(size - start, start)
+        end = len(chunk)
+        while end >= len(_ZEROS) and chunk[end - len(_ZEROS) : end] == _ZEROS:
+            end -= len(_ZEROS)
+        first = max(0, end - len(_ZEROS))
+        rest = chunk[first:end].rstrip(b"\0")
+        if rest:
+            return start + first + len(rest)
         size = start
     return 0
 
@@ -246,14 +289,29 @@ def torn_size(file: DiskFile, size: int) -> int:
     return min(size, -(-written_size(file, size) // _SECTOR_BYTES) * _SECTOR_BYTES)
 
 
+def doubt_of_last(file: DiskFile, place: Lsn, seqno: Seqno, epoch: Epoch) -> str | None:
+    """Return why an index whose last transaction is `seqno` of `epoch`, at `place` of an open segment, is not of it.
+
+    None where that record stands there, whole as far as a window shows it. Raises OSError.
+    """
+    reader = SegmentReader(file, lsn_segment(place))
+    header = reader.read(lsn_offset(place), verify=False)
+    if isinstance(header, RecordHeader) and header.record_length <= WINDOW_BYTES:
+        header = reader.read(lsn_offset(place), verify=True)
+    if isinstance(header, RecordHeader) and (header.seqno, header.fragno, header.epoch) == (seqno, 0, epoch):
+        return None
+    return f"seqno {seqno} of epoch {epoch} does not stand at {lsn_text(place)}"
+
+
 def glance_at(file: DiskFile, number: int) -> SegmentGlance:
     """Read a segment's first and last bytes. Raises OSError; LogCodecError has no place here, see `survey`."""
     size = file.size()
     if size > SEGMENT_BYTES_MAX:
         why = f"it has {size} bytes, and a segment ends at 4 GiB"
         return SegmentGlance(number=number, size=size, prev_seqno=None, problem=why)
-    head = file.pread(4096, 0)
-    header = parse_header(head)
+    reader = SegmentReader(file, number)
+    reader.load(0, _GLANCE_BYTES)
+    header = parse_header(reader.window)
     match header:
         case Partial():
             if only_zeros(file, 0, size) or size < HEADER.size:
@@ -266,7 +324,6 @@ def glance_at(file: DiskFile, number: int) -> SegmentGlance:
         case SegmentHeader():
             pass
     at = HEADER.size
-    reader = SegmentReader(file, number)
     outcome = reader.read(at, verify=False)
     written_at = outcome.written_at if isinstance(outcome, SyncRecord) else None
     while isinstance(outcome, SyncRecord):
@@ -351,7 +408,8 @@ class SegmentStat:
 class Segments:
     """The segments of a log as its readers use them: which there are, where a seqno lies, opening one.
 
-    Threads: any. The lock guards the row and changes of the index; files are opened outside it.
+    Threads: any. The lock guards the row, changes of the index, and which files are open and idle; files are opened
+    outside it.
     """
 
     def __init__(self, directory: str, disk: Disk) -> None:
@@ -366,6 +424,12 @@ class Segments:
         """A mark of a later epoch is not to be heeded yet: its writer has not published it. None: heed all."""
         self.recent: RecentPieces | None = None
         """What the writer of this process wrote last; None without a writer here."""
+        self._idle: OrderedDict[int, DiskFile] | None = OrderedDict()  # open and unused, oldest first; None: closed
+        self._stored: IndexReader | None = None  # for readers: what the writer has stored
+        self._stored_lock = threading.Lock()  # guards it; taken before the other one
+        self._stored_last = NO_SEQNO  # where what was taken from there ends
+        self._left_out = False  # something there is of a segment that is not known yet
+        self._take_again = False  # one has become known since
 
     def path(self, number: int) -> str:
         """Return the path of a segment."""
@@ -433,8 +497,10 @@ class Segments:
 
     def _add(self, number: int, prev_seqno: Seqno, mark: RollbackMark | None) -> None:
         """Add a segment to the row; with a mark, forget what it abandons."""
+        self._take_again = self._left_out
         self._row.add(number, prev_seqno, None if mark is None else mark.matchpoint_seqno)
         if mark is not None:
+            self._stored_last = min(self._stored_last, mark.matchpoint_seqno)
             if self.index.range.first == NO_SEQNO:  # a reader's
                 self.index.forget_above(Place(mark.matchpoint_seqno, mark.matchpoint_lsn))
             self.marks = (*self.marks, mark)
@@ -465,10 +531,16 @@ class Segments:
             raise LogUnreadableError(path=self.path(number), why=exc.strerror or str(exc)) from exc
 
     def open(self, number: int, seqno: Seqno) -> DiskFile:
-        """Open a segment for reading because `seqno` is wanted.
+        """Open a segment for reading because `seqno` is wanted; whoever is done closes it, or hands it to `keep_open`.
 
         Raises PurgedError if it was purged meanwhile, SegmentGoneError if it is missing otherwise.
         """
+        with self._lock:
+            idle = None if self._idle is None else self._idle.pop(number, None)
+        if idle is not None:
+            if idle.linked():
+                return idle
+            idle.close()
         try:
             file = self._open(number)
             return file if self.recent is None else RecentFile(file, number, self.recent)
@@ -482,6 +554,32 @@ class Segments:
             if first_number is not None and number < first_number:
                 raise self.purged(seqno) from exc
             raise SegmentGoneError(path=self.path(number)) from exc
+
+    def keep_open(self, number: int, file: DiskFile) -> None:
+        """Take back what `open` gave: it stays open for whoever wants it next, while there are not too many."""
+        with self._lock:
+            idle = self._idle
+            if idle is not None and number not in idle and number in self._row:
+                idle[number] = file
+                if len(idle) <= OPEN_FILES:
+                    return
+                file = idle.popitem(last=False)[1]
+        file.close()
+
+    def close(self) -> None:
+        """Let go of the files that are open and idle, and keep none from now on."""
+        with self._lock:
+            idle, self._idle = self._idle, None
+        for file in () if idle is None else idle.values():
+            file.close()
+        with self._stored_lock:
+            if self._stored is not None:
+                self._stored.close()
+                self._stored = None
+
+    def follow_index(self, stored: IndexReader) -> None:
+        """Take places from an index that another process stores, wherever they are asked for: for readers."""
+        self._stored = stored
 
     def adopt(self, number: int, prev_seqno: Seqno) -> None:
         """Add a segment that its own writer created or scanned."""
@@ -530,7 +628,92 @@ class Segments:
         with self._lock:
             start = self._row.start_of(seqno)
             known = self.index.below(seqno)
-        return known if start is not None and known is not None and known.lsn > start.lsn else start
+        place = known if start is not None and known is not None and known.lsn > start.lsn else start
+        if self._stored is None or seqno <= self._stored_last or place is None or place.seqno == seqno:
+            return place
+        return self.locate(seqno) if self._take_stored() else place
+
+    def start_of(self, seqno: Seqno) -> Place | None:
+        """Return the start of the segment that holds a seqno, whatever the index says; None for one that is purged."""
+        with self._lock:
+            return self._row.start_of(seqno)
+
+    def misled(self, place: Place) -> None:
+        """Learn that the index named a place where the transaction does not stand, though it is in the log."""
+        with self._lock:
+            reader = self.index.range.first == NO_SEQNO
+            if reader:
+                self.index.drop(place)
+        logger.warning(
+            "The index is wrong about a transaction, and the log was walked. path=%s seqno=%d place=%s",
+            self.directory,
+            place.seqno,
+            lsn_text(place.lsn),
+        )
+
+    def _take_stored(self) -> bool:
+        """Look whether the stored index is new, and take what fits the row; whether there was anything to take."""
+        with self._stored_lock:
+            if self._stored is None:
+                return False
+            if self._take_again:
+                self._take_again = False
+                self._stored.read_again()
+            found = self._stored.read()
+            if found is None:
+                return False
+            index, built_from = found
+            why = self._doubt(index, built_from)
+            if why is not None:
+                logger.warning("The stored index is left aside. path=%s why=%s", self.directory, why)
+                return False
+            buckets = index.buckets()
+            with self._lock:
+                unknown = bool(buckets) and not self._known(buckets[-1])
+            if unknown:
+                with contextlib.suppress(LogError):
+                    self.refresh()
+            with self._lock:
+                living = self._living(buckets)
+                self.index.adopt(living)
+                self._left_out = not self._known(buckets[-1])
+                self._stored_last = living[-1].last if living else NO_SEQNO
+            return bool(living)
+
+    def _known(self, bucket: Bucket) -> bool:
+        return bucket.segment in self._row
+
+    def _living(self, buckets: Sequence[Bucket]) -> list[Bucket]:
+        """Return what of a stored index's buckets lives in the row as it is known; the lock is held."""
+        row, lasts = self._row, dict(self._row.lasts())
+        living = []
+        for bucket in buckets:
+            after = row.prev_seqno(bucket.segment)
+            if after is None or bucket.first <= after:
+                continue
+            last = lasts[bucket.segment]
+            if last is not None and last < bucket.last:
+                if last < bucket.first:
+                    continue
+                bucket = bucket.copy()
+                bucket.cut(last)
+            living.append(bucket)
+        return living
+
+    def _doubt(self, index: SeqnoIndex, built_from: BuiltFrom) -> str | None:
+        """Return why a stored index is not of this log; None where its last transaction stands where it says."""
+        last = index.prefix_range.last
+        place = index.exact(last)
+        if place is None:
+            return "it covers nothing"
+        try:
+            file = self._open(lsn_segment(place))
+            try:
+                return doubt_of_last(file, place, last, built_from.epoch)
+            finally:
+                file.close()
+        except (OSError, LogUnreadableError) as exc:
+            return f"seqno {last} cannot be read at {lsn_text(place)}: {exc}"
 
     def learn_run(self, number: int, first: Seqno, offsets: Sequence[int]) -> None:
         """Learn where the transactions of a segment begin, `first` and those that follow it."""
@@ -555,6 +738,9 @@ class Segments:
 
     def _drop_front(self, number: int) -> None:
         self._row.drop_front(number)
+        idle = {} if self._idle is None else self._idle
+        for gone in [one for one in idle if one < number]:
+            idle.pop(gone).close()
         first = self._row.first_seqno()
         start = None if first is None else self._row.start_of(first)
         if first is not None and start is not None:

@@ -21,7 +21,6 @@ from tranlog.clock import Clock
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import (
     CorruptRecordError,
-    DiskFailedError,
     DiskFullError,
     LogClosedError,
     LogError,
@@ -30,8 +29,10 @@ from tranlog.errors import (
     PurgeFailedError,
     RecordLimitError,
     SegmentGoneError,
+    SpillFailedError,
 )
-from tranlog.ids import Epoch, Gtid, Lsn, Seqno
+from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn_offset
+from tranlog.log.allocation import WRITE_OUT_BYTES
 from tranlog.log.format import (
     HEADER,
     RECORD_BYTES_MAX,
@@ -136,6 +137,8 @@ class _Segment:
     number: int
     file: DiskFile
     end: int
+    kept: int = SPILL_HEADER_BYTES
+    """Behind it lies nothing that a committed transaction needs, unless it is one of the users."""
     users: int = 0
     """Open transactions that have chunks in it."""
     retired: bool = False
@@ -239,7 +242,7 @@ class Spilling:
                 active.users += 1
 
     def roll(self) -> int:
-        """Begin another spill segment; return its number. Raises DiskFullError, DiskFailedError, LogClosedError."""
+        """Begin another spill segment; return its number. Raises DiskFullError, SpillFailedError, LogClosedError."""
         with self._lock:
             if self._closed:
                 raise LogClosedError()
@@ -281,7 +284,7 @@ class Spilling:
         path = join(self._path, spill_name(number))
         if exc.errno in DISK_FULL:
             return DiskFullError(path=path)
-        return DiskFailedError(path=path, why=f"{what} failed: {exc.strerror or exc}")
+        return SpillFailedError(path=path, why=f"{what} failed: {exc.strerror or exc}")
 
     def sync(self, segments: Iterable[_Segment]) -> None:
         """For `SpilledTransaction` only: return when everything in these segments is durable."""
@@ -295,7 +298,7 @@ class Spilling:
                         raise self._failure(exc, segment.number, "sync") from exc
                 if segment.failed is not None:
                     path = join(self._path, spill_name(segment.number))
-                    raise DiskFailedError(path=path, why=f"an earlier call failed: {segment.failed}")
+                    raise SpillFailedError(path=path, why=f"an earlier call failed: {segment.failed}")
 
     # --- who refers to what ----------------------------------------------------------------------------
 
@@ -312,14 +315,35 @@ class Spilling:
             for number, gtids in self._known.items():
                 self._known[number] = [one for one in gtids if one.epoch != gtid.epoch or one.seqno <= gtid.seqno]
 
-    def let_go(self, spilled: SpilledTransaction) -> None:
+    def let_go(self, spilled: SpilledTransaction, *, aborted: bool) -> None:
         """For `SpilledTransaction` only: it is committed or aborted."""
         with self._lock:
             self._open.pop(spilled.oid, None)
             for segment in spilled.files:
                 segment.users -= 1
+                if not aborted:
+                    segment.kept = segment.end
                 self._close_unused(segment)
+            if aborted and spilled.files and not self._closed:
+                self._give_back()
             spilled.files = []
+
+    def _give_back(self) -> None:
+        """Free the space of what was given up: it may be what the disk lacks. One that refuses this stops nothing."""
+        active = self._active
+        if not self._may_write():
+            return
+        try:
+            if active is not None and not active.users and active.failed is None:
+                if self._known[active.number]:
+                    active.file.truncate(active.kept)
+                    active.end = active.kept
+                elif not self._unsure:
+                    self._active = None
+                    active.file.close()
+            self._drop(Seqno(0))
+        except (OSError, PurgeFailedError) as exc:
+            logger.warning("Spill that was given up still takes its space. path=%s why=%s", self._path, exc)
 
     def _close_unused(self, segment: _Segment) -> None:
         if segment.users == 0 and (segment.retired or self._closed):
@@ -418,12 +442,16 @@ class SpilledTransaction:
         self._raw_bytes = 0
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        self._not_out = (
+            0,
+            0,
+        )  # where in its newest segment it began to write what was not sent to the disk, and how much
         self._over = False
 
     def add(self, fragment: Fragment) -> None:
         """Take a fragment, and write a chunk if there is enough for one.
 
-        Raises RecordLimitError, DiskFullError, DiskFailedError, LogClosedError: the transaction is then aborted.
+        Raises RecordLimitError, DiskFullError, SpillFailedError, LogClosedError: the transaction is then aborted.
         """
         try:
             self._add(fragment)
@@ -463,6 +491,10 @@ class SpilledTransaction:
         self._pending_bytes = 0
         self._raw_bytes += len(raw)
         self._spilling.write_chunk(self, raw)
+        start, size = self._not_out
+        if size >= WRITE_OUT_BYTES:
+            self.files[-1].file.write_out(size, start)
+            self._not_out = (start + size, 0)
 
     def took(self, place: Lsn, size: int, segment: _Segment) -> bool:
         """For `Spilling` only: the chunk stands at `place`. Return whether it is the first in its segment."""
@@ -472,14 +504,17 @@ class SpilledTransaction:
         self.chunks += 1
         self._spilled_bytes += size
         if self.files and self.files[-1] is segment:
+            start = self._not_out[0]
+            self._not_out = (start, lsn_offset(place) + size - start)
             return False
+        self._not_out = (lsn_offset(place), size)
         self.files.append(segment)
         return True
 
     def finish(self) -> Reference:
         """Write what is left; return, once everything is durable, what the referring record says.
 
-        Raises DiskFullError, DiskFailedError, LogClosedError: the transaction is then aborted.
+        Raises DiskFullError, SpillFailedError, LogClosedError: the transaction is then aborted.
         """
         assert self._fragments, "a transaction without a fragment has nothing to refer to"
         try:
@@ -510,11 +545,11 @@ class SpilledTransaction:
         assert not self._over
         self._over = True
         self._spilling.referred(reference, gtid)
-        self._spilling.let_go(self)
+        self._spilling.let_go(self, aborted=False)
 
     def abort(self) -> None:
         """Give up what was spilled: it goes with its segments. Aborting what is over is harmless."""
         if not self._over:
             self._over = True
             self._pending = []
-            self._spilling.let_go(self)
+            self._spilling.let_go(self, aborted=True)

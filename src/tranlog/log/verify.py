@@ -39,7 +39,15 @@ from tranlog.log.positions import PositionsReader, read_positions
 from tranlog.log.recovery import BadRecord, SegmentGlance, SegmentScan
 from tranlog.log.rollback import contradiction, killer
 from tranlog.log.scan import SegmentScanner
-from tranlog.log.segment import WINDOW_BYTES, SegmentReader, glance_at, join, list_segments, refuse_foreign
+from tranlog.log.segment import (
+    WINDOW_BYTES,
+    SegmentReader,
+    directory_of,
+    glance_at,
+    join,
+    list_segments,
+    refuse_foreign,
+)
 from tranlog.log.spill import Reference
 from tranlog.log.spilled import SpillFault, SpillReader
 
@@ -160,7 +168,7 @@ def examine(
 ) -> tuple[VerifyReport, LogFindings]:
     """Check like `verify`, and return the findings that a repair decides by, too."""
     disk = OsDisk() if disk is None else disk
-    directory = os.fspath(path).rstrip("/") or "/"
+    directory = directory_of(path)
     numbers = list_segments(directory, disk)
     if not numbers:
         raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
