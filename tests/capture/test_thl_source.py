@@ -20,6 +20,7 @@ from tranlog.capture.thl_source import EVENT_ID, SOURCE_ID, ThlPosition, ThlSour
 from tranlog.change import NOOP, RowChange, Statement
 from tranlog.errors import (
     ConfigError,
+    LogMissingError,
     PositionLostError,
     SourceSetupError,
     SourceUnavailableError,
@@ -277,3 +278,44 @@ def test_a_writer_is_followed_and_killed(place: Place) -> None:
     source.close()
     assert place.event_ids() == [f"{seqno}:0:{seqno:06d}" for seqno in range(upto)]
     assert {one.fragments for one in place.captured()} == {1, 2}
+
+
+CAPTURE = """
+import sys
+from tranlog.capture.capture import Capture
+from tranlog.capture.thl_source import ThlSource, ThlSourceOptions
+from tranlog.log.log import Log
+theirs, ours = sys.argv[1:]
+with Log.open(ours, source_id="shop") as log:
+    Capture(ThlSource(ThlSourceOptions(path=theirs, source_id="shop")), log).run()
+"""
+
+
+def test_a_capture_that_is_killed_goes_on_behind_its_position(place: Place) -> None:
+    """kill -9 of the process that follows, again and again while a writer writes: nothing lost or doubled."""
+    upto = 900
+    place.write(make_event(0))
+    paths = [str(Path(__file__).parents[1]), *[path for path in sys.path if path]]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def captured() -> int:
+        try:
+            return len(place.event_ids())
+        except LogMissingError:
+            return 0
+
+    writing = writer(place, upto)
+    try:
+        for _ in range(3):
+            before = captured()
+            following = subprocess.Popen([sys.executable, "-c", CAPTURE, place.theirs, place.ours], env=environment)
+            try:
+                wait_for(lambda before=before: captured() > before or writing.poll() is not None)
+                assert following.poll() is None, "it follows until it is killed"
+            finally:
+                following.kill()
+                following.wait()
+    finally:
+        assert writing.wait() == 0
+    place.catch_up()
+    assert place.event_ids() == [f"{seqno}:0:{seqno:06d}" for seqno in range(upto)]

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from fix_tungsten import make_event
 from tranlog.service import thl
 from tranlog.tungsten import text
+from tranlog.tungsten.converting import convert
+from tranlog.tungsten.directory import TungstenLog
 from tranlog.tungsten.event import Event
 from tranlog.tungsten.golden import LOG_WORD, OUR_ERROR, shown
 from tranlog.tungsten.reader import TungstenReader
@@ -240,3 +243,56 @@ def test_dump_of_a_damaged_record_says_so(tmp_path: Path, capsys: pytest.Capture
     (log / "thl.data.0000000001").write_bytes(raw)
     code, out, _ = run(log, "dump -file thl.data.0000000001 -offset 16 --hex", capsys)
     assert code == 0 and "DOES NOT MATCH" in out
+
+
+@pytest.mark.parametrize("kind", ["native", "tungsten"])
+def test_a_long_listing_says_on_stderr_how_far_it_is(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 6, item 3: long scans show progress; a pipe gets nothing but results."""
+    monkeypatch.setattr("tranlog.service.command.PROGRESS_EVERY_S", 0.0)
+    theirs, log = tmp_path / "thl", tmp_path / "thl"
+    with TungstenLog.open(str(theirs)) as writer:
+        for seqno in range(5000):
+            writer.append(make_event(seqno))
+    if kind == "native":
+        log = tmp_path / "log"
+        convert(str(theirs), str(log))
+    code, out, err = run(log, "list -headers", capsys)
+    assert code == 0 and len(out.splitlines()) == 5000
+    assert "listed up to seqno 4096 of 4999" in err.splitlines()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "list",
+        "list -headers -last 2",
+        "tail -n 1",
+        "index",
+        "info",
+        "verify",
+        "dump -seqno 1",
+        "purge -y -high 3",
+        "repair -y",
+        "diff LOG LOG",
+        "convert LOG DST",
+    ],
+)
+@pytest.mark.parametrize("native_is", ["oldest", "newest"])
+def test_a_directory_with_both_codecs(
+    line: str, native_is: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Issue 6, "Bad input": one clear error, whichever of the two stands first."""
+    log = tmp_path / "log"
+    native = log / ("thl.data.0000000001" if native_is == "oldest" else "thl.data.0000000009")
+    convert(str(GOLDEN / "rotated-60" / "log"), str(tmp_path / "native"))
+    log.mkdir()
+    for path in (GOLDEN / "rotated-60" / "log").glob("thl.data.*"):
+        shutil.copyfile(path, log / path.name)
+    shutil.copyfile(tmp_path / "native" / "thl.data.0000000001", native)
+    before = {path.name: path.read_bytes() for path in log.iterdir()}
+    code, out, err = run(log, line.replace("LOG", str(log)).replace("DST", str(tmp_path / "dst")), capsys)
+    assert (code, out) == (4, "")
+    assert f"holds two logs: {native.name} is in tranlog's own format" in err and len(err.splitlines()) == 1
+    assert {path.name: path.read_bytes() for path in log.iterdir()} == before

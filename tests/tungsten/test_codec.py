@@ -10,6 +10,7 @@ import pytest
 
 from fix_tungsten import golden_cases, golden_segments
 from tranlog.errors import RecordLimitError
+from tranlog.log.format import is_tungsten
 from tranlog.tungsten.codec import (
     FILE_HEADER,
     encode_event,
@@ -229,14 +230,24 @@ def test_names() -> None:
 
 
 def test_a_native_log_is_told_apart() -> None:
-    """design/log-format.md: bytes 5-8 of an event record, byte 5 of a rotate record, types from 03."""
+    """docs/format.md: a sync record stands first in every native segment. One wrong bit makes neither of the other."""
     header = encode_file_header(-1)
-    for case in golden_cases():
-        assert not any(map(is_native, golden_segments(case).values())), case
-    assert is_native(header + struct.pack(">IBQQBI", 26, 3, 1, 1, 1, 1))
-    assert is_native(header + struct.pack(">IBIqHB", 100, 1, 60, 0, 0, 1))
-    assert is_native(header + struct.pack(">IB", 40, 2) + b"thl.data.0000000002\0")
+    native = header + struct.pack(">IBQQBI", 26, 3, 1, 1, 1, 1)
+    assert is_native(native) and not is_tungsten(native)
     assert not is_native(header)
+    for case in golden_cases():
+        for raw in golden_segments(case).values():
+            assert not is_native(raw), case
+            for bit in range(16 * 8, min(len(raw), 64) * 8):
+                assert not is_native(flipped(raw, bit)), (case, bit)
+    for bit in range(16 * 8, len(native) * 8):
+        assert not is_tungsten(flipped(native, bit)), bit
+
+
+def flipped(raw: bytes, bit: int) -> bytes:
+    changed = bytearray(raw)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
 
 
 def test_the_quick_ways_stop_where_the_whole_way_does() -> None:

@@ -27,10 +27,10 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.testing.disk import SimDisk
-from tranlog.tungsten.codec import encode_event, encode_file_header, encode_rotate, segment_name
+from tranlog.tungsten.codec import encode_event, encode_file_header, encode_rotate, parse_file_header, segment_name
 from tranlog.tungsten.event import Event, JavaObject
 from tranlog.tungsten.reader import Seek, TungstenReader
-from tranlog.tungsten.records import EventRecord
+from tranlog.tungsten.records import EventRecord, FileHeader
 from tranlog.tungsten.segments import WINDOW_BYTES
 
 
@@ -201,8 +201,11 @@ def test_b7_4_a_missing_segment_is_named(gone: int) -> None:
     """B7-4: the ancestor merges the ranges and stops after what is before, exit 0."""
     segments = rotated()
     del segments[gone]
-    with pytest.raises(CorruptRecordError, match=rf"{segment_name(gone)}.*missing"):
+    before = parse_file_header(segments[gone - 1])
+    assert isinstance(before, FileHeader)
+    with pytest.raises(CorruptRecordError, match=rf"{segment_name(gone)}.*missing") as refused:
         opened(on_disk(segments))
+    assert refused.value.seqno == max(before.base_seqno, 0), "where it is in the log, for whoever reads the error"
 
 
 def test_b7_5_a_newest_segment_of_header_and_rotate_record() -> None:

@@ -104,7 +104,8 @@ class ThlSource:
             return TungstenReader.open(self._path, disk=self._disk)
         except NativeLogError as exc:
             raise SourceSetupError(
-                why=f"{self._path} is a log in tranlog's own format", remedy="Name a directory of a Java replicator"
+                why=f"{exc.segment} of {self._path} is in tranlog's own format",
+                remedy="Name a directory of a Java replicator, and of nothing else",
             ) from exc
         except (LogMissingError, LogUnreadableError, SegmentGoneError) as exc:
             where = os.path.abspath(self._path)

@@ -150,16 +150,18 @@ def confirm(question: str) -> None:
 
 
 @contextmanager
-def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at the first SIGTERM or SIGINT; a second one ends the process at once.
+def stop_signals(stop: Callable[[], None], *, quiet: bool = False) -> Iterator[None]:
+    """Call `stop` at the first SIGTERM or SIGINT, and say so unless `quiet`; a second one ends the process at once.
 
+    An exception out of a handler could come where a lock was just taken and nobody would give it back.
     Threads: the main one only, as Python's signals demand.
     """
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         for one in before:
             signal.signal(one, signal.SIG_DFL)
-        say(f"{signal.Signals(number).name}: stopping cleanly; once more stops at once")
+        if not quiet:
+            say(f"{signal.Signals(number).name}: stopping cleanly; once more stops at once")
         stop()
 
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}

@@ -1,6 +1,6 @@
 """A log directory of either codec, as `thl` shows it: native, or the Java replicator's own.
 
-Owns the seam: which codec a directory holds, and for each the same few answers (its ends, its segments, lines of a
+Owns the seam: for each codec the same few answers (its ends, its segments, lines of a
 listing, what a lookup finds). The texts are `listing`'s and `tungsten.text`'s. The hard idea: to whoever lists a log
 it is one kind of thing; what differs is said where it differs, and nowhere else.
 
@@ -10,6 +10,7 @@ Source: conformance/tungsten.md A9, `list`; design/log-format.md, "Two codecs sh
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from tranlog.disk import OsDisk
 from tranlog.errors import LogClosedError, PayloadError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.cursor import StoredTransaction
-from tranlog.log.format import BEFORE_HEADER, HEADER, Record, RecordHeader, RollbackMark, is_tungsten, segment_number
+from tranlog.log.format import Record, RecordHeader, RollbackMark
 from tranlog.log.lookup import SCANNED_EVERY, OtherEpoch, Scanned, find_event, find_gtid, find_time
 from tranlog.log.reader import LogReader
 from tranlog.payload import Payload, decode
@@ -31,13 +32,20 @@ from tranlog.tungsten import text
 from tranlog.tungsten.dump import dump_event
 from tranlog.tungsten.event import JavaObject
 from tranlog.tungsten.reader import Seek, StoredEvent, TungstenReader
+from tranlog.tungsten.segments import Codec, codec_of
 from tranlog.tungsten.text import Style
 
+FOLLOW_LONGEST_S: Final = 0.2
+"""How long to wait before the wish to stop is looked at."""
 FOLLOW_EVERY_S: Final = 0.05
 """How often a directory of the Java replicator's is looked at by who follows it."""
 
 Sought: TypeAlias = Gtid | int | str
 """What is looked up: a GTID, a time in ms, or an event id."""
+
+
+def _nobody(seqno: int) -> None:
+    """Take no notice."""
 
 
 class Form(enum.Enum):
@@ -88,41 +96,27 @@ class ShownLog(Protocol):
     def look_up(self, sought: Sought, scanned: Scanned) -> Seqno | NotThere:
         """Return the seqno of what is sought."""
 
-    def lines(self, low: int, high: int, form: Form, style: Style) -> Iterator[str]:
-        """Yield what `form` shows of each fragment from `low` to `high`, both included; `low` must be there."""
+    def lines(self, low: int, high: int, form: Form, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
+        """Yield what `form` shows of each fragment from `low` to `high`, both included; `low` must be there.
 
-    def follow(self, seqno: int, form: Form, style: Style) -> Iterator[str]:
-        """Yield the same from `seqno` on without an end, waiting for what comes."""
+        `passed` is told now and then how far it is.
+        """
+
+    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event) -> Iterator[str]:
+        """Yield the same from `seqno` on until `stop`, waiting for what comes."""
 
     def close(self) -> None:
         """Let go of the files."""
 
 
 def open_log(path: str, *, checksum: bool = True) -> ShownLog:
-    """Open a directory of either codec for reading. Raises what `LogReader.open` and `TungstenReader.open` raise."""
-    if in_tungsten_codec(path):
+    """Open a directory of either codec for reading.
+
+    Raises MixedCodecsError, and what `LogReader.open` and `TungstenReader.open` raise.
+    """
+    if codec_of(path) is Codec.TUNGSTEN:
         return TungstenShown(TungstenReader.open(path, checked=checksum))
     return NativeShown(LogReader.open(path, checksum=checksum))
-
-
-def in_tungsten_codec(path: str) -> bool:
-    """Whether the first record in the directory is the Java replicator's; a log of headers only counts as native.
-
-    A directory that is missing or cannot be read is for the native reader to complain of.
-    """
-    disk = OsDisk()
-    try:
-        for name in sorted(name for name in disk.list_dir(path) if segment_number(name) is not None):
-            file = disk.open(f"{path.rstrip('/')}/{name}")
-            try:
-                start = file.pread(HEADER.size + BEFORE_HEADER, 0)
-            finally:
-                file.close()
-            if any(start[HEADER.size :]):
-                return is_tungsten(start)
-    except OSError:
-        pass
-    return False
 
 
 class NativeShown:
@@ -175,7 +169,7 @@ class NativeShown:
                 found = find_event(self.reader, sought, scanned=scanned)
         return _not_there(sought) if found is None else found.seqno
 
-    def lines(self, low: int, high: int, form: Form, style: Style) -> Iterator[str]:
+    def lines(self, low: int, high: int, form: Form, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
         """See ShownLog."""
         with self.reader.cursor() as cursor:
             cursor.seek(Seqno(low))
@@ -183,14 +177,16 @@ class NativeShown:
                 transaction = cursor.next()
                 if transaction is None:
                     raise LogClosedError(f"it was cut back to before seqno {seqno} while it was read")
+                if seqno % SCANNED_EVERY == 0:
+                    passed(seqno)
                 yield from _transaction_lines(transaction, form, style)
 
-    def follow(self, seqno: int, form: Form, style: Style) -> Iterator[str]:
+    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event) -> Iterator[str]:
         """See ShownLog."""
         with self.reader.cursor() as cursor:
             cursor.seek(Seqno(seqno))
-            while True:
-                transaction = cursor.next(timeout_s=1.0)
+            while not stop.is_set():
+                transaction = cursor.next(timeout_s=FOLLOW_LONGEST_S)
                 if transaction is not None:
                     yield from _transaction_lines(transaction, form, style)
 
@@ -324,7 +320,7 @@ class TungstenShown:
             while (stored := cursor.next()) is not None:
                 yield stored
 
-    def lines(self, low: int, high: int, form: Form, style: Style) -> Iterator[str]:
+    def lines(self, low: int, high: int, form: Form, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
         """See ShownLog."""
         with self.reader.cursor(strict=False) as cursor:
             if low > self.reader.first_seqno and cursor.seek(low) is not Seek.FOUND:
@@ -332,14 +328,16 @@ class TungstenShown:
             while (stored := cursor.next()) is not None:
                 if stored.record.seqno > high:
                     return
+                if stored.record.seqno % SCANNED_EVERY == 0:
+                    passed(stored.record.seqno)
                 yield from _event_lines(stored, form, style)
 
-    def follow(self, seqno: int, form: Form, style: Style) -> Iterator[str]:
+    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event) -> Iterator[str]:
         """See ShownLog."""
         with self.reader.cursor(strict=False) as cursor:
             if seqno > self.reader.first_seqno:
                 cursor.seek(seqno)
-            while True:
+            while not stop.is_set():
                 stored = cursor.next()
                 if stored is None:
                     self._clock.sleep(FOLLOW_EVERY_S)

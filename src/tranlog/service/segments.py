@@ -30,9 +30,9 @@ from tranlog.log.segment import SegmentStat
 from tranlog.log.spilled import SpillStat
 from tranlog.service.command import Progress, confirm, new_app, print_json, require_command, say
 from tranlog.service.config import find_log
-from tranlog.service.either_codec import in_tungsten_codec
 from tranlog.service.exits import ExitCode
 from tranlog.tungsten.reader import Seek, TungstenCursor, TungstenReader
+from tranlog.tungsten.segments import Codec, codec_of
 from tranlog.tungsten.text import time_text
 
 _BLOCK_BYTES: Final = 512
@@ -342,7 +342,7 @@ def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = 
     path = _log_of(ctx, directory)
     spill: list[SpillStat] = []
     with Progress() as progress:
-        if in_tungsten_codec(path):
+        if codec_of(path) is Codec.TUNGSTEN:
             rows = tungsten_rows(TungstenReader.open(path), report=progress.update)
         else:
             with LogReader.open(path) as reader:

@@ -18,18 +18,20 @@ import typer
 
 from tranlog.log.diff import SHOWN
 from tranlog.log.diff import diff as diff_logs
-from tranlog.log.reader import LogReader
 from tranlog.log.repair import Keep, NothingToRepair, RepairPlan
 from tranlog.log.repairing import repair as repair_log
 from tranlog.log.verify import VerifyReport
 from tranlog.log.verify import verify as check_log
 from tranlog.service import converting, integrity, listing, thl_dump, thl_list
 from tranlog.service.command import Progress, confirm, log_of, new_app, print_json, require_command, run_app, say
-from tranlog.service.either_codec import in_tungsten_codec, open_log
+from tranlog.service.either_codec import open_log
 from tranlog.service.exits import ExitCode
 from tranlog.service.native_purge import purge as purge_native
 from tranlog.tungsten import text
 from tranlog.tungsten.directory import purge as purge_tungsten
+from tranlog.tungsten.repairing import repair as repair_tungsten
+from tranlog.tungsten.segments import Codec, codec_of
+from tranlog.tungsten.translated import open_readable
 from tranlog.tungsten.verify import verify as check_tungsten
 
 LOCATING: Final = ("-service", "--service", "-conf", "--conf", "-dir", "--dir")
@@ -170,7 +172,7 @@ def purge(
     if low is not None and high is not None and low > high:
         raise typer.BadParameter(f"{low} is above -high {high}", param_hint="-low")
     path = log_of(ctx)
-    java = in_tungsten_codec(path)
+    java = codec_of(path) is Codec.TUNGSTEN
     if not yes:
         say(text.PURGE_WARNING)
         confirm("Are you sure you wish to delete these events?")
@@ -211,7 +213,7 @@ def verify(
         def tell(done: int, total: int) -> None:
             progress.update(f"checked {done} of {total} bytes")
 
-        found = (check_tungsten if in_tungsten_codec(path) else check_log)(path, progress=tell)
+        found = (check_tungsten if codec_of(path) is Codec.TUNGSTEN else check_log)(path, progress=tell)
     if as_json:
         print_json({**msgspec.to_builtins(found), "sound": found.sound})
     else:
@@ -246,9 +248,9 @@ def repair(
     """Make a damaged log one that opens and verifies clean, and say what was lost.
 
     Needs the writer's lock: stop whoever writes the log. What is cut off or taken away is kept in cut/, and so is a
-    report. Headers, sync and rotate records are written again where no transaction is missing. A repair that was
-    interrupted is finished by another one. A copy of the damaged segment is always better: restore that, if there is
-    one.
+    report. Headers, sync and rotate records of a native log are written again where no transaction is missing. A
+    repair that was interrupted is finished by another one. A copy of the damaged segment is always better: restore
+    that, if there is one.
 
     \b
     Example:
@@ -266,8 +268,9 @@ def repair(
         if not yes:
             confirm(f"Repair the log at {path}?")
 
+    mend = repair_tungsten if codec_of(path) is Codec.TUNGSTEN else repair_log
     with Progress() as progress:
-        outcome = repair_log(
+        outcome = mend(
             path,
             keep=keep,
             dry_run=dry_run,
@@ -295,7 +298,7 @@ def repair(
 @app.command("diff")
 def diff(
     ctx: typer.Context,
-    one: Annotated[str, typer.Argument(metavar="A", help="A log directory.")],
+    one: Annotated[str, typer.Argument(metavar="A", help="A log directory of either codec.")],
     other: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
     full: Annotated[
         bool,
@@ -310,14 +313,15 @@ def diff(
 
     A few looks find the first difference in logs of any size, since equal GTIDs mean equal history; that presumes
     that neither log was changed by a hand. With --full nothing is presumed. What was purged from one of them is not
-    compared. Exit code 1 if they disagree or have no seqno in common.
+    compared. Each may be native or the Java replicator's, whose epochs rise but prove nothing: use --full there. Exit
+    code 1 if they disagree or have no seqno in common.
 
     \b
     Example:
       thl diff log copy/log
       thl diff --full --json log copy/log
     """
-    with LogReader.open(one) as left, LogReader.open(other) as right, Progress() as progress:
+    with open_readable(one) as left, open_readable(other) as right, Progress() as progress:
         found = diff_logs(
             left,
             right,

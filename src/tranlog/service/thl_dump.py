@@ -24,11 +24,11 @@ from tranlog.ids import Seqno, lsn_offset, lsn_segment
 from tranlog.log import format as native
 from tranlog.log.reader import LogReader
 from tranlog.service.command import log_of, print_json, say
-from tranlog.service.either_codec import in_tungsten_codec
 from tranlog.service.exits import ExitCode
 from tranlog.service.thl_list import HexOption, SeqnoOption
 from tranlog.tungsten import codec
 from tranlog.tungsten.reader import Seek, TungstenReader
+from tranlog.tungsten.segments import Codec, codec_of
 from tranlog.tungsten.text import time_text
 
 HEADER_BYTES: Final = 16
@@ -214,7 +214,7 @@ def dump(
     if (seqno is None) == (file is None):
         raise typer.BadParameter("name one of -seqno and -file", param_hint="-seqno")
     path = log_of(ctx)
-    java = in_tungsten_codec(path)
+    java = codec_of(path) is Codec.TUNGSTEN
     if file is not None:
         found: Found | None = _at(path, file, offset)
     else:

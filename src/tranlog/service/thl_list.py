@@ -10,6 +10,8 @@ Source: thl-internals, "'thl' Utility"; conformance/tungsten.md A9, `list`.
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
@@ -20,7 +22,7 @@ import typer
 from tranlog.ids import Seqno
 from tranlog.log.format import segment_number
 from tranlog.log.lookup import parse_gtid, parse_time
-from tranlog.service.command import Progress, log_of, say
+from tranlog.service.command import Progress, log_of, say, stop_signals
 from tranlog.service.either_codec import (
     Form,
     NativeShown,
@@ -305,7 +307,12 @@ def list_(
             case Shown(low=first, high=end, note=told):
                 if told:
                     say(told)
-                _print(log.lines(first, end, form, style), form)
+                with Progress(quiet=sys.stdout.isatty()) as progress:  # on a terminal the lines are the progress
+
+                    def passed(seqno: int) -> None:
+                        progress.update(f"listed up to seqno {seqno} of {end}")
+
+                    _print(log.lines(first, end, form, style, passed), form)
     finally:
         log.close()
     return ExitCode.DONE
@@ -383,11 +390,10 @@ def tail(
             elif last:
                 _print(log.lines(begin, newest, form, style), form)
             return ExitCode.DONE
-        try:
-            for line in log.follow(begin, form, style):
+        stop = threading.Event()
+        with stop_signals(stop.set, quiet=True):  # that is how it ends
+            for line in log.follow(begin, form, style, stop):
                 print(line, flush=True)
-        except KeyboardInterrupt:
-            pass  # that is how it ends
         return ExitCode.DONE
     finally:
         log.close()

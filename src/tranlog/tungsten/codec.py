@@ -17,6 +17,7 @@ from typing import Final
 from zlib import crc32
 
 from tranlog.errors import RecordLimitError
+from tranlog.log.format import SYNC_BYTES, SYNC_TYPE
 from tranlog.tungsten.records import (
     BadLength,
     Damaged,
@@ -145,17 +146,12 @@ def parse_file_header(raw: bytes) -> FileHeader | Partial | Impossible:
 def is_native(raw: bytes) -> bool:
     """Whether a segment that begins with `raw` (header, and its first record's start) is in our native codec.
 
-    Source: design/log-format.md: the native log's first record is a sync record, and what stands at byte 5 of its
-    events and rotate records is never zero there.
+    Source: docs/format.md: a sync record stands first in every segment. No record of the replicator's is of its type or
+    as short, so that one wrong bit makes neither of the other.
     """
-    if len(raw) < FILE_HEADER.size + 9 or LENGTH.unpack_from(raw)[0] != MAGIC_NUMBER:
+    if len(raw) < FILE_HEADER.size + LENGTH.size + 1 or LENGTH.unpack_from(raw)[0] != MAGIC_NUMBER:
         return False
-    kind = raw[FILE_HEADER.size + 4]
-    if kind == EVENT_TYPE:
-        return any(raw[FILE_HEADER.size + 5 : FILE_HEADER.size + 9])
-    if kind == ROTATE_TYPE:
-        return raw[FILE_HEADER.size + 5] != 0
-    return kind == 3
+    return LENGTH.unpack_from(raw, FILE_HEADER.size)[0] == SYNC_BYTES and raw[FILE_HEADER.size + 4] == SYNC_TYPE
 
 
 def checksum_problem(raw: bytes, at: int, length: int) -> str | None:

@@ -165,7 +165,7 @@ class TungstenLog:
         changed then), DiskFullError, DiskFailedError.
         """
         on = OsDisk() if disk is None else disk
-        lock = _take_lock(path, on)
+        lock = take_lock(path, on)
         log = cls(
             path,
             on,
@@ -460,7 +460,11 @@ class TungstenLog:
         self.close()
 
 
-def _take_lock(path: str, disk: Disk) -> DiskLock:
+def take_lock(path: str, disk: Disk) -> DiskLock:
+    """Lock a directory for its one writer, making it where it is missing.
+
+    Raises LogMissingError without a parent, LogLockedError, LogUnreadableError, DiskFullError, DiskFailedError.
+    """
     try:
         if not disk.exists(path):
             parent = posixpath.dirname(path) or "."
@@ -515,7 +519,7 @@ def purge(path: str, *, low: int | None = None, high: int | None = None, disk: D
     on = OsDisk() if disk is None else disk
     if not on.exists(path):
         raise LogMissingError(path=path, why="the directory does not exist")
-    lock = _take_lock(path, on)
+    lock = take_lock(path, on)
     try:
         reader = TungstenReader.open(path, disk=on)
         plan = plan_purge(reader.index(), low, high)

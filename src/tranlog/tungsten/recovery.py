@@ -120,17 +120,26 @@ def row_problem(entries: Sequence[Entry]) -> Refuse | None:
             return Refuse(
                 segment=missing,
                 offset=0,
-                seqno=None,
+                seqno=_begun(before),
                 why=f"the segment is missing between {before.name} and {entry.name}",
             )
     for place, entry in enumerate(entries):
+        seqno = _begun(entries[place - 1]) if place else None
         match entry.header:
             case Impossible(why=why):
-                return Refuse(segment=entry.name, offset=0, seqno=None, why=why)
+                return Refuse(segment=entry.name, offset=0, seqno=seqno, why=why)
             case Partial(size=size) if place < len(entries) - 1:
                 why = f"the segment has {size} of the {FILE_HEADER.size} bytes of its header, and others follow it"
-                return Refuse(segment=entry.name, offset=0, seqno=None, why=why)
+                return Refuse(segment=entry.name, offset=0, seqno=seqno, why=why)
     return None
+
+
+def _begun(entry: Entry) -> int | None:
+    """Return the seqno with which a segment begins, as its header says; what is behind it is at or after that."""
+    header = entry.header
+    if not isinstance(header, FileHeader):
+        return None
+    return 0 if header.base_seqno == NO_BASE else header.base_seqno
 
 
 def plan_open(entries: Sequence[Entry], scans: Mapping[int, SegmentScan]) -> NewLog | Refuse | Continue:

@@ -12,7 +12,7 @@ import enum
 import posixpath
 from typing import Final
 
-from tranlog.disk import Disk, DiskFile
+from tranlog.disk import Disk, DiskFile, OsDisk
 from tranlog.errors import (
     CorruptRecordError,
     LogMissingError,
@@ -60,14 +60,7 @@ def join(directory: str, name: str) -> str:
 
 def list_entries(path: str, disk: Disk) -> list[Entry]:
     """Return the segments with their headers, rising. Raises LogMissingError, LogUnreadableError, NativeLogError."""
-    try:
-        names = disk.list_dir(path)
-    except FileNotFoundError as exc:
-        raise LogMissingError(path=path, why="the directory does not exist") from exc
-    except NotADirectoryError as exc:
-        raise LogMissingError(path=path, why="it is not a directory") from exc
-    except OSError as exc:
-        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
+    names = _names_in(path, disk)
     numbers = sorted(number for number in map(segment_number, names) if number is not None)
     return [read_entry(path, number, disk) for number in numbers]
 
@@ -337,33 +330,46 @@ class Codec(enum.StrEnum):
     TUNGSTEN = "tungsten"
 
 
-def codec_of(path: str, disk: Disk) -> Codec:
+def codec_of(path: str, disk: Disk | None = None) -> Codec:
     """Return the codec of a log directory; one with headers only counts as native.
 
+    What is damaged in one segment does not decide: a segment that is in neither codec is passed over.
     Raises LogMissingError where there is no segment, LogUnreadableError, MixedCodecsError.
     Source: design/log-format.md, "The log on disk".
     """
+    on = OsDisk() if disk is None else disk
+    names = [name for name in _names_in(path, on) if segment_number(name) is not None]
+    if not names:
+        raise LogMissingError(path=path, why="it holds no segment (thl.data.*)")
+    found: dict[Codec, str] = {}
+    for name in names:
+        try:
+            file = on.open(join(path, name))
+        except FileNotFoundError:  # purged meanwhile
+            continue
+        except OSError as exc:
+            raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
+        try:
+            raw = file.pread(_HEADER_PROBE, 0)
+        except OSError as exc:
+            raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
+        finally:
+            file.close()
+        if is_native(raw):
+            found.setdefault(Codec.NATIVE, name)
+        elif is_tungsten(raw):
+            found.setdefault(Codec.TUNGSTEN, name)
+    if len(found) > 1:
+        raise MixedCodecsError(path=path, native=found[Codec.NATIVE], tungsten=found[Codec.TUNGSTEN])
+    return next(iter(found), Codec.NATIVE)
+
+
+def _names_in(path: str, disk: Disk) -> list[str]:
     try:
-        names = [name for name in disk.list_dir(path) if segment_number(name) is not None]
-        found: dict[Codec, str] = {}
-        for name in names:
-            file = disk.open(join(path, name))
-            try:
-                raw = file.pread(_HEADER_PROBE, 0)
-            finally:
-                file.close()
-            if is_native(raw):
-                found.setdefault(Codec.NATIVE, name)
-            elif is_tungsten(raw):
-                found.setdefault(Codec.TUNGSTEN, name)
+        return disk.list_dir(path)
     except FileNotFoundError as exc:
         raise LogMissingError(path=path, why="the directory does not exist") from exc
     except NotADirectoryError as exc:
         raise LogMissingError(path=path, why="it is not a directory") from exc
     except OSError as exc:
         raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
-    if not names:
-        raise LogMissingError(path=path, why="it holds no segment (thl.data.*)")
-    if len(found) > 1:
-        raise MixedCodecsError(path=path, native=found[Codec.NATIVE], tungsten=found[Codec.TUNGSTEN])
-    return next(iter(found), Codec.NATIVE)

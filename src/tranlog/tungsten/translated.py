@@ -30,7 +30,7 @@ from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn
 from tranlog.log.format import Record, RecordHeader
 from tranlog.log.readable import ReadableLog
 from tranlog.log.reader import IndexEntry, LogRange, LogReader
-from tranlog.log.segment import SegmentStat
+from tranlog.log.segment import SegmentStat, directory_of
 from tranlog.payload import Payload
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.tungsten.arrange import WIDE_GAP, Piece, Whole
@@ -54,7 +54,7 @@ _POLL_LONGEST_S = 0.05
 
 def open_readable(path: str | os.PathLike[str], *, disk: Disk | None = None, checksum: bool = True) -> ReadableLog:
     """Open a log directory of either codec for reading. Raises what either raises, MixedCodecsError."""
-    directory = os.fspath(path).rstrip("/") or "/"
+    directory = directory_of(path)
     on = OsDisk() if disk is None else disk
     if codec_of(directory, on) is Codec.TUNGSTEN:
         return TranslatedReader(directory, disk=on, checksum=checksum)
