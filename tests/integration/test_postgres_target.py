@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -199,6 +200,78 @@ def test_triggers_can_be_off(options: TargetOptions, open_bench: Callable[[Targe
     sql(bench, AUDIT)
     bench.apply([insert(ITEMS, (1, "a", 1))])
     assert bench.session.fetch("SELECT what FROM audit") == []
+
+
+def test_a_trigger_sees_the_order_of_the_log(bench: Bench) -> None:
+    """Changes of different keys pass each other only where nothing sees it: decision 0015."""
+    bench.target.create_table(ITEMS)
+    sql(bench, AUDIT)
+    bench.apply(
+        [insert(ITEMS, (1, "a", 1)), update(ITEMS, (1, "a", 1), (1, "b", 1)), insert(ITEMS, (2, "a", 1))],
+        [delete(ITEMS, (1, "b", 1)), insert(ITEMS, (3, "a", 1))],
+    )
+    seen = bench.session.fetch("SELECT what FROM audit ORDER BY ctid")
+    assert [what for (what,) in seen] == ["INSERT 1", "UPDATE 1", "INSERT 2", "DELETE 1", "INSERT 3"]
+
+
+@pytest.mark.parametrize(
+    ("makes", "unseen"),
+    [
+        ("", True),
+        ("CREATE INDEX ON shop.items (n)", True),
+        (AUDIT, False),
+        ("CREATE UNIQUE INDEX ON shop.items (n)", False),
+        ("ALTER TABLE shop.items DROP CONSTRAINT items_pkey", False),
+        ("CREATE TABLE children (item bigint REFERENCES shop.items)", False),
+        (
+            "CREATE TABLE others (n bigint PRIMARY KEY); ALTER TABLE shop.items ADD FOREIGN KEY (n) REFERENCES others",
+            False,
+        ),
+        ("CREATE RULE seen AS ON DELETE TO shop.items DO ALSO NOTIFY seen", False),
+        ("CREATE TABLE more () INHERITS (shop.items)", False),
+    ],
+)
+def test_what_sees_an_order_is_read_from_the_catalogue(makes: str, unseen: bool, bench: Bench) -> None:
+    bench.target.create_table(ITEMS)
+    if makes:
+        sql(bench, makes)
+    assert bench.session.table(ITEMS).order_unseen is unseen
+
+
+def test_the_plan_of_a_batch_goes_by_the_key(bench: Bench) -> None:
+    """It is kept by the session: made while the table is empty, it must be right when that has grown."""
+    bench.target.create_table(ITEMS)
+    joined = "shop.items AS t USING unnest($1::bigint[]) AS v(c1) WHERE t.id = v.c1"
+    plan = bench.session.fetch(f"EXPLAIN DELETE FROM {joined}".replace("$1", "'{1,2,3}'"))
+    text = "\n".join(line for (line,) in plan)
+    assert "using items_pkey on items" in text or "Bitmap Index Scan on items_pkey" in text, text
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_gathered_leaves_the_same_rows(seed: int, bench: Bench) -> None:
+    """Many keys, some of them hot, in few statements; what does not fit is still named by its own transaction."""
+    bench.target.create_table(ITEMS)
+    chance = random.Random(seed)
+    alive: dict[int, tuple[int, str, int]] = {}
+    sent = applied = 0
+    for _ in range(4):
+        group = []
+        for n in range(200):
+            key = chance.randrange(150)
+            before = alive.pop(key, None)
+            if before is not None and chance.random() < 0.3:
+                group.append([delete(ITEMS, before)])
+                continue
+            alive[key] = (key, f"name {n}", n)
+            group.append([insert(ITEMS, alive[key]) if before is None else update(ITEMS, before, alive[key])])
+        done = bench.apply(*group)
+        sent, applied = sent + done.statements, applied + done.changes
+        assert bench.rows(ITEMS) == content(list(alive.values())), f"seed {seed}"
+    assert applied == 800 and sent < 400
+    new = [insert(ITEMS, (1000 + n, "a", n)) for n in range(9)]
+    with pytest.raises(ConflictError, match=rf"seqno {bench.applied + 6}, table shop\.items, key \(id=1004\)"):
+        bench.apply(*[[change] for change in (*new[:5], new[4], *new[5:])])
+    assert bench.rows(ITEMS) == content(list(alive.values()))
 
 
 PARENTS = table("parents", ID)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
 from fix_target import ID, INTEGER, ITEMS, MOVES, TEXT, Model, Row, column, content, delete, insert, table, update
 from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
-from tranlog.target.batches import Batch, Placed, batch_up, net_effect
+from tranlog.target.batches import GATHER_ROWS, Batch, Placed, batch_up, net_effect
 from tranlog.target.binding import BATCH_ROWS, Binding, BoundColumn, Form, TargetColumn, TargetTable
 from tranlog.target.postgres_dialect import PostgresForms
 from tranlog.types import UNCHANGED, Value
 
 
-def bind(table: TableMap, unique: Sequence[str] = ("id",)) -> Binding:
+def bind(table: TableMap, unique: Sequence[str] = ("id",), *, order_unseen: bool = False) -> Binding:
     """A table at a PostgreSQL that has it as it is."""
     categories = {INTEGER: "integer", TEXT: "text"}
     columns = {
@@ -24,7 +24,7 @@ def bind(table: TableMap, unique: Sequence[str] = ("id",)) -> Binding:
         for c in table.columns
     }
     bound = [BoundColumn(index=i, name=c.name, source=c, target=columns[c.name]) for i, c in enumerate(table.columns)]
-    target = TargetTable(columns=columns, unique=frozenset(unique), place="ctid")
+    target = TargetTable(columns=columns, unique=frozenset(unique), place="ctid", order_unseen=order_unseen)
     return Binding(table, target, table.table, bound, PostgresForms())
 
 
@@ -35,10 +35,10 @@ def placed(*changes: Change) -> list[Placed]:
     return [(Seqno(i), change) for i, change in enumerate(changes)]
 
 
-def cut(*changes: Change) -> list[str]:
+def cut(*changes: Change, bindings: Mapping[TableMap, Binding] = BINDINGS) -> list[str]:
     """What goes out, one text per statement."""
     out = []
-    for item in batch_up(placed(*changes), lambda table, seqno: BINDINGS[table]):
+    for item in batch_up(placed(*changes), lambda table, seqno: bindings[table]):
         if isinstance(item, Batch):
             out.append(
                 f"{item.form.op.name} {item.form.sql.split()[1 if item.form.op == Op.UPDATE else 2]} {len(item.rows)}"
@@ -101,6 +101,110 @@ def test_updates_of_a_unique_column_go_one_by_one() -> None:
     alone, _ = bind(ITEMS, unique=["id", "n"]).place(update(ITEMS, row(1), row(1, "a", 2)))
     together, _ = bind(ITEMS, unique=["id", "n"]).place(update(ITEMS, row(1), row(1, "b")))
     assert (alone.limit, together.limit) == (1, BATCH_ROWS)
+
+
+# --- where the order of keys is not seen ----------------------------------------------------------------------------
+
+OTHERS = table("others", *ITEMS.columns)
+UNSEEN = {
+    ITEMS: bind(ITEMS, order_unseen=True),
+    OTHERS: bind(OTHERS, order_unseen=True),
+    MOVES: bind(MOVES, (), order_unseen=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            [insert(ITEMS, row(1)), insert(OTHERS, row(1)), delete(ITEMS, row(2)), insert(ITEMS, row(3))],
+            ["INSERT items 2", "DELETE items 1", "INSERT others 1"],
+        ),
+        # One key's changes stay in their order, whoever joins them.
+        (
+            [
+                insert(ITEMS, row(1)),
+                update(ITEMS, row(1), row(1, "b")),
+                update(ITEMS, row(2), row(2, "b")),
+                delete(ITEMS, row(1, "b")),
+                insert(ITEMS, row(3)),
+                update(ITEMS, row(3), row(3, "b")),
+            ],
+            ["INSERT items 2", "UPDATE items 1", "UPDATE items 2", "DELETE items 1"],
+        ),
+        # Nobody passes a statement, a change of a key, or a table without a key.
+        ([insert(ITEMS, row(1)), DDL, insert(ITEMS, row(2))], ["INSERT items 1", "statement at 1", "INSERT items 1"]),
+        (
+            [insert(ITEMS, row(1)), update(ITEMS, row(1), row(2)), insert(ITEMS, row(1))],
+            ["INSERT items 1", "UPDATE items 1", "INSERT items 1"],
+        ),
+        (
+            [insert(ITEMS, row(1)), insert(MOVES, row(1)), insert(ITEMS, row(2))],
+            ["INSERT items 1", "INSERT moves 1", "INSERT items 1"],
+        ),
+    ],
+)
+def test_what_is_gathered(changes: list[Change], expected: list[str]) -> None:
+    assert cut(*changes, bindings=UNSEEN) == expected
+
+
+def test_only_known_tables_are_gathered() -> None:
+    """Another unique key than the source's, or a key that may be NULL: then order may be seen."""
+    loose = table("loose", column("id", INTEGER, "int(11)"), *ITEMS.columns[1:])
+    assert bind(ITEMS, order_unseen=True).gathers
+    assert not bind(ITEMS).gathers
+    assert not bind(ITEMS, ("id", "n"), order_unseen=True).gathers
+    assert not bind(ITEMS, ("n",), order_unseen=True).gathers
+    assert not bind(loose, order_unseen=True).gathers
+
+
+def test_what_is_gathered_is_bounded() -> None:
+    changes = placed(*[insert(ITEMS, row(i)) for i in range(GATHER_ROWS + 1)])
+    taken = 0
+
+    def counted() -> Iterator[Placed]:
+        nonlocal taken
+        for change in changes:
+            taken += 1
+            yield change
+
+    first = next(iter(batch_up(counted(), lambda table, seqno: UNSEEN[table])))
+    assert isinstance(first, Batch)
+    assert (len(first.rows), taken) == (BATCH_ROWS, GATHER_ROWS)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_key_keeps_its_order(seed: int) -> None:
+    """Whatever is gathered, what happens to one key happens in the log's order."""
+    chance = random.Random(seed)
+    alive: dict[tuple[TableMap, int], Row] = {}
+    changes: list[Change] = []
+    for n in range(300):
+        source, key = chance.choice((ITEMS, OTHERS)), chance.randrange(12)
+        before = alive.pop((source, key), None)
+        after = row(key, f"v{n}", n) if before is None or chance.random() < 0.7 else None
+        if after is not None:
+            alive[source, key] = after
+        if before is None:
+            changes.append(insert(source, after or row(key)))
+        else:
+            changes.append(delete(source, before) if after is None else update(source, before, after))
+    wanted: dict[tuple[str, int], list[tuple[Op, Row]]] = {}
+    for change in changes:
+        assert isinstance(change, RowChange)
+        _, sent = UNSEEN[change.table].place(change)
+        wanted.setdefault((change.table.table, sent[0]), []).append((change.op, sent))  # type: ignore[arg-type]
+    found: dict[tuple[str, int], list[tuple[Op, Row]]] = {}
+    batches = 0
+    for item in batch_up(placed(*changes), lambda table, seqno: UNSEEN[table]):
+        assert isinstance(item, Batch)
+        batches += 1
+        name = "others" if "others" in item.form.sql else "items"
+        assert len({sent[0] for sent in item.rows}) == len(item.rows), "a key stands once in a statement"
+        for sent in item.rows:
+            found.setdefault((name, sent[0]), []).append((item.form.op, sent))  # type: ignore[arg-type]
+    assert found == wanted, f"seed {seed}"
+    assert batches < len(changes) / 2
 
 
 def test_a_binding_is_asked_for_again_after_a_statement() -> None:

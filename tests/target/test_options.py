@@ -27,6 +27,8 @@ GOOD = {
         ({"kind": "sqlite"}, "path"),
         ({"kind": "sqlite", "path": ":memory:"}, "path"),
         ({"kind": "sqlite", "path": "x", "dsn": "y"}, "dsn"),
+        ({"kind": "null"}, "path"),
+        ({"kind": "null", "path": "x", "dsn": "y"}, "dsn"),
         ({"kind": "postgres"}, "dsn"),
         ({"kind": "postgres", "dsn": "x", "path": "y"}, "path"),
         ({"kind": "mariadb"}, "dsn"),

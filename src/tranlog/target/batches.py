@@ -2,7 +2,9 @@
 
 Owns the cutting, and the net effect of a stream where that is asked for. Leaves joining tables and making statements
 to `binding`, sending to the sessions. The hard idea: a batch is a run. Changes of one form that follow each other
-are one statement; the first that differs ends it, so that the order at the target is the log's. Pure.
+are one statement; the first that differs ends it, so that the order at the target is the log's. Only where nothing at
+the target could tell the difference (`Binding.gathers`) do changes of different keys pass each other, to join others of
+their form; those of one key never do. Pure.
 
 Source: design/pipeline.md, "Applying".
 """
@@ -25,6 +27,8 @@ Placed: TypeAlias = tuple[Seqno, RowChange | Statement]
 
 BATCH_BYTES: Final = 4 << 20
 """A batch is closed when values of unbounded size in it have grown to this."""
+GATHER_ROWS: Final = 10_000
+"""So many rows are gathered before they go out."""
 NET_EFFECT_KEYS: Final = 20_000
 """Changes whose net effect is held before it goes out; a larger target transaction goes out in several parts."""
 NET_EFFECT_BYTES: Final = 64 << 20
@@ -43,13 +47,57 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     bytes: int
 
 
+class _Gathered:
+    """Changes of tables where only the order within a key matters: by table, how often the key changed, and form."""
+
+    __slots__ = ("_tables", "bytes", "rows")
+
+    def __init__(self) -> None:
+        self._tables: dict[int, tuple[dict[Any, int], list[dict[Form, list[Row]]]]] = {}
+        self.rows = self.bytes = 0
+
+    def add(self, binding: Binding, form: Form, row: Row) -> None:
+        """Take a change in: behind those of its key, beside those of its form."""
+        table = self._tables.get(id(binding))
+        if table is None:
+            table = self._tables[id(binding)] = {}, []
+        seen, levels = table
+        key = binding.key_of(row)
+        level = seen.get(key, -1) + 1
+        seen[key] = level
+        if level == len(levels):
+            levels.append({})
+        rows = levels[level].get(form)
+        if rows is None:
+            levels[level][form] = [row]
+        else:
+            rows.append(row)
+        self.rows += 1
+        if binding.has_heavy:
+            self.bytes += binding.weigh(row)
+
+    def pour(self) -> Iterator[Batch]:
+        """Yield everything and forget it; the first batch tells the bytes of all."""
+        size = self.bytes
+        for _, levels in self._tables.values():
+            for level in levels:
+                for form, rows in level.items():
+                    for at in range(0, len(rows), form.limit):
+                        yield Batch(form, rows[at : at + form.limit], size)
+                        size = 0
+        self._tables.clear()
+        self.rows = self.bytes = 0
+
+
 def batch_up(
     stream: Iterable[Placed], bind: Callable[[TableMap, Seqno], Binding]
 ) -> Iterator[Batch | tuple[Seqno, Statement]]:
     """Cut a stream of changes into batches; a statement stands alone at its place.
 
-    `bind` is asked for a table's binding whenever the table changes. Raises what `bind` and `Binding.place` raise.
+    `bind` is asked for a table's binding whenever the table changes. Nothing passes a statement, nor a change of a
+    table whose order is seen. Raises what `bind` and `Binding.place` raise.
     """
+    gathered = _Gathered()
     rows: list[Row] = []
     form: Form | None = None
     table: TableMap | None = None
@@ -58,6 +106,7 @@ def batch_up(
     size = 0
     for seqno, change in stream:
         if isinstance(change, Statement):
+            yield from gathered.pour()
             if form is not None and rows:
                 yield Batch(form, rows, size)
             rows, form, table, size = [], None, None, 0  # a statement may change tables: bind them anew
@@ -67,6 +116,17 @@ def batch_up(
             table = change.table
             binding = bind(table, seqno)
         wanted, row = binding.place(change)
+        if binding.gathers and wanted.limit > 1:
+            if rows:
+                assert form is not None
+                yield Batch(form, rows, size)
+                rows, form, size = [], None, 0
+            gathered.add(binding, wanted, row)
+            if gathered.rows >= GATHER_ROWS or gathered.bytes >= BATCH_BYTES:
+                yield from gathered.pour()
+            continue
+        if gathered.rows:
+            yield from gathered.pour()
         if wanted is not form or len(rows) >= wanted.limit or size >= BATCH_BYTES:
             if form is not None and rows:
                 yield Batch(form, rows, size)
@@ -82,6 +142,7 @@ def batch_up(
         rows.append(row)
         if binding.has_heavy:
             size += binding.weigh(row)
+    yield from gathered.pour()
     if form is not None and rows:
         yield Batch(form, rows, size)
 

@@ -68,6 +68,9 @@ class TargetTable:
     columns: Mapping[str, TargetColumn]
     unique: frozenset[str]
     place: str
+    order_unseen: bool = False
+    """Whether nothing at the target sees in which order rows of different keys change within a target transaction: no
+    trigger, rule or foreign key from or to the table, and one unique index. False where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -157,6 +160,7 @@ class Binding:
         "_updates",
         "_width",
         "_written",
+        "gathers",
         "has_heavy",
         "key_of",
         "name",
@@ -176,6 +180,13 @@ class Binding:
         if len(self._key) < len(table.primary_key):
             self._key = []
         self._key_may_be_null = any(column.source.nullable for column in self._key)
+        self.gathers = (
+            target.order_unseen
+            and bool(self._key)
+            and not self._key_may_be_null
+            and target.unique == {column.target.name for column in self._key}
+        )
+        """Whether changes of different keys may pass each other, so that those of one form go out together."""
         self.key_of: Callable[[Row], Any] = itemgetter(*[c.index for c in self._key]) if self._key else tuple
         heavy = heavy_columns(table)
         self._heavy = tuple(heavy)

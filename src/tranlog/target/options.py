@@ -14,7 +14,9 @@ from tranlog.errors import ConfigError
 from tranlog.target.mariadb_url import read_url
 from tranlog.target.target import Target
 
-TargetKind = Literal["sqlite", "postgres", "mariadb"]
+TargetKind = Literal["sqlite", "postgres", "mariadb", "null"]
+_IN_FILE = {"sqlite": "SQLite", "null": "null"}
+"""The kinds that are a file, as messages have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,7 @@ class TargetOptions:
 
     kind: TargetKind
     path: str = ""
-    """SQLite: the database file, made if it is missing."""
+    """SQLite: the database file, made if it is missing. Null: the file of its positions, which is a SQLite file too."""
     dsn: str = field(default="", repr=False)
     """PostgreSQL: `postgresql://user:password@host:port/database`, or any connection string of libpq's. MariaDB:
     `mariadb://user:password@host:port/database`; the database holds tranlog's own tables."""
@@ -47,6 +49,11 @@ class TargetOptions:
     connect_timeout_s: float = 10.0
     """Seconds to wait for a connection to a server."""
 
+    @property
+    def in_file(self) -> bool:
+        """Whether this target is a file at `path`, not a server."""
+        return self.kind in _IN_FILE
+
     def absolute(self) -> TargetOptions:
         """Return the same target for a process in another folder: a relative path counts from here."""
         return replace(self, path=os.path.abspath(self.path)) if self.path else self
@@ -57,9 +64,11 @@ class TargetOptions:
             raise _refuse("kind", self.kind, f"not a kind of target; one of {', '.join(get_args(TargetKind))}")
         if self.kind == "sqlite" and not self.path:
             raise _refuse("path", None, "a SQLite target needs the path of its database file")
-        if self.kind == "sqlite" and self.dsn:
-            raise _refuse("dsn", None, "a SQLite target has a path, and no dsn")
-        if self.kind == "sqlite" and (self.path.startswith(":") or "\0" in self.path):
+        if self.kind == "null" and not self.path:
+            raise _refuse("path", None, "a null target needs the path of a file for its positions")
+        if self.in_file and self.dsn:
+            raise _refuse("dsn", None, f"a {_IN_FILE[self.kind]} target has a path, and no dsn")
+        if self.in_file and (self.path.startswith(":") or "\0" in self.path):
             raise _refuse("path", self.path, "not a file that several processes can open")
         if self.kind == "postgres" and not self.dsn:
             raise _refuse("dsn", None, "a PostgreSQL target needs postgresql://user:password@host:port/database")
@@ -69,7 +78,7 @@ class TargetOptions:
             read_url(self.dsn)
             if self.triggers == "off":
                 raise _refuse("triggers", "off", "MariaDB cannot turn its triggers off; drop them at the target")
-        if self.kind != "sqlite" and self.path:
+        if not self.in_file and self.path:
             raise _refuse("path", self.path, f"a {self.kind} target has a dsn, and no path")
         if self.ddl not in ("stop", "ignore"):
             raise _refuse("ddl", self.ddl, 'either "stop" or "ignore"')
@@ -96,6 +105,10 @@ def open_target(options: TargetOptions) -> Target:
         from tranlog.target.sqlite_dialect import SQLITE
 
         return DatabaseTarget(options, SQLITE, SqliteSession, where=options.path)
+    if options.kind == "null":
+        from tranlog.target.null import NullTarget
+
+        return NullTarget(options)
     if options.kind == "mariadb":
         from tranlog.target.mariadb import MariadbSession
         from tranlog.target.mariadb_dialect import MARIADB

@@ -54,6 +54,10 @@ _SETTINGS: Final = {
     "default_transaction_deferrable": "off",
     "transform_null_equals": "off",
     "row_security": "off",  # an error instead of rows that a policy hides
+    # A plan of a batch is kept, and made while a table may still be small: by the key's index it stays right.
+    "enable_seqscan": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",  # a scan that is off counts as dear, and so dear a statement would be compiled each time
 }
 _KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
@@ -77,7 +81,9 @@ _REFUSED: Final = frozenset({"42501", "25006", "0A000"})
 _COLUMNS: Final = """
 SELECT a.attname, a.attgenerated <> '', b.typname, b.typtype, b.typelem <> 0 AND b.typlen = -1,
        format_type(b.oid, -1), format_type(a.atttypid, a.atttypmod),
-       CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END, c.relkind
+       CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END, c.relkind,
+       c.relkind = 'r' AND NOT c.relhastriggers AND NOT c.relhasrules AND NOT c.relhassubclass AND NOT c.relispartition
+       AND (SELECT count(*) FROM pg_index i WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) = 1
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -308,7 +314,7 @@ class PostgresSession:
         if rows[0][8] not in _TABLE_KINDS:
             raise MissingTableError("this name is not a table's")
         columns = {}
-        for name, generated, typname, typtype, is_array, type_name, declared, typmod, _ in rows:
+        for name, generated, typname, typtype, is_array, type_name, declared, typmod, _, _ in rows:
             if name is None:  # a table without columns
                 continue
             category = "array" if is_array and typtype == "b" and typname.startswith("_") else CATEGORY_OF.get(typname)
@@ -321,7 +327,7 @@ class PostgresSession:
                 digits=_digits(typname, typmod),
             )
         unique = frozenset([name for name, _ in self.fetch(_UNIQUE, names)])
-        return TargetTable(columns=columns, unique=unique, place="ctid")
+        return TargetTable(columns=columns, unique=unique, place="ctid", order_unseen=rows[0][9])
 
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
         self.settle()
