@@ -102,6 +102,63 @@ def wait_until(what: str, ready: Callable[[], bool], processes: list[Process], t
         time.sleep(0.3)
 
 
+# --- the running pipeline, through its endpoint ---
+
+
+def running_state(conf: Path) -> dict[str, Any] | None:
+    """Return `tranlog state --json` of the running pipeline; None while none answers."""
+    done = subprocess.run(
+        [*TRANLOG, "--conf", str(conf), "state", "--json"], capture_output=True, text=True, check=False
+    )
+    answer: dict[str, Any] | None = json.loads(done.stdout) if done.returncode == 0 else None
+    return answer
+
+
+def wait_for_pipeline(conf: Path, *what: str, processes: list[Process], timeout_s: float) -> None:
+    """Run `tranlog wait` with these options, once the pipeline listens; raise StepFailedError if it does not come."""
+    asked = f"tranlog wait {' '.join(what)}"
+    wait_until(f"{asked}: somebody answers", lambda: running_state(conf) is not None, processes, timeout_s)
+    try:
+        tranlog("--conf", str(conf), "wait", *what, "--timeout", f"{timeout_s:g}")
+    except StepFailedError:
+        for process in processes:
+            process.check()  # which says more, if that is why
+        raise
+
+
+def invite(conf: Path) -> None:
+    """Tell whoever watches how to look at it from another terminal."""
+    program = Path(sys.executable).with_name("tranlog")
+    command = f"{_short(program) if program.exists() else 'tranlog'} --conf {_short(conf)}"
+    say(f"   look on from another terminal: {command} top")
+    say(f"                                  {command} status -name stores")
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def look(conf: Path) -> None:
+    """Print what `tranlog top` shows at this moment."""
+    for line in tranlog("--conf", str(conf), "top", "--once").splitlines():
+        say(f"   | {line}".rstrip())
+
+
+def beat(conf: Path, name: str, processes: list[Process]) -> int:
+    """Have a heartbeat put into the log behind everything else, and return its seqno, the log's last."""
+    before = int(status(conf)["log"]["committed_seqno"])
+    tranlog("--conf", str(conf), "heartbeat", name)
+    wait_until(f"heartbeat {name}", lambda: _committed(conf) > before, processes, 30)
+    return _committed(conf)
+
+
+def _committed(conf: Path) -> int:
+    return int(status(conf)["log"]["committed_seqno"])
+
+
+# --- what happened ---
+
+
 def summary(state: dict[str, Any], verdict: dict[str, Any], *, seconds: float) -> None:
     """Print what happened; raise StepFailedError unless source and target are equal."""
     log, pipeline = state["log"], state["pipeline"]

@@ -20,7 +20,21 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from demo_steps import TRANLOG, Process, StepFailedError, applied_seqno, say, status, summary, tranlog, wait_until
+from demo_steps import (
+    TRANLOG,
+    Process,
+    StepFailedError,
+    applied_seqno,
+    beat,
+    invite,
+    look,
+    say,
+    status,
+    summary,
+    tranlog,
+    wait_for_pipeline,
+    wait_until,
+)
 
 from tranlog.change import Op, RowChange
 from tranlog.log.reader import LogReader
@@ -193,7 +207,8 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             say(f"2  Spark applies on {options.channels} channels")
             applying = apply()
             prepared = int(status(conf)["log"]["committed_seqno"])
-            wait_until("the prepared tables", lambda: applied_seqno(conf) >= prepared, [following, applying], 120)
+            invite(conf)
+            wait_for_pipeline(conf, "--applied", str(prepared), processes=[following, applying], timeout_s=120)
             say(f"3  sysbench writes {options.events} transactions per schema, {options.cross} more cross schemas")
             began = time.monotonic()
             writers = []
@@ -203,16 +218,13 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             crossing = Crossing(mariadb, schemas, options.cross, options.table_size)
             crossing.start()
             some = prepared + options.events * len(schemas) // 6
-            wait_until("some transactions applied", lambda: applied_seqno(conf) > some, [following, applying], 120)
+            wait_for_pipeline(conf, "--applied", str(some), processes=[following, applying], timeout_s=120)
+            look(conf)
             following.kill()
             say("4  kill -9 of the capture, and start it again")
             following = capture()
-            wait_until(
-                "more transactions applied",
-                lambda: applied_seqno(conf) > some + (some - prepared),
-                [following, applying],
-                120,
-            )
+            more = some + (some - prepared)
+            wait_for_pipeline(conf, "--applied", str(more), processes=[following, applying], timeout_s=120)
             applying.kill()
             say(f"5  kill -9 of the pipeline at seqno {applied_seqno(conf)}, and start it again")
             applying = apply()
@@ -222,12 +234,14 @@ def run(folder: Path, options: argparse.Namespace) -> None:
             if crossing.failure is not None or crossing.is_alive():
                 raise StepFailedError(f"the crossing transactions: {crossing.failure!r}")
             wait_until("capture has everything", captured_all, [following, applying], 120)
+            last = beat(conf, "evening", [following, applying])
             following.stop()
-            last = int(status(conf)["log"]["committed_seqno"])
-            wait_until(f"everything applied, up to seqno {last}", lambda: applied_seqno(conf) >= last, [applying], 300)
+            say(f"6  a heartbeat behind all of it, seqno {last}: when that is applied, everything is")
+            wait_for_pipeline(conf, "--applied", str(last), processes=[applying], timeout_s=300)
             seconds = time.monotonic() - began
+            look(conf)
             applying.stop()
-            say("6  compare source and target, and the audit trigger's counts with the log's\n")
+            say("7  compare source and target, and the audit trigger's counts with the log's\n")
             verdict = json.loads(tranlog("--conf", str(conf), "verify", "--json", codes=(0, 1)))
             summary(status(conf), verdict, seconds=seconds)
             compare_counts(logged_changes(folder / "log"), postgres)

@@ -2,7 +2,8 @@
 
 `make demo` runs it. Four programs write to one shop database; `tranlog capture` carries what they commit into the log
 while they write; `tranlog apply` brings it into a second database with Spark, on four channels. In the middle the apply
-is killed with -9 and started again. At the end both databases are compared row by row. What it made stays in
+is killed with -9 and started again. A heartbeat behind the last transaction tells when all is applied; then both
+databases are compared row by row. What it made stays in
 build/shop-demo, to look at: `thl -dir build/shop-demo/log list -low 10 -high 12`.
 """
 
@@ -14,7 +15,21 @@ import sys
 import time
 from pathlib import Path
 
-from demo_steps import TRANLOG, Process, StepFailedError, applied_seqno, say, status, summary, tranlog, wait_until
+from demo_steps import (
+    TRANLOG,
+    Process,
+    StepFailedError,
+    applied_seqno,
+    beat,
+    invite,
+    look,
+    say,
+    status,
+    summary,
+    tranlog,
+    wait_for_pipeline,
+    wait_until,
+)
 from shop_workload import STORES, make_shop
 
 HERE = Path(__file__).resolve().parent
@@ -70,26 +85,30 @@ def run(folder: Path) -> None:
         wait_until("there is a log", lambda: status(conf)["log"] is not None, [capture], 30)
         say(f"2  capture follows it into the log; Spark applies the log on {CHANNELS} channels")
         first = apply()
-        wait_until("the pipeline runs", lambda: applied_seqno(conf) >= 0, [capture, first], 90)
+        wait_for_pipeline(conf, "--state", "ONLINE", processes=[capture, first], timeout_s=90)
+        invite(conf)
         say(f"3  four programs write, {TRANSACTIONS} transactions each")
         began = time.monotonic()
         writers = [
-            start(f"writer-{store}", *SHOP_WRITER, str(shop), store, str(TRANSACTIONS), "0.002") for store in STORES
+            start(f"writer-{store}", *SHOP_WRITER, str(shop), store, str(TRANSACTIONS), "0.012") for store in STORES
         ]
         some = len(STORES) * TRANSACTIONS // 6
-        wait_until("some transactions applied", lambda: applied_seqno(conf) > some, [capture, first], 90)
+        wait_for_pipeline(conf, "--applied", str(some), processes=[capture, first], timeout_s=90)
+        look(conf)
         first.kill()
         say(f"4  kill -9 of the pipeline at seqno {applied_seqno(conf)}, and start it again")
         second = apply()
         for writer in writers:
             writer.finish(90)
         wait_until("capture has everything", lambda: status(conf)["source"]["waiting"] == 0, [capture, second], 60)
+        last = beat(conf, "closing-time", [capture, second])
         capture.stop()
-        last = int(status(conf)["log"]["committed_seqno"])
-        wait_until(f"everything applied, up to seqno {last}", lambda: applied_seqno(conf) >= last, [second], 90)
+        say(f"5  a heartbeat behind all of it, seqno {last}: when that is applied, everything is")
+        wait_for_pipeline(conf, "--applied", str(last), processes=[second], timeout_s=90)
         seconds = time.monotonic() - began
+        look(conf)
         second.stop()
-        say("5  compare source and target, row by row\n")
+        say("6  compare source and target, row by row\n")
         verdict = json.loads(tranlog("--conf", str(conf), "verify", "--json", codes=(0, 1)))
         summary(status(conf), verdict, seconds=seconds)
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import queue
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 from fix_pipeline import AnyTarget
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
 from tranlog.pipeline.channel import GroupBounds
-from tranlog.pipeline.channels import ShardPlan
+from tranlog.pipeline.replanning import PlanOrders
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -43,9 +42,7 @@ def wait_until(true: Callable[[], bool], timeout_s: float = 200.0) -> None:
 class Run:
     """A run in a thread, to be disturbed."""
 
-    def __init__(
-        self, given: ApplyOptions, context: SparkContext, plans: queue.SimpleQueue[ShardPlan] | None = None
-    ) -> None:
+    def __init__(self, given: ApplyOptions, context: SparkContext, plans: PlanOrders | None = None) -> None:
         self._plans = plans
         self.stop = threading.Event()
         self.reports: list[ApplyStatus] = []

@@ -5,6 +5,7 @@ They hold tables against tables and an audit trigger's counts against the log's,
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,19 @@ def test_the_shop(tmp_path: Path) -> None:
     told = run("shop_demo.py", str(tmp_path / "demo"))
     assert told.splitlines()[-1] == "source and target are equal"
     assert "kill -9 of the pipeline" in told
+    looked_at(told)
+
+
+def looked_at(told: str) -> None:
+    """What the running pipeline told through its endpoint: while it worked, and when the heartbeat was applied."""
+    assert "tranlog top" in told and "status -name stores" in told
+    screens = told.split("   | tranlog top")[1:]
+    assert len(screens) == 2
+    for screen in screens:
+        assert "ONLINE for" in screen and "SLOWEST SHARDS" in screen
+        assert len(re.findall(r"^   \|  [0-3]  \w", screen, re.MULTILINE)) == 4
+    (last,) = re.findall(r"a heartbeat behind all of it, seqno (\d+)", told)
+    assert f"applied {last}  behind 0" in screens[1]
 
 
 @pytest.fixture
@@ -42,6 +56,7 @@ def public() -> Iterator[Path]:
 
 def test_mariadb_to_postgresql(public: Path) -> None:
     told = run("mariadb_demo.py", str(public / "demo"), "--events=400", "--cross=60", "--table-size=100")
+    looked_at(told)
     assert "source and target are equal" in told
     assert "no transaction was applied twice" in told
 

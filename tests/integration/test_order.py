@@ -1,7 +1,8 @@
 """Issue 7, item 2: order at the target is order in the log, over random workloads, channels and kills.
 
 `mutants/order_rounds` plays the rounds at a real PostgreSQL, `tranlog.testing.order` judges them; and of each rule on
-which order rests, a mutant without it is found. A round's seed is in what is found; `order_rounds.py` replays it.
+which order rests, a mutant without it is found. A round's seed is in what is found; `order_rounds.py` replays it, and
+`make order ROUNDS=200` plays many more, with the mutants behind them.
 """
 
 from __future__ import annotations
@@ -10,18 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mutants.catalogue import (
-    CHANNEL_0_DOES_NOT_WAIT,
-    OTHERS_DO_NOT_WAIT,
-    POSITION_AHEAD_OF_ROWS,
-    SHARDS_BY_TURNS,
-)
+from mutants.check_order import FOUND_BY, HARNESS, MUTANT_ROUNDS
 from mutants.rewriting import Mutant
 from mutants.rounds import run_rounds
 
 pytestmark = pytest.mark.integration
-
-HARNESS = "order_rounds"
 
 
 @pytest.mark.timeout(600)
@@ -39,18 +33,9 @@ def test_the_order_of_the_log_is_the_targets_in_many_more(tmp_path: Path, postgr
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("mutant", "what"),
-    [
-        pytest.param(CHANNEL_0_DOES_NOT_WAIT, "wrong order", id=CHANNEL_0_DOES_NOT_WAIT.name),
-        pytest.param(OTHERS_DO_NOT_WAIT, "wrong order", id=OTHERS_DO_NOT_WAIT.name),
-        pytest.param(SHARDS_BY_TURNS, "wrong order", id=SHARDS_BY_TURNS.name),
-        # A kill loses rows; and others go by a position whose rows are not there yet.
-        pytest.param(POSITION_AHEAD_OF_ROWS, "lost|wrong order", id=POSITION_AHEAD_OF_ROWS.name),
-    ],
-)
-def test_a_mutant_is_found(mutant: Mutant, what: str, tmp_path: Path, postgres, postgres_database) -> None:
+@pytest.mark.parametrize("mutant", FOUND_BY, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_found(mutant: Mutant, tmp_path: Path, postgres, postgres_database) -> None:
     """ "and finds each mutant (no wait at a serial section, shard order broken, position ahead of rows)"."""
-    found = run_rounds(HARNESS, mutant, tmp_path, postgres.dsn(postgres_database), rounds=60)
-    assert found.caught_in is not None, f"{mutant.what}: not seen in 60 rounds"
-    assert found.what.startswith(tuple(what.split("|"))), found
+    found = run_rounds(HARNESS, mutant, tmp_path, postgres.dsn(postgres_database), rounds=MUTANT_ROUNDS)
+    assert found.caught_in is not None, f"{mutant.what}: not seen in {MUTANT_ROUNDS} rounds"
+    assert found.what.startswith(FOUND_BY[mutant]), found

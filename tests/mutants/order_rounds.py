@@ -13,6 +13,7 @@ wrong, and what. It needs a database of its own.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -21,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -35,7 +37,7 @@ from tranlog.log.log import Log
 from tranlog.log.reader import LogReader
 from tranlog.pipeline.apply import ApplyOptions, _Driver
 from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, TaskResult, run_task
-from tranlog.pipeline.channels import AssignmentRule
+from tranlog.pipeline.channels import AssignmentRule, ShardBy
 from tranlog.pipeline.progress import Drain, Run
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
@@ -74,6 +76,29 @@ class Task:
     result: Connection
 
 
+def write(log: Log, rng: random.Random, serial: Sequence[str]) -> Iterator[Logged]:
+    """Append transactions: most in one shard, some over several, now and then many of those in a row."""
+    packer = TransactionPacker(source_id="test", rule=BY_SCHEMA)
+    chance = rng.choice((0.0, 0.05, 0.2))
+    run = 0
+    for number in itertools.count(1):
+        run = run - 1 if run else rng.choice((1, 1, 4)) if rng.random() < chance else 0
+        shards = tuple(sorted(rng.sample(SHARDS, 2 if run else 1)))
+        rows = [shard for shard in shards for _ in range(rng.choice((1, 1, 3)))]
+        packer.begin(BY_SCHEMA)
+        for shard in rows:
+            change = RowChange(TABLES[shard], Op.INSERT, None, (number,))
+            assert packer.add(change, event_id="", tstamp=1) is None
+        log.append(packer.finish(event_id=f"event {number}", tstamp=number))
+        yield Logged(number=number, shards=shards, rows=len(rows), listed=shards[0] in serial)
+
+
+def trail_of(session: psycopg.Connection) -> list[Trace]:
+    """Return what the target noted."""
+    rows = session.execute("SELECT place, number, xact, snapshot FROM public.trail").fetchall()
+    return [Trace(place=place, number=number, xact=xact, snapshot=snapshot) for place, number, xact, snapshot in rows]
+
+
 class Stage:
     """One round."""
 
@@ -85,6 +110,7 @@ class Stage:
         self.options = TargetOptions(kind="postgres", dsn=dsn)
         self.channels = self.rng.choice((2, 3, 4))
         self.rule = AssignmentRule.RECORDED
+        self.by = ShardBy.RECORDED
         self.serial = (LISTED,) if self.rng.random() < 0.3 else ()
         self.harms = self.rng.randint(2, 5)
         self.slow = self.rng.choice(SHARDS)
@@ -95,23 +121,9 @@ class Stage:
         self.deadline = time.monotonic() + LONGEST_S
 
     def write(self) -> list[Logged]:
-        """Write the log: most in one shard, some over several, now and then many of those in a row."""
-        rng, logged = self.rng, []
-        packer = TransactionPacker(source_id="test", rule=BY_SCHEMA)
-        chance = rng.choice((0.0, 0.05, 0.2))
-        run = 0
+        """Write the log."""
         with Log.open(str(self.log_dir), source_id="test") as log:
-            for number in range(1, rng.randint(60, 160)):
-                run = run - 1 if run else rng.choice((1, 1, 4)) if rng.random() < chance else 0
-                shards = tuple(sorted(rng.sample(SHARDS, 2 if run else 1)))
-                rows = [(shard, number) for shard in shards for _ in range(rng.choice((1, 1, 3)))]
-                packer.begin(BY_SCHEMA)
-                for shard, value in rows:
-                    change = RowChange(TABLES[shard], Op.INSERT, None, (value,))
-                    assert packer.add(change, event_id="", tstamp=1) is None
-                log.append(packer.finish(event_id=f"event {number}", tstamp=number))
-                listed = shards[0] in self.serial
-                logged.append(Logged(number=number, shards=shards, rows=len(rows), listed=listed))
+            logged = list(itertools.islice(write(log, self.rng, self.serial), self.rng.randint(60, 160)))
             log.commit()
             self.last = log.last_seqno
         return logged
@@ -134,7 +146,7 @@ class Stage:
                 self.harms -= 1
                 self.harm()
             while self.stopped and self.rng.random() < 0.2:
-                os.kill(self.stopped.pop().pid or 0, signal.SIGCONT)
+                _resume(self.stopped.pop())
             if not self.tasks and self.draining:
                 self.start_driver()
         self.wake()
@@ -150,6 +162,7 @@ class Stage:
             channels=self.channels,
             assignment=self.rule,
             serial_shards=self.serial,
+            shard_by=self.by,
             take_over=True,
         )
         with LogReader.open(self.log_dir) as reader:
@@ -190,6 +203,7 @@ class Stage:
         if self.rng.random() < 0.3:
             self.channels = self.rng.choice((2, 3, 4))
             self.rule = self.rng.choice(tuple(AssignmentRule))
+            self.by = self.rng.choice((ShardBy.RECORDED, ShardBy.SCHEMA))
             self.start_driver()
             return
         task = self.rng.choice(list(self.tasks.values()))
@@ -226,7 +240,7 @@ class Stage:
     def wake(self) -> None:
         """Let those that are stopped find out that they were replaced."""
         for process in self.stopped:
-            os.kill(process.pid or 0, signal.SIGCONT)
+            _resume(process)
         for process in self.stopped:
             process.join(30)
         self.stopped = []
@@ -234,13 +248,10 @@ class Stage:
     def judge(self) -> None:
         """Hold the target's trail against the log. Raises WrongError."""
         with psycopg.connect(self.options.dsn) as session:
-            rows = session.execute("SELECT place, number, xact, snapshot FROM public.trail").fetchall()
+            trail = trail_of(session)
             at = session.execute(
                 "SELECT DISTINCT applied_seqno FROM tranlog_channel WHERE pipeline = %s", (self.pipeline,)
             ).fetchall()
-        trail = [
-            Trace(place=place, number=number, xact=xact, snapshot=snapshot) for place, number, xact, snapshot in rows
-        ]
         fault = find_fault(self.log, trail)
         if fault is not None:
             raise WrongError(fault)
@@ -252,6 +263,12 @@ class Stage:
             process.kill()
             process.join()
         shutil.rmtree(self.log_dir, ignore_errors=True)
+
+
+def _resume(process: BaseProcess) -> None:
+    """Let a stopped process go on; one that had ended just before it was to be stopped is gone."""
+    if process.is_alive():
+        os.kill(process.pid or 0, signal.SIGCONT)
 
 
 def _run(given: ChannelTask, result: Connection) -> None:

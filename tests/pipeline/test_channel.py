@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from fix_pipeline import (
     tasks_for,
     write_log,
 )
-from tranlog.change import Op, RowChange
+from tranlog.change import Change, Op, RowChange, Statement
 from tranlog.errors import (
     ConfigError,
     ConflictError,
@@ -42,8 +43,11 @@ from tranlog.log.log import Log, hold
 from tranlog.log.reader import LogReader
 from tranlog.pipeline.channel import Channel, GroupBounds, TaskEnd
 from tranlog.pipeline.channels import AssignmentRule, ShardBy, ShardPlan
+from tranlog.pipeline.progress import ChannelStats, Waiting
+from tranlog.pipeline.view import waits_of
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
+from tranlog.target.target import ChannelRow
 
 FOUR = ShardPlan(channels=4)
 
@@ -206,6 +210,67 @@ def test_idle_channels_publish_their_position(tmp_path: Path) -> None:
     assert {row.event_id for row in rows} == {"event 300"}, "the event id is the position's own"
 
 
+@pytest.mark.parametrize(
+    ("bounds", "groups"),
+    [
+        ({"transactions": 7}, -(-600 // 7)),
+        ({"changes": 5}, 600 // 5),
+        ({"seconds": 1e-9}, -(-600 // 256)),  # the clock is looked at every so many headers
+        ({}, 1),
+    ],
+    ids=["by number", "by changes", "by time", "by none of these"],
+)
+def test_groups_end_at_the_first_bound(tmp_path: Path, bounds: dict, groups: int) -> None:
+    """conformance A6, blockCommitRowCount and blockCommitInterval; what is under way at the end is committed too."""
+    table = items("north")
+    workload = Workload(seed=0)
+    target = SqliteTarget(tmp_path / "target.db", [table])
+    with Log.open(str(tmp_path / "log"), source_id="test") as log:
+        packer = TransactionPacker(source_id="test", rule=BY_SCHEMA)
+        for key in range(600):
+            workload.append(log, packer, [RowChange(table, Op.INSERT, None, (key, 0, "x"))])
+        log.commit()
+        last = log.last_seqno
+    one = ShardPlan(channels=1)
+    given = {"transactions": 10_000, "changes": 10_000, "bytes": 1 << 30, "seconds": 3600.0, **bounds}
+    tasks = tasks_for(
+        target.options,
+        tmp_path / "log",
+        one,
+        take(target.options, one),
+        until=last,
+        bounds=GroupBounds(**given),
+        sync_interval_s=3600.0,
+    )
+    run_threads(tasks)
+    assert counters(target.options).groups == groups
+    assert target.audit().total() == 600
+
+
+def test_a_statement_is_a_group_of_its_own(tmp_path: Path) -> None:
+    """What a target may be unable to roll back shares no transaction there: conformance A6, unsafe_for_block_commit."""
+    table = items("north")
+    workload = Workload(seed=0)
+    target = SqliteTarget(tmp_path / "target.db", [table])
+    with Log.open(str(tmp_path / "log"), source_id="test") as log:
+        packer = TransactionPacker(source_id="test", rule=BY_SCHEMA)
+        for key in range(9):
+            change: Change = RowChange(table, Op.INSERT, None, (key, 0, "x"))
+            if key in (3, 4):
+                change = Statement(schema="main", sql=f'CREATE TABLE "more{key}" (id)', ddl=True)
+            workload.append(log, packer, [change], (("dbms_type", "sqlite"),))
+        log.commit()
+        last = log.last_seqno
+    one = ShardPlan(channels=1)
+    run_threads(tasks_for(target.options, tmp_path / "log", one, take(target.options, one), until=last))
+    assert counters(target.options).groups == 4, "rows, a statement, a statement, rows"
+    assert target.audit().total() == 7
+    assert target.query("SELECT name FROM sqlite_master WHERE name LIKE 'more%' ORDER BY name") == [
+        ("more3",),
+        ("more4",),
+    ]
+
+
 def read_rows(target: SqliteTarget):
     opened = open_target(target.options)
     try:
@@ -365,3 +430,71 @@ def test_an_assignment_of_another_plan(
         result = channel.run()
     assert result.end is (TaskEnd.REPLACED if replaced else TaskEnd.FAILED)
     assert isinstance(result.error, ReplacedError if replaced else ConfigError)
+
+
+def test_a_wait_is_told_beside_the_position(tmp_path: Path, workload: Workload, target: SqliteTarget) -> None:
+    """Issue 7, item 10: who waits for whom, at a serial section on both of its sides; and it is told no more behind it.
+
+    A position that nothing was applied up to stays one: the log's first transaction is serial, and applied by nobody.
+    """
+    last = write_log(tmp_path / "log", workload, 60)
+    tasks = tasks_for(target.options, tmp_path / "log", FOUR, take(target.options, FOUR), until=last)
+
+    def told(channel: int) -> Waiting | None:
+        rows = look(target)
+        return ChannelStats.parse(rows[channel].stats).waiting
+
+    first = Threads(tasks[1:3])
+    wait_for(lambda: told(1) is not None and told(2) is not None)
+    assert told(1) == told(2) == Waiting(0, True, (0,))
+    row = look(target)[1]
+    assert (row.applied_seqno, row.epoch, row.event_id) == (-1, 0, "")
+    assert waits_of(list(look(target).values())).keys() == {1, 2}
+    serial = Threads(tasks[:1])
+    wait_for(lambda: told(0) is not None)
+    waiting = told(0)
+    assert waiting is not None and waiting.serial and 3 in waiting.channels and waiting.seqno > 0
+    third = Threads(tasks[3:])
+    for threads in (first, serial, third):
+        assert {result.end for result in threads.join()} == {TaskEnd.LIMIT}
+    check_equal(target, workload)
+    assert waits_of(list(look(target).values())) == {}
+    assert {channel: told(channel) for channel in range(4)} == dict.fromkeys(range(4))
+
+
+def test_whoever_waits_outlasts_a_locked_target(
+    tmp_path: Path, workload: Workload, target: SqliteTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A serial transaction may take longer than retry_s, and in SQLite nobody else can write a word meanwhile."""
+    caplog.set_level("DEBUG", "tranlog.pipeline.channel")
+    last = write_log(tmp_path / "log", workload, 60)
+    token = take(target.options, FOUR)
+    options = replace(target.options, lock_timeout_s=0.05)
+    tasks = tasks_for(options, tmp_path / "log", FOUR, token, until=last, retry_s=0.1, sync_interval_s=0.02)
+
+    def told() -> int:
+        return sum("not told" in record.message for record in caplog.records)
+
+    others = Threads(tasks[1:])
+    wait_for(lambda: len(waits_of(list(look(target).values()))) == 3)
+    blocker = target.connect()
+    blocker.execute("BEGIN IMMEDIATE")
+    wait_for(lambda: told() >= 12)
+    blocker.execute("COMMIT")
+    assert {result.end for result in [*run_threads(tasks[:1]), *others.join()]} == {TaskEnd.LIMIT}
+    check_equal(target, workload)
+
+
+def look(target: SqliteTarget) -> dict[int, ChannelRow]:
+    opened = open_target(target.options)
+    try:
+        return {row.channel: row for row in opened.read_channels("p")}
+    finally:
+        opened.close()
+
+
+def wait_for(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -3,59 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fix_operated import run_in_threads
-from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, check_equal, counters, items, write_log
+from fix_operated import WAIT_S, Operated, operation_of, options_of, run_in_threads, running, without_java
+from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, check_equal, counters, items, read_back, write_log
 from tranlog.change import Op, RowChange
 from tranlog.errors import ConflictError, StateError
 from tranlog.ids import Seqno
 from tranlog.log.log import Log
 from tranlog.log.reader import LogReader
-from tranlog.pipeline import apply
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult
 from tranlog.pipeline.limits import SeqnoRanges, UntilHeartbeat, UntilSeqno
 from tranlog.pipeline.operation import OnError, OnlineOrder, Operation
 from tranlog.pipeline.states import State
 from tranlog.source.packer import TransactionPacker
 
-WAIT_S = 60.0
-
 
 @pytest.fixture(autouse=True)
 def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "find_java", lambda: "")
-    monkeypatch.setattr(apply, "lives", lambda context: True)
-    monkeypatch.setattr(apply, "ALIVE_INTERVAL_S", 0.05)
-
-
-class Operated:
-    """An operation in a thread of its own, and how it ended."""
-
-    def __init__(self, operation: Operation, *, online: bool = True) -> None:
-        self.operation = operation
-        self.result: ApplyResult | None = None
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(online,), daemon=True)
-        self._thread.start()
-
-    def _run(self, online: bool) -> None:
-        try:
-            self.result = self.operation.run(online=online)
-        except BaseException as exc:
-            self.error = exc
-
-    def join(self) -> None:
-        self._thread.join(WAIT_S)
-        assert not self._thread.is_alive()
-
-    def come_to(self, state: State, applied: int | None = None) -> None:
-        assert self.operation.wait(state=state, applied=applied, timeout_s=WAIT_S), self.operation.state()
+    without_java(monkeypatch)
 
 
 @pytest.fixture
@@ -70,28 +41,7 @@ def target(tmp_path: Path, workload: Workload) -> SqliteTarget:
 
 @pytest.fixture
 def options(tmp_path: Path, target: SqliteTarget) -> ApplyOptions:
-    return ApplyOptions(
-        pipeline="p",
-        log_dir=str(tmp_path / "log"),
-        target=target.options,
-        channels=3,
-        sync_interval_s=0.05,
-        master="local[16]",
-    )
-
-
-def operation_of(options: ApplyOptions, *, on_error: OnError = OnError.END) -> Operation:
-    return Operation(options, on_error=on_error, run_pipeline=run_in_threads, stop_engine=lambda: None)
-
-
-@contextmanager
-def running(operation: Operation, *, online: bool = True) -> Iterator[Operated]:
-    operated = Operated(operation, online=online)
-    try:
-        yield operated
-    finally:
-        operation.end()
-        operated.join()
+    return options_of(tmp_path, target)
 
 
 @pytest.mark.parametrize("immediate", [False, True])
@@ -223,3 +173,103 @@ def test_who_waits_is_seen(tmp_path: Path, workload: Workload, options: ApplyOpt
         write_log(tmp_path / "log", workload, 1)
         waiting.join(WAIT_S)
         assert operation.state().waits == ()
+
+
+def test_many_wait_across_serial_sections(
+    tmp_path: Path, workload: Workload, target: SqliteTarget, options: ApplyOptions
+) -> None:
+    """Asked before anything runs: each is answered when its seqno is applied, beside a limit; what is past, at once."""
+    workload.serial = 0.4
+    last = write_log(tmp_path / "log", workload, 60)
+    operation = operation_of(options)
+    answered: dict[int, int] = {}
+
+    def ask(seqno: int) -> None:
+        assert operation.wait(applied=seqno, timeout_s=WAIT_S)
+        answered[seqno] = operation.state().applied_seqno
+
+    with running(operation, online=False) as operated:
+        operated.come_to(State.OFFLINE_NORMAL)
+        asking = [threading.Thread(target=ask, args=(seqno,)) for seqno in range(1, 51)]
+        for one in asking:
+            one.start()
+        while len(operation.state().waits) < len(asking):
+            threading.Event().wait(0.005)
+        for upto in (20, 40, last):
+            operation.online(OnlineOrder(limit=UntilSeqno(seqno=Seqno(upto))))
+            operated.come_to(State.OFFLINE_NORMAL, upto)
+            assert operation.wait(applied=upto - 10, timeout_s=0.0), "it has passed"
+            for one in asking[:upto]:
+                one.join(WAIT_S)
+            assert answered.keys() == set(range(1, min(upto, 50) + 1)), "nobody before his seqno"
+    assert all(seqno <= applied for seqno, applied in answered.items())
+    assert counters(target.options).sections > 5
+
+
+def test_a_position_that_was_put_back(tmp_path: Path, workload: Workload, options: ApplyOptions) -> None:
+    """What the run before had applied is no answer any more to who waits: `online --from-seqno`."""
+    last = write_log(tmp_path / "log", workload, 5)
+    may_run = threading.Event()
+
+    def run(options: ApplyOptions, **given: Any) -> ApplyResult:
+        assert may_run.wait(WAIT_S)
+        return run_in_threads(options, **given)
+
+    operation = Operation(options, run_pipeline=run, stop_engine=lambda: None)
+    may_run.set()
+    with running(operation) as operated:
+        operated.come_to(State.ONLINE, last)
+        operation.offline()
+        operated.come_to(State.OFFLINE_NORMAL, last)
+        may_run.clear()
+        operation.online(OnlineOrder(), before=lambda: None)
+        assert not operation.wait(applied=last, timeout_s=0.0)
+        may_run.set()
+        operated.come_to(State.ONLINE, last)
+
+
+def test_the_end_answers_all_who_wait(tmp_path: Path, workload: Workload, options: ApplyOptions) -> None:
+    last = write_log(tmp_path / "log", workload, 5)
+    operation = operation_of(options)
+    told: list[StateError] = []
+
+    def ask(seqno: int) -> None:
+        with pytest.raises(StateError, match="the process ends") as caught:
+            operation.wait(applied=seqno, timeout_s=WAIT_S)
+        told.append(caught.value)
+
+    with running(operation) as operated:
+        operated.come_to(State.ONLINE, last)
+        asking = [threading.Thread(target=ask, args=(last + more,)) for more in range(1, 4)]
+        for one in asking:
+            one.start()
+        while len(operation.state().waits) < len(asking):
+            threading.Event().wait(0.005)
+    for one in asking:
+        one.join(WAIT_S)
+    assert len(told) == 3 and operation.state().waits == ()
+
+
+def test_two_services_beside_each_other(tmp_path: Path) -> None:
+    """Two pipelines of two logs at one target: neither sees the other's positions, shards or stops."""
+    loads = {"north": Workload(seed=1, shards=("north", "east")), "south": Workload(seed=2, shards=("south", "west"))}
+    target = SqliteTarget(tmp_path / "target.db", [table for load in loads.values() for table in load.tables])
+    operations = {}
+    for name, load in loads.items():
+        write_log(tmp_path / name, load, 80)
+        given = replace(options_of(tmp_path, target), pipeline=name, log_dir=str(tmp_path / name))
+        operations[name] = operation_of(given)
+    with running(operations["north"]) as north, running(operations["south"]) as south:
+        north.come_to(State.ONLINE, 80)
+        south.come_to(State.ONLINE, 80)
+        north.operation.offline()
+        north.come_to(State.OFFLINE_NORMAL)
+        last = write_log(tmp_path / "south", loads["south"], 20)
+        south.come_to(State.ONLINE, last)
+        assert north.operation.state().applied_seqno == 80
+        more = write_log(tmp_path / "north", loads["north"], 10)
+        north.operation.online(OnlineOrder())
+        north.come_to(State.ONLINE, more)
+    for load in loads.values():
+        assert read_back(target.options, load.tables) == load.rows
+    assert target.audit() == sum((load.audit for load in loads.values()), Counter())

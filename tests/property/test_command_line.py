@@ -57,7 +57,7 @@ LOOKS: Final = {
         "status --no-watch --json",
         "status --no-watch --conf tranlog.toml --service shop",
         "tables create --dry-run --from log",
-        "verify --table main.t --rows 3 --wait 0",
+        "verify --table main.t --rows 3",
         "position get --pipeline p",
         "reset --dry-run --after GTID(3,120)",
     ),

@@ -30,7 +30,7 @@ from tranlog.target.target import ChannelRow
 
 PROGRAM = Path(sys.executable).with_name("tranlog")
 COMMANDS = (
-    *("", "init", "capture", "apply", "run", "status", "verify", "reset"),
+    *("", "init", "capture", "apply", "run", "status", "top", "verify", "reset"),
     *("tables", "tables create", "position", "position get", "position set", "position reset"),
     *("log", "log segments", "log info", "log add", "log trim"),
 )

@@ -27,10 +27,12 @@ from tranlog.service.requests import (
     Envelope,
     Flush,
     FrameError,
+    GetOverview,
     GetState,
     GoOffline,
     GoOnline,
     Look,
+    Reload,
     Request,
     WaitFor,
     frame,
@@ -61,6 +63,8 @@ def server(tmp_path: Path) -> Iterator[ControlServer]:
         WaitFor(applied=7, timeout_s=2.5),
         Flush(),
         Look(name="stores"),
+        GetOverview(),
+        Reload(timeout_s=1.5),
     ],
 )
 def test_every_request_comes_over(server: ControlServer, request_: Request) -> None:

@@ -1,4 +1,7 @@
-"""Issue 7, items 5 and 6: docs/parallel-apply.md as it stands there, on Spark, in processes."""
+"""Issue 7, items 5 and 6: docs/parallel-apply.md as it stands there, on Spark, in processes.
+
+`TRANLOG_WRITE_DOCS=1` writes what a command has printed into the page, for whoever changes it to read.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "parallel-apply.md"
 
 
 def session() -> list[tuple[str, list[str]]]:
-    """Read the document's session: each command with what it prints."""
-    (block,) = re.findall(r"```console\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    """Read the document's sessions, one after the other: each command with what it prints."""
+    blocks = re.findall(r"```console\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert len(blocks) == 3
     found: list[tuple[str, list[str]]] = []
-    for line in block.splitlines():
+    for line in "".join(blocks).splitlines():
         if line.startswith("$ "):
             found.append((line[2:], []))
         else:
@@ -31,7 +35,7 @@ def session() -> list[tuple[str, list[str]]]:
 
 def words_of(command: str) -> list[str]:
     first, *rest = shlex.split(command)
-    return {"tranlog": [sys.executable, "-m", "tranlog"], "python": [sys.executable]}[first] + rest
+    return {"tranlog": [sys.executable, "-m", "tranlog"], "python": [sys.executable], "sed": ["sed"]}[first] + rest
 
 
 def until_it_answers(folder: Path, process: subprocess.Popen[bytes]) -> None:
@@ -48,7 +52,11 @@ def test_the_documents_session(tmp_path: Path) -> None:
         for command, printed in session():
             if command.endswith(" &"):
                 background.append(subprocess.Popen(words_of(command[:-2]), cwd=tmp_path, stderr=subprocess.DEVNULL))
-                until_it_answers(tmp_path, background[0])
+                until_it_answers(tmp_path, background[-1])
+                continue
+            if command == "kill -9":
+                background[-1].kill()
+                background[-1].wait()
                 continue
             done = subprocess.run(words_of(command), cwd=tmp_path, capture_output=True, text=True, timeout=100)
             assert done.returncode == 0, (command, done.stderr)
@@ -60,9 +68,14 @@ def test_the_documents_session(tmp_path: Path) -> None:
                 ]
                 assert told[0] == told[1]
             else:
+                if os.environ.get("TRANLOG_WRITE_DOCS"):
+                    old = "".join(f"{line}\n" for line in (f"$ {command}", *printed))
+                    assert DOCUMENT.read_text().count(old) == 1, old
+                    DOCUMENT.write_text(DOCUMENT.read_text().replace(old, f"$ {command}\n{shown}"))
+                    continue
                 assert shown.splitlines() == printed, command
-        background[0].send_signal(signal.SIGKILL)
-        background[0].wait()
+        background[-1].send_signal(signal.SIGKILL)
+        background[-1].wait()
         assert subprocess.run(words_of("tranlog state"), cwd=tmp_path, capture_output=True).returncode == 4
         again = subprocess.Popen(
             words_of("tranlog apply --channels 10 --offline"), cwd=tmp_path, stderr=subprocess.DEVNULL

@@ -18,7 +18,7 @@ from tranlog.errors import ConfigError
 from tranlog.log.log import Log, LogOptions
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channel import GroupBounds
-from tranlog.pipeline.channels import ShardPlan
+from tranlog.pipeline.channels import ShardBy, ShardPlan
 from tranlog.pipeline.operation import OperationState, Wait
 from tranlog.pipeline.states import State
 from tranlog.pipeline.view import LogFacts, PipelineFacts
@@ -233,6 +233,44 @@ def test_what_each_view_says(article: ApplyOptions) -> None:
     waits, limit = view("watches", log=log, pipeline=pipeline, watches=watches_of(state_of(waiting_for=1)))
     assert waits.done and not limit.done
     assert waits.matched == "[" + ",".join(f"[{n}:true]" for n in range(10)) + "]"
+
+
+@pytest.mark.parametrize(
+    ("by", "shards", "channels"),
+    [
+        (ShardBy.RECORDED, {"#UNKNOWN": 1, "orders": 2, "parts": 1}, {"#UNKNOWN", "orders", "parts"}),
+        (ShardBy.SCHEMA, {"#UNKNOWN": 1, "orders": 2, "parts": 1}, {"#UNKNOWN", "orders", "parts"}),
+        (
+            ShardBy.TABLE,
+            {"#UNKNOWN": 1, "orders.items": 1, "orders.lines": 1, "parts.items": 1},
+            {"#UNKNOWN", "orders.items", "orders.lines", "parts.items"},
+        ),
+        (
+            ShardBy.KEY,
+            {"#UNKNOWN": 1, "orders": 1, "orders.lines": 1, "parts.items": 1},
+            {"orders.lines", "parts.items"},
+        ),
+    ],
+)
+def test_shards_are_the_plans(tmp_path: Path, by: ShardBy, shards: dict[str, int], channels: set[str]) -> None:
+    """By key the transactions of a table with one count under the shard that capture recorded: keys may be many."""
+    tables = [items("orders"), items("orders", "lines"), items("parts")]
+    target = SqliteTarget(tmp_path / "target.db", tables)
+    workload = Workload(seed=0)
+    with Log.open(str(tmp_path / "log"), source_id="logos1") as log:
+        packer = TransactionPacker(source_id="logos1", rule=BY_SCHEMA)
+        for table in tables:
+            workload.append(log, packer, [RowChange(table, Op.INSERT, None, (1, 0, "x"))])
+        log.commit()
+        last = log.last_seqno
+    keys = (("orders.items", "id"),) if by is ShardBy.KEY else ()
+    plan = ShardPlan(channels=3, by=by, keys=keys)
+    token = take(target.options, plan, pipeline="percona")
+    run_threads(tasks_for(target.options, tmp_path / "log", plan, token, until=last, pipeline="percona"))
+    options = ApplyOptions(pipeline="percona", log_dir=str(tmp_path / "log"), target=target.options)
+    _, pipeline = facts(options)
+    assert {one.shardId: one.eventCount for one in view("shards", log=None, pipeline=pipeline)} == shards
+    assert {one.shard_id for one in view("channels", log=None, pipeline=pipeline)} == channels
 
 
 def test_a_pipeline_that_never_ran_has_views_too(tmp_path: Path, article: ApplyOptions) -> None:

@@ -33,6 +33,7 @@ from tranlog.log.reader import LogReader
 from tranlog.pipeline.apply import ApplyStatus, run_apply
 from tranlog.pipeline.channel import GroupBounds, TaskEnd
 from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.replanning import PlanOrder, PlanOrders
 from tranlog.pipeline.session import build_session
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
@@ -174,7 +175,8 @@ def test_a_running_pipeline_takes_another_plan(tmp_path: Path, context: SparkCon
     """Issue 7, item 3: "changing the channel count or the rule, online": by a plan that comes while it follows."""
     workload = Workload(seed=73)
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
-    plans: queue.SimpleQueue[ShardPlan] = queue.SimpleQueue()
+    plans: PlanOrders = queue.SimpleQueue()
+    orders = []
     given = options(tmp_path, target, until_seqno=None, channels=3, group=SMALL)
     with Log.open(str(tmp_path / "log"), source_id="test") as log:
         workload.write(log, 300)
@@ -185,15 +187,21 @@ def test_a_running_pipeline_takes_another_plan(tmp_path: Path, context: SparkCon
             ShardPlan(channels=9),
         ):
             wait_until(lambda: min(positions(target.options).values(), default=-1) > log.last_seqno - 200)
-            plans.put(plan)
+            orders.append(PlanOrder(plan))
+            plans.put(orders[-1])
             workload.write(log, 300)
+            if plan.channels < 9:
+                assert orders[-1].answer.result(200) is not None
         wait_until(lambda: run.error is not None or set(positions(target.options).values()) == {log.last_seqno})
         wait_until(lambda: any("the plan stays as it is" in note for one in run.reports for note in one.notes))
         run.stop.set()
         result = run.join()
     assert (result.end, result.resubmissions) == (TaskEnd.STOPPED, 0)
     assert set(positions(target.options)) == {0, 1}
-    assert len([note for note in result.status.notes if "the plan changed at seqno" in note]) == 2
+    for order in orders[:2]:
+        assert any(f"the plan changed at seqno {order.answer.result(0)} " in note for note in result.status.notes)
+    with pytest.raises(EngineError, match=r"offers 4 slots, and each of 9 channels needs one.*Nothing has changed"):
+        orders[2].answer.result(0)
     check_equal(target, workload)
     assert counters(target.options).changes == workload.changes
 

@@ -67,12 +67,14 @@ from tranlog.pipeline.progress import (
     plan_start,
     restart_seqno,
 )
+from tranlog.pipeline.replanning import PlanOrder, PlanOrders, check_running
 from tranlog.pipeline.session import (
     build_context,
     check_pyspark,
     check_slots,
     default_master,
     find_java,
+    kept_master,
     lives,
     restore_scratch,
 )
@@ -250,15 +252,17 @@ def run_apply(
     spark: SparkContext | None = None,
     abort: threading.Event | None = None,
     keep_spark: bool = False,
-    plans: queue.SimpleQueue[ShardPlan] | None = None,
+    plans: PlanOrders | None = None,
 ) -> ApplyResult:
     """Run a pipeline until its limit, until `stop` is set, or until it cannot go on.
 
     Ends: with `stop`, after the target transactions that are under way; with `abort` set before it, at once: they are
     rolled back. `report` is called about once a second, in this thread. `spark`: run there instead of starting one;
-    it is left running. `keep_spark`: leave running what was started; the next run goes on with it. `plans`: what is put
-    there while the pipeline runs is its plan from then on: the channels end where they are, drain to one seqno by the
-    old plan, and go on by the new one. A plan that cannot work is refused in a note, and the old one goes on.
+    it is left running. `keep_spark`: leave running what was started; the next run goes on with it, or with another in
+    its place, where it needs more slots. `plans`: an order put there while the pipeline runs changes its plan: the
+    channels end where they are, drain to one seqno by the old plan, and go on by the new one; then the order is
+    answered. A plan that cannot work is refused, in the answer and in a note, and the old one goes on. An order that
+    the run's end overtakes stays without an answer.
 
     Raises ConfigError, EngineError, PipelineHeldError, ReplacedError, TargetAheadError (exit code 3), PurgedError,
     and what a task could not cure: ConflictError, TargetTableError, DdlStopError, FilterError,
@@ -293,11 +297,13 @@ class _Driver:
         context: SparkContext | None,
         abort: threading.Event | None = None,
         *,
-        plans: queue.SimpleQueue[ShardPlan] | None = None,
+        plans: PlanOrders | None = None,
         keep_spark: bool = False,
     ) -> None:
         self._options = options
-        self._plans: queue.SimpleQueue[ShardPlan] = queue.SimpleQueue() if plans is None else plans
+        self._plans: PlanOrders = queue.SimpleQueue() if plans is None else plans
+        self._orders: list[PlanOrder] = []
+        """Those that were taken up and are not answered yet."""
         self._wanted = options.plan()
         self._next_beat = 0.0
         self._planning = False
@@ -310,6 +316,7 @@ class _Driver:
         self._report = report
         self._context = context
         self._own_context = context is None and not keep_spark
+        self._keep_spark = keep_spark
         since = datetime_text(Datetime(self._clock.now_ms() // 1000 * 1_000_000))
         self._holder = f"{socket.gethostname()} pid {os.getpid()} since {since} UTC"
         self._target: Target | None = None
@@ -323,6 +330,8 @@ class _Driver:
         self._held_at = NO_SEQNO
         self._limit_seqno: Seqno | None = None
         """Where a limit was found that a seqno does not tell beforehand."""
+        self._looked = NO_SEQNO
+        """Up to where it was looked for in vain."""
         self._hold_failed = False
         self._short = False
         self._resubmissions = Resubmissions(allowed=options.resubmit)
@@ -338,8 +347,8 @@ class _Driver:
         looked_at = time.monotonic()
         row = self._persist(lambda: self._open()[0].read_pipeline(options.pipeline))
         self._token = 0 if row is None else row.token
-        self._decide(alive=self._persist(lambda: self._moves(row, looked_at + ALIVE_LOOK_S)))
-        context = self._start_spark()
+        first = self._decide(alive=self._persist(lambda: self._moves(row, looked_at + ALIVE_LOOK_S)))
+        context = self._start_spark(first)
         self._decide(alive=self._persist(lambda: self._moves(row, looked_at + ALIVE_WATCH_S)))
         end = TaskEnd.STOPPED
         try:
@@ -347,8 +356,10 @@ class _Driver:
                 self._planning = False
                 plan = self._persist(self._take)
                 self._leave_out()
+                check_slots(context.master or "", plan.plan.channels)
                 if isinstance(plan, Run):
                     self._phase = "running"
+                    self._answer(plan)
                     end = self._run(context, plan.plan, until)
                     if self._planning and end is TaskEnd.STOPPED:
                         continue
@@ -358,7 +369,7 @@ class _Driver:
                 end = self._run(context, plan.plan, plan.upto if until is None else min(until, plan.upto))
                 if self._planning and end is TaskEnd.STOPPED:
                     continue
-                if end is TaskEnd.STOPPED or (until is not None and until < plan.upto):
+                if end is TaskEnd.STOPPED or restart_seqno(self._persist(self._rows)) < plan.upto:
                     break
             status = self._beat()
         finally:
@@ -385,16 +396,22 @@ class _Driver:
             return None if until is None else Seqno(until)
         return self._reader.range().committed_seqno
 
-    def _start_spark(self) -> SparkContext:
+    def _start_spark(self, plan: Run | Drain) -> SparkContext:
+        """Start Spark with a slot for each channel, those of an earlier plan among them, which may have to drain."""
         options = self._options
+        channels = max(self._wanted.channels, plan.plan.channels)
         if self._context is None:
+            master = options.master or default_master(channels)
+            _check_drain(master, self._wanted.channels, channels)
+            if self._keep_spark:
+                master = kept_master(options.master, channels)
             settings = {"spark.python.daemon.module": _DAEMON}
-            if master_kind(options.wanted_master()) is MasterKind.STANDALONE:
-                settings["spark.cores.max"] = str(self._wanted.channels)  # unset, it would take all that there are
+            if master_kind(master) is MasterKind.STANDALONE:
+                settings["spark.cores.max"] = str(channels)  # unset, it would take all that there are
             app = f"tranlog apply {options.pipeline}"
-            self._context = build_context(options.wanted_master(), app, settings, options.engine)
-        master, channels = self._context.master or "", self._wanted.channels
-        check_slots(master, channels)
+            self._context = build_context(master, app, settings, options.engine)
+        master = self._context.master or ""
+        _check_drain(master, self._wanted.channels, channels)
         deadline = time.monotonic() + options.engine.slots_wait_s
         while (slots := count_slots(self._context)) < channels and not self._stop.is_set():
             if time.monotonic() > deadline or not lives(self._context):
@@ -417,6 +434,10 @@ class _Driver:
     def _open(self) -> tuple[Target, str]:
         assert self._target is not None
         return self._target, self._options.pipeline
+
+    def _rows(self) -> Sequence[ChannelRow]:
+        target, name = self._open()
+        return target.read_channels(name)
 
     def _decide(self, *, alive: bool) -> Run | Drain:
         """Read what the target holds, and decide. Raises what a refusal stands for."""
@@ -541,11 +562,12 @@ class _Driver:
                     raise ConfigError(option="--until-gtid", value=str(gtid), why=why)
                 return nearest_limit(until, gtid.seqno), None, NO_SEQNO
             case watched:
-                target, name = self._open()
-                restart = restart_seqno(self._persist(lambda: target.read_channels(name)))
+                restart = restart_seqno(self._persist(self._rows))
                 upto = self._reader.range().committed_seqno
-                found = self._search(watched, Seqno(restart + 1), upto)
+                # The slowest may not have come to where it was looked for already, window by window.
+                found = self._search(watched, Seqno(max(restart, self._looked) + 1), upto)
                 if found is None:
+                    self._looked = max(self._looked, upto)
                     return until, watched, upto
                 self._limit_seqno = found  # a later look begins behind it
                 return nearest_limit(until, found), None, NO_SEQNO
@@ -574,10 +596,11 @@ class _Driver:
         """Run one plan to its end, submitting the job again while that helps. Raises what cannot be cured."""
         options = self._options
         here = options.target.absolute()
-        mark = None if master_kind(context.master or "") is MasterKind.LOCAL else log_mark(self._reader)
+        local = master_kind(context.master or "") is MasterKind.LOCAL
         number = 0
         while True:
             number += 1
+            mark = None if local else log_mark(self._reader)  # what it marks may have been purged since the last job
             in_memory = options.parallelization is Parallelization.MEMORY
             upto, watch, watch_after = (until, None, NO_SEQNO) if in_memory else self._look_ahead(until)
             tasks = [
@@ -643,9 +666,8 @@ class _Driver:
 
         It ends no later than where a limit that a seqno does not tell was looked for: its tasks need not watch for one.
         """
-        target, name = self._open()
         while not (self._stop.is_set() or self._planned()):
-            restart = restart_seqno(self._persist(lambda: target.read_channels(name)))
+            restart = restart_seqno(self._persist(self._rows))
             found = self._reader.range()
             upto, watch, looked = self._look_ahead(until)
             if upto is not None and restart >= upto:
@@ -717,22 +739,24 @@ class _Driver:
         """Whether another plan is wanted from now on; the newest of several counts."""
         while True:
             try:
-                plan = self._plans.get_nowait()
+                order = self._plans.get_nowait()
             except queue.Empty:
                 return self._planning
             try:
-                plan.check()
-                if self._context is not None:
-                    master = self._context.master or ""
-                    check_slots(master, plan.channels)
-                    slots = count_slots(self._context)
-                    if master_kind(master) is not MasterKind.LOCAL and plan.channels > slots:
-                        raise too_few_slots(master, slots=slots, channels=plan.channels)
+                check_running(order.plan, self._context)
             except (ConfigError, EngineError) as exc:
-                self._notes.append(f"the plan stays as it is: {exc}")
+                self._note(f"the plan stays as it is: {exc}")
+                order.answer.set_exception(exc)
                 continue
-            self._wanted = plan
+            self._orders.append(order)
+            self._wanted = order.plan
             self._planning = True
+
+    def _answer(self, plan: Run) -> None:
+        """Tell who wanted this plan where all channels stood when it changed."""
+        orders, self._orders = self._orders, []
+        for order in orders:
+            order.settle(restart_seqno(plan.rows))
 
     def _reconnect(self) -> None:
         try:
@@ -841,6 +865,17 @@ class _Driver:
             self._hold_failed = True
             self._notes.append(f"retention will not wait for this pipeline: {exc}")
             logger.warning("retention will not wait for this pipeline why=%s", exc)
+
+
+def _check_drain(master: str, wanted: int, channels: int) -> None:
+    """Raise ConfigError where a local master has too few slots for the channels, those of the plan before included."""
+    try:
+        check_slots(master, channels)
+    except ConfigError as exc:
+        if channels == wanted:
+            raise
+        why = f"the pipeline had {channels} channels, which first have to come to one seqno: {exc.why}; once is enough"
+        raise ConfigError(option=exc.option, value=exc.value, why=why) from exc
 
 
 def _most_telling(errors: Sequence[TranlogError]) -> TranlogError:

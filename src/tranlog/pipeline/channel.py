@@ -61,7 +61,17 @@ from tranlog.pipeline.channels import (
 from tranlog.pipeline.filter_chain import Chain, Place
 from tranlog.pipeline.filters import Filter
 from tranlog.pipeline.limits import Content, SeqnoRanges, Watched, needs_every_header, reached
-from tranlog.pipeline.progress import Ahead, ChannelStats, Counters, InLog, Purged, check_position, nearest_limit
+from tranlog.pipeline.progress import (
+    Ahead,
+    ChannelStats,
+    Counters,
+    InLog,
+    Named,
+    Purged,
+    Waiting,
+    check_position,
+    nearest_limit,
+)
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.target import Advance, ChannelRow, Meeting, Target, Unit
 from tranlog.tungsten.translated import open_readable
@@ -76,6 +86,8 @@ _LOOK_EVERY = 256
 _POLL_FIRST_S = 0.0005
 _POLL_MOST_S = 0.02
 """Sleeps between two readings of the meeting while waiting for other channels: short first, then rarer."""
+_TELL_AFTER_S = 0.2
+"""How long a wait goes on before it is told beside the position, for whoever wonders why that stands."""
 _RETRY_FIRST_S = 0.01
 _RETRY_MOST_S = 1.0
 _SEEN_MOST = 4096
@@ -89,7 +101,7 @@ class GroupBounds:
     goes alone and is streamed; so memory is bounded by `bytes` and one fragment, decoded.
     """
 
-    transactions: int = 300
+    transactions: int = 1_000
     changes: int = 5_000
     bytes: int = 1 << 20
     seconds: float = 0.25
@@ -241,10 +253,13 @@ class Feed(Protocol):
 class _Taken:
     """One transaction that was taken and is not committed yet; a stream is counted while it passes."""
 
-    __slots__ = ("bytes", "changes", "header", "opens", "serial", "unit")
+    __slots__ = ("bytes", "changes", "header", "opens", "serial", "shard", "unit")
 
-    def __init__(self, header: RecordHeader, unit: Unit, *, changes: int, serial: bool, opens: bool) -> None:
+    def __init__(
+        self, header: RecordHeader, unit: Unit, *, shard: str, changes: int, serial: bool, opens: bool
+    ) -> None:
         self.header = header
+        self.shard = shard
         self.unit = unit
         self.changes = changes
         self.bytes = header.data_length
@@ -276,7 +291,7 @@ class Channel:
         self._by_header = task.plan.by is ShardBy.RECORDED  # the recorded shard of a header is the plan's
         self._decoded: tuple[Seqno, Payload] | None = None  # what had to be decoded to know whose it is
         self._cursor: ReadableCursor | None = None
-        self._last: RecordHeader | None = None  # of the transaction at `passed`; None: the cursor knows it
+        self._last: Named | None = None  # of the transaction at `passed`; None: the cursor knows it
         self._stop_at: Seqno | None = None
         self._group: list[_Taken] = []
         self._group_bytes = 0
@@ -287,6 +302,7 @@ class Channel:
         self._left_out = SeqnoRanges()
         self._stored = Counters()  # as they stand beside the position
         self._stats = ChannelStats()
+        self._waiting: Waiting | None = None  # what the next position tells
         self._pending = Counters()  # what the group does not hold: no-ops, waits, what was only known afterwards
         self._next_sync = 0.0
         self._mark = self._clock.monotonic()  # up to where it is told what the time went to
@@ -394,7 +410,7 @@ class Channel:
         self._pending = Counters(waits=kept.waits, wait_ms=kept.wait_ms, retries=kept.retries)
         self._mark = self._clock.monotonic()
         self._drop_group()
-        self._last = header
+        self._last = row
         cursor = self._reader.cursor(committed_only=True)
         cursor.seek(Seqno(row.applied_seqno + 1))
         self._cursor = cursor
@@ -529,7 +545,7 @@ class Channel:
                     case Skip():
                         break
                     case Take():
-                        if self._take(cursor, header, owner):
+                        if self._take(cursor, header, owner, shard):
                             break
                         self._commit()  # what stands before it; then ask again, there may be a wish to stop
                     case Publish():
@@ -562,13 +578,16 @@ class Channel:
         self._commit()
         return TaskEnd.STOPPED if self._stop_at == NO_SEQNO else TaskEnd.LIMIT
 
-    def _take(self, cursor: ReadableCursor, header: RecordHeader, owner: int) -> bool:
+    def _take(self, cursor: ReadableCursor, header: RecordHeader, owner: int, shard: str) -> bool:
         """Put a transaction into the group, as decoded changes or, of several fragments or spilled, as a stream.
+
+        `shard` is the plan's; under it the status counts the transaction, but for keys, which may be as many as rows.
 
         False: it must be alone in its target transaction, and the group is not empty; nothing was done.
         """
         serial = owner == SERIAL
         opens = serial and not self._walk.run
+        shard = (header.shard_id if shard.startswith(KEY_SHARD) else shard) or UNKNOWN_SHARD
         if self._left_out and header.seqno in self._left_out:
             self._pending += Counters(omitted=1)
             return True
@@ -577,7 +596,7 @@ class Channel:
             if not self._is_due(header, chain.delay_ms):
                 return False
             if chain.drops(header.tables, header.shard_id):
-                self._pass(header, serial=serial, opens=opens, filtered=1)
+                self._pass(header, shard, serial=serial, opens=opens, filtered=1)
                 return True
         transaction = cursor.current()
         if header.spilled or transaction.fragments > 1:
@@ -585,7 +604,7 @@ class Channel:
                 return False
             # Only a serial transaction has statements, and only those ask for the metadata, in the last fragment.
             metadata = _last_metadata(transaction) if serial else ()
-            taken = self._put(header, metadata, transaction.changes, changes=0, serial=serial, opens=opens)
+            taken = self._put(header, shard, metadata, transaction.changes, changes=0, serial=serial, opens=opens)
             taken.unit = msgspec.structs.replace(taken.unit, changes=lambda: _counting(transaction, taken, chain))
             self._group_bytes = self._task.bounds.bytes  # commit it alone
             return True
@@ -603,20 +622,20 @@ class Channel:
             finally:
                 self._spent("filter_us")
         if not changes:
-            self._pass(header, serial=serial, opens=opens, filtered=int(bool(payload.changes)))
+            self._pass(header, shard, serial=serial, opens=opens, filtered=int(bool(payload.changes)))
             return True
         alone = serial and any(isinstance(change, Statement) for change in changes)
         if alone and self._group:
             return False
-        self._put(header, payload.metadata, changes.__iter__, changes=len(changes), serial=serial, opens=opens)
+        self._put(header, shard, payload.metadata, changes.__iter__, changes=len(changes), serial=serial, opens=opens)
         self._group_changes += len(changes)
         self._group_bytes += self._task.bounds.bytes if alone else header.data_length
         return True
 
-    def _pass(self, header: RecordHeader, *, serial: bool, opens: bool, filtered: int) -> None:
+    def _pass(self, header: RecordHeader, shard: str, *, serial: bool, opens: bool, filtered: int) -> None:
         """Count a transaction of which there is nothing to apply."""
         self._stats.count(
-            header.shard_id or UNKNOWN_SHARD,
+            shard,
             1,
             seqno=header.seqno,
             event_id=header.event_id,
@@ -649,6 +668,7 @@ class Channel:
     def _put(
         self,
         header: RecordHeader,
+        shard: str,
         metadata: Options,
         stream: Callable[[], Iterator[Change]],
         *,
@@ -667,7 +687,7 @@ class Channel:
             metadata=metadata,
             changes=stream,
         )
-        taken = _Taken(header, unit, changes=changes, serial=serial, opens=opens)
+        taken = _Taken(header, unit, shard=shard, changes=changes, serial=serial, opens=opens)
         self._group.append(taken)
         return taken
 
@@ -681,7 +701,7 @@ class Channel:
         """Apply the group, if any, and move the position to where the walk has come; then look at the meeting."""
         walk, group = self._walk, self._group
         self._spent("read_us")
-        if walk.passed > walk.published or self._pending.changes:
+        if walk.passed > walk.published or self._pending.changes or self._waiting is not None:
             if self._last is None:
                 assert self._cursor is not None
                 self._last = self._cursor.passed()
@@ -699,7 +719,7 @@ class Channel:
         self._meet()
         self._spent("other_us")
 
-    def _move(self, group: list[_Taken], header: RecordHeader, upto: Seqno) -> None:
+    def _move(self, group: list[_Taken], header: Named, upto: Seqno) -> None:
         """Move the position to `header`'s transaction, `upto`, with the rows of `group` in one target transaction."""
         assert self._target is not None
         walk, task = self._walk, self._task
@@ -756,6 +776,7 @@ class Channel:
         if stats.since < 0:
             stats.since = walk.published + 1
         stats.section = walk.run and walk.channel == 0
+        stats.waiting, self._waiting = self._waiting, None
         if group:
             stats.block = len(group)
             now = self._clock.now_ms()
@@ -763,7 +784,7 @@ class Channel:
                 header = taken.header
                 stats.latency_ms = max(0, now - header.tstamp)
                 stats.count(
-                    header.shard_id or UNKNOWN_SHARD,
+                    taken.shard,
                     1,
                     seqno=header.seqno,
                     event_id=header.event_id,
@@ -795,23 +816,37 @@ class Channel:
         """Read the meeting until the walk may go on at this transaction, or is to do something else."""
         walk, clock = self._walk, self._clock
         started = clock.monotonic()
-        publish_at = started + self._task.sync_interval_s
+        publish_at = started + min(_TELL_AFTER_S, self._task.sync_interval_s)
         pause = _POLL_FIRST_S
         self._spent("read_us")
         self._pending.waits += 1
         while True:
             self._meet()
-            if not isinstance(walk.at(seqno, owner, tstamp), Await):
+            verdict = walk.at(seqno, owner, tstamp)
+            if not isinstance(verdict, Await):
                 break
             now = clock.monotonic()
             if now >= publish_at:
+                self._waiting = Waiting(verdict.seqno, owner == SERIAL, verdict.channels)
                 self._spent("wait_us")
-                self._commit()
-                publish_at = now + self._task.sync_interval_s
+                self._tell()
+                publish_at = clock.monotonic() + self._task.sync_interval_s
             clock.sleep(pause)
             pause = min(pause * 1.5, _POLL_MOST_S)
         self._spent("wait_us")
         self._pending.wait_ms += round((clock.monotonic() - started) * 1000)
+
+    def _tell(self) -> None:
+        """Publish while waiting; where there is nothing but the wait to tell, a target that is locked is no failure.
+
+        In SQLite it is locked by the very channel that is waited for, for as long as its target transaction takes.
+        """
+        try:
+            self._commit()
+        except (TransientTargetError, TargetUnavailableError) as exc:
+            if self._walk.passed > self._walk.published:
+                raise
+            logger.debug("not told that it waits channel=%d why=%s", self._task.channel, exc)
 
 
 def content_of(transaction: ReadableTransaction) -> Content:

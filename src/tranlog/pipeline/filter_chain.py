@@ -26,12 +26,12 @@ from tranlog.pipeline.filters import (
     FilteredTable,
     OnStatement,
     Refusal,
-    Rename,
     TableFilter,
     change_table,
     check_filters,
     describe,
     rename,
+    renames_tables,
 )
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.types import Value
@@ -66,7 +66,7 @@ class Chain:
     def __init__(self, filters: Sequence[Filter], *, ddl_ignored: bool = False) -> None:
         check_filters(filters)
         self.delay_ms = 0
-        self.renames = False
+        self.renames = renames_tables(filters)
         """Whether two tables might become one, which the names in all headers tell."""
         self._steps: list[_TableStep | _TransactionStep | _BatchStep] = []
         self._dropped: dict[tuple[TableName, ...], bool] = {}
@@ -85,7 +85,6 @@ class Chain:
                     else:
                         self._steps.append(_BatchStep(name, function, one.rows))
                 case _:
-                    self.renames |= isinstance(one, Rename) and not one.column
                     run.append((name, one))
         self._end(run, ddl_ignored)
         first = self._steps[0] if self._steps else None

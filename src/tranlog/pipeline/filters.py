@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
@@ -226,6 +226,11 @@ def check_filter(one: Filter) -> None:
                 raise _refuse("rows", rows, "must be 1 to 1000000")
         case _:
             assert_never(one)
+
+
+def renames_tables(filters: Iterable[Filter]) -> bool:
+    """Whether two tables might become one behind these filters."""
+    return any(isinstance(one, Rename) and not one.column for one in filters)
 
 
 def check_filters(filters: Sequence[Filter]) -> None:

@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import enum
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tranlog.errors import StateError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.limits import Limit, SeqnoRanges, limit_text
+from tranlog.pipeline.replanning import PlanOrder, PlanOrders
 from tranlog.pipeline.session import stop_context
 from tranlog.pipeline.states import Happening, Refused, State, step
 from tranlog.tungsten.translated import open_readable
@@ -83,6 +87,29 @@ class OperationState:
     waits: tuple[Wait, ...]
 
 
+class ReplanEnd(enum.StrEnum):
+    """What came of the wish for another plan."""
+
+    UNCHANGED = "unchanged"
+    """The plan is this one already."""
+    CHANGED = "changed"
+    """All channels stood at one seqno, and go on by the new one."""
+    AT_ONLINE = "at the next online"
+    """Nothing runs, or the run ended before."""
+    DRAINING = "draining"
+    """The channels were not at one seqno in time; it goes on to become the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """The answer to that wish. `seqno`: where all channels stood when the plan changed; -1 where it has not."""
+
+    end: ReplanEnd
+    before: ShardPlan
+    after: ShardPlan
+    seqno: int = NO_SEQNO
+
+
 class RunPipeline(Protocol):
     """`run_apply`, or what stands for it."""
 
@@ -94,6 +121,7 @@ class RunPipeline(Protocol):
         report: Callable[[ApplyStatus], None],
         abort: threading.Event,
         keep_spark: bool,
+        plans: PlanOrders,
     ) -> ApplyResult: ...
 
 
@@ -104,7 +132,8 @@ def _no_report(status: ApplyStatus) -> None:
 class Operation:
     """One pipeline and its operator. Threads: `run` in one; everything else in any, `end` also in a signal's handler.
 
-    `_changed` guards the state, the order, the pending error, the last report and the list of waits.
+    `_changed` guards the state, the order, the pending error, the last report, the list of waits, and the wish for
+    another plan; the options change under it too.
     """
 
     def __init__(
@@ -130,6 +159,9 @@ class Operation:
         self._status: ApplyStatus | None = None
         self._waits: dict[int, Wait] = {}
         self._next_wait = 0
+        self._plans: PlanOrders = queue.SimpleQueue()
+        self._replanning: tuple[PlanOrder, ApplyOptions] | None = None
+        """The plan that the run is asked for, and the options with it."""
         self._stop = threading.Event()
         self._abort = threading.Event()
         self._ended = threading.Event()
@@ -161,7 +193,9 @@ class Operation:
                     logger.error("the pipeline is offline pipeline=%s why=%s", self._options.pipeline, exc)
                     continue
                 asked = self._state is State.GOING_OFFLINE
-                self._happens(Happening.ENDED)
+                with self._changed:
+                    self._happens(Happening.ENDED)
+                    self._end_replanning()
                 # At a limit that its operator has set, or told to rest, it stays for the next order.
                 own = order.limit is None and not asked and self._on_error is OnError.END
                 if self._ended.is_set() or own:
@@ -188,7 +222,9 @@ class Operation:
             limit=order.limit,
             leave_out=order.leave_out,
         )
-        return self._run_pipeline(options, stop=self._stop, report=self._on_report, abort=self._abort, keep_spark=True)
+        return self._run_pipeline(
+            options, stop=self._stop, report=self._on_report, abort=self._abort, keep_spark=True, plans=self._plans
+        )
 
     def _on_report(self, status: ApplyStatus) -> None:
         with self._changed:
@@ -207,6 +243,7 @@ class Operation:
         with self._changed:
             self._pending = pending
             self._move(Happening.FAILED)
+            self._end_replanning()
             self._changed.notify_all()
 
     def _event_id(self, seqno: Seqno) -> str:
@@ -251,7 +288,7 @@ class Operation:
 
     @property
     def options(self) -> ApplyOptions:
-        """What the process was started with."""
+        """What the process was started with, and the plan that it was told since."""
         return self._options
 
     def online(self, order: OnlineOrder, *, before: Callable[[], None] | None = None) -> None:
@@ -271,6 +308,7 @@ class Operation:
             there = step(self._state, Happening.ASKED_ONLINE)
             if not isinstance(there, Refused) and before is not None:
                 before()
+                self._status = None  # nobody is to be told that what the report before says is applied
             self._move(Happening.ASKED_ONLINE)
             self._pending = None
             self._stop.clear()
@@ -293,6 +331,63 @@ class Operation:
                     self._abort.set()
                 self._stop.set()
             self._changed.notify_all()
+
+    def replan(self, change: Callable[[ApplyOptions], ApplyOptions], *, timeout_s: float) -> Replanned:
+        """Have other options for the plan: a running pipeline drains and goes on by it, a resting one has it at its
+        next online. `change` gives the options with it.
+
+        Raises ConfigError for a plan that cannot work and EngineError where Spark has too few slots for it, and then
+        nothing has changed; StateError where the wish before is not done yet.
+        """
+        with self._changed:
+            before, wanted = self._options.plan(), change(self._options)
+            after = wanted.plan()
+            wanted.check()
+            if self._replanning is not None and self._replanning[0].plan == after:
+                order = self._replanning[0]  # asked for before, and on its way
+            elif self._state.resting or self._ended.is_set():
+                self._options = wanted
+                return Replanned(
+                    end=ReplanEnd.UNCHANGED if before == after else ReplanEnd.AT_ONLINE, before=before, after=after
+                )
+            elif before == after and self._replanning is None:
+                self._options = wanted
+                return Replanned(end=ReplanEnd.UNCHANGED, before=before, after=after)
+            else:
+                if self._replanning is not None:
+                    raise StateError(
+                        pipeline=self._options.pipeline,
+                        state=self._state,
+                        asked="asked for another plan",
+                        why="the one that it was asked for before is on its way: the channels drain to one seqno",
+                        remedy="Run `tranlog reload` again when it is done, or behind `tranlog offline`",
+                    )
+                order = PlanOrder(after)
+                self._replanning = order, wanted
+                order.answer.add_done_callback(lambda answer: self._replanned(order, answer))
+                self._plans.put(order)
+        try:
+            seqno = order.answer.result(timeout_s)
+        except TimeoutError:
+            return Replanned(end=ReplanEnd.DRAINING, before=before, after=after)
+        if seqno is None:
+            return Replanned(end=ReplanEnd.AT_ONLINE, before=before, after=after)
+        return Replanned(end=ReplanEnd.CHANGED, before=before, after=after, seqno=seqno)
+
+    def _replanned(self, order: PlanOrder, answer: Future[Seqno | None]) -> None:
+        """Keep the options of a plan that was not refused, so that the next online has it too."""
+        with self._changed:
+            if self._replanning is None or self._replanning[0] is not order:
+                return
+            if answer.exception() is None:
+                self._options = self._replanning[1]
+            self._replanning = None
+
+    def _end_replanning(self) -> None:
+        """A run has ended: what it was asked for and did not come to is the plan at the next online."""
+        if self._replanning is not None:
+            self._replanning[0].settle(None)
+        self._plans = queue.SimpleQueue()
 
     def wait(self, *, applied: int | None = None, state: State | None = None, timeout_s: float) -> bool:
         """Wait until everything up to `applied` is in the target, and until `state`; whether it came in time.

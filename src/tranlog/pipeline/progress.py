@@ -280,12 +280,21 @@ class ShardCount(msgspec.Struct, frozen=True, array_like=True):
     event_id: str
 
 
+class Waiting(msgspec.Struct, frozen=True, array_like=True):
+    """What a channel waits for: that each of `channels` has applied `seqno`; `serial`: a serial section asks for it."""
+
+    seqno: int
+    serial: bool
+    channels: tuple[int, ...]
+
+
 class ChannelStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What stands beside the counters in `tranlog_channel.stats`: what cannot be added up.
 
     `since`: the first seqno that is counted. `block`: how many source transactions the last target transaction had,
     `block_us` how long it took. `latency_ms`: from the source's commit to the target's, of the last one applied.
-    `section`: the channel was inside a serial section when it published. `shards`, the most recently applied last.
+    `section`: the channel was inside a serial section when it published. `waiting`: for what, if it waited then.
+    `shards`, the most recently applied last.
     """
 
     since: int = NO_SEQNO
@@ -293,6 +302,7 @@ class ChannelStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     block_us: int = 0
     latency_ms: int = 0
     section: bool = False
+    waiting: Waiting | None = None
     shards: dict[str, ShardCount] = {}
 
     def count(self, shard: str, transactions: int, *, seqno: Seqno, event_id: str, latency_ms: int) -> None:

@@ -29,6 +29,7 @@ from tranlog.pipeline.cluster import (
     EngineOptions,
     MasterKind,
     cluster_settings,
+    count_slots,
     master_kind,
     master_slots,
     shown,
@@ -138,6 +139,23 @@ def build_context(
         raise
     except Exception as exc:  # whatever the JVM or Py4J raises, Spark did not start
         raise EngineError(why=_reason(output, exc), remedy=INSTALL_JAVA) from exc
+
+
+def kept_master(master: str | None, channels: int) -> str:
+    """Return the master for so many channels: that of the Spark that an earlier run has left, where it has the slots.
+
+    Where it has not, that one is stopped, so that another can be started. `master` None: any on this machine will do.
+    """
+    try:
+        import pyspark
+    except ImportError:
+        return master or default_master(channels)
+    running = pyspark.SparkContext._active_spark_context
+    if running is not None and lives(running):
+        if master in (None, running.master) and count_slots(running) >= channels:
+            return running.master or ""
+        stop_context()
+    return master or default_master(channels)
 
 
 def lives(context: SparkContext) -> bool:

@@ -18,12 +18,13 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from tranlog.ids import NO_SEQNO
-from tranlog.pipeline.channels import SERIAL, ShardPlan
-from tranlog.pipeline.progress import ChannelStats, Counters, restart_seqno
+from tranlog.pipeline.channels import SERIAL, Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.progress import ChannelStats, Counters, Waiting, restart_seqno
 from tranlog.target.target import ChannelRow, PipelineRow
 
 THL_CLASS: Final = "tranlog.log.log.Log"
 QUEUE_CLASS: Final = "tranlog.pipeline.channel.Channel"
+WINDOW_CLASS: Final = "tranlog.pipeline.window.Window"
 STAGE: Final = "thl-to-target"
 
 
@@ -61,6 +62,7 @@ class PipelineFacts:
     target_class: str
     now_ms: int
     rates: Mapping[int, float]
+    parallelization: Parallelization = Parallelization.DISK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +129,8 @@ class ParallelQueueStore:
 class TaskView:
     """One channel as a task of the one stage. Times in seconds, since the pipeline's first start.
 
-    `waitTime`, for other channels, and `idleTime`, for the log, are ours: the ancestor has both in otherTime. A rate
-    is -1 where nobody watched.
+    `waitTime`, for other channels, and `idleTime`, for the log, are ours: the ancestor has both in otherTime; so is
+    `waitsFor`, empty for nobody. A rate is -1 where nobody watched.
     """
 
     stage: str
@@ -150,6 +152,7 @@ class TaskView:
     otherTime: float
     rate: float
     state: str
+    waitsFor: str
     appliedLastSeqno: int
     appliedLastEventId: str
     currentLastSeqno: int
@@ -159,7 +162,11 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardView:
-    """What the pipeline has applied of one shard, as far as its channel still tells it apart."""
+    """What the pipeline has applied of one shard, as far as its channel still tells it apart.
+
+    The shard is the plan's: a schema or a table, where shards are by these. By key it is the one that capture recorded,
+    for transactions of tables that have a key: there may be as many keys as rows.
+    """
 
     shardId: str
     stage: str
@@ -245,6 +252,7 @@ def parallel_queue_store(facts: PipelineFacts) -> ParallelQueueStore:
         serializationCount=sum(one.sections for one in counters),
         serialized=serialized,
         stopRequested=facts.row is not None and facts.row.stop_at_seqno is not None,
+        storeClass=WINDOW_CLASS if facts.parallelization is Parallelization.MEMORY else QUEUE_CLASS,
         syncEnabled=True,
         syncInterval=facts.idle_every,
         stores=tuple(
@@ -263,8 +271,41 @@ def parallel_queue_store(facts: PipelineFacts) -> ParallelQueueStore:
     )
 
 
+def waits_of(channels: Sequence[ChannelRow]) -> dict[int, Waiting]:
+    """Return who waits for whom, by the channel that waits: those that were waited for and are not there yet."""
+    applied = {row.channel: row.applied_seqno for row in channels}
+    found = {}
+    for row in channels:
+        told = ChannelStats.parse(row.stats).waiting
+        if told is not None:
+            left = tuple(one for one in told.channels if applied.get(one, NO_SEQNO) < told.seqno)
+            if left:
+                found[row.channel] = Waiting(told.seqno, told.serial, left)
+    return found
+
+
+def wait_text(waiting: Waiting, channel: int) -> str:
+    """Say what a channel waits for: one of them for channel 0 to apply a serial section, channel 0 for the others."""
+    which = f"channel {waiting.channels[0]}" if len(waiting.channels) == 1 else f"channels {_listed(waiting.channels)}"
+    if not waiting.serial:
+        return f"{which} to come near seqno {waiting.seqno}"
+    return f"{which} to apply {'serial ' if channel else ''}seqno {waiting.seqno}"
+
+
+def _listed(channels: Sequence[int]) -> str:
+    """Name channels by number, neighbours as a range."""
+    runs: list[list[int]] = []
+    for one in sorted(channels):
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
 def task_views(facts: PipelineFacts) -> list[TaskView]:
     """Show each channel as a task."""
+    waits = waits_of(facts.channels) if facts.running else {}
     stopping = facts.row is not None and facts.row.stop_at_seqno is not None
     shown = []
     for row in facts.channels:
@@ -290,6 +331,7 @@ def task_views(facts: PipelineFacts) -> list[TaskView]:
                 otherTime=_seconds(done.other_us),
                 rate=round(facts.rates.get(row.channel, -1.0), 3),
                 state="extract" if facts.running else "stopped",
+                waitsFor=wait_text(waits[row.channel], row.channel) if row.channel in waits else "",
                 appliedLastSeqno=row.applied_seqno,
                 appliedLastEventId=row.event_id,
                 currentLastSeqno=row.applied_seqno,
@@ -345,8 +387,9 @@ def channel_views(facts: PipelineFacts) -> list[ChannelView]:
         return []
     plan = ShardPlan.parse(facts.row.shard_rule, channels=facts.row.channels)
     names = {*facts.assignment, *plan.serial, *(shard for shard, _ in plan.mapping)}
-    for row in facts.channels:
-        names |= ChannelStats.parse(row.stats).shards.keys()
+    if plan.by is not ShardBy.KEY:  # then those that are counted are not the plan's
+        for row in facts.channels:
+            names |= ChannelStats.parse(row.stats).shards.keys()
     shown = []
     for shard in sorted(names):
         owner = plan.owner(shard, facts.assignment)

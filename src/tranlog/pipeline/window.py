@@ -29,6 +29,7 @@ from tranlog.log.reader import LogRange
 from tranlog.payload import Payload, decode
 from tranlog.pipeline.channel import Channel, ChannelTask, TaskEnd, TaskResult, open_log
 from tranlog.pipeline.channels import SERIAL, ShardBy
+from tranlog.pipeline.filters import renames_tables
 from tranlog.target.options import open_target
 
 HEADER_BYTES: Final = 1024
@@ -59,14 +60,20 @@ def split_windows(windows: Iterable[Window]) -> Iterator[tuple[int, Item | Tranl
     channel that meets one would do it.
     """
     for window in windows:
-        task = window.tasks[0]
-        with open_log(task) as reader:
+        try:
+            reader = open_log(window.tasks[0])
+        except TranlogError as exc:  # what Spark would carry as a text, and try again
+            for channel in range(len(window.tasks)):
+                yield channel, exc
+            continue
+        with reader:
             yield from _split(window, reader)
 
 
 def _split(window: Window, reader: ReadableLog) -> Iterator[tuple[int, Item | TranlogError]]:
     channels = range(len(window.tasks))
-    everything = window.tasks[0].max_offline_interval_s is not None  # then all commit times must be seen
+    # Whether every header must be seen by all: for its commit time, or for names that a filter might make one.
+    everything = window.tasks[0].max_offline_interval_s is not None or renames_tables(window.tasks[0].filters)
     sent = [NO_SEQNO] * len(channels)
     previous: RecordHeader | None = reader.header(Seqno(window.first - 1))
     if previous is not None:  # where most positions stand

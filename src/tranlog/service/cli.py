@@ -27,7 +27,6 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.log import Log
 from tranlog.log.positions import read_holds
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus
-from tranlog.pipeline.filter_chain import Chain
 from tranlog.pipeline.operation import OnError, Operation
 from tranlog.pipeline.package import write_package
 from tranlog.pipeline.session import find_java
@@ -50,9 +49,11 @@ from tranlog.service.exits import ExitCode, error_line, exit_code_of
 from tranlog.service.operating import OperatingOptions, capture_endpoint, operated
 from tranlog.service.orders import add_orders, runtime_dir, show_view
 from tranlog.service.position import Move, read_rows, reset_position, set_position
+from tranlog.service.reloading import ConfigFile
 from tranlog.service.segments import log_app
 from tranlog.service.tables import create_statements, tables_behind, tables_in_log
-from tranlog.service.verify import TableVerdict, select_tables, verify_tables
+from tranlog.service.top import add_top
+from tranlog.service.verifying import add_verify
 from tranlog.service.views import VIEW_NAMES
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow
@@ -76,6 +77,8 @@ app.add_typer(tables_app, name="tables", invoke_without_command=True)
 app.add_typer(position_app, name="position", invoke_without_command=True)
 app.add_typer(log_app, name="log", invoke_without_command=True)
 add_orders(app)
+add_top(app)
+add_verify(app)
 
 AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
 Pipeline = Annotated[
@@ -159,7 +162,8 @@ def init(
         Literal["sqlite", "mariadb"], typer.Option("--source", "-source", help="The kind of source.")
     ] = "sqlite",
     target: Annotated[
-        Literal["sqlite", "postgres", "mariadb"], typer.Option("--target", "-target", help="The kind of target.")
+        Literal["sqlite", "postgres", "mariadb", "null"],
+        typer.Option("--target", "-target", help="The kind of target; null keeps its position alone."),
     ] = "sqlite",
     as_json: AsJson = False,
 ) -> None:
@@ -351,6 +355,7 @@ def apply(
         pipeline=pipeline,
         package=package,
     )
+    reread = ConfigFile(config, environ=os.environ, channels=channels).read_again
     find_java()
     with Progress() as progress:
         operation = Operation(
@@ -359,7 +364,7 @@ def apply(
             report=lambda status: progress.update(_apply_text(status)),
         )
         with (
-            operated(operation, config.log, _operating(config, metrics), runtime_dir=runtime_dir()),
+            operated(operation, config.log, _operating(config, metrics), runtime_dir=runtime_dir(), reread=reread),
             stop_signals(operation.end),
         ):
             done = operation.run(online=not wait_offline)
@@ -371,7 +376,8 @@ def _on_error(config: Config, stay: bool) -> OnError:
 
 
 def _operating(config: Config, metrics: str | None) -> OperatingOptions:
-    options = config.pipeline.operating()
+    source = status_module.source_text(config.source)
+    options = dataclasses.replace(config.pipeline.operating(), service=config.service, source=source)
     return options if metrics is None else dataclasses.replace(options, metrics=metrics)
 
 
@@ -462,10 +468,11 @@ def run(
         pipeline=pipeline,
         package=package,
     )
+    reread = ConfigFile(config, environ=os.environ, channels=channels).read_again
     # What costs little is looked at first: Spark takes seconds to start, and a writer adds to the log.
     check_source(config.wanted_source())
     find_java()
-    if options.target.kind != "sqlite" or os.path.exists(options.target.path):  # opening would make the file
+    if not options.target.in_file or os.path.exists(options.target.path):  # opening would make the file
         open_target(options.target).close()
     with open_capture(config, new_log=new_log) as (work, log):
         _say_begin(log)
@@ -482,6 +489,7 @@ def run(
                 _operating(config, metrics),
                 runtime_dir=runtime_dir(),
                 heartbeat=work.heartbeat,
+                reread=reread,
             )
             try:
                 with stop_signals(operation.end):
@@ -539,98 +547,6 @@ def status(
         for line in status_module.status_lines(found):
             print(line)
     return max((exit_code_of(error) for error in errors), default=ExitCode.DONE)
-
-
-@app.command("verify")
-def verify(
-    ctx: typer.Context,
-    table: Annotated[
-        list[str] | None, typer.Option("--table", "-table", metavar="SCHEMA.TABLE", help="Only this one; repeatable.")
-    ] = None,
-    rows: Annotated[
-        int, typer.Option("--rows", "-rows", metavar="N", min=0, help="Name the first N differing keys of each table.")
-    ] = 3,
-    wait_s: Annotated[
-        float,
-        typer.Option(
-            "--wait", "-wait", metavar="S", min=0, help="Compare again for up to S seconds until all is equal."
-        ),
-    ] = 0.0,
-    as_json: AsJson = False,
-) -> int:
-    """Compare the source with the target, row by row.
-
-    Rows are equal when all their values are the same, type by type. Exit code 1 if a table differs. Both are read as
-    they are now: let the source rest and the target catch up first, or use --wait.
-
-    \b
-    Example:
-      tranlog verify
-      tranlog verify --table main.orders --rows 10
-    """
-    config = _config(ctx)
-    clock = SystemClock()
-    deadline = clock.monotonic() + wait_s
-    target = open_target(config.wanted_target())
-    try:
-        with Progress() as progress:
-            while True:
-                verdicts = _compare(config, target, table or (), rows, progress)
-                if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
-                    break
-                clock.sleep(min(0.5, max(0.0, deadline - clock.monotonic())))
-    finally:
-        target.close()
-    equal = all(one.equal for one in verdicts)
-    if as_json:
-        print_json({"equal": equal, "tables": [msgspec.to_builtins(one) for one in verdicts]})
-    else:
-        _show_verdicts(verdicts)
-    return ExitCode.DONE if equal else ExitCode.CHECK_FAILED
-
-
-def _compare(
-    config: Config, target: Any, tables: Sequence[str], differences: int, progress: Progress
-) -> list[TableVerdict]:
-    reader = open_tables(config.wanted_source())
-    try:
-        wanted = select_tables(reader.tables(), tables)
-        chain = Chain(config.pipeline.filters)
-        for table in wanted if tables else ():
-            if chain.table(table) is None:
-                raise ConfigError(option="--table", value=table.name, why="the pipeline's filters leave this table out")
-        return list(
-            verify_tables(
-                reader,
-                target,
-                tables=wanted,
-                filters=config.pipeline.filters,
-                differences=differences,
-                report=lambda where, count: progress.update(f"verify: {count} rows of {where}"),
-            )
-        )
-    finally:
-        reader.close()
-
-
-def _show_verdicts(verdicts: Sequence[TableVerdict]) -> None:
-    for one in verdicts:
-        for note in one.notes:
-            say(f"verify: {one.table}: {note}")
-        if one.equal:
-            print(f"equal   {one.table}: {one.source_rows} rows, checksum {one.source_checksum}")
-            continue
-        counts = f"{one.source_rows} rows at the source, {one.target_rows} at the target"
-        print(f"DIFFERS {one.table}: {one.problem or counts}")
-        for difference in one.differences:
-            print(f"        {difference.key}: {difference.what}")
-    differing = sum(not one.equal for one in verdicts)
-    if not verdicts:
-        print("the source has no captured table")
-    elif differing:
-        print(f"{differing} of {len(verdicts)} tables differ")
-    else:
-        print("source and target are equal")
 
 
 # --- tables ----------------------------------------------------------------------------------------------

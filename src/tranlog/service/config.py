@@ -395,7 +395,7 @@ class PipelineOptions:
     retry_s: float = 30.0
     resubmit: int = 5
     checksum: bool = True
-    group_transactions: int = 300
+    group_transactions: int = 1_000
     group_changes: int = 5_000
     group_bytes: int = 1 << 20
     group_s: float = 0.25
@@ -640,7 +640,7 @@ def _read_target(target: Section, environ: Mapping[str, str]) -> TargetOptions:
     user = target.take("user", str) if "user" in target.given() else None
     if password is None and user is None:
         return options
-    if options.kind == "sqlite":
+    if options.in_file:
         name, shown = ("user", user) if password is None else ("password", "(hidden)")
         raise ConfigError(option=target.key(name), value=shown, why=f"a {options.kind} target has none")
     given: dict[str, Any] = {n: value for n, value in (("user", user), ("password", password)) if value is not None}

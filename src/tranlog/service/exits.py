@@ -84,6 +84,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.LogClosedError: _SURROUNDINGS,
     errors.DiskFullError: _SURROUNDINGS,
     errors.DiskFailedError: _SURROUNDINGS,
+    errors.SpillFailedError: _SURROUNDINGS,
     errors.PurgeFailedError: _SURROUNDINGS,
     errors.RecordLimitError: _DATA,
     errors.PayloadError: _DATA,

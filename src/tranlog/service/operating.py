@@ -10,8 +10,10 @@ Source: issue 7, items 5 and 6; design/replication.md, "Security".
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,9 +23,11 @@ from typing import Any, assert_never
 import msgspec
 
 from tranlog.clock import SystemClock
-from tranlog.errors import ConfigError, LogMissingError
+from tranlog.errors import ConfigError, LogMissingError, TranlogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.log import LogOptions
+from tranlog.pipeline.apply import ApplyOptions
+from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.limits import (
     Limit,
     SeqnoRanges,
@@ -34,13 +38,27 @@ from tranlog.pipeline.limits import (
     UntilTime,
 )
 from tranlog.pipeline.operation import OnlineOrder, Operation, OperationState
+from tranlog.pipeline.progress import Lag, lag, restart_seqno
 from tranlog.pipeline.states import State
+from tranlog.pipeline.view import PipelineFacts
 from tranlog.service.control import CAPTURE_NAME, ControlOptions, ControlServer, open_port, open_socket, socket_paths
 from tranlog.service.exposure import Exposure, check_exposure
 from tranlog.service.metrics import MetricsServer, metrics_text
+from tranlog.service.overview import Overview, overview_of
 from tranlog.service.position import set_position
-from tranlog.service.requests import Beat, Flush, GetState, GoOffline, GoOnline, Look, Request, WaitFor
-from tranlog.service.views import VIEW_NAMES, json_form, log_facts, pipeline_facts, view, watches_of
+from tranlog.service.requests import (
+    Beat,
+    Flush,
+    GetOverview,
+    GetState,
+    GoOffline,
+    GoOnline,
+    Look,
+    Reload,
+    Request,
+    WaitFor,
+)
+from tranlog.service.views import VIEW_NAMES, facts_of, json_form, log_facts, pipeline_facts, view, watches_of
 from tranlog.target.options import open_target
 from tranlog.tungsten.translated import open_readable
 
@@ -53,11 +71,16 @@ _RATE_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatingOptions:
-    """Where a pipeline's process is reached. `metrics`: HOST:PORT for OpenMetrics over HTTP, None for none."""
+    """Where a pipeline's process is reached. `metrics`: HOST:PORT for OpenMetrics over HTTP, None for none.
+
+    `service` and `source` are what the configuration calls them; an overview shows them.
+    """
 
     control: str | None = None
     metrics: str | None = None
     exposure: Exposure = field(default_factory=Exposure)
+    service: str = ""
+    source: str = ""
 
     def check(self) -> None:
         """Raise ConfigError for what the security rule forbids."""
@@ -66,18 +89,38 @@ class OperatingOptions:
             check_exposure("metrics", self.metrics, self.exposure)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAgain:
+    """What a process's configuration file says now: how its plan changes the options, and what waits for a restart."""
+
+    change: Callable[[ApplyOptions], ApplyOptions]
+    at_restart: tuple[str, ...]
+
+
 class Operator:
     """Answers the requests of one pipeline's process. Threads: any number, each with one request.
 
-    `heartbeat` puts a heartbeat into the log; None where this process does not write it.
+    `heartbeat` puts a heartbeat into the log; None where this process does not write it. `reread` reads the file by
+    which it was started; None where a program started it without one.
     """
 
     def __init__(
-        self, operation: Operation, log_options: LogOptions, *, heartbeat: Callable[[str], None] | None = None
+        self,
+        operation: Operation,
+        log_options: LogOptions,
+        *,
+        heartbeat: Callable[[str], None] | None = None,
+        service: str = "",
+        source: str = "",
+        reread: Callable[[], ReadAgain] | None = None,
     ) -> None:
         self._operation = operation
+        self._service = service
+        self._source = source
+        self._process = f"{socket.gethostname()} pid {os.getpid()}"
         self._log_options = log_options
         self._heartbeat = heartbeat
+        self._reread = reread
         self._clock = SystemClock()
 
     def handle(self, request: Request) -> dict[str, Any]:
@@ -101,12 +144,69 @@ class Operator:
                 seqno = self._committed()
                 came = operation.wait(applied=seqno, timeout_s=min(timeout_s, WAIT_MOST_S))
                 return {**_shown(operation.state()), "seqno": seqno, "reached": came}
+            case Reload(timeout_s=timeout_s):
+                return self._reload(timeout_s)
             case Beat(name=name):
                 return beat(name, self._heartbeat)
             case Look(name=name):
                 return {"name": name, "shown": json_form(self.look(name))}
+            case GetOverview():
+                return _shown(self.overview())
             case _:
                 assert_never(request)
+
+    def overview(self) -> Overview:
+        """Return all of it at this moment; what cannot be read is in its problems."""
+        options, problems = self._operation.options, []
+        log = pipeline = None
+        behind = Lag(seqnos=0, ms=0)
+        try:
+            pipeline = pipeline_facts(options, clock=self._clock, watch_s=0.0)
+        except TranlogError as exc:
+            problems.append(f"target: {exc}")
+        try:
+            with open_readable(options.log_dir) as reader:
+                log = facts_of(reader, self._log_options)
+                if pipeline is not None and pipeline.channels:
+                    restart = restart_seqno(pipeline.channels)
+                    following = reader.header(Seqno(restart + 1))
+                    behind = lag(
+                        restart=restart,
+                        committed=Seqno(log.committed_seqno),
+                        next_tstamp=None if following is None else following.tstamp,
+                        now_ms=self._clock.now_ms(),
+                    )
+        except TranlogError as exc:
+            problems.append(f"log: {exc}")
+        return overview_of(
+            self._operation.state(),
+            service=self._service,
+            source=self._source,
+            target=_target_text(options.target.kind, pipeline),
+            process=self._process,
+            log_dir=options.log_dir,
+            log=log,
+            pipeline=pipeline,
+            lag_ms=behind.ms,
+            now_ms=self._clock.now_ms(),
+            monotonic_s=self._clock.monotonic(),
+            problems=tuple(problems),
+        )
+
+    def _reload(self, timeout_s: float) -> dict[str, Any]:
+        """Go on by the plan that the file has now. Raises ConfigError, EngineError, StateError; all goes on then."""
+        if self._reread is None:
+            raise ConfigError(option="reload", value=None, why="the process was started without a configuration file")
+        found = self._reread()
+        done = self._operation.replan(found.change, timeout_s=min(timeout_s, WAIT_MOST_S))
+        return {
+            **_shown(self._operation.state()),
+            "plan": done.end.value,
+            "before": _plan_shown(done.before),
+            "after": _plan_shown(done.after),
+            "seqno": done.seqno,
+            "at_restart": list(found.at_restart),
+        }
 
     def look(self, name: str) -> list[object]:
         """Return a view. Raises ConfigError for a name that is none."""
@@ -158,6 +258,13 @@ class Operator:
                 target.close()
 
         return move
+
+
+def _target_text(kind: str, pipeline: PipelineFacts | None) -> str:
+    """Name a target; a file says its kind too, as a URL does by itself."""
+    if pipeline is None or pipeline.target == kind:
+        return kind
+    return pipeline.target if "://" in pipeline.target else f"{kind} {pipeline.target}"
 
 
 def beat(name: str, heartbeat: Callable[[str], None] | None) -> dict[str, Any]:
@@ -216,7 +323,11 @@ def _state(text: str | None) -> State | None:
         raise ConfigError(option="--state", value=text, why=why) from exc
 
 
-def _shown(state: OperationState) -> dict[str, Any]:
+def _plan_shown(plan: ShardPlan) -> dict[str, Any]:
+    return {"channels": plan.channels, **json.loads(plan.text())}
+
+
+def _shown(state: OperationState | Overview) -> dict[str, Any]:
     shown = msgspec.to_builtins(state)
     assert isinstance(shown, dict)
     return shown
@@ -230,14 +341,17 @@ def operated(
     *,
     runtime_dir: str | None,
     heartbeat: Callable[[str], None] | None = None,
+    reread: Callable[[], ReadAgain] | None = None,
 ) -> Iterator[Operator]:
-    """Serve a pipeline's endpoint and metrics while the block runs.
+    """Serve a pipeline's endpoint and metrics while the block runs; `heartbeat` and `reread` are `Operator`'s.
 
     Raises LogMissingError, ConfigError where the rule forbids a port or it is taken, PipelineHeldError where another
     process has the endpoint. A log beside which no socket can be only goes without one.
     """
     options.check()
-    operator = Operator(operation, log_options, heartbeat=heartbeat)
+    operator = Operator(
+        operation, log_options, heartbeat=heartbeat, service=options.service, source=options.source, reread=reread
+    )
     apply = operation.options
     if not os.path.isdir(apply.log_dir):  # the endpoint's folder is not what creates it
         raise LogMissingError(path=apply.log_dir, why="the directory does not exist")

@@ -10,21 +10,22 @@ Source: conformance/tungsten.md A9, `trepctl`; issue 7, item 5.
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import typer
 
 from tranlog.clock import SystemClock
 from tranlog.errors import ControlError
+from tranlog.pipeline.operation import ReplanEnd
 from tranlog.pipeline.view import WatchView
 from tranlog.service.command import print_json, say
 from tranlog.service.config import Config, find_file, load
 from tranlog.service.control import CAPTURE_NAME, call, socket_paths
-from tranlog.service.exits import ExitCode, Told
+from tranlog.service.exits import ExitCode, Told, json_line
 from tranlog.service.exposure import read_secret
 from tranlog.service.operating import parse_time
-from tranlog.service.requests import Beat, Flush, GetState, GoOffline, GoOnline, Look, Request, WaitFor
+from tranlog.service.requests import Beat, Flush, GetState, GoOffline, GoOnline, Look, Reload, Request, WaitFor
 from tranlog.service.verify import select_tables, verify_tables
 from tranlog.service.views import VIEW_NAMES, json_form, log_facts, pipeline_facts, print_form, view
 from tranlog.target.options import open_target
@@ -61,17 +62,21 @@ def runtime_dir() -> str | None:
     return found if found and os.path.isdir(found) else None
 
 
-def ask(
+class Ask(Protocol):
+    """Asks one pipeline; raises ControlError where none runs, Told for its answer's error."""
+
+    def __call__(self, request: Request, *, timeout_s: float = GRACE_S) -> dict[str, Any]: ...
+
+
+def reach(
     ctx: typer.Context,
-    request: Request,
     *,
     host: str | None,
     pipeline: str | None,
     tls_ca: str | None = None,
     secret_file: str | None = None,
-    timeout_s: float = 0.0,
-) -> dict[str, Any]:
-    """Ask the pipeline that is meant. Raises ControlError where none runs, Told for its answer's error."""
+) -> Ask:
+    """Find out where the pipeline that is meant listens, and return what asks it. Raises ConfigError."""
     secret = None if secret_file is None else read_secret(secret_file)
     if host is not None:
         addresses = [os.path.abspath(host) if "/" in host else host]
@@ -86,7 +91,26 @@ def ask(
         else:
             name = config.pipeline.name if pipeline is None else pipeline
             addresses = socket_paths(config.log_dir, name, runtime_dir=runtime_dir())
-    return call(addresses, request, timeout_s=timeout_s + GRACE_S, secret=secret, authority=tls_ca)
+
+    def asks(request: Request, *, timeout_s: float = GRACE_S) -> dict[str, Any]:
+        return call(addresses, request, timeout_s=timeout_s, secret=secret, authority=tls_ca)
+
+    return asks
+
+
+def ask(
+    ctx: typer.Context,
+    request: Request,
+    *,
+    host: str | None,
+    pipeline: str | None,
+    tls_ca: str | None = None,
+    secret_file: str | None = None,
+    timeout_s: float = 0.0,
+) -> dict[str, Any]:
+    """Ask the pipeline that is meant. Raises ControlError where none runs, Told for its answer's error."""
+    asks = reach(ctx, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file)
+    return asks(request, timeout_s=timeout_s + GRACE_S)
 
 
 def _state_line(found: dict[str, Any]) -> str:
@@ -279,6 +303,57 @@ def flush(
     return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
 
 
+def reload(
+    ctx: typer.Context,
+    timeout_s: Timeout = 60.0,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Have a running pipeline take up the channels and shards that its configuration file has now.
+
+    [pipeline] channels and, of [shards], what divides them among the channels: all channels come to one seqno by the
+    old plan and go on by the new one. Offline, it takes effect at the next online. Other keys that differ are named:
+    they need a restart. A file that is wrong changes nothing. Exit code 1 if the channels did not meet in time; the
+    plan then changes when they have.
+
+    
+    Example:
+      tranlog reload
+      tranlog -service shop reload --timeout 600
+    """
+    request = Reload(timeout_s=timeout_s)
+    found = ask(ctx, request, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file, timeout_s=timeout_s)
+    if as_json:
+        print_json(found)
+    else:
+        for line in _reloaded(found):
+            print(line)
+    return ExitCode.CHECK_FAILED if found["plan"] == ReplanEnd.DRAINING else ExitCode.DONE
+
+
+def _reloaded(found: dict[str, Any]) -> list[str]:
+    """Return how an answer to `reload` is printed."""
+    before, after = _plan_text(found["before"]), _plan_text(found["after"])
+    match ReplanEnd(found["plan"]):
+        case ReplanEnd.UNCHANGED:
+            lines = [f"plan unchanged: {after}"]
+        case ReplanEnd.CHANGED:
+            lines = [f"plan changed at seqno {found['seqno']}", f"  before: {before}", f"  after:  {after}"]
+        case ReplanEnd.AT_ONLINE:
+            lines = ["plan changes at the next online", f"  before: {before}", f"  after:  {after}"]
+        case ReplanEnd.DRAINING:
+            lines = ["plan changes when all channels have met; not yet", f"  before: {before}", f"  after:  {after}"]
+    return lines + [f"  only at a restart: {key}" for key in found["at_restart"]]
+
+
+def _plan_text(plan: dict[str, Any]) -> str:
+    rest = "".join(f", {name} {json_line(value)}" for name, value in sorted(plan.items()) if name != "channels")
+    return f"{plan['channels']} channels{rest}"
+
+
 def heartbeat(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="What --until-heartbeat will look for.")] = "NONE",
@@ -404,5 +479,5 @@ def show_view(config: Config, name: str, *, watch_s: float, as_json: bool) -> No
 
 def add_orders(app: typer.Typer) -> None:
     """Give a program these commands."""
-    for command in (state, online, offline, wait, flush, heartbeat, check):
+    for command in (state, online, offline, wait, flush, reload, heartbeat, check):
         app.command(command.__name__)(command)

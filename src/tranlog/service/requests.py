@@ -61,6 +61,12 @@ class Flush(_Request, frozen=True, tag_field="request", tag="flush"):
     timeout_s: float = 60.0
 
 
+class Reload(_Request, frozen=True, tag_field="request", tag="reload"):
+    """Read the configuration file again, and go on by the plan that it has now."""
+
+    timeout_s: float = 60.0
+
+
 class Beat(_Request, frozen=True, tag_field="request", tag="heartbeat"):
     """Have a heartbeat put into the log."""
 
@@ -73,7 +79,11 @@ class Look(_Request, frozen=True, tag_field="request", tag="status"):
     name: str
 
 
-Request: TypeAlias = GetState | GoOnline | GoOffline | WaitFor | Flush | Beat | Look
+class GetOverview(_Request, frozen=True, tag_field="request", tag="overview"):
+    """All of it at this moment, as `tranlog top` shows it."""
+
+
+Request: TypeAlias = GetState | GoOnline | GoOffline | WaitFor | Flush | Reload | Beat | Look | GetOverview
 
 
 class Envelope(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):

@@ -262,6 +262,21 @@ def _source_state(options: SourceOptions, captured: tuple[str, int] | None) -> S
     )
 
 
+def source_text(options: SourceOptions | None) -> str:
+    """Name a source in a few words; empty where none is configured."""
+    from tranlog.source.sqlite import SqliteSourceOptions
+
+    match options:
+        case None:
+            return ""
+        case ThlSourceOptions():
+            return f"thl {options.path}"
+        case SqliteSourceOptions():
+            return f"sqlite {options.path}"
+        case _:
+            return f"mariadb {options.where}"
+
+
 def _thl_end(path: str) -> str:
     reader = TungstenReader.open(path)
     return f"seqno {reader.next_seqno - 1}" if reader.last_seqno >= 0 else "no transaction"

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from tranlog.target.options import TargetKind
 
 SOURCES: Final = ("sqlite", "mariadb")
-TARGETS: Final = ("sqlite", "postgres", "mariadb")
+TARGETS: Final = ("sqlite", "postgres", "mariadb", "null")
 
 _HEAD: Final = """\
 # tranlog: from a source database through a log to a target database.
@@ -122,6 +122,11 @@ dsn = "mariadb://root@127.0.0.1:3306/tranlog"  # a database that is there; `tran
 #: idle_timeout_s = 60.0  # the server ends a session of ours that stopped inside a transaction
 #: connect_timeout_s = 10.0
 """,
+    "null": """\
+[target]
+kind = "null"  # reads and decodes everything and keeps only its position: to try a pipeline without a database
+path = "positions.db"  # where that stands
+""",
 }
 
 _TAIL: Final = """\
@@ -138,7 +143,7 @@ channels = 4
 #: master = "local[4]"  # Spark's; default: this machine, with as many slots as channels
 #: start_seqno = 0  # the first to apply where the target has no position; default: the first in the log
 #: max_offline_interval_s = 5.0  # how far channels may be apart, in commit times; default: no bound
-#: group_transactions = 300  # so many source transactions may share one at the target
+#: group_transactions = 1000  # so many source transactions may share one at the target
 #: group_changes = 5000
 #: group_bytes = "1MiB"
 #: group_s = 0.25

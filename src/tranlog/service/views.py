@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from tranlog.clock import Clock
 from tranlog.log.log import LogOptions
+from tranlog.log.readable import ReadableLog
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.operation import OperationState
 from tranlog.pipeline.progress import Counters
@@ -45,16 +46,21 @@ _DIGITS: Final = re.compile(r"(\d+)")
 def log_facts(log_dir: str, options: LogOptions) -> LogFacts:
     """Read the log's range. Raises LogMissingError and the other errors of opening it."""
     with open_readable(log_dir) as reader:
-        found = reader.range()
-        return LogFacts(
-            directory=reader.path,
-            checksum=options.checksum,
-            segment_bytes=options.segment_bytes,
-            retention=duration_text(options.retention_s),
-            first_seqno=found.first_seqno,
-            last_seqno=found.last_seqno,
-            committed_seqno=found.committed_seqno,
-        )
+        return facts_of(reader, options)
+
+
+def facts_of(reader: ReadableLog, options: LogOptions) -> LogFacts:
+    """Return the range of an open log, beside its options."""
+    found = reader.range()
+    return LogFacts(
+        directory=reader.path,
+        checksum=options.checksum,
+        segment_bytes=options.segment_bytes,
+        retention=duration_text(options.retention_s),
+        first_seqno=found.first_seqno,
+        last_seqno=found.last_seqno,
+        committed_seqno=found.committed_seqno,
+    )
 
 
 def duration_text(seconds: float | None) -> str:
@@ -85,6 +91,7 @@ def pipeline_facts(options: ApplyOptions, *, clock: Clock, watch_s: float) -> Pi
         target_class="tranlog.target.target.Target",
         now_ms=clock.now_ms(),
         rates={},
+        parallelization=options.parallelization,
     )
     if not is_there(options.target):
         return facts

@@ -1,0 +1,123 @@
+"""`tranlog verify`: the source against the target, shown.
+
+Owns the command's words and its output; what is compared, and how, is `verify`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tranlog.clock import SystemClock
+from tranlog.errors import ConfigError
+from tranlog.pipeline.filter_chain import Chain
+from tranlog.service.capturing import open_tables
+from tranlog.service.command import Progress, print_json, say
+from tranlog.service.config import Config
+from tranlog.service.exits import ExitCode
+from tranlog.service.orders import AsJson, config_of
+from tranlog.service.verify import TableVerdict, select_tables, verify_tables
+from tranlog.target.options import open_target
+from tranlog.target.target import Target
+
+
+def add_verify(app: typer.Typer) -> None:
+    """Give a program the command."""
+    app.command("verify")(verify)
+
+
+def verify(
+    ctx: typer.Context,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", "-table", metavar="SCHEMA.TABLE", help="Only this one; repeatable.")
+    ] = None,
+    rows: Annotated[
+        int, typer.Option("--rows", "-rows", metavar="N", min=0, help="Name the first N differing keys of each table.")
+    ] = 3,
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            "--wait", "-wait", metavar="S", min=0, help="Compare again for up to S seconds until all is equal."
+        ),
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> int:
+    """Compare the source with the target, row by row.
+
+    Rows are equal when all their values are the same, type by type. Exit code 1 if a table differs. Both are read as
+    they are now: let the source rest and the target catch up first, or use --wait.
+
+    \b
+    Example:
+      tranlog verify
+      tranlog verify --table main.orders --rows 10
+    """
+    if math.isnan(wait_s):
+        raise typer.BadParameter("is no number of seconds", param_hint="--wait")
+    config = config_of(ctx)
+    clock = SystemClock()
+    deadline = clock.monotonic() + wait_s
+    target = open_target(config.wanted_target())
+    try:
+        with Progress() as progress:
+            while True:
+                verdicts = _compare(config, target, table or (), rows, progress)
+                if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
+                    break
+                clock.sleep(min(0.5, max(0.0, deadline - clock.monotonic())))
+    finally:
+        target.close()
+    equal = all(one.equal for one in verdicts)
+    if as_json:
+        print_json({"equal": equal, "tables": [msgspec.to_builtins(one) for one in verdicts]})
+    else:
+        _show_verdicts(verdicts)
+    return ExitCode.DONE if equal else ExitCode.CHECK_FAILED
+
+
+def _compare(
+    config: Config, target: Target, tables: Sequence[str], differences: int, progress: Progress
+) -> list[TableVerdict]:
+    reader = open_tables(config.wanted_source())
+    try:
+        wanted = select_tables(reader.tables(), tables)
+        chain = Chain(config.pipeline.filters)
+        for table in wanted if tables else ():
+            if chain.table(table) is None:
+                raise ConfigError(option="--table", value=table.name, why="the pipeline's filters leave this table out")
+        return list(
+            verify_tables(
+                reader,
+                target,
+                tables=wanted,
+                filters=config.pipeline.filters,
+                differences=differences,
+                report=lambda where, count: progress.update(f"verify: {count} rows of {where}"),
+            )
+        )
+    finally:
+        reader.close()
+
+
+def _show_verdicts(verdicts: Sequence[TableVerdict]) -> None:
+    for one in verdicts:
+        for note in one.notes:
+            say(f"verify: {one.table}: {note}")
+        if one.equal:
+            print(f"equal   {one.table}: {one.source_rows} rows, checksum {one.source_checksum}")
+            continue
+        counts = f"{one.source_rows} rows at the source, {one.target_rows} at the target"
+        print(f"DIFFERS {one.table}: {one.problem or counts}")
+        for difference in one.differences:
+            print(f"        {difference.key}: {difference.what}")
+    differing = sum(not one.equal for one in verdicts)
+    if not verdicts:
+        print("the source has no captured table")
+    elif differing:
+        print(f"{differing} of {len(verdicts)} tables differ")
+    else:
+        print("source and target are equal")
