@@ -24,7 +24,7 @@ def main() -> int:
     unknown = sorted(set(options.programs) - set(known))
     if unknown:
         parser.error(f"no program {', '.join(unknown)} in bench/; there are {', '.join(known)}")
-    passed_on = ["--json", "--date", options.date]
+    passed_on = ["--json", "--full", "--date", options.date]
     passed_on += ["--record"] if options.record else []
     passed_on += [] if options.rounds is None else ["--rounds", str(options.rounds)]
     rows: list[Row] = []

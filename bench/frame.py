@@ -119,14 +119,19 @@ class Row:
 class Bench:
     """Collects the rows of one program. Progress goes to standard error."""
 
-    def __init__(self, question: Question, *, rounds: int | None = None) -> None:
+    def __init__(self, question: Question, *, rounds: int | None = None, full: bool = True) -> None:
         self.question = question
         self._rounds = rounds
+        self._full = full
         self.rows: list[Row] = []
 
     def rounds(self, wanted: int = ROUNDS) -> int:
         """How many rounds to run: what the command line says, else what the program wants."""
         return wanted if self._rounds is None else self._rounds
+
+    def size(self, full: int, *, trying: int) -> int:
+        """How large a load to make: `full` for `make bench` and the record, `trying` for a program run by itself."""
+        return full if self._full else trying
 
     def compare(
         self,
@@ -299,6 +304,9 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--record", action="store_true", help=f"write the result into bench/{RESULTS.name}")
+    parser.add_argument(
+        "--full", action="store_true", help="loads of full size, as --record and `make bench` take them"
+    )
     parser.add_argument("--rounds", type=int, default=None, metavar="N", help=f"rounds per row; usually {ROUNDS}")
     parser.add_argument("--date", default=datetime.date.today().isoformat(), help="the date to record; today")
     return parser
@@ -307,7 +315,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
 def run(question: Question, measure: Callable[[Bench], None]) -> int:
     """Run a program from the command line; return its exit code: 1 where a must is missed."""
     options = arguments(question.text).parse_args()
-    bench = Bench(question, rounds=options.rounds)
+    bench = Bench(question, rounds=options.rounds, full=options.full or options.record)
     measure(bench)
     if options.json:
         print(json.dumps(as_json(question, bench.rows, date=options.date)))

@@ -19,13 +19,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from apply_postgres import CHANNELS, SHARDS, TRANSACTIONS
 from frame import Bench, Question, at_most, run
+from shop import SHARDS
 from start import below, is_java, is_python
 
 from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.servers import PostgresServer
+
+TRANSACTIONS = 200_000
+CHANNELS = 4
 
 QUESTION = Question(
     name="memory",

@@ -1,4 +1,4 @@
-"""Where the time goes when a log is written, read and applied: three profiles as tables, for docs/performance.md.
+"""Where the time goes when a log is written, read and applied: profiles as tables, for docs/performance.md.
 
     python bench/profiles.py
 
@@ -12,16 +12,22 @@ import cProfile
 import pstats
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from shop import PIPELINE, fresh_target, write_log
 
 from tranlog import compiled
 from tranlog.change import Change, Column, Fragment, Op, Payload, RowChange, TableMap
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
 from tranlog.log.log import Log, LogReader
 from tranlog.payload import encode
+from tranlog.pipeline.channel import ChannelTask, TaskEnd, run_task
+from tranlog.pipeline.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import Advance, ChannelRow, Unit
+from tranlog.testing.servers import PostgresServer
 from tranlog.types import LogicalType
 
 TRANSACTIONS = 10_000
@@ -39,9 +45,9 @@ TABLE = TableMap(
 )
 
 
-def profile(title: str, work: Callable[[], object]) -> None:
+def profile(title: str, work: Callable[[], object], timer: Callable[[], float] = time.process_time) -> None:
     """Run it under the profiler and print where its time went, by function."""
-    profiler = cProfile.Profile()
+    profiler = cProfile.Profile(timer)
     profiler.runcall(work)
     stats = pstats.Stats(profiler)
     total: float = stats.total_tt  # type: ignore[attr-defined]
@@ -64,22 +70,31 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tranlog-bench-") as here:
         log = Log.open(Path(here, "log"), source_id="bench")
 
+        fragments = [
+            Fragment(
+                source_id="bench",
+                event_id=f"0-1-{number};binlog.000001:{number * 1100}",
+                shard_id="shop",
+                tstamp=1_800_000_000_000,
+                tables=(("shop", "orders"),),
+                payload=payload,
+            )
+            for number, payload in enumerate(payloads)
+        ]
+
         def write() -> None:
-            for number, payload in enumerate(payloads):
-                log.append(
-                    Fragment(
-                        source_id="bench",
-                        event_id=f"0-1-{number};binlog.000001:{number * 1100}",
-                        shard_id="shop",
-                        tstamp=1_800_000_000_000,
-                        tables=(("shop", "orders"),),
-                        payload=payload,
-                    )
-                )
+            for number, fragment in enumerate(fragments):
+                log.append(fragment)
                 if number % BATCH == BATCH - 1:
                     log.commit(sync=False)
 
+        def write_many() -> None:
+            for at in range(0, TRANSACTIONS, BATCH):
+                log.append_many(fragments[at : at + BATCH])
+                log.commit(sync=False)
+
         profile("Write: append, a commit without sync every 100", write)
+        profile("Write: append_many of 100, a commit without sync", write_many)
         log.close()
         reader = LogReader.open(Path(here, "log"))
 
@@ -147,7 +162,51 @@ def main() -> int:
         profile("Apply: cursor, decode, a SQLite target, 100 source transactions in one of its own", apply)
         target.close()
         reader.close()
+    profile_channel()
     return 0
+
+
+def profile_channel() -> None:
+    """Profile a channel itself, as Spark runs it: into PostgreSQL, into nothing, and where all is another channel's."""
+    with tempfile.TemporaryDirectory(prefix="tranlog-bench-") as here, PostgresServer() as server:
+        shop = write_log(Path(here, "log"), TRANSACTIONS, seed=1)
+        nothing, others = (TargetOptions(kind="null", path=str(Path(here, name))) for name in ("nothing", "others"))
+        for title, options, plan in (
+            ("Channel: the log into PostgreSQL", fresh_target(server, shop), ShardPlan(channels=1)),
+            ("Channel: the log into nothing", nothing, ShardPlan(channels=1)),
+            ("Channel: passing over what is another's", others, ShardPlan(channels=2, default=0)),
+        ):
+            target = open_target(options)
+            target.ensure_tables()
+            last = plan.channels - 1
+            token = target.take(
+                pipeline=PIPELINE,
+                expected_token=0,
+                holder="bench",
+                channels=plan.channels,
+                shard_rule=plan.text(),
+                rows=[
+                    ChannelRow(channel=one, applied_seqno=NO_SEQNO if one == last else Seqno(TRANSACTIONS))
+                    for one in range(plan.channels)
+                ],
+                keep_assignment=False,
+            )
+            target.close()
+            task = ChannelTask(
+                pipeline=PIPELINE,
+                driver_token=token,
+                channel=last,
+                plan=plan,
+                log_dir=str(Path(here, "log")),
+                target=options,
+                until=Seqno(TRANSACTIONS - 1),
+            )
+
+            def work(task: ChannelTask = task) -> None:
+                result = run_task(task)
+                assert result.end is TaskEnd.LIMIT, result
+
+            profile(title, work, time.process_time)  # not what it waits for the server
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How long does it take from `tranlog run` to the first applied transaction, and where does the time go?
+"""How long from `tranlog run`, and from `tranlog apply`, to the first applied transaction, and where does it go?
 
-A SQLite source holds a few committed transactions, a PostgreSQL target is empty. The command's processes are watched
-from outside: the time until a JVM appears is Python's imports and the pipeline's own preparations, until Spark's Python
-daemon appears the JVM's, until a channel is claimed at the target the first task's, until its position moves the first
-rows'. Held against the least that anybody pays for Spark: a bare session that runs one trivial Python task (an RDD's,
-since `mapInArrow` asks for pandas, which tranlog does without).
+A SQLite source holds a few committed transactions, or a log does; a PostgreSQL target is empty. The command's processes
+are watched from outside: the time until a JVM appears is Python's imports and the pipeline's own preparations, until
+Spark's Python daemon appears the JVM's, until a channel is claimed at the target the first task's, until its position
+moves the first rows'. Held against the least that anybody pays for Spark: a bare session that runs one trivial Python
+task (an RDD's, since `mapInArrow` asks for pandas, which tranlog does without).
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from frame import Bench, Question, run, seconds_of
+from frame import Bench, Question, at_most, run, seconds_of
 
+from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.ids import NO_SEQNO
+from tranlog.log.log import Log
+from tranlog.source.packer import pack
 from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.servers import PostgresServer
+from tranlog.types import LogicalType
 
 QUESTION = Question(
     name="start",
-    text="How long does it take from `tranlog run` to the first transaction applied at the target?",
+    text="How long does it take from `tranlog run`, and from `tranlog apply`, to the first transaction applied at the "
+    "target?",
     peer="a new Python process that starts a bare PySpark session and runs one trivial Python task on it",
 )
 CHANNELS = 4
@@ -36,13 +41,27 @@ QUIET = subprocess.DEVNULL
 PATIENCE_S = 300.0
 PHASES = ("Python", "JVM", "first task", "first rows")
 
-CONFIG = """\
-[service]
-name = "bench"
+MOST_S = 8
+ARTICLES = 20
+STOCK = TableMap(
+    schema="main",
+    table="stock",
+    columns=(
+        Column(name="article", source_type="INTEGER", logical=LogicalType.INTEGER, nullable=False),
+        Column(name="pieces", source_type="INTEGER", logical=LogicalType.INTEGER),
+    ),
+    primary_key=(0,),
+)
 
+SOURCE = """\
 [source]
 kind = "sqlite"
 path = "shop.db"
+
+"""
+CONFIG = """\
+[service]
+name = "bench"
 
 [log]
 dir = "log"
@@ -113,26 +132,46 @@ def wait_for(found: Callable[[], bool], running: subprocess.Popen[bytes], what: 
         time.sleep(LOOK_S)
 
 
-def start_ours(server: PostgresServer, place: Path, turn: int) -> list[float]:
-    """Run the command on a source, a log and a target of its own; return the seconds of each phase."""
-    folder = place / str(turn)
-    folder.mkdir()
-    server.execute(f"CREATE DATABASE start{turn}")
-    options = TargetOptions(kind="postgres", dsn=server.dsn(f"start{turn}"))
+def fill_source(folder: Path) -> None:
+    """Commit a few transactions at a SQLite source."""
     shop = connect(f"{folder}/shop.db")
     shop.execute("CREATE TABLE stock (article INTEGER PRIMARY KEY, pieces INTEGER)")
-    for article in range(20):
+    for article in range(ARTICLES):
         shop.execute("INSERT INTO stock VALUES (?, 3)", (article,))
     shop.close()
+
+
+def fill_log(folder: Path) -> None:
+    """Commit the same to a log."""
+    with Log.open(f"{folder}/log", source_id="shop") as log:
+        for article in range(ARTICLES):
+            change = RowChange(STOCK, Op.INSERT, None, (article, 3))
+            tstamp = time.time_ns() // 1_000_000
+            for fragment in pack([change], source_id="shop", event_id=f"{article};", tstamp=tstamp):
+                log.append(fragment)
+        log.commit()
+
+
+def start_ours(server: PostgresServer, place: Path, turn: int, command: str) -> list[float]:
+    """Run `run` or `apply` with what it reads and a target of its own; return the seconds of each phase."""
+    name = f"{command}{turn}"
+    folder = place / name
+    folder.mkdir()
+    server.execute(f"CREATE DATABASE {name}")
+    options = TargetOptions(kind="postgres", dsn=server.dsn(name))
     conf = folder / "tranlog.toml"
-    conf.write_text(CONFIG.format(dsn=options.dsn, channels=CHANNELS))
-    server.execute("CREATE SCHEMA main", database=f"start{turn}")
-    server.execute("CREATE TABLE main.stock (article bigint PRIMARY KEY, pieces bigint)", database=f"start{turn}")
+    if command == "run":
+        fill_source(folder)
+    else:
+        fill_log(folder)
+    conf.write_text((SOURCE if command == "run" else "") + CONFIG.format(dsn=options.dsn, channels=CHANNELS))
+    server.execute("CREATE SCHEMA main", database=name)
+    server.execute("CREATE TABLE main.stock (article bigint PRIMARY KEY, pieces bigint)", database=name)
     target = open_target(options)
     target.ensure_tables()
     marks = [time.perf_counter()]
     running = subprocess.Popen(
-        [sys.executable, "-m", "tranlog", "--conf", str(conf), "run"],
+        [sys.executable, "-m", "tranlog", "--conf", str(conf), command],
         stdin=QUIET,
         stdout=QUIET,
         stderr=QUIET,
@@ -176,22 +215,25 @@ def start_bare(place: Path) -> float:
 
 
 def measure(bench: Bench) -> None:
-    """Start both by turns."""
-    ours: list[list[float]] = []
+    """Start all by turns."""
+    ours: dict[str, list[list[float]]] = {"run": [], "apply": []}
     bare: list[float] = []
     with tempfile.TemporaryDirectory(prefix="tranlog-bench-") as name, PostgresServer() as server:
         place = Path(name)
         start_bare(place)  # what the page cache does for the first is nobody's merit
         for turn in range(bench.rounds()):
-            for side in (0, 1) if turn % 2 else (1, 0):
-                if side:
-                    ours.append(start_ours(server, place, turn))
-                else:
+            for side in ("run", "bare", "apply")[:: -1 if turn % 2 else 1]:
+                if side == "bare":
                     bare.append(start_bare(place))
-            bench.say(f"{sum(ours[-1]):.1f} s, bare {bare[-1]:.1f} s")
-    bench.add("run to first applied", ours=[sum(phases) for phases in ours], anchor=bare, unit="s")
-    for number, phase in enumerate(PHASES):
-        bench.add(f"of it: {phase}", ours=[phases[number] for phases in ours], unit="s")
+                else:
+                    ours[side].append(start_ours(server, place, turn, side))
+            bench.say(f"run {sum(ours['run'][-1]):.1f} s, apply {sum(ours['apply'][-1]):.1f} s, bare {bare[-1]:.1f} s")
+    taken = {command: [sum(phases) for phases in rounds] for command, rounds in ours.items()}
+    bench.add("apply to first applied", ours=taken["apply"], unit="s", must=at_most(MOST_S))
+    for command, rounds in ours.items():
+        bench.add(f"{command} to first applied, against bare Spark", ours=taken[command], anchor=bare, unit="s")
+        for number, phase in enumerate(PHASES):
+            bench.add(f"{command}, of it: {phase}", ours=[phases[number] for phases in rounds], unit="s")
 
 
 if __name__ == "__main__":
