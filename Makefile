@@ -65,7 +65,7 @@ plain: install ## the tests of what is compiled once more, with the plain source
 	$(call verdict,TRANLOG_PLAIN=1 $(call within,5m,$(BIN)/pytest -q -n auto -m "not integration and not spark and not e2e and not slow" \
 	  $(ARGS) $(PLAIN_TESTS)))
 
-test: install ## everything that CI runs: 15 minutes at most
+test: install ## everything that CI runs: 20 minutes
 	@$(PACKAGES) java mariadb postgres sysbench
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory unit

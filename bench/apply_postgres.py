@@ -115,10 +115,12 @@ def catch_up(server: PostgresServer, folder: Path, shop: Shop, *, kind: str, cha
             arguments = ["-m", "tranlog", "--conf", str(conf), "apply", "--until", "now", "--json"]
         else:
             arguments = [__file__, PLAIN, str(folder), options.kind, options.path or options.dsn]
-        with closing(open_target(options)) as target, python(arguments) as running:
-            taken = watch(lambda: applied(target), running, shop.transactions, also=(server.pid,))
-            running.wait(60)
-            return taken
+        with closing(open_target(options)) as target:
+            target.ensure_tables()  # which are looked at from the first moment on
+            with python(arguments) as running:
+                taken = watch(lambda: applied(target), running, shop.transactions, also=(server.pid,))
+                running.wait(60)
+                return taken
 
 
 def measure(bench: Bench) -> None:

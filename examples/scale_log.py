@@ -54,7 +54,7 @@ def fragment(number: int) -> Fragment:
         shard_id=f"shop{number % 16}",
         tstamp=1_800_000_000_000 + number,
         tables=(("shop", "orders"),),
-        payload=PAYLOAD[: 900 + number % 120],
+        payload=PAYLOAD[: 830 + number % 120],
     )
 
 
