@@ -1,0 +1,195 @@
+"""Issue 7, item 5: `flush`, `check`, `offline --immediate` and `online --until-…` as an operator types them.
+
+The pipeline's channels are threads; tests/service/test_operating_spark.py has the article's session on Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import apsw
+import pytest
+
+from fix_operated import Operated, operation_of, without_java
+from tranlog.change import Column, Op, RowChange, TableMap
+from tranlog.log.log import Log, LogOptions
+from tranlog.pipeline.apply import ApplyOptions
+from tranlog.pipeline.operation import OnError
+from tranlog.pipeline.states import State
+from tranlog.service import cli
+from tranlog.service.control import ControlOptions, open_port
+from tranlog.service.operating import OperatingOptions, Operator, operated
+from tranlog.source.packer import pack
+from tranlog.source.sqlite import connect
+from tranlog.target.options import TargetOptions, open_target
+from tranlog.types import LogicalType
+
+CONFIG = """\
+[service]
+name = "shop"
+[source]
+kind = "sqlite"
+path = "source.db"
+[log]
+dir = "log"
+[target]
+kind = "sqlite"
+path = "target.db"
+[pipeline]
+name = "p"
+"""
+ITEM = TableMap(
+    schema="main",
+    table="item",
+    columns=(
+        Column(name="id", source_type="INTEGER", logical=LogicalType.INTEGER, nullable=False),
+        Column(name="note", source_type="TEXT", logical=LogicalType.TEXT),
+    ),
+    primary_key=(0,),
+)
+Tell = Callable[..., str]
+
+
+class Shop:
+    """A source, its log, whose transaction with seqno N inserts row N, and a running pipeline that is offline."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "tranlog.toml").write_text(CONFIG)
+        self.source = connect(str(folder / "source.db"))
+        self.source.execute("CREATE TABLE item (id INTEGER PRIMARY KEY, note TEXT)")
+        self.options = TargetOptions(kind="sqlite", path=str(folder / "target.db"))
+        target = open_target(self.options)
+        target.create_table(ITEM)
+        target.close()
+        self.write(20)
+        self._opened = ExitStack()
+
+    def write(self, upto: int) -> None:
+        """Commit rows at the source, and what capture would write of them."""
+        with Log.open(str(self.folder / "log"), source_id="shop") as log:
+            for seqno in range(int(log.last_seqno) + 1, upto + 1):
+                row = (seqno, f"row {seqno}")
+                self.source.execute("INSERT INTO item VALUES (?, ?)", row)
+                change = RowChange(ITEM, Op.INSERT, None, row)
+                log.transact(
+                    pack([change], source_id="shop", event_id=f"event {seqno}", tstamp=1_700_000_000_000 + 1000 * seqno)
+                )
+
+    def start(self) -> Operator:
+        given = ApplyOptions(
+            pipeline="p",
+            log_dir=str(self.folder / "log"),
+            target=self.options,
+            channels=2,
+            master="local[16]",
+            sync_interval_s=0.05,
+        )
+        operation = operation_of(given, on_error=OnError.OFFLINE)
+        run = Operated(operation, online=False)
+        self._opened.callback(run.join)
+        self._opened.callback(operation.end)
+        run.come_to(State.OFFLINE_NORMAL)
+        told = OperatingOptions(service="shop", source="sqlite source.db")
+        return self._opened.enter_context(operated(operation, LogOptions(), told, runtime_dir=None))
+
+    def rows(self) -> set[int]:
+        target = open_target(self.options)
+        try:
+            return {int(str(row[0])) for row in target.rows(ITEM)}
+        finally:
+            target.close()
+
+    def stop(self) -> None:
+        self._opened.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    without_java(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    opened = Shop(tmp_path)
+    try:
+        yield opened
+    finally:
+        opened.stop()
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Tell:
+    """Run a command here, and return what it printed; errors too, where another exit code than 0 is expected."""
+
+    def tell(line: str, *more: str, code: int = 0) -> str:
+        found = cli.main([*line.split(), *more])
+        said = capsys.readouterr()
+        assert found == code, (line, said)
+        return said.err if code >= 2 else said.out
+
+    return tell
+
+
+def test_flush_and_check(shop: Shop, told: Tell) -> None:
+    shop.start()
+    assert told("flush --timeout 0", code=1) == "not applied in time: everything up to seqno 20\n"
+    assert told("check --timeout 0", code=1).endswith("; 1 tables, differing: main.item\n")
+    told("online")
+    assert told("flush") == "applied: everything up to seqno 20\n"
+    assert told("check") == "applied up to seqno 20; 1 tables, all equal\n"
+    shop.write(25)
+    assert json.loads(told("flush --json"))["seqno"] == 25 and shop.rows() == set(range(1, 26)) - {21}, (
+        "the second opening is seqno 21"
+    )
+    shop.source.execute("UPDATE item SET note = 'not captured' WHERE id = 3")
+    found = json.loads(told("check --json --timeout 1", code=1))
+    assert found == {"seqno": 25, "applied": True, "differing": ["main.item"]}
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        ("--until-seqno", "7"),
+        ("--until-gtid", "GTID(1, 7)"),
+        ("--until-time", "2023-11-14T22:13:27"),
+        ("--until-event", "event 7"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_online_until(shop: Shop, told: Tell, limit: tuple[str, str]) -> None:
+    shop.start()
+    assert ", until " in told("-service shop online", *limit, "--skip-seqno", "2,4-5")
+    told("wait --applied 7 --state OFFLINE:NORMAL")
+    assert shop.rows() == {1, 3, 6, 7}
+    told("online --from-seqno 8")
+    told("wait --applied 20")
+    told("offline --immediate")
+    assert "is OFFLINE:NORMAL, applied up to seqno 20 of 20" in told("state")
+    assert shop.rows() == set(range(1, 21)) - {2, 4, 5}
+
+
+def test_an_error_is_pending_with_its_seqno_and_event_id(shop: Shop, told: Tell) -> None:
+    operator = shop.start()
+    target = apsw.Connection(shop.options.path)
+    target.execute("INSERT INTO item VALUES (9, 'mine')")
+    target.close()
+    told("online")
+    assert "conflict at seqno 9" in told("wait --applied 20", code=4)
+    pending = json.loads(told("state --json"))["pending"]
+    assert (pending["type"], pending["seqno"], pending["event_id"]) == ("ConflictError", 9, "event 9")
+    assert "ConflictError at seqno 9, event id 'event 9': conflict" in told("state")
+    with open_port(ControlOptions(address="127.0.0.1:0"), operator.handle) as server:
+        (shop.folder / "tranlog.toml").unlink()
+        told(f"online --skip-seqno 9 --host {server.address}")
+        told(f"wait --applied 20 --host {server.address}")
+    assert shop.rows() == set(range(1, 21))
+
+
+def test_contradictions_are_refused(shop: Shop, told: Tell) -> None:
+    shop.start()
+    assert "one limit at a time" in told("online --until-seqno 3 --until-event x", code=2)
+    assert "--until-time" in told("online --until-time tomorrow", code=2)
+    assert "--until-gtid" in told("online --until-gtid 7", code=2)
+    assert "--skip-seqno" in told("online --skip-seqno 5-3", code=2)
+    assert "a seqno is 0 or more" in told("online --from-seqno=-1", code=2)
