@@ -21,6 +21,8 @@ def test_it_is_apply_with_its_options() -> None:
     assert one.options.target == TargetOptions(kind="sqlite", path="target.db")
     url = "postgresql://here/db"
     assert Pipeline(Path("log"), target=url).options.target == TargetOptions(kind="postgres", dsn=url)
+    url = "mariadb://till:secret@here:3306/tranlog"
+    assert Pipeline(Path("log"), target=url).options.target == TargetOptions(kind="mariadb", dsn=url)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,7 @@ def test_it_is_apply_with_its_options() -> None:
         ({"target": "x.db", "channels": 0}, "channels"),
         ({"target": "x.db", "filters": [Delay(delay_s=-1)]}, "filter 1.delay_s"),
         ({"target": TargetOptions(kind="sqlite")}, "target.path"),
+        ({"target": "oracle://till:secret@here/db"}, "target"),
     ],
 )
 def test_what_cannot_work_is_refused(given: dict[str, Any], option: str) -> None:

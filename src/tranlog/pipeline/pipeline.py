@@ -17,19 +17,20 @@ from typing import TYPE_CHECKING, Any, Final
 from tranlog.errors import ConfigError
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
 from tranlog.pipeline.filters import Filter
-from tranlog.target.options import TargetOptions
+from tranlog.target.options import TargetKind, TargetOptions
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-_URLS: Final = ("postgresql://", "postgres://")
+_URLS: Final[dict[str, TargetKind]] = {"postgresql": "postgres", "postgres": "postgres", "mariadb": "mariadb"}
+"""Kinds of targets by the scheme of a URL."""
 
 
 class Pipeline:
     """Applies a log to a target through filters, on Spark, as `tranlog apply` does.
 
-    `source` is the log's directory. `target`: TargetOptions, or in short a `postgresql://` URL or a SQLite file's path.
-    `name`: whose positions these are at the target. `options` are further fields of ApplyOptions.
+    `source` is the log's directory. `target`: TargetOptions, or in short a `postgresql://` or `mariadb://` URL, or a
+    SQLite file's path. `name`: whose positions these are at the target. `options` are further fields of ApplyOptions.
 
     Raises ConfigError for what cannot work. Threads: `stop` from any, `run` in one at a time.
     """
@@ -87,6 +88,10 @@ def _target(target: TargetOptions | str) -> TargetOptions:
         return target
     if not target:
         raise ConfigError(option="target", value=None, why="is missing: TargetOptions, a URL, or a SQLite file's path")
-    if target.startswith(_URLS):
-        return TargetOptions(kind="postgres", dsn=target)
-    return TargetOptions(kind="sqlite", path=target)
+    scheme, is_url, _ = target.partition("://")
+    if not is_url:
+        return TargetOptions(kind="sqlite", path=target)
+    if scheme not in _URLS:
+        why = f"its scheme is none of {', '.join(_URLS)}; it may hold a password and is not repeated here"
+        raise ConfigError(option="target", value=None, why=why)
+    return TargetOptions(kind=_URLS[scheme], dsn=target)

@@ -319,7 +319,7 @@ def reload(
     they need a restart. A file that is wrong changes nothing. Exit code 1 if the channels did not meet in time; the
     plan then changes when they have.
 
-    
+    \b
     Example:
       tranlog reload
       tranlog -service shop reload --timeout 600
