@@ -125,7 +125,6 @@ class _Owners:
 
     def __init__(self, task: ChannelTask) -> None:
         self._task = task
-        self._known: dict[str, int] = {}
         self._target = open_target(task.target)
         self._stored = self._target.read_assignment(task.pipeline)
 

@@ -35,6 +35,7 @@ from tranlog.service import template as template_module
 from tranlog.service.capturing import CaptureThread, check_source, open_capture, open_tables
 from tranlog.service.clearing import CAVEATS, clear_log
 from tranlog.service.command import (
+    AsJson,
     Progress,
     confirm,
     new_app,
@@ -44,10 +45,10 @@ from tranlog.service.command import (
     say,
     stop_signals,
 )
-from tranlog.service.config import DEFAULT_FILE, Config, SourceKind, find_file, load, source_kind
+from tranlog.service.config import DEFAULT_FILE, Config, SourceKind, source_kind
 from tranlog.service.exits import ExitCode, error_line, exit_code_of
 from tranlog.service.operating import OperatingOptions, capture_endpoint, operated
-from tranlog.service.orders import add_orders, runtime_dir, show_view
+from tranlog.service.orders import PipelineName, add_orders, config_of, runtime_dir, show_view
 from tranlog.service.position import Move, read_rows, reset_position, set_position
 from tranlog.service.reloading import ConfigFile
 from tranlog.service.segments import log_app
@@ -80,10 +81,6 @@ add_orders(app)
 add_top(app)
 add_verify(app)
 
-AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
-Pipeline = Annotated[
-    str | None, typer.Option("--pipeline", "-pipeline", metavar="NAME", help="Instead of the configured name.")
-]
 TakeOver = Annotated[
     bool, typer.Option("--take-over", "-take-over", help="Although another process seems to run the pipeline.")
 ]
@@ -145,11 +142,6 @@ def locate(
     """
     require_command(ctx)
     ctx.obj = (conf, service)
-
-
-def _config(ctx: typer.Context) -> Config:
-    conf, service = ctx.obj
-    return load(find_file(conf=conf, service=service), environ=os.environ)
 
 
 # --- init ------------------------------------------------------------------------------------------------
@@ -225,7 +217,7 @@ def capture(
       tranlog --conf shop.toml capture --once
       tranlog capture --source thl:thl-of-the-replicator
     """
-    config = _config(ctx)
+    config = config_of(ctx)
     if source is not None:
         config = config.with_source(source)
     with (
@@ -326,7 +318,7 @@ def apply(
     master: Master = None,
     start: Start = None,
     take_over: TakeOver = False,
-    pipeline: Pipeline = None,
+    pipeline: PipelineName = None,
     stay: Stay = False,
     wait_offline: WaitOffline = False,
     metrics: Metrics = None,
@@ -344,7 +336,7 @@ def apply(
       tranlog apply --until now --channels 4
       tranlog --conf shop.toml apply --master spark://host:7077
     """
-    config = _config(ctx)
+    config = config_of(ctx)
     options = apply_options(
         config,
         until=until,
@@ -441,7 +433,7 @@ def run(
     master: Master = None,
     start: Start = None,
     take_over: TakeOver = False,
-    pipeline: Pipeline = None,
+    pipeline: PipelineName = None,
     package: Package = None,
     new_log: NewLog = False,
     stay: Stay = False,
@@ -457,7 +449,7 @@ def run(
       tranlog run
       tranlog run --channels 4
     """
-    config = _config(ctx)
+    config = config_of(ctx)
     options = apply_options(
         config,
         until=None,
@@ -536,7 +528,7 @@ def status(
       tranlog status --json --no-watch
       tranlog status -name stores
     """
-    config = _config(ctx)
+    config = config_of(ctx)
     if name is not None:
         show_view(config, name, watch_s=WATCH_S if watch else 0.0, as_json=as_json)
         return ExitCode.DONE
@@ -576,7 +568,7 @@ def tables_create(
       tranlog tables create --dry-run
       tranlog tables create --from source
     """
-    config = _config(ctx)
+    config = config_of(ctx)
     options = config.wanted_target()
     with Progress() as progress:
         tables = _tables_of_log(config, progress) if from_ == "log" else _tables_of_source(config)
@@ -629,7 +621,7 @@ def _position(ctx: typer.Context) -> None:
 
 
 @position_app.command("get")
-def position_get(ctx: typer.Context, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
+def position_get(ctx: typer.Context, pipeline: PipelineName = None, as_json: AsJson = False) -> None:
     """Print where each channel of the pipeline stands.
 
     \b
@@ -637,7 +629,7 @@ def position_get(ctx: typer.Context, pipeline: Pipeline = None, as_json: AsJson 
       tranlog position get
       tranlog position get --json
     """
-    config = _config(ctx)
+    config = config_of(ctx)
     name = config.pipeline.name if pipeline is None else pipeline
     rows = read_rows(config.wanted_target(), name)
     _show_rows(name, rows, as_json)
@@ -662,7 +654,7 @@ def position_set(
     ] = None,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     take_over: TakeOver = False,
-    pipeline: Pipeline = None,
+    pipeline: PipelineName = None,
     as_json: AsJson = False,
 ) -> None:
     """Put the pipeline at SEQNO.
@@ -675,7 +667,7 @@ def position_set(
       tranlog position set 1200
       tranlog position set 1200 --channel 2 -y
     """
-    config = _config(ctx)
+    config = config_of(ctx)
     name = config.pipeline.name if pipeline is None else pipeline
 
     def agree(move: Move) -> None:
@@ -710,7 +702,7 @@ def position_reset(
     ctx: typer.Context,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     take_over: TakeOver = False,
-    pipeline: Pipeline = None,
+    pipeline: PipelineName = None,
     as_json: AsJson = False,
 ) -> None:
     """Forget where the pipeline stands.
@@ -722,7 +714,7 @@ def position_reset(
     Example:
       tranlog position reset -y
     """
-    config = _config(ctx)
+    config = config_of(ctx)
     name = config.pipeline.name if pipeline is None else pipeline
     if not yes:
         confirm(f"Forget the position of pipeline {name} at {config.wanted_target().kind}?")
@@ -778,7 +770,7 @@ def reset(
       tranlog reset
       tranlog reset --dry-run
     """
-    config = _config(ctx)
+    config = config_of(ctx)
     told = None if after is None else _gtid(after)
     plan = clear_log(config.log_dir, after=told, dry_run=True)
     for caveat in CAVEATS:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import FrameType, TracebackType
-from typing import Any, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -33,6 +33,7 @@ from tranlog.service.exits import (
 
 HELP_NAMES: Final = {"help_option_names": ["-h", "-help", "--help"]}
 GLOBAL_FLAGS: Final = ("--debug", "--verbose")
+AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
 PROGRESS_EVERY_S: Final = 5.0
 """How often progress is printed where stderr is no terminal."""
 

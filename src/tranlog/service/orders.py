@@ -19,7 +19,7 @@ from tranlog.clock import SystemClock
 from tranlog.errors import ControlError
 from tranlog.pipeline.operation import ReplanEnd
 from tranlog.pipeline.view import WatchView
-from tranlog.service.command import print_json, say
+from tranlog.service.command import AsJson, print_json, say
 from tranlog.service.config import Config, find_file, load
 from tranlog.service.control import CAPTURE_NAME, call, socket_paths
 from tranlog.service.exits import ExitCode, Told, json_line
@@ -33,7 +33,6 @@ from tranlog.target.options import open_target
 GRACE_S = 15.0
 """How much longer than its request a command waits for the answer."""
 
-AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
 Host = Annotated[
     str | None,
     typer.Option("--host", "-host", metavar="HOST:PORT|SOCKET", help="Where it listens; default: by configuration."),

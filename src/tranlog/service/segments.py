@@ -28,7 +28,7 @@ from tranlog.log.reader import LogReader
 from tranlog.log.retention import Limit, PurgePlan, UpToSeqno, UpToTime
 from tranlog.log.segment import SegmentStat
 from tranlog.log.spilled import SpillStat
-from tranlog.service.command import Progress, confirm, new_app, print_json, require_command, say
+from tranlog.service.command import AsJson, Progress, confirm, new_app, print_json, require_command, say
 from tranlog.service.config import find_log
 from tranlog.service.exits import ExitCode
 from tranlog.tungsten.reader import Seek, TungstenCursor, TungstenReader
@@ -46,7 +46,6 @@ log_app = new_app(
     help="The segments of the log: look at them, add one, trim the oldest.\n\n\b\nExample:\n  tranlog log segments"
 )
 
-AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
 Directory = Annotated[
     str | None,
     typer.Option("--dir", "-dir", metavar="PATH", help="The log directory itself, without a configuration."),

@@ -16,10 +16,10 @@ from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
 from tranlog.pipeline.filter_chain import Chain
 from tranlog.service.capturing import open_tables
-from tranlog.service.command import Progress, print_json, say
+from tranlog.service.command import AsJson, Progress, print_json, say
 from tranlog.service.config import Config
 from tranlog.service.exits import ExitCode
-from tranlog.service.orders import AsJson, config_of
+from tranlog.service.orders import config_of
 from tranlog.service.verify import TableVerdict, select_tables, verify_tables
 from tranlog.target.options import open_target
 from tranlog.target.target import Target
