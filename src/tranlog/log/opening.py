@@ -263,10 +263,9 @@ def _continue(
             # the first sync of the new epoch is early enough: until then nothing is said to be durable beyond `proven`.
             file.sync()
             durable_end = end
-        if decided.last_first_lsn is None or lsn_segment(decided.last_first_lsn) != number:
-            # A writer that was killed may have left a segment whose name is not durable yet; it was made so before
-            # the first transaction went there.
-            disk.sync_dir(path)
+        # A writer that was killed may have left a segment whose name is not durable yet, or one that is removed and not
+        # so for certain: it would come back in front of what is purged now, or refer to spill that is dropped now.
+        disk.sync_dir(path)
         if decided.next_segment is not None:
             following = create_segment(path, disk, decided.next_segment, decided.last_seqno)
             file.close()
