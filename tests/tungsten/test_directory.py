@@ -423,6 +423,32 @@ def test_a_failed_sync_closes_the_log() -> None:
         assert again.last_seqno >= 0
 
 
+@pytest.mark.parametrize("call", [1, 2], ids=["killed before the sync", "the sync failed"])
+@pytest.mark.parametrize("rotated", [False, True])
+def test_what_an_opening_found_is_durable(call: int, rotated: bool) -> None:
+    """Nobody has synced it for certain, and whoever copies goes on behind it."""
+    disk = SimDisk()
+    with open_log(disk) as log:
+        log.append(make_event(0))
+    log = open_log(disk, segment_bytes=10 if rotated else 10**6)
+    if not rotated:
+        log.append(make_event(1))
+    disk.cut_at = disk.calls + 2 if call == 1 else None
+    disk.fail_at = {} if call == 1 else {disk.calls + 2: errno.EIO}
+    with pytest.raises((PowerCut, DiskFailedError)):
+        log.append(make_event(1)) if rotated else log.commit()
+    disk.kill()
+    with open_log(disk) as log:
+        last = log.last_seqno
+        assert last == (0 if rotated else 1)
+        whole = [(seqno, 0) for seqno in range(last + 1)]
+        assert [whole] * 8 == [read_places(disk.after_crash(random.Random(fate))) for fate in range(8)]
+        log.append(make_event(last + 1))
+        log.commit()
+        whole.append((last + 1, 0))
+        assert [whole] * 8 == [read_places(disk.after_crash(random.Random(fate))) for fate in range(8)]
+
+
 def test_a_directory_that_cannot_be_written() -> None:
     disk = tear_off("recover-zero-tail")
     disk.read_only = True

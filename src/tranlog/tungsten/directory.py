@@ -208,6 +208,10 @@ class TungstenLog:
         kept = [name for name in [self._keep(cut) for cut in plan.cuts] if name is not None]
         for cut in plan.cuts:
             self._carry_out(cut)
+        gone = [cut.number for cut in plan.cuts if cut.whole]
+        left = [entry.number for entry in entries if entry.number not in gone]
+        if left:
+            self._secure(left[-1], 0 if plan.last is None else plan.last.offset)
         if plan.create is not None:
             self._create(plan.create, self._base(entries))
         else:
@@ -257,6 +261,23 @@ class TungstenLog:
             self._disk.sync_dir(self.path)
             return
         _truncate(path, cut.offset, self._disk)
+
+    def _secure(self, number: int, last_offset: int) -> None:
+        """Make durable what an earlier writer wrote and no sync may have covered, and the row of segments.
+
+        What stood in one buffer is written again: after a failed sync the system may take it for written, and lose it.
+        """
+        file = self._disk.open(join(self.path, segment_name(number)), write=True)
+        try:
+            at, size = max(min(last_offset, file.size()) - BUFFER_BYTES, 0), file.size()
+            while at < size:
+                chunk = file.pread(min(WINDOW_BYTES, size - at), at)
+                file.pwrite(chunk, at)
+                at += len(chunk)
+            file.sync()
+        finally:
+            file.close()
+        self._disk.sync_dir(self.path)
 
     def _create(self, number: int, base_seqno: int) -> None:
         file = self._disk.open(join(self.path, segment_name(number)), write=True, create=True)
