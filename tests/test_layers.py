@@ -65,6 +65,7 @@ PURE = {
     "tranlog.log.repair",
     "tranlog.log.retention",
     "tranlog.log.rollback",
+    "tranlog.log.slices",
     "tranlog.log.spill",
     "tranlog.pipeline.channels",
     "tranlog.pipeline.filter_batches",

@@ -26,7 +26,7 @@ class DiskFile(Protocol):
     def pread(self, size: int, offset: int) -> bytes:
         """Return up to `size` bytes from `offset`; fewer only at the end of the file."""
 
-    def pwrite(self, raw: bytes, offset: int) -> None:
+    def pwrite(self, raw: bytes | memoryview, offset: int) -> None:
         """Write all of `raw` at `offset`. On OSError any prefix of it may have been written."""
 
     def write_out(self, size: int, offset: int) -> None:
@@ -144,7 +144,7 @@ class OsFile:
             got += len(raw)
         return b"".join(chunks)
 
-    def pwrite(self, raw: bytes, offset: int) -> None:
+    def pwrite(self, raw: bytes | memoryview, offset: int) -> None:
         view = memoryview(raw)
         while view:
             written = os.pwrite(self._fd, view, offset)

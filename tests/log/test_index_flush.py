@@ -95,7 +95,7 @@ class SlowTable(SimDisk):
         if write and path.startswith(TABLE):
             write_now = file.pwrite
 
-            def pwrite(raw: bytes, offset: int) -> None:
+            def pwrite(raw: bytes | memoryview, offset: int) -> None:
                 self.begun.set()
                 assert self.through.wait(60)
                 write_now(raw, offset)

@@ -50,7 +50,6 @@ from tranlog.errors import (
 )
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment
 from tranlog.log.aio import AsyncLog
-from tranlog.log.allocation import WRITE_OUT_BYTES
 from tranlog.log.damage import Damage
 from tranlog.log.diff import diff
 from tranlog.log.format import Impossible, encode_event, parse_event
@@ -59,6 +58,7 @@ from tranlog.log.open_transaction import OpenTransaction
 from tranlog.log.repair import Keep, RepairPlan
 from tranlog.log.repairing import repair
 from tranlog.log.retention import UpToSeqno
+from tranlog.log.slices import SEND_BYTES
 from tranlog.log.spill import (
     CHUNK_HEADER_BYTES,
     REFERENCE,
@@ -174,7 +174,9 @@ def test_the_highest_is_the_one_that_retention_waits_for() -> None:
 
 @given(st.binary(min_size=1, max_size=500), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.booleans())
 def test_a_chunk_comes_back(raw: bytes, seq: int, previous: int, compress: bool) -> None:
-    chunk = encode_chunk(bytes(range(16)), seq, previous, 7, raw, compress=compress)
+    cut = len(raw) // 3
+    pieces: list[bytes | memoryview] = [raw[:cut], memoryview(raw)[cut:]]
+    chunk = b"".join(encode_chunk(bytes(range(16)), seq, previous, 7, pieces, compress=compress))
     header = parse_chunk_header(chunk)
     assert not isinstance(header, Impossible)
     assert (header.oid, header.seq, header.previous, header.written_at) == (bytes(range(16)), seq, previous, 7)
@@ -184,7 +186,7 @@ def test_a_chunk_comes_back(raw: bytes, seq: int, previous: int, compress: bool)
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_every_flipped_bit_of_a_chunk_is_found(compress: bool) -> None:
-    chunk = encode_chunk(bytes(16), 3, 4, 5, b"fragments " * 30, compress=compress)
+    chunk = b"".join(encode_chunk(bytes(16), 3, 4, 5, [b"fragments " * 30], compress=compress))
     for bit in range(len(chunk) * 8):
         raw = bytearray(chunk)
         raw[bit // 8] ^= 1 << bit % 8
@@ -197,7 +199,7 @@ def test_every_flipped_bit_of_a_chunk_is_found(compress: bool) -> None:
 
 def test_a_chunk_that_lies_about_its_content_is_impossible() -> None:
     """A checksum proves the bytes; what they mean is still held against what they say."""
-    good = encode_chunk(bytes(16), 0, 0, 0, b"x" * 100, compress=True)
+    good = b"".join(encode_chunk(bytes(16), 0, 0, 0, [b"x" * 100], compress=True))
     header = parse_chunk_header(good)
     assert not isinstance(header, Impossible) and header.codec == 1
     body = good[CHUNK_HEADER_BYTES:-5]
@@ -1025,8 +1027,8 @@ def test_what_spills_goes_to_the_disk_as_it_comes(monkeypatch: pytest.MonkeyPatc
         for path, ranges in sent.items():
             ends = [SPILL_HEADER_BYTES, *(end for _, end in ranges)]
             assert [start for start, _ in ranges] == ends[:-1]
-            assert all(end - start < WRITE_OUT_BYTES + (1 << 19) for start, end in ranges)
-            assert len(disk.content(path)) - ends[-1] < WRITE_OUT_BYTES
+            assert all(end - start < SEND_BYTES + (1 << 19) for start, end in ranges)
+            assert len(disk.content(path)) - ends[-1] < SEND_BYTES
 
 
 def test_a_full_disk_gets_back_what_the_refused_transaction_had_spilled() -> None:

@@ -10,7 +10,7 @@ Source: tokumx-replication (a GTID is taken when a commit begins, and may finish
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -19,22 +19,22 @@ from tranlog.disk import DiskFile
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.format import EXTENSION_ITEM, encode_event
 from tranlog.log.prefix import Extent
+from tranlog.log.slices import Outflow, slices
 from tranlog.payload import Payload, encode
 from tranlog.shard import UNKNOWN_SHARD
-
-_JOIN_BELOW = 64 * 1024
-"""Payloads shorter than this are written together with what stands around them."""
-SLICE_BYTES = 64 * 1024
-"""How much is written at once: while it is, nobody else can write into the segment."""
-WRITE_OUT_BYTES = 2 << 20
-"""After so many bytes they go to the disk, so that the system never makes those wait who write little."""
 
 
 class AllocatingLog(Protocol):
     """What an allocation needs of its log. All of it takes the log's lock; the bytes are written without it."""
 
+    def syncs(self) -> int:
+        """Return how many syncs there were; takes no lock."""
+
     def begin_write(self, extent: Extent) -> DiskFile:
         """Return the file to write into. Raises whatever has closed or refused the log meanwhile."""
+
+    def give_way(self) -> bool:
+        """Let those who commit go first."""
 
     def end_write(self, extent: Extent, failure: OSError | None) -> None:
         """Learn that the writing ended. Raises the error that a failure means."""
@@ -45,12 +45,11 @@ class AllocatingLog(Protocol):
 
 def records_of(
     fragments: Sequence[Fragment], *, seqno: Seqno, epoch: Epoch, checksum: bool, padding: int, spilled: bool = False
-) -> list[bytes]:
+) -> Iterator[bytes]:
     """Return the bytes of a transaction, in pieces; `padding` goes into its first record.
 
-    `spilled`: the one fragment is what refers to the transaction.
+    `spilled`: the one fragment is what refers to the transaction. Lazy: no record is there before it is asked for.
     """
-    pieces: list[bytes] = []
     for fragno, fragment in enumerate(fragments):
         head, trailer = encode_event(
             seqno=seqno,
@@ -67,11 +66,9 @@ def records_of(
             padding=0 if fragno else padding,
             spilled=spilled,
         )
-        if len(fragment.payload) < _JOIN_BELOW:
-            pieces.append(head + fragment.payload + trailer)
-        else:
-            pieces += (head, fragment.payload, trailer)
-    return pieces
+        yield head
+        yield fragment.payload
+        yield trailer
 
 
 def empty_transaction(ids: tuple[str, str], tstamp: int, filling: int = 0) -> Fragment:
@@ -111,9 +108,8 @@ def empty_records(
         if 0 < padding < EXTENSION_ITEM.size:
             filling += padding
             padding = size - size_of([empty_transaction(ids, tstamp, filling)])
-    pieces = records_of(
-        [empty_transaction(ids, tstamp, filling)], seqno=seqno, epoch=epoch, checksum=checksum, padding=padding
-    )
+    empty = [empty_transaction(ids, tstamp, filling)]
+    pieces = list(records_of(empty, seqno=seqno, epoch=epoch, checksum=checksum, padding=padding))
     assert sum(len(piece) for piece in pieces) == size
     return pieces
 
@@ -207,19 +203,20 @@ class Allocation:
             checksum=self._checksum,
         )
 
-    def _fill(self, pieces: list[bytes]) -> None:
+    def _fill(self, pieces: Iterable[bytes]) -> None:
         file = self._log.begin_write(self._extent)
         failure: OSError | None = None
         try:
-            at = out = self._start
-            for piece in pieces:
-                for begin in range(0, len(piece), SLICE_BYTES):
-                    part = piece[begin : begin + SLICE_BYTES]
-                    file.pwrite(part, at)
-                    at += len(part)
-                    if at - out >= WRITE_OUT_BYTES:
-                        file.write_out(at - out, out)
-                        out = at
+            at = self._start
+            outflow = Outflow(at, self._log.syncs())
+            for part in slices(pieces):
+                self._log.give_way()
+                file.pwrite(part, at)
+                at += len(part)
+                outflow.wrote(at)
+                while (out := outflow.due(self._log.syncs())) is not None:
+                    self._log.give_way()
+                    file.write_out(*out)
         except OSError as exc:
             failure = exc
         finally:

@@ -66,6 +66,9 @@ from tranlog.log.spilling import SpilledTransaction, Spilling
 
 logger = logging.getLogger(__name__)
 
+_GIVE_WAY_S = 0.001
+"""So long a large transaction waits for those who commit, between two of its slices."""
+
 
 class LogEnd:
     """The writing end of a log; `Log` is what is opened.
@@ -92,7 +95,15 @@ class LogEnd:
         self._segments = Segments(path, disk)
         self._segments.recent = self._recent = RecentPieces()
         self._purging = Purging(path, disk, self._segments)
-        self._spilling = Spilling(path, disk=disk, clock=clock, options=options, may_write=lock_file.held)
+        self._spilling = Spilling(
+            path,
+            disk=disk,
+            clock=clock,
+            options=options,
+            may_write=lock_file.held,
+            give_way=self.give_way,
+            syncs=self.syncs,
+        )
         self._positions: PositionsFile | None = None
         self._index_flush = IndexFlush(path, disk, clock, self._segments, options)
         self._syncs = 0
@@ -115,6 +126,7 @@ class LogEnd:
         self._owner = 0
         self._open_start = 0
         self._transaction_bytes = 0
+        self._moving = False  # it is being moved to spill, under the lock
         self._spilled: SpilledTransaction | None = None  # it became too large, and is being spilled
         self._refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
         # visible
@@ -225,6 +237,7 @@ class LogEnd:
         """
         spilled = self._spilling.begin(self._pending.epoch)
         fragno = self._fragno
+        self._moving = True
         try:
             if fragno:
                 self._flush()
@@ -238,6 +251,8 @@ class LogEnd:
             if isinstance(exc, LogError) and self._fragno:
                 self._drop_open()
             raise
+        finally:
+            self._moving = False
         self._open_start = self._pending.start + len(self._pending)
         self._fragno = fragno + 1
         self._owner = me
@@ -259,6 +274,23 @@ class LogEnd:
             extent.writing = True
             assert self._file is not None
             return self._file
+
+    def syncs(self) -> int:
+        """Return how many syncs there were since the log was opened; takes no lock."""
+        return self._syncs
+
+    def give_way(self) -> bool:
+        """Let those who commit go first, for a moment; return whether they are through.
+
+        For whoever writes much beside them, between one slice and the next, without the log's lock: who holds that may
+        want the interpreter, the processor, or the segment's file.
+        """
+        if self._moving or not self._lock.locked():
+            return True
+        if not self._lock.acquire(timeout=_GIVE_WAY_S):
+            return False
+        self._lock.release()
+        return True
 
     def end_write(self, extent: Extent, failure: OSError | None) -> None:
         """For `Allocation` only."""

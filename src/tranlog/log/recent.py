@@ -101,7 +101,7 @@ class RecentFile:
         found = self._recent.read(self._number, size, offset)
         return self._file.pread(size, offset) if found is None else found
 
-    def pwrite(self, raw: bytes, offset: int) -> None:
+    def pwrite(self, raw: bytes | memoryview, offset: int) -> None:
         raise AssertionError("readers do not write")
 
     def write_out(self, size: int, offset: int) -> None:

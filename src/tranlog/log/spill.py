@@ -16,10 +16,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from zlib import crc32
 
 import msgspec
 
+from tranlog.checksum import crc32
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn_segment
 from tranlog.log.format import (
     BAD_CHECKSUM,
@@ -141,17 +141,24 @@ class ChunkHeader(msgspec.Struct, frozen=True):
     raw_length: int
 
 
-def encode_chunk(oid: bytes, seq: int, previous: int, written_at: int, raw: bytes, *, compress: bool) -> bytes:
-    """Return a chunk record around `raw`, the event records of some fragments."""
-    codec, kept = AS_IT_IS, raw
+def encode_chunk(
+    oid: bytes, seq: int, previous: int, written_at: int, raw: Sequence[bytes | memoryview], *, compress: bool
+) -> Iterator[bytes | memoryview]:
+    """Return a chunk record around `raw`, the event records of some fragments, cut anywhere; in pieces as well."""
+    raw_length = sum(map(len, raw))
+    codec, kept, length = AS_IT_IS, raw, raw_length
     if compress:
-        packed = zlib.compress(raw, 1)
-        if len(packed) < len(raw):
-            codec, kept = DEFLATED, packed
-    length = CHUNK_OVERHEAD + len(kept)
-    head = CHUNK.pack(length, CHUNK_TYPE, oid, seq, previous, max(written_at, 0), codec, len(raw))
+        packed = zlib.compress(b"".join(raw), 1)
+        if len(packed) < raw_length:
+            codec, kept, length = DEFLATED, (packed,), len(packed)
+    head = CHUNK.pack(CHUNK_OVERHEAD + length, CHUNK_TYPE, oid, seq, previous, max(written_at, 0), codec, raw_length)
     head += CRC.pack(crc32(head))
-    return b"".join((head, kept, TRAILER.pack(CRC_32, crc32(b"\x01", crc32(kept, crc32(head))))))
+    yield head
+    crc = crc32(head)
+    for piece in kept:
+        crc = crc32(piece, crc)
+        yield piece
+    yield TRAILER.pack(CRC_32, crc32(b"\x01", crc))
 
 
 def parse_chunk_header(raw: bytes) -> ChunkHeader | Impossible:

@@ -32,7 +32,6 @@ from tranlog.errors import (
     SpillFailedError,
 )
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn_offset
-from tranlog.log.allocation import WRITE_OUT_BYTES
 from tranlog.log.format import (
     HEADER,
     RECORD_BYTES_MAX,
@@ -49,6 +48,7 @@ from tranlog.log.format import (
 from tranlog.log.opening import DISK_FULL
 from tranlog.log.options import LogOptions
 from tranlog.log.segment import LOCK_NAME, SegmentReader, join, list_segments
+from tranlog.log.slices import Outflow, slices
 from tranlog.log.spill import (
     CHUNK_OVERHEAD,
     OID,
@@ -153,9 +153,23 @@ class Spilling:
     """The spill of one log. Threads: any; its own lock guards it, taken after the log's where both are."""
 
     def __init__(
-        self, path: str, *, disk: Disk, clock: Clock, options: LogOptions, may_write: Callable[[], bool]
+        self,
+        path: str,
+        *,
+        disk: Disk,
+        clock: Clock,
+        options: LogOptions,
+        may_write: Callable[[], bool],
+        give_way: Callable[[], bool],
+        syncs: Callable[[], int],
     ) -> None:
-        """`may_write` says whether the log's lock is still held: another writer would give out the same numbers."""
+        """`may_write` says whether the log's lock is still held: another writer would give out the same numbers.
+
+        `give_way` lets those who commit go first; False where they are not through in time. `syncs` returns how many
+        syncs the log has had.
+        """
+        self.give_way = give_way
+        self.syncs = syncs
         self._path = path
         self._may_write = may_write
         self._disk = disk
@@ -210,7 +224,7 @@ class Spilling:
             self._begun += 1
             return SpilledTransaction(self, OID.pack(epoch, self._begun), self._options)
 
-    def write_chunk(self, spilled: SpilledTransaction, raw: bytes) -> None:
+    def write_chunk(self, spilled: SpilledTransaction, raw: Sequence[bytes | memoryview]) -> None:
         """For `SpilledTransaction` only: write its next chunk behind whatever was spilled last."""
         with self._lock:
             if self._closed:
@@ -227,18 +241,23 @@ class Spilling:
                 raw,
                 compress=self._options.spill_compress,
             )
+            end, patient = active.end, True
             try:
-                active.file.pwrite(chunk, active.end)
+                for part in slices(chunk):
+                    # Once is enough for a chunk: who commits may be waiting for the lock that is held here.
+                    patient = patient and self.give_way()
+                    active.file.pwrite(part, end)
+                    end += len(part)
             except OSError as exc:
                 # The next chunk takes this place: what was written of this one was never anything.
                 if exc.errno not in DISK_FULL:
                     active.failed = exc.strerror or str(exc)
                 raise self._failure(exc, active.number, "write") from exc
             place = Lsn(active.number << 32 | active.end)
-            active.end += len(chunk)
+            size, active.end = end - active.end, end
             if not spilled.chunks:
                 self._open[spilled.oid] = active.number
-            if spilled.took(place, len(chunk), active):
+            if spilled.took(place, size, active):
                 active.users += 1
 
     def roll(self) -> int:
@@ -442,10 +461,7 @@ class SpilledTransaction:
         self._raw_bytes = 0
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._not_out = (
-            0,
-            0,
-        )  # where in its newest segment it began to write what was not sent to the disk, and how much
+        self._outflow = Outflow(0, 0)  # to its newest segment
         self._over = False
 
     def add(self, fragment: Fragment) -> None:
@@ -486,15 +502,14 @@ class SpilledTransaction:
             self._write()
 
     def _write(self) -> None:
-        raw = b"".join(self._pending)
+        raw, size = list(slices(self._pending)), self._pending_bytes
         self._pending = []
         self._pending_bytes = 0
-        self._raw_bytes += len(raw)
         self._spilling.write_chunk(self, raw)
-        start, size = self._not_out
-        if size >= WRITE_OUT_BYTES:
-            self.files[-1].file.write_out(size, start)
-            self._not_out = (start + size, 0)
+        self._raw_bytes += size
+        while (out := self._outflow.due(self._spilling.syncs())) is not None:
+            self._spilling.give_way()
+            self.files[-1].file.write_out(*out)
 
     def took(self, place: Lsn, size: int, segment: _Segment) -> bool:
         """For `Spilling` only: the chunk stands at `place`. Return whether it is the first in its segment."""
@@ -503,13 +518,12 @@ class SpilledTransaction:
         self.last = place
         self.chunks += 1
         self._spilled_bytes += size
-        if self.files and self.files[-1] is segment:
-            start = self._not_out[0]
-            self._not_out = (start, lsn_offset(place) + size - start)
-            return False
-        self._not_out = (lsn_offset(place), size)
-        self.files.append(segment)
-        return True
+        fresh = not self.files or self.files[-1] is not segment
+        if fresh:
+            self.files.append(segment)
+            self._outflow = Outflow(lsn_offset(place), self._spilling.syncs())
+        self._outflow.wrote(lsn_offset(place) + size)
+        return fresh
 
     def finish(self) -> Reference:
         """Write what is left; return, once everything is durable, what the referring record says.

@@ -442,7 +442,7 @@ class SimFile:
                 raise OSError(errno.EIO, "Input/output error", self._path)
             return bytes(self._file.content[offset : offset + size])
 
-    def pwrite(self, raw: bytes, offset: int) -> None:
+    def pwrite(self, raw: bytes | memoryview, offset: int) -> None:
         """Write all of `raw` at `offset`, or a part of it and raise."""
         disk = self._disk
         with disk._lock:
@@ -451,13 +451,13 @@ class SimFile:
             failure = disk._changing("pwrite", self._path)
             size = len(self._file.content)
             if failure:
-                self._file.do(_Write(offset, raw[: len(raw) // 2]))
+                self._file.do(_Write(offset, bytes(raw[: len(raw) // 2])))
                 raise OSError(failure, f"injected at call {disk.calls}", self._path)
             growth = max(0, offset + len(raw) - size)
             if disk.room is not None and growth > disk.room:
                 fits = len(raw) - (growth - disk.room)
                 if fits > 0:
-                    self._file.do(_Write(offset, raw[:fits]))
+                    self._file.do(_Write(offset, bytes(raw[:fits])))
                     disk.room = 0
                 raise OSError(errno.ENOSPC, "No space left on device", self._path)
             if disk.room is not None:
