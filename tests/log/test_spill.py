@@ -1027,7 +1027,7 @@ def test_what_spills_goes_to_the_disk_as_it_comes(monkeypatch: pytest.MonkeyPatc
         for path, ranges in sent.items():
             ends = [SPILL_HEADER_BYTES, *(end for _, end in ranges)]
             assert [start for start, _ in ranges] == ends[:-1]
-            assert all(end - start < SEND_BYTES + (1 << 19) for start, end in ranges)
+            assert all(end - start <= SEND_BYTES for start, end in ranges)
             assert len(disk.content(path)) - ends[-1] < SEND_BYTES
 
 

@@ -15,7 +15,7 @@ SLICE_BYTES = 64 * 1024
 """How much is written at once: while it is, nobody else can write into the segment."""
 SEND_BYTES = 2 << 20
 """After so many bytes they are sent to the disk, so that the system never makes those wait who write little."""
-SEND_BESIDE_BYTES = 256 * 1024
+SEND_BESIDE_BYTES = 512 * 1024
 """After so many while others sync: theirs waits behind what is on its way to the disk."""
 
 
