@@ -69,11 +69,12 @@ def test_a_standalone_cluster_needs_its_secret_or_a_word_that_it_has_none() -> N
 
 def test_driver_and_executors_know_each_other_by_a_secret_that_is_not_shown() -> None:
     """ "`spark.authenticate` with a generated secret and loopback or private binds by default"."""
-    settings = cluster_settings("local-cluster[2,2,512]", EngineOptions())
+    master = "local-cluster[2,2,1024]"
+    settings = cluster_settings(master, EngineOptions())
     assert settings["spark.authenticate"] == settings["spark.network.crypto.enabled"] == "true"
-    assert settings["spark.executor.memory"] == "512m"
+    assert settings["spark.executor.memory"] == "1024m"
     secret = settings["spark.authenticate.secret"]
-    assert len(secret) == 64 != cluster_settings("local-cluster[2,2,512]", EngineOptions())["spark.authenticate.secret"]
+    assert len(secret) == 64 != cluster_settings(master, EngineOptions())["spark.authenticate.secret"]
     assert secret not in repr(shown(settings)) and "spark.authenticate" in shown(settings)
     given = EngineOptions(secret="hush", settings={"spark.authenticate.secret": "hush"})
     assert "hush" not in repr(given) and pickle.loads(pickle.dumps(given)) == given
