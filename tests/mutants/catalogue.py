@@ -165,6 +165,18 @@ SHARDS_BY_TURNS = Mutant(
     ),
 )
 
+NO_DRAIN = Mutant(
+    name="no-drain",
+    what="another plan begins where one of the channels stands, and not where all of them do",
+    edits=(
+        Edit(
+            module="tranlog.pipeline.progress",
+            old="    if len(positions) > 1:\n",
+            new="    if not positions:\n",
+        ),
+    ),
+)
+
 OUTBOX_FREED_BEFORE_SYNC = Mutant(
     name="outbox-freed-before-sync",
     what="the source forgets a batch before the log has made it durable",
@@ -229,6 +241,7 @@ MUTANTS = {
         OTHERS_DO_NOT_WAIT,
         POSITION_AHEAD_OF_ROWS,
         SHARDS_BY_TURNS,
+        NO_DRAIN,
         OUTBOX_FREED_BEFORE_SYNC,
         ACKNOWLEDGED_BEFORE_SYNC,
     )

@@ -1,14 +1,18 @@
-"""Rounds of channels in processes of their own at a real PostgreSQL, killed at random: is the log's order the target's?
+"""Rounds of a pipeline at a real PostgreSQL, killed and re-planned at random: is the log's order the target's?
 
-Real: the log, the tasks' loop in a process per channel, the driver's take-over, the target, kill -9 and SIGSTOP. Not
-here: Spark, which only starts those processes. A round's seed decides the log, the channels, the harms and the pauses
-between them, and the slow shard; who is how fast is the machine's.
+Real: the log, the driver in a process of its own (`order_driver`), the tasks' loop in a process per channel, the
+target, kill -9 and SIGSTOP of any of them. Not here: Spark, which only starts those processes, and again those that
+died. A round's seed decides the log, what the pipeline is (`order_workload`: queues on disk, in memory or none;
+channels; what a shard is and whose; a `shard.list`), the harms, another plan while it runs or while it rests, the
+pauses between all that, and the slow shard; who is how fast is the machine's.
 
-Each transaction inserts its number into a table per shard, without a key, so that the target refuses no double; a
-trigger notes each row with what its session saw, and `tranlog.testing.order` holds that against the log.
+Each transaction inserts its number into tables without a key, so that the target refuses no double; a trigger notes
+each row with what its session saw, and `tranlog.testing.order` holds that against the log. Another trigger notes each
+plan with the positions behind which it holds: every transaction is judged by the plan under which it was applied, and
+all in front of a change of plan must have been applied before all behind it.
 
 `python order_rounds.py FOLDER FIRST ROUNDS DSN` prints one JSON object, with the first round in which something was
-wrong, and what. It needs a database of its own.
+wrong, and what, and how often each thing was drawn. It needs a database of its own.
 """
 
 from __future__ import annotations
@@ -20,47 +24,30 @@ import random
 import shutil
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psycopg
 
+from mutants.order_driver import Done, Ended, Planned, Stop, Wanted, Work, run_driver, run_work
+from mutants.order_workload import SCHEMAS, TABLES, Written, draw_parallelization, draw_plan, logged_by, write
 from mutants.rounds import play_rounds
-from tranlog.change import Column, Op, RowChange, TableMap
+from tranlog.errors import PipelineHeldError, ReplacedError
 from tranlog.ids import Seqno
 from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
-from tranlog.pipeline.apply import ApplyOptions, _Driver
-from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, TaskResult, run_task
-from tranlog.pipeline.channels import AssignmentRule, ShardBy
-from tranlog.pipeline.progress import Drain, Run
-from tranlog.shard import ShardRule, ShardRuleKind
-from tranlog.source.packer import TransactionPacker
+from tranlog.pipeline.apply import ApplyOptions
+from tranlog.pipeline.channel import GroupBounds, TaskEnd, TaskResult
+from tranlog.pipeline.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.testing.order import AUDIT_INSERT, AUDIT_TABLE, Logged, Trace, find_fault
-from tranlog.types import LogicalType
+from tranlog.testing.order import AUDIT_INSERT, AUDIT_TABLE, Trace, find_fault
 
-BY_SCHEMA = ShardRule(kind=ShardRuleKind.SCHEMA)
-SHARDS = ("a", "b", "c", "d", "e")
-LISTED = "e"
-"""The shard that some rounds make serial."""
 LONGEST_S = 120.0
 """A round takes seconds; one that takes so long waits for something that never comes."""
 FORK = multiprocessing.get_context("fork")
-
-
-def events(shard: str) -> TableMap:
-    """The table of a shard: numbers, without a key."""
-    column = Column(name="number", source_type="bigint", logical=LogicalType.INTEGER, nullable=False)
-    return TableMap(schema=shard, table="events", columns=(column,), primary_key=())
-
-
-TABLES = {shard: events(shard) for shard in SHARDS}
 
 
 class WrongError(Exception):
@@ -69,28 +56,21 @@ class WrongError(Exception):
 
 @dataclass(slots=True)
 class Task:
-    """A channel in a process, and the end of the pipe by which its result comes."""
+    """A task of a job in a process, and the end of the pipe by which its result comes."""
 
-    given: ChannelTask
+    job: int
+    work: Work
     process: BaseProcess
     result: Connection
 
 
-def write(log: Log, rng: random.Random, serial: Sequence[str]) -> Iterator[Logged]:
-    """Append transactions: most in one shard, some over several, now and then many of those in a row."""
-    packer = TransactionPacker(source_id="test", rule=BY_SCHEMA)
-    chance = rng.choice((0.0, 0.05, 0.2))
-    run = 0
-    for number in itertools.count(1):
-        run = run - 1 if run else rng.choice((1, 1, 4)) if rng.random() < chance else 0
-        shards = tuple(sorted(rng.sample(SHARDS, 2 if run else 1)))
-        rows = [shard for shard in shards for _ in range(rng.choice((1, 1, 3)))]
-        packer.begin(BY_SCHEMA)
-        for shard in rows:
-            change = RowChange(TABLES[shard], Op.INSERT, None, (number,))
-            assert packer.add(change, event_id="", tstamp=1) is None
-        log.append(packer.finish(event_id=f"event {number}", tstamp=number))
-        yield Logged(number=number, shards=shards, rows=len(rows), listed=shards[0] in serial)
+@dataclass(slots=True)
+class Driver:
+    """The driver's process, and the pipe to it. `resting`: it was told to end."""
+
+    process: BaseProcess
+    pipe: Connection
+    resting: bool = False
 
 
 def trail_of(session: psycopg.Connection) -> list[Trace]:
@@ -99,126 +79,172 @@ def trail_of(session: psycopg.Connection) -> list[Trace]:
     return [Trace(place=place, number=number, xact=xact, snapshot=snapshot) for place, number, xact, snapshot in rows]
 
 
+def plans_of(session: psycopg.Connection, pipeline: str) -> list[tuple[Seqno, ShardPlan]]:
+    """Return each plan that the target noted, with the seqno behind which it held. Raises WrongError."""
+    rows = session.execute(
+        "SELECT channels, shard_rule, low, high FROM public.plans WHERE pipeline = %s ORDER BY place", (pipeline,)
+    ).fetchall()
+    for channels, rule, low, high in rows:
+        if low != high:
+            raise WrongError(f"the plan became {channels} channels, {rule}, with channels at {low} to {high}")
+    return [(Seqno(low), ShardPlan.parse(rule, channels=channels)) for channels, rule, low, _ in rows]
+
+
 class Stage:
     """One round."""
 
-    def __init__(self, folder: Path, dsn: str, seed: int) -> None:
+    def __init__(self, folder: Path, dsn: str, seed: int, tally: Counter[str]) -> None:
         self.rng = random.Random(seed)
+        self.tally = tally
         self.pipeline = f"p{seed}"
         self.log_dir = folder / f"log-{seed}"
         shutil.rmtree(self.log_dir, ignore_errors=True)
-        self.options = TargetOptions(kind="postgres", dsn=dsn)
-        self.channels = self.rng.choice((2, 3, 4))
-        self.rule = AssignmentRule.RECORDED
-        self.by = ShardBy.RECORDED
-        self.serial = (LISTED,) if self.rng.random() < 0.3 else ()
+        self.session = psycopg.connect(dsn, autocommit=True)
+        self.slow = self.rng.choice(SCHEMAS)
         self.harms = self.rng.randint(2, 5)
-        self.slow = self.rng.choice(SHARDS)
-        self.tasks: dict[int, Task] = {}
-        self.draining = False
+        self.harm_at = float(self.rng.choice((-1, 5, 20, 60)))
+        self.driver: Driver | None = None
+        self.tasks: list[Task] = []
         self.stopped: list[BaseProcess] = []
+        self.woken: list[BaseProcess] = []
+        self.answers: list[Planned] = []
         self.log = self.write()
+        self.options = self.draw(
+            ApplyOptions(
+                pipeline=self.pipeline,
+                log_dir=str(self.log_dir),
+                target=TargetOptions(kind="postgres", dsn=dsn),
+                until_seqno=int(self.log[-1].seqno),
+                sync_interval_s=0.1,
+            )
+        )
         self.deadline = time.monotonic() + LONGEST_S
 
-    def write(self) -> list[Logged]:
+    def write(self) -> list[Written]:
         """Write the log."""
         with Log.open(str(self.log_dir), source_id="test") as log:
-            logged = list(itertools.islice(write(log, self.rng, self.serial), self.rng.randint(60, 160)))
+            written = list(itertools.islice(write(log, self.rng), self.rng.randint(80, 200)))
             log.commit()
-            self.last = log.last_seqno
-        return logged
+        return written
+
+    def draw(self, options: ApplyOptions) -> ApplyOptions:
+        """Draw what a pipeline that rests may be started as."""
+        return replace(
+            options,
+            parallelization=draw_parallelization(self.rng),
+            window_bytes=self.rng.choice((12_000, 40_000, 200_000)),
+            group=GroupBounds(transactions=self.rng.choice((1, 3, 20))),
+            **draw_plan(self.rng),  # type: ignore[arg-type]
+        )
 
     def play(self) -> None:
         """Apply the log, with harms on the way. Raises WrongError."""
-        with psycopg.connect(self.options.dsn, autocommit=True) as session:
-            session.execute("TRUNCATE public.trail, public.slow")
-            for table in TABLES.values():
-                session.execute(f'TRUNCATE "{table.schema}".events'.encode())
-            session.execute("INSERT INTO public.slow VALUES (%s)", (self.slow,))
+        self.session.execute("TRUNCATE public.trail, public.plans, public.slow")
+        for table in TABLES.values():
+            self.session.execute(f'TRUNCATE "{table.schema}".{table.table}'.encode())
+        self.session.execute("INSERT INTO public.slow VALUES (%s)", (self.slow,))
         self.start_driver()
-        while self.tasks:
+        while self.driver is not None:
             if time.monotonic() > self.deadline:
-                raise WrongError(f"stuck: channels {sorted(self.tasks)}")
-            ready = wait([task.result for task in self.tasks.values()], timeout=self.rng.uniform(0.01, 0.15))
-            for task in [task for task in self.tasks.values() if task.result in ready]:
+                raise WrongError(f"stuck: driver and channels {[task.work.channel for task in self.tasks]}")
+            talking = [self.driver.pipe, *[task.result for task in self.tasks]]
+            ready = wait(talking, timeout=self.rng.uniform(0.01, 0.15))
+            for task in [task for task in self.tasks if task.result in ready]:
                 self.ended(task)
-            if self.tasks and self.harms and self.rng.random() < 0.5:
+            if self.driver.pipe in ready:
+                self.told()
+            if self.driver is not None and self.harms and (now := self.reached()) >= self.harm_at:
                 self.harms -= 1
-                self.harm()
+                # The next one at once, in the middle of what this one leads to; or after some progress.
+                self.harm_at = now if self.rng.random() < 0.3 else now + self.rng.randint(5, 60)
+                self.harm(self.driver)
             while self.stopped and self.rng.random() < 0.2:
-                _resume(self.stopped.pop())
-            if not self.tasks and self.draining:
-                self.start_driver()
+                self.resume(self.stopped.pop())
         self.wake()
 
-    def start_driver(self) -> None:
-        """A new driver: the tasks of the one before are gone, or stopped and wake up later."""
-        for task in self.tasks.values():
-            self.disturb(task)
-        options = ApplyOptions(
-            pipeline=self.pipeline,
-            log_dir=str(self.log_dir),
-            target=self.options,
-            channels=self.channels,
-            assignment=self.rule,
-            serial_shards=self.serial,
-            shard_by=self.by,
-            take_over=True,
-        )
-        with LogReader.open(self.log_dir) as reader:
-            driver = _Driver(options, reader, threading.Event(), _no_report, None)
-            driver._target = open_target(self.options)
-            try:
-                plan: Run | Drain = driver._take()
-                token = driver._token
-            finally:
-                driver.close()
-        self.draining = isinstance(plan, Drain)
-        self.tasks = {}
-        size = self.rng.choice((1, 3, 20))
-        for channel in range(plan.plan.channels):
-            self.start_task(
-                ChannelTask(
-                    pipeline=self.pipeline,
-                    driver_token=token,
-                    channel=channel,
-                    plan=plan.plan,
-                    log_dir=str(self.log_dir),
-                    target=self.options,
-                    until=plan.upto if isinstance(plan, Drain) else Seqno(self.last),
-                    bounds=GroupBounds(transactions=size),
-                    sync_interval_s=0.1,
-                )
-            )
+    def reached(self) -> float:
+        """How far the channels are, at the mean; -1 before the first."""
+        ((mean,),) = self.session.execute(
+            "SELECT avg(applied_seqno) FROM tranlog_channel WHERE pipeline = %s", (self.pipeline,)
+        ).fetchall()
+        return -1.0 if mean is None else float(mean)
 
-    def start_task(self, given: ChannelTask) -> None:
-        mine, theirs = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=_run, args=(given, theirs), daemon=True)
+    # --- the driver ---
+
+    def start_driver(self, *, clean: bool = False) -> None:
+        """A new driver: the one before, and its tasks, are gone, or stopped and wake up later."""
+        self.drop_tasks()
+        if self.driver is not None:
+            self.disturb(self.driver.process)
+            self.driver.pipe.close()
+        self.tally[f"started {self.options.parallelization.value}"] += 1
+        self.tally_plan(self.options)
+        given = replace(self.options, take_over=not clean)
+        mine, theirs = FORK.Pipe()
+        process = FORK.Process(target=_drive, args=(given, theirs, mine), daemon=True)
         process.start()
         theirs.close()
-        self.tasks[given.channel] = Task(given, process, mine)
+        self.driver = Driver(process, mine)
 
-    def harm(self) -> None:
-        """Kill or stop one task and start it again, or all of them and the driver."""
-        if self.rng.random() < 0.3:
-            self.channels = self.rng.choice((2, 3, 4))
-            self.rule = self.rng.choice(tuple(AssignmentRule))
-            self.by = self.rng.choice((ShardBy.RECORDED, ShardBy.SCHEMA))
-            self.start_driver()
-            return
-        task = self.rng.choice(list(self.tasks.values()))
-        self.disturb(task)
-        self.start_task(task.given)
+    def tally_plan(self, options: ApplyOptions) -> None:
+        self.tally[f"planned by {options.shard_by.value}"] += 1
+        self.tally["planned with lines of a shard.list"] += bool(options.shard_map)
+        self.tally["planned with critical shards"] += bool(options.serial_shards)
 
-    def disturb(self, task: Task) -> None:
-        """Kill it with -9, or stop it: it wakes when others have gone on in its place."""
-        if self.rng.random() < 0.15 and task.process.is_alive():
-            os.kill(task.process.pid or 0, signal.SIGSTOP)
-            self.stopped.append(task.process)
+    def told(self) -> None:
+        """Take what the driver says."""
+        driver = self.driver
+        assert driver is not None
+        try:
+            message = driver.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            driver.process.join()
+            raise WrongError(f"the driver died: exit code {driver.process.exitcode}") from None
+        match message:
+            case Wanted(job=job, work=work):
+                self.drop_tasks()  # of a job that the driver has given up
+                for one in work:
+                    self.start_task(job, one)
+            case Planned():
+                if message.refused is not None:
+                    raise WrongError(f"a plan was refused: {message.refused}")
+                self.answers.append(message)
+                self.tally["re-planned while it ran"] += message.seqno is not None
+            case Ended(end=end, error=error):
+                self.over(driver, end, error)
+
+    def over(self, driver: Driver, end: TaskEnd | None, error: Exception | None) -> None:
+        """Go on behind the end of a run: at the limit, none follows."""
+        driver.process.join()
+        if isinstance(error, ReplacedError | PipelineHeldError) and self.woken:
+            self.start_driver()  # one that had been stopped before it became the driver has become it since
+        elif error is not None:
+            raise WrongError(f"the driver failed: {error}")
+        elif end is TaskEnd.LIMIT:
+            driver.pipe.close()
+            self.driver = None
+        elif driver.resting:
+            self.tally["ended and started anew"] += 1
+            self.options = self.draw(self.options)
+            self.start_driver(clean=True)
         else:
-            task.process.kill()
-            task.process.join()
-        task.result.close()
+            raise WrongError(f"the driver ended by itself: {end}")
+
+    # --- the tasks ---
+
+    def start_task(self, job: int, work: Work) -> None:
+        mine, theirs = FORK.Pipe(duplex=False)
+        assert self.driver is not None
+        process = FORK.Process(target=_run, args=(work, theirs, self.driver.pipe), daemon=True)
+        process.start()
+        theirs.close()
+        self.tasks.append(Task(job, work, process, mine))
+
+    def drop_tasks(self) -> None:
+        for task in self.tasks:
+            self.disturb(task.process)
+            task.result.close()
+        self.tasks = []
 
     def ended(self, task: Task) -> None:
         """Take a task's result, and see to what it means."""
@@ -226,60 +252,117 @@ class Stage:
             result = task.result.recv()
         except EOFError:
             task.process.join()
-            raise WrongError(f"channel {task.given.channel} died: exit code {task.process.exitcode}") from None
+            raise WrongError(f"channel {task.work.channel} died: exit code {task.process.exitcode}") from None
         task.process.join()
         task.result.close()
-        assert isinstance(result, TaskResult)
+        self.tasks.remove(task)
+        assert isinstance(result, TaskResult) and self.driver is not None
         if result.end is TaskEnd.FAILED:
-            raise WrongError(f"channel {task.given.channel} failed: {result.error}")
-        if result.end is TaskEnd.REPLACED:  # by one that was stopped: the job would be submitted again
-            self.start_task(task.given)
+            raise WrongError(f"channel {task.work.channel} failed: {result.error}")
+        self.tell(self.driver, Done(task.job, result))
+
+    # --- harms ---
+
+    def harm(self, driver: Driver) -> None:
+        """Kill or stop one task, which runs again, or all and the driver; or have another plan."""
+        chance = self.rng.random()
+        if chance < 0.45 and self.tasks:
+            task = self.rng.choice(self.tasks)
+            self.tasks.remove(task)
+            self.disturb(task.process)
+            task.result.close()
+            self.start_task(task.job, task.work)
+            self.tally["tasks killed or stopped"] += 1
+        elif chance < 0.65:
+            if self.rng.random() < 0.5:
+                self.options = self.draw(self.options)
+            self.start_driver()
+            self.tally["drivers killed or stopped"] += 1
+        elif driver.resting:
+            pass  # it is on its way to its end
+        elif chance < 0.85:
+            self.options = replace(self.options, **draw_plan(self.rng))  # type: ignore[arg-type]
+            self.tally_plan(self.options)
+            self.tell(driver, self.options.plan())
         else:
-            del self.tasks[task.given.channel]
+            driver.resting = True
+            self.tell(driver, Stop())
+
+    def tell(self, driver: Driver, message: Done | Stop | ShardPlan) -> None:
+        try:
+            driver.pipe.send(message)
+        except OSError:
+            pass  # it has ended, and says so
+
+    def disturb(self, process: BaseProcess) -> None:
+        """Kill it with -9, or stop it: it wakes when others have gone on in its place."""
+        if self.rng.random() < 0.15 and process.is_alive():
+            os.kill(process.pid or 0, signal.SIGSTOP)
+            self.stopped.append(process)
+        else:
+            process.kill()
+            process.join()
+
+    def resume(self, process: BaseProcess) -> None:
+        """Let a stopped process go on; one that had ended just before it was to be stopped is gone."""
+        if process.is_alive():
+            os.kill(process.pid or 0, signal.SIGCONT)
+            self.woken.append(process)
 
     def wake(self) -> None:
-        """Let those that are stopped find out that they were replaced."""
-        for process in self.stopped:
-            _resume(process)
-        for process in self.stopped:
-            process.join(30)
-        self.stopped = []
+        """Let those that are stopped find out that they were replaced: each ends by itself. Raises WrongError."""
+        while self.stopped:
+            self.resume(self.stopped.pop())
+        for process in self.woken:
+            process.join(60)
+            if process.is_alive():
+                raise WrongError("a process that was replaced goes on")
 
     def judge(self) -> None:
         """Hold the target's trail against the log. Raises WrongError."""
-        with psycopg.connect(self.options.dsn) as session:
-            trail = trail_of(session)
-            at = session.execute(
-                "SELECT DISTINCT applied_seqno FROM tranlog_channel WHERE pipeline = %s", (self.pipeline,)
-            ).fetchall()
-        fault = find_fault(self.log, trail)
+        trail, plans = trail_of(self.session), plans_of(self.session, self.pipeline)
+        at = self.session.execute(
+            "SELECT DISTINCT applied_seqno FROM tranlog_channel WHERE pipeline = %s", (self.pipeline,)
+        ).fetchall()
+        if not plans or plans[0][0] >= self.log[0].seqno:
+            raise WrongError(f"the first plan holds from behind where? {plans}")
+        fault = find_fault(logged_by(self.log, plans), trail)
         if fault is not None:
             raise WrongError(fault)
-        if at != [(self.last,)]:
-            raise WrongError(f"positions {at}, and the log ends at {self.last}")
+        last = self.log[-1].seqno
+        if at != [(last,)]:
+            raise WrongError(f"positions {at}, and the log ends at {last}")
+        for answer in self.answers:
+            if answer.seqno is not None:
+                before = [plan for behind, plan in plans if behind < answer.seqno][-1:]
+                if answer.plan not in [*before, *[plan for behind, plan in plans if behind == answer.seqno]]:
+                    raise WrongError(f"answered that {answer.plan} holds behind {answer.seqno}; the target has {plans}")
+        self.tally["transactions"] += len(self.log)
+        self.tally["sections of the log by plan"] += len({behind for behind, _ in plans})
 
     def close(self) -> None:
-        for process in [*self.stopped, *[task.process for task in self.tasks.values()]]:
+        processes = [*self.stopped, *self.woken, *[task.process for task in self.tasks]]
+        for process in [*processes, *([self.driver.process] if self.driver is not None else [])]:
             process.kill()
             process.join()
+        self.session.close()
         shutil.rmtree(self.log_dir, ignore_errors=True)
 
 
-def _resume(process: BaseProcess) -> None:
-    """Let a stopped process go on; one that had ended just before it was to be stopped is gone."""
-    if process.is_alive():
-        os.kill(process.pid or 0, signal.SIGCONT)
+def _drive(given: ApplyOptions, pipe: Connection, theirs: Connection) -> None:
+    """What the process of a driver does."""
+    theirs.close()
+    run_driver(given, pipe)
 
 
-def _run(given: ChannelTask, result: Connection) -> None:
-    """What a process of a channel does."""
-    result.send(run_task(given))
-    result.close()
+def _run(work: Work, result: Connection, drivers: Connection) -> None:
+    """What the process of a task does."""
+    drivers.close()  # else a driver would not learn that nobody listens any more
+    try:
+        result.send(run_work(work))
+    except OSError:
+        pass  # another runs in its place
     os._exit(0)  # nothing of the parent's is to be closed
-
-
-def _no_report(status: object) -> None:
-    """Report to nobody."""
 
 
 def make_target(dsn: str) -> None:
@@ -299,14 +382,31 @@ def make_target(dsn: str) -> None:
         )
         for table in TABLES.values():
             session.execute(
-                f'CREATE TRIGGER note AFTER INSERT ON "{table.schema}".events '
+                f'CREATE TRIGGER note AFTER INSERT ON "{table.schema}".{table.table} '
                 "FOR EACH ROW EXECUTE FUNCTION public.note()".encode()
+            )
+        session.execute(
+            "CREATE TABLE public.plans (place bigserial PRIMARY KEY, pipeline text, channels int, shard_rule text, "
+            "low bigint, high bigint)"
+        )
+        # At the end of the transaction, when the positions that belong to the plan are there too.
+        session.execute(
+            "CREATE FUNCTION public.note_plan() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "INSERT INTO public.plans (pipeline, channels, shard_rule, low, high) "
+            "SELECT NEW.pipeline, NEW.channels, NEW.shard_rule, min(applied_seqno), max(applied_seqno) "
+            "FROM tranlog_channel WHERE pipeline = NEW.pipeline; RETURN NULL; END $$"
+        )
+        changed = "WHEN ((OLD.channels, OLD.shard_rule) IS DISTINCT FROM (NEW.channels, NEW.shard_rule))"
+        for what, when in (("INSERT", ""), ("UPDATE", changed)):
+            session.execute(
+                f"CREATE CONSTRAINT TRIGGER note_{what.lower()} AFTER {what} ON tranlog_pipeline "
+                f"DEFERRABLE INITIALLY DEFERRED FOR EACH ROW {when} EXECUTE FUNCTION public.note_plan()".encode()
             )
 
 
-def play(folder: Path, dsn: str, seed: int) -> str | None:
+def play(folder: Path, dsn: str, seed: int, tally: Counter[str]) -> str | None:
     """Play one round; return what was wrong in it, None where nothing was."""
-    stage = Stage(folder, dsn, seed)
+    stage = Stage(folder, dsn, seed, tally)
     try:
         stage.play()
         stage.judge()
@@ -321,7 +421,8 @@ def main() -> None:
     """Play what the command line asks for."""
     folder, first, rounds, dsn = sys.argv[1:]
     make_target(dsn)
-    play_rounds(lambda seed: play(Path(folder), dsn, seed), first=int(first), rounds=int(rounds))
+    tally: Counter[str] = Counter()
+    play_rounds(lambda seed: play(Path(folder), dsn, seed, tally), first=int(first), rounds=int(rounds), tally=tally)
 
 
 if __name__ == "__main__":

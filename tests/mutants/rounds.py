@@ -11,8 +11,8 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mutants.catalogue import MUTANTS
@@ -23,14 +23,20 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What rounds have found. `caught_in` counts the rounds up to the one that did; None: nothing in any of them."""
+    """What rounds have found. `caught_in` counts the rounds up to the one that did; None: nothing in any of them.
+
+    `tally`: how often the rounds did what, where their harness counts it.
+    """
 
     caught_in: int | None
     seed: int | None = None
     what: str = ""
+    tally: dict[str, int] = field(default_factory=dict)
 
 
-def play_rounds(play: Callable[[int], str | None], *, first: int, rounds: int) -> None:
+def play_rounds(
+    play: Callable[[int], str | None], *, first: int, rounds: int, tally: Mapping[str, int] | None = None
+) -> None:
     """Play rounds by their seeds, from `first` on, and print the outcome; `play` says what was wrong in one."""
     outcome = Outcome(caught_in=None)
     for number in range(rounds):
@@ -41,7 +47,8 @@ def play_rounds(play: Callable[[int], str | None], *, first: int, rounds: int) -
     mutant = MUTANTS.get(os.environ.get("TRANLOG_MUTANT", ""))
     if mutant is not None and not switched_on(mutant):
         sys.exit(f"the mutant {mutant.name} was not switched on: these rounds prove nothing")
-    print(json.dumps({"caught_in": outcome.caught_in, "seed": outcome.seed, "what": outcome.what}))
+    told = {"caught_in": outcome.caught_in, "seed": outcome.seed, "what": outcome.what}
+    print(json.dumps({**told, "tally": dict(sorted((tally or {}).items()))}))
 
 
 def found(exc: Exception) -> str:

@@ -21,13 +21,19 @@ import pytest
 
 from fix_driver import PROGRAM, Driver, wait_until
 from fix_pipeline import SqliteTarget, Workload, check_equal, positions, write_log
-from mutants.order_rounds import LISTED, make_target, trail_of, write
+from mutants.order_rounds import make_target, trail_of
+from mutants.order_workload import LISTED, logged, write
 from tranlog.log.log import Log
+from tranlog.pipeline.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow, PipelineRow
 from tranlog.testing.order import Logged, find_fault
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(500)]
+
+
+PLAN = ShardPlan(channels=2, serial=frozenset({LISTED}))
+"""As all plans of the load have it, a shard is a schema, and one is serial."""
 
 
 class Load:
@@ -42,8 +48,8 @@ class Load:
 
     def _run(self) -> None:
         with Log.open(str(self._path), source_id="test") as log:
-            for number, one in enumerate(write(log, random.Random(7), (LISTED,))):
-                self.logged.append(one)
+            for number, one in enumerate(write(log, random.Random(7))):
+                self.logged.append(logged(one, PLAN))
                 if number % 5 == 0:
                     log.commit()
                     self.last = log.last_seqno

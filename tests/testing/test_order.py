@@ -7,8 +7,8 @@ import pytest
 from tranlog.testing.order import Logged, Trace, find_fault
 
 
-def logged(number: int, *shards: str, rows: int = 1, listed: bool = False) -> Logged:
-    return Logged(number=number, shards=shards, rows=rows, listed=listed)
+def logged(number: int, *shards: str, rows: int = 1, listed: bool = False, section: int = 0) -> Logged:
+    return Logged(number=number, shards=shards, rows=rows, listed=listed, section=section)
 
 
 def trace(place: int, number: int, xact: int, snapshot: str) -> Trace:
@@ -40,6 +40,8 @@ def test_order_is_asked_of_one_shard_only() -> None:
         ([A1, logged(2, "b", "c")], [trace(2, 1, 6, "6:6:"), trace(1, 2, 5, "5:5:")], "wrong order: 2"),
         ([logged(1, "b", "c"), A3], [trace(2, 1, 6, "6:6:"), trace(1, 3, 5, "5:5:")], "wrong order: 3"),
         ([A1, logged(2, "b", listed=True)], [trace(2, 1, 6, "6:6:"), trace(1, 2, 5, "5:5:")], "wrong order: 2"),
+        # Another plan begins where everything in front of it is applied.
+        ([A1, logged(2, "b", section=1)], [trace(2, 1, 6, "6:6:"), trace(1, 2, 5, "5:5:")], "wrong order: 2"),
         # All rows of the one stand before the first of the other.
         (
             [logged(1, "a", rows=2), A3],

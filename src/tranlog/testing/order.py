@@ -36,6 +36,8 @@ class Logged:
     rows: int
     listed: bool = False
     """Whether its one shard is among those that the user has made serial."""
+    section: int = 0
+    """Which stretch of the log it is in: a pipeline that has come to another plan had applied all in front of that."""
 
     @property
     def serial(self) -> bool:
@@ -94,7 +96,8 @@ def find_fault(log: Sequence[Logged], trail: Iterable[Trace]) -> str | None:
             stays[one.number] = _stay(rows)
     for at, later in enumerate(log):
         for earlier in log[:at]:
-            if not (earlier.serial or later.serial or earlier.shards == later.shards):
+            apart = earlier.section != later.section
+            if not (apart or earlier.serial or later.serial or earlier.shards == later.shards):
                 continue
             if not (earlier.rows and later.rows):
                 continue
