@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tranlog.log.options import LogOptions
     from tranlog.log.reader import LogReader
     from tranlog.pipeline.pipeline import Pipeline
+    from tranlog.pipeline.view import PipelineStatus
+    from tranlog.service.client import RunningPipeline
     from tranlog.source.packer import pack
     from tranlog.types import LogicalType
 
@@ -40,7 +42,9 @@ __all__ = [
     "LogicalType",
     "Op",
     "Pipeline",
+    "PipelineStatus",
     "RowChange",
+    "RunningPipeline",
     "Seqno",
     "Statement",
     "StoredTransaction",
@@ -57,6 +61,8 @@ _HOMES = {
     "log.options": ("LogOptions",),
     "log.reader": ("LogReader",),
     "pipeline.pipeline": ("Pipeline",),
+    "pipeline.view": ("PipelineStatus",),
+    "service.client": ("RunningPipeline",),
     "source.packer": ("pack",),
     "types": ("LogicalType",),
 }

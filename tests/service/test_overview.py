@@ -12,13 +12,14 @@ from tranlog.ids import Epoch, Seqno
 from tranlog.pipeline.operation import OperationState, PendingError
 from tranlog.pipeline.progress import ChannelStats, Counters, ShardCount, Waiting
 from tranlog.pipeline.states import State
-from tranlog.pipeline.view import LogFacts, PipelineFacts, task_views, wait_text, waits_of
-from tranlog.service.overview import Doing, Overview, overview_of, pace, report
+from tranlog.pipeline.view import Doing, LogFacts, PipelineFacts, task_views, wait_text, waits_of
+from tranlog.service.overview import Overview, overview_of, pace, report
 from tranlog.target.target import ChannelRow
 
 ONLINE = OperationState(
     pipeline="p",
     state=State.ONLINE,
+    began_ms=500,
     since_ms=1_000,
     applied_seqno=5,
     committed_seqno=5,
@@ -43,29 +44,48 @@ def row(
     )
 
 
+def pipeline_facts(*rows: ChannelRow, **more: Any) -> PipelineFacts:
+    given: dict[str, Any] = {
+        "pipeline": "p",
+        "row": None,
+        "channels": rows,
+        "assignment": {},
+        "running": True,
+        "group_transactions": 300,
+        "group_s": 0.25,
+        "idle_every": 10_000,
+        "max_offline_interval_s": None,
+        "filters": (),
+        "target": "sqlite copy.db",
+        "target_class": "x",
+        "version": "0",
+        "now_ms": 5_000,
+    }
+    return PipelineFacts(**{**given, **more})
+
+
+def log_facts(*, last: int = 100, committed: int = 100, **more: Any) -> LogFacts:
+    given: dict[str, Any] = {
+        "directory": "log",
+        "checksum": True,
+        "segment_bytes": 1,
+        "retention_s": None,
+        "flush_interval_s": 0.0,
+        "sync_on_flush": True,
+        "first_seqno": 0,
+        "last_seqno": last,
+        "committed_seqno": committed,
+        "epoch": 1,
+        "segments": 1,
+        "bytes": 1,
+        "holds": {},
+    }
+    return LogFacts(**{**given, **more})
+
+
 def at(monotonic_s: float, *rows: ChannelRow, committed: int = 100, last: int = 100, **more: Any) -> Overview:
-    facts = PipelineFacts(
-        row=None,
-        channels=rows,
-        assignment={},
-        running=True,
-        group_transactions=300,
-        group_s=0.25,
-        idle_every=10_000,
-        target="sqlite copy.db",
-        target_class="x",
-        now_ms=5_000,
-        rates={},
-    )
-    log = LogFacts(
-        directory="log",
-        checksum=True,
-        segment_bytes=1,
-        retention="keep all",
-        first_seqno=0,
-        last_seqno=last,
-        committed_seqno=committed,
-    )
+    facts = pipeline_facts(*rows)
+    log = log_facts(last=last, committed=committed)
     given = {
         "service": "shop",
         "source": "sqlite shop.db",
@@ -181,19 +201,7 @@ def test_a_wait_in_words(waiting: Waiting, channel: int, text: str) -> None:
 
 def test_status_tells_it_too() -> None:
     """`status -name tasks`: waitsFor, beside the ancestor's fields."""
-    facts = PipelineFacts(
-        row=None,
-        channels=(row(0, 9), row(1, 9, waiting=Waiting(10, True, (0,)))),
-        assignment={},
-        running=True,
-        group_transactions=300,
-        group_s=0.25,
-        idle_every=1,
-        target="",
-        target_class="",
-        now_ms=0,
-        rates={},
-    )
+    facts = pipeline_facts(row(0, 9), row(1, 9, waiting=Waiting(10, True, (0,))))
     assert [one.waitsFor for one in task_views(facts)] == ["", "channel 0 to apply serial seqno 10"]
     assert [one.waitsFor for one in task_views(replace(facts, running=False))] == ["", ""]
 

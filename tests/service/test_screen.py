@@ -10,7 +10,8 @@ import pytest
 from rich.cells import cell_len
 
 from tranlog.pipeline.states import State
-from tranlog.service.overview import ChannelNow, ChannelPace, Doing, Overview, PendingNow, ShardNow
+from tranlog.pipeline.view import Doing
+from tranlog.service.overview import ChannelNow, ChannelPace, Overview, PendingNow, ShardNow
 from tranlog.service.screen import INTERVALS, Line, Order, Shown, Size, Tone, bar, duration, plain, screen, stepped
 
 WIDE = Size(columns=140, rows=40)

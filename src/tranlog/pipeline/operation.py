@@ -74,10 +74,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationState:
-    """What an operator is told. `applied_seqno` is the least of the channels', as of the last report."""
+    """What an operator is told. `applied_seqno` is the least of the channels', as of the last report.
+
+    `began_ms`, `since_ms`: since when the process operates the pipeline, and since when it is in this state; ms since
+    1970.
+    """
 
     pipeline: str
     state: State
+    began_ms: int
     since_ms: int
     applied_seqno: int
     committed_seqno: int
@@ -152,7 +157,7 @@ class Operation:
         self._stop_engine = stop_engine
         self._changed = threading.Condition()
         self._state = State.START
-        self._since_ms = round(time.time() * 1000)
+        self._began_ms = self._since_ms = round(time.time() * 1000)
         self._order: OnlineOrder | None = None
         self._last_order = OnlineOrder()
         self._pending: PendingError | None = None
@@ -438,6 +443,7 @@ class Operation:
             return OperationState(
                 pipeline=self._options.pipeline,
                 state=self._state,
+                began_ms=self._began_ms,
                 since_ms=self._since_ms,
                 applied_seqno=NO_SEQNO if status is None else status.restart_seqno,
                 committed_seqno=NO_SEQNO if status is None else status.committed_seqno,

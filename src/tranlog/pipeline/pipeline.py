@@ -1,9 +1,9 @@
-"""A pipeline as an object: source, filters, target, channels; run it, stop it.
+"""A pipeline as an object: source, filters, target, channels; run it, stop it, see where it stands.
 
 Owns nothing but the form: it is `apply` with its options, for programs. What a run means, raises and reports is
-`run_apply`'s.
+`run_apply`'s, what a status shows `view`'s.
 
-Source: issue 7, item 5, "a Python API (`Pipeline(source, filters, target, channels)`)".
+Source: issue 7, items 5 and 6, "a Python API (`Pipeline(source, filters, target, channels)`)", "as a Python dataclass".
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
-from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
+from tranlog.log.options import LogOptions
+from tranlog.pipeline.apply import ALIVE_LOOK_S, ApplyOptions, ApplyResult, ApplyStatus, run_apply
 from tranlog.pipeline.filters import Filter
+from tranlog.pipeline.view import PipelineStatus, pipeline_status
+from tranlog.pipeline.viewing import log_facts, pipeline_facts
 from tranlog.target.options import TargetKind, TargetOptions
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
 _URLS: Final[dict[str, TargetKind]] = {"postgresql": "postgres", "postgres": "postgres", "mariadb": "mariadb"}
 """Kinds of targets by the scheme of a URL."""
+WATCH_S: Final = ALIVE_LOOK_S
+"""A driver that is well moves its row within this time."""
 
 
 class Pipeline:
@@ -77,6 +83,20 @@ class Pipeline:
             return run_apply(options, stop=self._stop, spark=spark, **more)
         finally:
             self._stop.clear()
+
+    def status(self, *, watch_s: float = WATCH_S, log_options: LogOptions | None = None) -> PipelineStatus:
+        """Return where it stands, by log and target, whether it runs here, elsewhere, or not at all.
+
+        `watch_s`: how long to look, in seconds, which tells whether it runs, and rates; 0: one look, which tells
+        neither. `log_options`: how the log's writer was told to write it, which no log says of itself; None: `log` of
+        the answer is None. What only the running process knows (its state, who waits) is NONE, -1 and empty: ask that
+        process, with `RunningPipeline`. Threads: any, while it runs too.
+
+        Raises TargetUnavailableError, and LogMissingError and the other errors of opening a log.
+        """
+        facts = pipeline_facts(self.options, clock=SystemClock(), watch_s=watch_s)
+        told = pipeline_status(log_facts(self.options.log_dir, log_options or LogOptions()), facts)
+        return told if log_options is not None else replace(told, log=None)
 
     def stop(self) -> None:
         """Ask the run to end, after the target transactions that are under way; before a run: that one ends at once."""

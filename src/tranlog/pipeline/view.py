@@ -1,24 +1,26 @@
-"""What `status -name …` shows of a pipeline: stores, tasks, shards, stages, channels, watches.
+"""What `status -name …` shows of a pipeline: the pipeline itself, stores, tasks, shards, stages, channels, watches.
 
-Owns the fields and how each follows from the rows in the target and the range of the log. Reads nothing: `service`
-gathers and prints. The hard idea: all numbers stand in the target beside the positions that they belong to, so the
-same view is shown from the running process, from another one, and of a pipeline that is not running.
+Owns the fields and how each follows from the rows in the target and the range of the log. Reads nothing: `viewing`
+gathers, `service` prints. The hard idea: all numbers stand in the target beside the positions that they belong to, so
+the same view is shown from the running process, from another one, and of a pipeline that is not running.
 
-The names of the fields are the ancestor's, since its users look for them here. What differs in meaning: there are no
-read tasks that put transactions into queues in memory, a channel reads for itself, so `events`, what it holds and has
-not committed, is 0 at each position.
+The names of the fields are the ancestor's, since its users look for them here; docs/control.md lists those of its that
+are not here, each with its reason. What differs in meaning: there are no read tasks that put transactions into queues
+in memory, a channel reads for itself, so `events`, what it holds and has not committed, is 0 at each position.
 
 Source: on-disk-parallel-queues; conformance/tungsten.md A2, A4, A9.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-from tranlog.ids import NO_SEQNO
+from tranlog.ids import NO_EPOCH, NO_SEQNO
 from tranlog.pipeline.channels import SERIAL, Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.filters import Filter, describe
 from tranlog.pipeline.progress import ChannelStats, Counters, Waiting, restart_seqno
 from tranlog.target.target import ChannelRow, PipelineRow
 
@@ -26,31 +28,43 @@ THL_CLASS: Final = "tranlog.log.log.Log"
 QUEUE_CLASS: Final = "tranlog.pipeline.channel.Channel"
 WINDOW_CLASS: Final = "tranlog.pipeline.window.Window"
 STAGE: Final = "thl-to-target"
+NONE: Final = "NONE"
+"""What stands for a text that nobody tells, as at the ancestor's; a number is -1 then."""
+_UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "m"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """What a view needs of the log: its options, and the range that it holds; seqnos -1 where there is none.
+    """What a view needs of the log: its writer's options, and what it holds; seqnos -1 where there is none.
 
-    `retention`: how long closed segments stay, as the configuration may say it; empty: for ever.
+    `retention_s`: how long closed segments stay; None: for ever. `holds`: from which seqno on somebody needs it, by
+    name; None where his file is damaged, which holds everything.
     """
 
     directory: str
     checksum: bool
     segment_bytes: int
-    retention: str
+    retention_s: float | None
+    flush_interval_s: float
+    sync_on_flush: bool
     first_seqno: int
     last_seqno: int
     committed_seqno: int
+    epoch: int
+    segments: int
+    bytes: int
+    holds: Mapping[str, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineFacts:
     """What a view needs of the pipeline: its rows, and the options that no row tells. `now_ms`: when it was read.
 
-    `running`: a driver moves its row. `rates`: transactions per second by channel, where it was watched.
+    `running`: a driver moves its row. `before`: the rows as they were `watched_s` seconds earlier, where it was
+    watched, by which rates are told. `source_event_id`: where the source stands by now, empty where it does not tell.
     """
 
+    pipeline: str
     row: PipelineRow | None
     channels: tuple[ChannelRow, ...]
     assignment: Mapping[str, int]
@@ -58,20 +72,123 @@ class PipelineFacts:
     group_transactions: int
     group_s: float
     idle_every: int
+    max_offline_interval_s: float | None
+    filters: tuple[Filter, ...]
     target: str
     target_class: str
+    version: str
     now_ms: int
-    rates: Mapping[int, float]
     parallelization: Parallelization = Parallelization.DISK
+    before: tuple[ChannelRow, ...] = ()
+    watched_s: float = 0.0
+    service: str = ""
+    source: str = ""
+    source_event_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorFacts:
+    """Why a pipeline is OFFLINE:ERROR; seqno -1 where it is about no transaction."""
+
+    type: str
+    message: str
+    seqno: int
+    event_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedWatch:
+    """A wait for a seqno, or a limit, as the running process tells it; `seqno` None where it is no seqno."""
+
+    action: str
+    predicate: str
+    seqno: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """What only the process that runs a pipeline can tell. `began_ms`, `since_ms`: of the process, of its state."""
+
+    host: str
+    state: str
+    began_ms: int
+    since_ms: int
+    limit: str
+    error: ErrorFacts | None
+    watches: tuple[AppliedWatch, ...]
+
+
+# --- the views -------------------------------------------------------------------------------------------
+
+
+class Doing(enum.StrEnum):
+    """What a channel does."""
+
+    STOPPED = "stopped"
+    """Nothing: the pipeline is offline, or still starting."""
+    APPLYING = "applying"
+    SERIAL = "serial"
+    """Channel 0, inside a serial section."""
+    READING = "reading"
+    """It passes other channels' transactions."""
+    WAITING = "waiting"
+    """For other channels."""
+    IDLE = "idle"
+    """It has applied all that there is."""
+    STANDING = "standing"
+    """Something is left for it and nothing moved: a large target transaction, or a target that does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineView:
+    """The whole in one table, which `trepctl status` prints without a name. Times in seconds.
+
+    `appliedLast…` and `latestEpochNumber` are those of the slowest channel: everything up to there is in the target.
+    `appliedLatency`: from the source's commit to the target's, of the newest transaction that is applied;
+    `relativeLatency`: how long ago the slowest channel's position was committed at the source. `state`,
+    `offlineRequests`, `pendingError…`, `timeInStateSeconds` and `uptimeSeconds` are known to the running process alone:
+    NONE and -1 where it was not asked.
+    """
+
+    name: str
+    serviceName: str
+    state: str
+    host: str
+    appliedLastEventId: str
+    appliedLastSeqno: int
+    appliedLatency: float
+    channels: int
+    currentEventId: str
+    latestEpochNumber: int
+    maximumStoredSeqNo: int
+    minimumStoredSeqNo: int
+    offlineRequests: str
+    pendingError: str
+    pendingErrorCode: str
+    pendingErrorEventId: str
+    pendingErrorSeqno: int
+    pipelineSource: str
+    relativeLatency: float
+    sourceId: str
+    timeInStateSeconds: float
+    uptimeSeconds: float
+    version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThlStore:
-    """The log as a store."""
+    """The log as a store; the options are those of its writer. Intervals in ms, as there; 0 keeps all.
+
+    `activeSeqno`: the first that somebody still needs, by the holds on the log; -1: nobody has one.
+    """
 
     name: str = "thl"
+    activeSeqno: int
     doChecksum: bool
+    flushIntervalMillis: int
+    fsyncOnFlush: bool
     logDir: str
+    logFileRetainMillis: int
     logFileRetention: str
     logFileSize: int
     maximumStoredSeqNo: int
@@ -102,18 +219,44 @@ class ReadTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalGuard:
+    """Between which channels `estimatedOfflineInterval` lies: the one furthest behind in the log, and furthest ahead.
+
+    `channels`: how many have applied something, and so have a time: the source's commit of their position, in ms since
+    1970. The others' numbers are -1 where there is none.
+    """
+
+    channels: int
+    low_channel: int = -1
+    low_seqno: int = NO_SEQNO
+    low_time: int = -1
+    hi_channel: int = -1
+    hi_seqno: int = NO_SEQNO
+    hi_time: int = -1
+
+    def __str__(self) -> str:
+        told = [f"{one.name}={getattr(self, one.name)}" for one in fields(self)]
+        return " ".join(["IntervalGuard", *(told if self.channels else told[:1])])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelQueueStore:
-    """The channels together, as the ancestor's parallel queue.
+    """The channels together, as the ancestor's parallel queue. Intervals in seconds of the source's commit times.
 
     `discardCount` counts what the operator had left out; nothing else is ever thrown away. `maxSize` is how many
     transactions a channel may hold, `syncInterval` how many may pass before an idle one publishes its position.
+    `maxOfflineInterval`: how far the fastest channel may be ahead of the slowest, None for any distance;
+    `estimatedOfflineInterval`: how far it is.
     """
 
     name: str = "parallel-queue"
     criticalPartition: int
     discardCount: int
+    estimatedOfflineInterval: float
     eventCount: int
     headSeqno: int
+    intervalGuard: IntervalGuard
+    maxOfflineInterval: float | None
     maxSize: int
     queues: int
     serializationCount: int
@@ -129,8 +272,9 @@ class ParallelQueueStore:
 class TaskView:
     """One channel as a task of the one stage. Times in seconds, since the pipeline's first start.
 
-    `waitTime`, for other channels, and `idleTime`, for the log, are ours: the ancestor has both in otherTime; so is
-    `waitsFor`, empty for nobody. A rate is -1 where nobody watched.
+    `commitTime`, `waitTime`, for other channels, and `idleTime`, for the log, are ours: the ancestor has them in
+    applyTime and otherTime; so are `waitsFor`, empty for nobody, and the rates, of transactions and of their changes
+    per second, -1 where nobody watched. What a channel has processed it has committed: `currentLast…` is the position.
     """
 
     stage: str
@@ -139,7 +283,6 @@ class TaskView:
     eventCount: int
     averageBlockSize: float
     lastCommittedBlockSize: int
-    currentBlockSize: int
     commits: int
     lastCommittedBlockTime: float
     appliedLatency: float
@@ -151,13 +294,13 @@ class TaskView:
     idleTime: float
     otherTime: float
     rate: float
-    state: str
+    changeRate: float
+    state: Doing
     waitsFor: str
     appliedLastSeqno: int
     appliedLastEventId: str
     currentLastSeqno: int
     currentLastEventId: str
-    currentLastFragno: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +321,16 @@ class ShardView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilterView:
+    """One filter of the stage, in `filter.N`, counted from 0 in the order in which they run; no secret of it."""
+
+    name: str
+    class_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageView:
-    """The one stage that there is: from the log to the target."""
+    """The one stage that there is: from the log to the target. What is processed is committed."""
 
     name: str
     taskCount: int
@@ -190,6 +341,7 @@ class StageView:
     applier_class: str
     extractor_name: str
     extractor_class: str
+    filters: tuple[FilterView, ...]
     committedMinSeqno: int
     processedMinSeqno: int
 
@@ -217,23 +369,116 @@ class WatchView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedWatch:
-    """A wait for a seqno, or a limit, as the running process tells it; `seqno` None where it is no seqno."""
+class PipelineStatus:
+    """All views of one pipeline, of one moment. `log` is None where the log was not read, or not how it is written."""
 
-    action: str
-    predicate: str
-    seqno: int | None
+    pipeline: PipelineView
+    log: ThlStore | None
+    queue: ParallelQueueStore
+    tasks: tuple[TaskView, ...]
+    shards: tuple[ShardView, ...]
+    stages: tuple[StageView, ...]
+    channels: tuple[ChannelView, ...]
+    watches: tuple[WatchView, ...]
+
+
+# --- how they follow -------------------------------------------------------------------------------------
+
+
+def pipeline_status(log: LogFacts | None, facts: PipelineFacts, process: ProcessFacts | None = None) -> PipelineStatus:
+    """Show everything; without `log` where it cannot be read, without `process` where it was not asked."""
+    return PipelineStatus(
+        pipeline=pipeline_view(log, facts, process),
+        log=None if log is None else thl_store(log),
+        queue=parallel_queue_store(facts),
+        tasks=tuple(task_views(facts, committed_seqno=None if log is None else log.committed_seqno)),
+        shards=tuple(shard_views(facts)),
+        stages=tuple(stage_views(facts)),
+        channels=tuple(channel_views(facts)),
+        watches=tuple(watch_views(() if process is None else process.watches, facts)),
+    )
+
+
+def pipeline_view(log: LogFacts | None, facts: PipelineFacts, process: ProcessFacts | None) -> PipelineView:
+    """Show the whole in one table."""
+    slowest = min(facts.channels, key=lambda row: row.applied_seqno, default=None)
+    applied = slowest is not None and _has_applied(slowest)
+    newest = max(shard_views(facts), key=lambda one: one.appliedLastSeqno, default=None)
+    holder = "" if facts.row is None else facts.row.holder
+    error = None if process is None else process.error
+    now_ms = facts.now_ms
+    return PipelineView(
+        name=facts.pipeline,
+        serviceName=facts.service or NONE,
+        state=NONE if process is None else process.state,
+        host=(holder.partition(" ")[0] if process is None else process.host) or NONE,
+        appliedLastEventId=slowest.event_id if slowest is not None and applied else NONE,
+        appliedLastSeqno=NO_SEQNO if slowest is None else slowest.applied_seqno,
+        appliedLatency=-1.0 if newest is None else newest.appliedLatency,
+        channels=len(facts.channels),
+        currentEventId=facts.source_event_id or NONE,
+        latestEpochNumber=slowest.epoch if slowest is not None and applied else -1,
+        maximumStoredSeqNo=NO_SEQNO if log is None else log.last_seqno,
+        minimumStoredSeqNo=NO_SEQNO if log is None else log.first_seqno,
+        offlineRequests=(process.limit if process is not None else "") or NONE,
+        pendingError=NONE if error is None else error.message,
+        pendingErrorCode=NONE if error is None else error.type,
+        pendingErrorEventId=(error.event_id if error is not None else "") or NONE,
+        pendingErrorSeqno=NO_SEQNO if error is None else error.seqno,
+        pipelineSource=facts.source or (NONE if log is None else f"thl {log.directory}"),
+        relativeLatency=max(0, now_ms - slowest.tstamp) / 1000 if slowest is not None and applied else -1.0,
+        sourceId=(slowest.source_id if slowest is not None else "") or NONE,
+        timeInStateSeconds=-1.0 if process is None else max(0, now_ms - process.since_ms) / 1000,
+        uptimeSeconds=-1.0 if process is None else max(0, now_ms - process.began_ms) / 1000,
+        version=facts.version,
+    )
+
+
+def _has_applied(row: ChannelRow) -> bool:
+    return row.epoch != NO_EPOCH or row.event_id != ""
 
 
 def thl_store(log: LogFacts) -> ThlStore:
     """Show the log."""
+    held = [log.first_seqno if seqno is None else seqno for seqno in log.holds.values()]
     return ThlStore(
+        activeSeqno=min(held, default=NO_SEQNO),
         doChecksum=log.checksum,
+        flushIntervalMillis=round(log.flush_interval_s * 1000),
+        fsyncOnFlush=log.sync_on_flush,
         logDir=log.directory,
-        logFileRetention=log.retention,
+        logFileRetainMillis=round((log.retention_s or 0) * 1000),
+        logFileRetention=duration_text(log.retention_s),
         logFileSize=log.segment_bytes,
         maximumStoredSeqNo=log.last_seqno,
         minimumStoredSeqNo=log.first_seqno,
+    )
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return a time as the configuration takes it, in its largest whole unit: 7d, 36h, 45s; `keep all` for none."""
+    if not seconds:
+        return "keep all"
+    for size, unit in _UNITS:
+        if seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:g}s"
+
+
+def interval_guard(channels: Sequence[ChannelRow]) -> IntervalGuard:
+    """Find the channels furthest behind and ahead in the log, of those that have applied something."""
+    rows = sorted((row for row in channels if _has_applied(row)), key=lambda row: row.applied_seqno)
+    if not rows:
+        return IntervalGuard(channels=0)
+    low, high = rows[0], rows[-1]
+    return IntervalGuard(
+        channels=len(rows),
+        low_channel=low.channel,
+        low_seqno=low.applied_seqno,
+        low_time=low.tstamp,
+        hi_channel=high.channel,
+        hi_seqno=high.applied_seqno,
+        hi_time=high.tstamp,
     )
 
 
@@ -242,11 +487,15 @@ def parallel_queue_store(facts: PipelineFacts) -> ParallelQueueStore:
     counters = [Counters.parse(row.stats) for row in facts.channels]
     stats = [ChannelStats.parse(row.stats) for row in facts.channels]
     serialized = bool(stats) and stats[0].section
+    guard = interval_guard(facts.channels)
     return ParallelQueueStore(
         criticalPartition=0 if serialized else -1,
         discardCount=sum(one.omitted for one in counters),
+        estimatedOfflineInterval=max(0, guard.hi_time - guard.low_time) / 1000,
         eventCount=sum(one.transactions for one in counters),
         headSeqno=max((row.applied_seqno for row in facts.channels), default=NO_SEQNO),
+        intervalGuard=guard,
+        maxOfflineInterval=facts.max_offline_interval_s,
         maxSize=facts.group_transactions,
         queues=len(facts.channels),
         serializationCount=sum(one.sections for one in counters),
@@ -303,13 +552,61 @@ def _listed(channels: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def task_views(facts: PipelineFacts) -> list[TaskView]:
-    """Show each channel as a task."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What of a channel tells whether it moves: its position, and how many transactions it has applied."""
+
+    applied_seqno: int
+    transactions: int
+
+
+def doing_of(
+    was: Moved | None, now: Moved, *, waiting: bool, section: bool, behind: int, starting: bool = False
+) -> Doing:
+    """Say what a channel does, from two readings; `was` None: there is one only.
+
+    `behind`: how many committed transactions stand behind its position. `starting`: the pipeline is not online yet, and
+    one that does not move has not begun.
+    """
+    if waiting:
+        return Doing.WAITING
+    if was is not None and now.transactions > was.transactions:
+        return Doing.SERIAL if section else Doing.APPLYING
+    if was is not None and now.applied_seqno > was.applied_seqno:
+        return Doing.READING if behind else Doing.IDLE
+    if starting:
+        return Doing.STOPPED
+    if not behind:
+        return Doing.IDLE
+    return Doing.READING if was is None else Doing.STANDING
+
+
+def task_views(facts: PipelineFacts, *, committed_seqno: int | None = None) -> list[TaskView]:
+    """Show each channel as a task; `committed_seqno`: up to where there is something to apply, None: not known."""
     waits = waits_of(facts.channels) if facts.running else {}
     stopping = facts.row is not None and facts.row.stop_at_seqno is not None
+    earlier = {row.channel: row for row in facts.before} if facts.watched_s > 0 else {}
+    head = max((row.applied_seqno for row in facts.channels), default=NO_SEQNO)
+    upto = head if committed_seqno is None else committed_seqno
     shown = []
     for row in facts.channels:
         done, stats = Counters.parse(row.stats), ChannelStats.parse(row.stats)
+        was = None
+        rate = change_rate = -1.0
+        if facts.running and row.channel in earlier:
+            before = Counters.parse(earlier[row.channel].stats)
+            was = Moved(applied_seqno=earlier[row.channel].applied_seqno, transactions=before.transactions)
+            rate = max(0, done.transactions - before.transactions) / facts.watched_s
+            change_rate = max(0, done.changes - before.changes) / facts.watched_s
+        doing = Doing.STOPPED
+        if facts.running:
+            doing = doing_of(
+                was,
+                Moved(applied_seqno=row.applied_seqno, transactions=done.transactions),
+                waiting=row.channel in waits,
+                section=stats.section,
+                behind=max(0, upto - row.applied_seqno),
+            )
         shown.append(
             TaskView(
                 stage=STAGE,
@@ -318,7 +615,6 @@ def task_views(facts: PipelineFacts) -> list[TaskView]:
                 eventCount=done.transactions,
                 averageBlockSize=round(done.transactions / done.groups, 3) if done.groups else 0.0,
                 lastCommittedBlockSize=stats.block,
-                currentBlockSize=0,
                 commits=done.groups,
                 lastCommittedBlockTime=_seconds(stats.block_us),
                 appliedLatency=stats.latency_ms / 1000,
@@ -329,14 +625,14 @@ def task_views(facts: PipelineFacts) -> list[TaskView]:
                 waitTime=_seconds(done.wait_us),
                 idleTime=_seconds(done.idle_us),
                 otherTime=_seconds(done.other_us),
-                rate=round(facts.rates.get(row.channel, -1.0), 3),
-                state="extract" if facts.running else "stopped",
+                rate=round(rate, 3),
+                changeRate=round(change_rate, 3),
+                state=doing,
                 waitsFor=wait_text(waits[row.channel], row.channel) if row.channel in waits else "",
                 appliedLastSeqno=row.applied_seqno,
                 appliedLastEventId=row.event_id,
                 currentLastSeqno=row.applied_seqno,
                 currentLastEventId=row.event_id,
-                currentLastFragno=0,
             )
         )
     return shown
@@ -375,6 +671,10 @@ def stage_views(facts: PipelineFacts) -> list[StageView]:
             applier_class=facts.target_class,
             extractor_name="thl",
             extractor_class="tranlog.log.cursor.Cursor",
+            filters=tuple(
+                FilterView(name=describe(one), class_name=f"{type(one).__module__}.{type(one).__qualname__}")
+                for one in facts.filters
+            ),
             committedMinSeqno=least,
             processedMinSeqno=least,
         )
@@ -418,4 +718,4 @@ def watch_views(watches: Sequence[AppliedWatch], facts: PipelineFacts) -> list[W
 
 
 def _seconds(us: int) -> float:
-    return round(us / 1e6, 3)
+    return us / 1e6

@@ -34,6 +34,7 @@ from tranlog.service import status as status_module
 from tranlog.service import template as template_module
 from tranlog.service.capturing import CaptureThread, check_source, open_capture, open_tables
 from tranlog.service.clearing import CAVEATS, clear_log
+from tranlog.service.client import runtime_dir
 from tranlog.service.command import (
     AsJson,
     Progress,
@@ -48,7 +49,7 @@ from tranlog.service.command import (
 from tranlog.service.config import DEFAULT_FILE, Config, SourceKind, source_kind
 from tranlog.service.exits import ExitCode, error_line, exit_code_of
 from tranlog.service.operating import OperatingOptions, capture_endpoint, operated
-from tranlog.service.orders import PipelineName, add_orders, config_of, runtime_dir, show_view
+from tranlog.service.orders import Authority, Host, PipelineName, SecretFile, add_orders, config_of, show_view
 from tranlog.service.position import Move, read_rows, reset_position, set_position
 from tranlog.service.reloading import ConfigFile
 from tranlog.service.segments import log_app
@@ -368,8 +369,13 @@ def _on_error(config: Config, stay: bool) -> OnError:
 
 
 def _operating(config: Config, metrics: str | None) -> OperatingOptions:
-    source = status_module.source_text(config.source)
-    options = dataclasses.replace(config.pipeline.operating(), service=config.service, source=source)
+    source = config.source
+    options = dataclasses.replace(
+        config.pipeline.operating(),
+        service=config.service,
+        source=status_module.source_text(source),
+        source_event_id=None if source is None else lambda: status_module.source_event_id(source),
+    )
     return options if metrics is None else dataclasses.replace(options, metrics=metrics)
 
 
@@ -516,22 +522,37 @@ def status(
     name: Annotated[
         str | None, typer.Option("--name", "-name", metavar="VIEW", help=f"One of {', '.join(VIEW_NAMES)}.")
     ] = None,
+    host: Host = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Show positions, lag, rates, sizes, and what it waits for; with -name one view, field by field.
 
-    A part that cannot be read is shown with its error, and the exit code is that error's.
+    A part that cannot be read is shown with its error, and the exit code is that error's. With --host a view is the
+    running pipeline's that listens there, and no configuration is needed.
 
     \b
     Example:
       tranlog status
       tranlog status --json --no-watch
       tranlog status -name stores
+      tranlog status -name tasks --host db2.example:7788 --tls-ca ca.pem --secret-file secret
     """
-    config = config_of(ctx)
     if name is not None:
-        show_view(config, name, watch_s=WATCH_S if watch else 0.0, as_json=as_json)
+        show_view(
+            name,
+            config=lambda: config_of(ctx),
+            host=host,
+            tls_ca=tls_ca,
+            secret_file=secret_file,
+            watch_s=WATCH_S if watch else 0.0,
+            as_json=as_json,
+        )
         return ExitCode.DONE
+    if host is not None:
+        raise typer.BadParameter("the pipeline there has views; say which, by -name", param_hint="--host")
+    config = config_of(ctx)
     found, errors = status_module.gather(config, clock=SystemClock(), watch_s=WATCH_S if watch else 0.0)
     if as_json:
         print_json(found)

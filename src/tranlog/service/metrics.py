@@ -1,8 +1,8 @@
 """The numbers of a running pipeline as OpenMetrics, over HTTP.
 
-Owns their names and the small server. The numbers are those of `status -name …`, from the same dataclasses. The hard
-idea: a scrape reads the target by a connection of its own, one scrape at a time, so whoever asks too often waits for
-himself and not for the channels.
+Owns their names and the small server. The numbers are those of `status`, from the same dataclasses and the same rows;
+docs/control.md names the few that are not here. The hard idea: a scrape reads the target by a connection of its own,
+one scrape at a time, so whoever asks too often waits for himself and not for the channels.
 
 Source: issue 7, item 6; OpenMetrics 1.0.
 """
@@ -17,10 +17,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 from tranlog.errors import ConfigError, TranlogError
-from tranlog.pipeline.operation import OperationState
-from tranlog.pipeline.progress import Counters
+from tranlog.pipeline.progress import Counters, Lag
 from tranlog.pipeline.states import State
-from tranlog.pipeline.view import LogFacts, PipelineFacts, parallel_queue_store, shard_views, task_views
+from tranlog.pipeline.view import LogFacts, PipelineFacts, PipelineStatus, ProcessFacts, pipeline_status, waits_of
 from tranlog.service.exposure import Exposure, check_exposure
 
 logger = logging.getLogger(__name__)
@@ -35,95 +34,233 @@ _TIMES: Final = {
     "idle": "idleTime",
     "other": "otherTime",
 }
+_COUNTERS: Final = (
+    ("tranlog_transactions", "Transactions applied.", "transactions"),
+    ("tranlog_changes", "Row changes applied.", "changes"),
+    ("tranlog_target_transactions", "Target transactions with rows.", "groups"),
+    ("tranlog_serial_transactions", "Transactions applied alone.", "serial"),
+    ("tranlog_serial_sections", "Serial sections: runs of such transactions.", "sections"),
+    ("tranlog_discarded", "Other channels' transactions passed.", "skipped"),
+    ("tranlog_omitted", "Transactions that the operator had left out.", "omitted"),
+    ("tranlog_filtered", "Transactions that filters left nothing of.", "filtered"),
+    ("tranlog_meetings", "Meetings that were waited for.", "waits"),
+    ("tranlog_retries", "Reconnects to the target.", "retries"),
+)
+"""Families that are counters of each channel: name, text, and the field of Counters."""
 _IDLE_S: Final = 10.0
 
 Sample = tuple[Mapping[str, str], float | int]
 
 
-def metrics_text(state: OperationState, *, log: LogFacts, pipeline: PipelineFacts) -> str:
-    """Return the exposition. Pure."""
-    name = {"pipeline": state.pipeline}
-    queue, tasks, shards = parallel_queue_store(pipeline), task_views(pipeline), shard_views(pipeline)
-    counters = {row.channel: Counters.parse(row.stats) for row in pipeline.channels}
+def metrics_text(process: ProcessFacts, *, log: LogFacts, pipeline: PipelineFacts, behind: Lag) -> str:
+    """Return the exposition: what `pipeline_status` shows of the same facts, and how far behind it is. Pure.
 
-    def each(values: Mapping[int, float | int]) -> list[Sample]:
-        return [({**name, "channel": str(channel)}, value) for channel, value in values.items()]
-
+    Rates are there while the pipeline runs and was watched, latencies as soon as something was applied.
+    """
+    status = pipeline_status(log, pipeline, process)
+    name = {"pipeline": pipeline.pipeline}
     lines = [
-        *_stateset("tranlog_state", "Where the pipeline stands.", name, state.state),
-        *_family("gauge", "tranlog_log_first_seqno", "The first seqno that the log holds.", [(name, log.first_seqno)]),
-        *_family("gauge", "tranlog_log_last_seqno", "The last seqno that the log holds.", [(name, log.last_seqno)]),
-        *_family(
-            "gauge",
-            "tranlog_log_committed_seqno",
-            "Up to where the log may be applied.",
-            [(name, log.committed_seqno)],
-        ),
-        *_family("gauge", "tranlog_channels", "How many channels apply.", [(name, queue.queues)]),
-        *_family("gauge", "tranlog_serialized", "Whether a serial section runs.", [(name, int(queue.serialized))]),
-        *_family("counter", "tranlog_serial_sections", "Serial sections so far.", [(name, queue.serializationCount)]),
-        *_family(
-            "gauge",
-            "tranlog_applied_seqno",
-            "Up to where a channel has everything of its own in the target.",
-            each({one.taskId: one.appliedLastSeqno for one in tasks}),
-        ),
-        *_family(
-            "gauge",
-            "tranlog_applied_latency_seconds",
-            "From the source's commit to the target's, of the last transaction applied.",
-            each({one.taskId: one.appliedLatency for one in tasks}),
-            unit="seconds",
-        ),
-        *_counters("tranlog_transactions", "Transactions applied.", each, counters, "transactions"),
-        *_counters("tranlog_changes", "Row changes applied.", each, counters, "changes"),
-        *_counters("tranlog_target_transactions", "Target transactions with rows.", each, counters, "groups"),
-        *_counters("tranlog_discarded", "Other channels' transactions passed.", each, counters, "skipped"),
-        *_counters("tranlog_omitted", "Transactions that the operator had left out.", each, counters, "omitted"),
-        *_counters("tranlog_meetings", "Meetings that were waited for.", each, counters, "waits"),
-        *_counters("tranlog_retries", "Reconnects to the target.", each, counters, "retries"),
-        *_family(
-            "counter",
-            "tranlog_time_seconds",
-            "Where a channel's time went.",
-            [
-                ({**name, "channel": str(one.taskId), "on": on}, getattr(one, field))
-                for one in tasks
-                for on, field in _TIMES.items()
-            ],
-            unit="seconds",
-        ),
-        *_family(
-            "counter",
-            "tranlog_shard_transactions",
-            "Transactions applied of a shard, as long as its channel tells it apart.",
-            [({**name, "shard": one.shardId, "channel": str(one.channel)}, one.eventCount) for one in shards],
-        ),
-        *_family(
-            "gauge",
-            "tranlog_shard_applied_latency_seconds",
-            "The same latency, of a shard's last transaction.",
-            [({**name, "shard": one.shardId, "channel": str(one.channel)}, one.appliedLatency) for one in shards],
-            unit="seconds",
-        ),
+        *_stateset("tranlog_state", "Where the pipeline stands.", name, process.state),
+        *_whole(status, name, pipeline, behind),
+        *_of_log(log, status, name),
+        *_of_channels(status, name, pipeline),
+        *_of_shards(status, name),
         "# EOF",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _counters(
-    name: str,
-    text: str,
-    each: Callable[[Mapping[int, float | int]], list[Sample]],
-    counters: Mapping[int, Counters],
-    field: str,
-) -> Iterator[str]:
-    yield from _family("counter", name, text, each({n: getattr(one, field) for n, one in counters.items()}))
+def _whole(status: PipelineStatus, name: Mapping[str, str], facts: PipelineFacts, behind: Lag) -> Iterator[str]:
+    one, queue = status.pipeline, status.queue
+    yield from _gauge("tranlog_uptime_seconds", "Since the process started.", [(name, one.uptimeSeconds)])
+    yield from _gauge("tranlog_in_state_seconds", "Since it is in this state.", [(name, one.timeInStateSeconds)])
+    yield from _gauge(
+        "tranlog_pending_error_seqno",
+        "The seqno that the error which took it offline is about; -1: none.",
+        [(name, one.pendingErrorSeqno)],
+    )
+    yield from _gauge("tranlog_channels", "How many channels apply.", [(name, queue.queues)])
+    yield from _gauge("tranlog_serialized", "Whether a serial section runs.", [(name, int(queue.serialized))])
+    yield from _gauge(
+        "tranlog_head_seqno", "The position of the channel that is furthest ahead.", [(name, queue.headSeqno)]
+    )
+    yield from _gauge(
+        "tranlog_restart_seqno",
+        "The least of the channels' positions: everything up to there is in the target.",
+        [(name, one.appliedLastSeqno)],
+    )
+    yield from _gauge(
+        "tranlog_restart_epoch", "The epoch of that position; -1: nothing is applied.", [(name, one.latestEpochNumber)]
+    )
+    stop = None if facts.row is None else facts.row.stop_at_seqno
+    yield from _gauge(
+        "tranlog_stop_at_seqno",
+        "Up to where the channels are told to go; -1: to end where they are.",
+        [] if stop is None else [(name, stop)],
+    )
+    yield from _gauge(
+        "tranlog_lag_transactions", "Committed transactions that are not all applied.", [(name, behind.seqnos)]
+    )
+    yield from _gauge(
+        "tranlog_lag_seconds", "How long ago the first of them was committed.", [(name, behind.ms / 1000)]
+    )
+    if one.appliedLatency >= 0:
+        yield from _gauge(
+            "tranlog_newest_applied_latency_seconds",
+            "From the source's commit to the target's, of the newest transaction applied.",
+            [(name, one.appliedLatency)],
+        )
+    if one.relativeLatency >= 0:
+        yield from _gauge(
+            "tranlog_relative_latency_seconds",
+            "How long ago the least position was committed at the source.",
+            [(name, one.relativeLatency)],
+        )
+    yield from _gauge(
+        "tranlog_offline_interval_seconds",
+        "How far the channels are apart, in the source's commit times.",
+        [(name, queue.estimatedOfflineInterval)],
+    )
 
 
-def _family(kind: str, name: str, text: str, samples: Iterable[Sample], *, unit: str = "") -> Iterator[str]:
+def _of_log(log: LogFacts, status: PipelineStatus, name: Mapping[str, str]) -> Iterator[str]:
+    assert status.log is not None
+    yield from _gauge("tranlog_log_first_seqno", "The first seqno that the log holds.", [(name, log.first_seqno)])
+    yield from _gauge("tranlog_log_last_seqno", "The last seqno that the log holds.", [(name, log.last_seqno)])
+    yield from _gauge(
+        "tranlog_log_committed_seqno", "Up to where the log may be applied.", [(name, log.committed_seqno)]
+    )
+    yield from _gauge("tranlog_log_epoch", "The epoch of its last transaction.", [(name, log.epoch)])
+    yield from _gauge("tranlog_log_segments", "How many segments it has.", [(name, log.segments)])
+    yield from _gauge("tranlog_log_size_bytes", "How long they are together.", [(name, log.bytes)])
+    yield from _gauge(
+        "tranlog_log_active_seqno", "The first that somebody still needs; -1: nobody.", [(name, status.log.activeSeqno)]
+    )
+    yield from _gauge(
+        "tranlog_log_hold_seqno",
+        "From where on somebody still needs it.",
+        [({**name, "hold": who}, seqno) for who, seqno in log.holds.items() if seqno is not None],
+    )
+
+
+def _of_channels(status: PipelineStatus, name: Mapping[str, str], facts: PipelineFacts) -> Iterator[str]:
+    def each(values: Iterable[tuple[int, float | int]]) -> list[Sample]:
+        return [({**name, "channel": str(channel)}, value) for channel, value in values]
+
+    tasks, rows = status.tasks, facts.channels
+    counters = [(row.channel, Counters.parse(row.stats)) for row in rows]
+    yield from _gauge(
+        "tranlog_applied_seqno",
+        "Up to where a channel has everything of its own in the target.",
+        each((one.taskId, one.appliedLastSeqno) for one in tasks),
+    )
+    yield from _gauge("tranlog_applied_epoch", "The epoch of that position.", each((r.channel, r.epoch) for r in rows))
+    yield from _gauge(
+        "tranlog_applied_commit_timestamp_seconds",
+        "When that position was committed at the source; 0: nothing is applied.",
+        each((row.channel, row.tstamp / 1000) for row in rows),
+    )
+    yield from _gauge(
+        "tranlog_position_moved_timestamp_seconds",
+        "When that position was written, by the target's clock.",
+        each((row.channel, row.updated_at / 1000) for row in rows),
+    )
+    yield from _gauge(
+        "tranlog_counted_from_seqno",
+        "The first seqno that a channel's counters know.",
+        each((one.task_id, one.lo_seqno) for one in status.queue.stores),
+    )
+    yield from _gauge(
+        "tranlog_applied_latency_seconds",
+        "From the source's commit to the target's, of the last transaction applied.",
+        each((one.taskId, one.appliedLatency) for one in tasks),
+    )
+    yield from _gauge(
+        "tranlog_last_block_transactions",
+        "Transactions of the last target transaction.",
+        each((one.taskId, one.lastCommittedBlockSize) for one in tasks),
+    )
+    yield from _gauge(
+        "tranlog_last_block_seconds", "What it took.", each((one.taskId, one.lastCommittedBlockTime) for one in tasks)
+    )
+    yield from _gauge(
+        "tranlog_transaction_rate",
+        "Transactions applied per second, over the time of this scrape.",
+        each((one.taskId, one.rate) for one in tasks if one.rate >= 0),
+    )
+    yield from _gauge(
+        "tranlog_change_rate",
+        "Row changes applied per second, over the time of this scrape.",
+        each((one.taskId, one.changeRate) for one in tasks if one.changeRate >= 0),
+    )
+    yield from _gauge(
+        "tranlog_waits_for_seqno",
+        "The seqno that a channel waits for another to apply; no sample: it waits for nobody.",
+        [
+            (
+                {**name, "channel": str(channel), "waits_for": str(other), "serial": str(waiting.serial).lower()},
+                waiting.seqno,
+            )
+            for channel, waiting in (waits_of(rows) if facts.running else {}).items()
+            for other in waiting.channels
+        ],
+    )
+    for family, text, field in _COUNTERS:
+        yield from _counter(family, text, each((channel, getattr(one, field)) for channel, one in counters))
+    yield from _counter("tranlog_payload_bytes", "Payload applied.", each((n, one.bytes) for n, one in counters))
+    yield from _counter(
+        "tranlog_meeting_seconds",
+        "What those meetings took, from the first look to the last.",
+        each((n, one.wait_ms / 1000) for n, one in counters),
+    )
+    yield from _counter(
+        "tranlog_time_seconds",
+        "Where a channel's time went.",
+        [
+            ({**name, "channel": str(one.taskId), "on": on}, getattr(one, field))
+            for one in tasks
+            for on, field in _TIMES.items()
+        ],
+    )
+
+
+def _of_shards(status: PipelineStatus, name: Mapping[str, str]) -> Iterator[str]:
+    def each(values: Iterable[tuple[str, int, float | int]]) -> list[Sample]:
+        return [({**name, "shard": shard, "channel": str(channel)}, value) for shard, channel, value in values]
+
+    shards = status.shards
+    yield from _counter(
+        "tranlog_shard_transactions",
+        "Transactions applied of a shard, as long as its channel tells it apart.",
+        each((one.shardId, one.channel, one.eventCount) for one in shards),
+    )
+    yield from _gauge(
+        "tranlog_shard_applied_seqno",
+        "The last of them.",
+        each((one.shardId, one.channel, one.appliedLastSeqno) for one in shards),
+    )
+    yield from _gauge(
+        "tranlog_shard_applied_latency_seconds",
+        "From the source's commit to the target's, of that one.",
+        each((one.shardId, one.channel, one.appliedLatency) for one in shards),
+    )
+
+
+# --- the form --------------------------------------------------------------------------------------------
+
+
+def _gauge(name: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
+    yield from _family("gauge", name, text, samples)
+
+
+def _counter(name: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
+    yield from _family("counter", name, text, samples)
+
+
+def _family(kind: str, name: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
-    if unit:
+    unit = name.rpartition("_")[2]
+    if unit in ("seconds", "bytes"):
         yield f"# UNIT {name} {unit}"
     yield f"# HELP {name} {text}"
     suffix = "_total" if kind == "counter" else ""
@@ -131,11 +268,11 @@ def _family(kind: str, name: str, text: str, samples: Iterable[Sample], *, unit:
         yield f"{name}{suffix}{_labels(labels)} {value}"
 
 
-def _stateset(name: str, text: str, labels: Mapping[str, str], state: State) -> Iterator[str]:
+def _stateset(name: str, text: str, labels: Mapping[str, str], state: str) -> Iterator[str]:
     yield f"# TYPE {name} stateset"
     yield f"# HELP {name} {text}"
     for one in State:
-        yield f"{name}{_labels({**labels, name: one.value})} {int(one is state)}"
+        yield f"{name}{_labels({**labels, name: one.value})} {int(one.value == state)}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -26,6 +26,7 @@ from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, LogMissingError, TranlogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.log import LogOptions
+from tranlog.log.readable import ReadableLog
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.limits import (
@@ -40,7 +41,8 @@ from tranlog.pipeline.limits import (
 from tranlog.pipeline.operation import OnlineOrder, Operation, OperationState
 from tranlog.pipeline.progress import Lag, lag, restart_seqno
 from tranlog.pipeline.states import State
-from tranlog.pipeline.view import PipelineFacts
+from tranlog.pipeline.view import PipelineFacts, PipelineStatus, pipeline_status
+from tranlog.pipeline.viewing import facts_of, log_facts, log_facts_if_readable, pipeline_facts
 from tranlog.service.control import CAPTURE_NAME, ControlOptions, ControlServer, open_port, open_socket, socket_paths
 from tranlog.service.exposure import Exposure, check_exposure
 from tranlog.service.metrics import MetricsServer, metrics_text
@@ -58,7 +60,7 @@ from tranlog.service.requests import (
     Request,
     WaitFor,
 )
-from tranlog.service.views import VIEW_NAMES, facts_of, json_form, log_facts, pipeline_facts, view, watches_of
+from tranlog.service.views import NEEDS_LOG, VIEW_NAMES, json_form, process_facts, view
 from tranlog.target.options import open_target
 from tranlog.tungsten.translated import open_readable
 
@@ -73,7 +75,8 @@ _RATE_S = 0.3
 class OperatingOptions:
     """Where a pipeline's process is reached. `metrics`: HOST:PORT for OpenMetrics over HTTP, None for none.
 
-    `service` and `source` are what the configuration calls them; an overview shows them.
+    `service` and `source` are what the configuration calls them; an overview shows them. `source_event_id` asks the
+    source where it stands; None: it is not asked.
     """
 
     control: str | None = None
@@ -81,6 +84,7 @@ class OperatingOptions:
     exposure: Exposure = field(default_factory=Exposure)
     service: str = ""
     source: str = ""
+    source_event_id: Callable[[], str] | None = None
 
     def check(self) -> None:
         """Raise ConfigError for what the security rule forbids."""
@@ -112,12 +116,15 @@ class Operator:
         heartbeat: Callable[[str], None] | None = None,
         service: str = "",
         source: str = "",
+        source_event_id: Callable[[], str] | None = None,
         reread: Callable[[], ReadAgain] | None = None,
     ) -> None:
         self._operation = operation
         self._service = service
         self._source = source
-        self._process = f"{socket.gethostname()} pid {os.getpid()}"
+        self._source_event_id = source_event_id
+        self._host = socket.gethostname()
+        self._process = f"{self._host} pid {os.getpid()}"
         self._log_options = log_options
         self._heartbeat = heartbeat
         self._reread = reread
@@ -149,7 +156,7 @@ class Operator:
             case Beat(name=name):
                 return beat(name, self._heartbeat)
             case Look(name=name):
-                return {"name": name, "shown": json_form(self.look(name))}
+                return {"name": name, "shown": self.look(name)}
             case GetOverview():
                 return _shown(self.overview())
             case _:
@@ -167,15 +174,8 @@ class Operator:
         try:
             with open_readable(options.log_dir) as reader:
                 log = facts_of(reader, self._log_options)
-                if pipeline is not None and pipeline.channels:
-                    restart = restart_seqno(pipeline.channels)
-                    following = reader.header(Seqno(restart + 1))
-                    behind = lag(
-                        restart=restart,
-                        committed=Seqno(log.committed_seqno),
-                        next_tstamp=None if following is None else following.tstamp,
-                        now_ms=self._clock.now_ms(),
-                    )
+                if pipeline is not None:
+                    behind = self._behind(reader, pipeline, log.committed_seqno)
         except TranlogError as exc:
             problems.append(f"log: {exc}")
         return overview_of(
@@ -208,26 +208,67 @@ class Operator:
             "at_restart": list(found.at_restart),
         }
 
-    def look(self, name: str) -> list[object]:
-        """Return a view. Raises ConfigError for a name that is none."""
-        options = self._operation.options
+    def look(self, name: str | None) -> object:
+        """Return a view's tables as plain values, or, None, all of the status. Raises ConfigError for no such view."""
+        if name is None:
+            return msgspec.to_builtins(self.status())
         found = next((one for one in VIEW_NAMES if one == name), None)
         if found is None:
             raise ConfigError(option="-name", value=name, why=f"one of {', '.join(VIEW_NAMES)}")
-        return view(
-            found,
-            log=log_facts(options.log_dir, self._log_options) if found == "stores" else None,
-            pipeline=pipeline_facts(options, clock=self._clock, watch_s=_RATE_S if found == "tasks" else 0.0),
-            watches=watches_of(self._operation.state()),
+        status = self.status(
+            needs_log=found in NEEDS_LOG, asks_source=found == "pipeline", watch_s=_RATE_S if found == "tasks" else 0.0
+        )
+        return json_form(view(found, status))
+
+    def status(self, *, needs_log: bool = True, asks_source: bool = True, watch_s: float = _RATE_S) -> PipelineStatus:
+        """Return all views of this moment, with rates where it is watched; without the log's where not `needs_log`.
+
+        Raises TargetUnavailableError, and where `needs_log` what opening the log raises.
+        """
+        options, state = self._operation.options, self._operation.state()
+        reads = log_facts if needs_log else log_facts_if_readable
+        return pipeline_status(
+            reads(options.log_dir, self._log_options),
+            self._facts(state, watch_s=watch_s, asks_source=asks_source),
+            process_facts(state, host=self._host),
+        )
+
+    def _facts(self, state: OperationState, *, watch_s: float, asks_source: bool = False) -> PipelineFacts:
+        source_at = ""
+        if asks_source and self._source_event_id is not None:
+            try:
+                source_at = self._source_event_id()
+            except TranlogError as exc:
+                logger.debug("the source does not tell where it stands: %s", exc)
+        return pipeline_facts(
+            self._operation.options,
+            clock=self._clock,
+            watch_s=watch_s,
+            running=not state.state.resting,
+            service=self._service,
+            source=self._source,
+            source_event_id=source_at,
         )
 
     def metrics(self) -> str:
         """Return the same numbers as OpenMetrics."""
-        options = self._operation.options
-        return metrics_text(
-            self._operation.state(),
-            log=log_facts(options.log_dir, self._log_options),
-            pipeline=pipeline_facts(options, clock=self._clock, watch_s=0.0),
+        options, state = self._operation.options, self._operation.state()
+        facts = self._facts(state, watch_s=_RATE_S)
+        with open_readable(options.log_dir) as reader:
+            log = facts_of(reader, self._log_options)
+            behind = self._behind(reader, facts, log.committed_seqno)
+        return metrics_text(process_facts(state, host=self._host), log=log, pipeline=facts, behind=behind)
+
+    def _behind(self, reader: ReadableLog, facts: PipelineFacts, committed: int) -> Lag:
+        if not facts.channels:
+            return Lag(seqnos=0, ms=0)
+        restart = restart_seqno(facts.channels)
+        following = reader.header(Seqno(restart + 1))
+        return lag(
+            restart=restart,
+            committed=Seqno(committed),
+            next_tstamp=None if following is None else following.tstamp,
+            now_ms=self._clock.now_ms(),
         )
 
     def _committed(self) -> Seqno:
@@ -350,7 +391,13 @@ def operated(
     """
     options.check()
     operator = Operator(
-        operation, log_options, heartbeat=heartbeat, service=options.service, source=options.source, reread=reread
+        operation,
+        log_options,
+        heartbeat=heartbeat,
+        service=options.service,
+        source=options.source,
+        source_event_id=options.source_event_id,
+        reread=reread,
     )
     apply = operation.options
     if not os.path.isdir(apply.log_dir):  # the endpoint's folder is not what creates it

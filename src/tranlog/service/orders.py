@@ -10,28 +10,27 @@ Source: conformance/tungsten.md A9, `trepctl`; issue 7, item 5.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Annotated, Any, Protocol
 
-import msgspec
 import typer
 
 from tranlog.clock import SystemClock
-from tranlog.errors import ControlError
+from tranlog.errors import ControlError, TranlogError
 from tranlog.pipeline.operation import ReplanEnd
-from tranlog.pipeline.view import WatchView
+from tranlog.pipeline.view import PipelineStatus, pipeline_status
+from tranlog.pipeline.viewing import log_facts, log_facts_if_readable, pipeline_facts
+from tranlog.service.client import GRACE_S, RunningPipeline, runtime_dir
 from tranlog.service.command import AsJson, print_json, say
 from tranlog.service.config import Config, find_file, load
 from tranlog.service.control import CAPTURE_NAME, call, socket_paths
 from tranlog.service.exits import ExitCode, Told, json_line
-from tranlog.service.exposure import read_secret
 from tranlog.service.operating import parse_time
-from tranlog.service.requests import Beat, Flush, GetState, GoOffline, GoOnline, Look, Reload, Request, WaitFor
+from tranlog.service.requests import Beat, Flush, GetState, GoOffline, GoOnline, Reload, Request, WaitFor
+from tranlog.service.status import source_event_id, source_text
 from tranlog.service.verify import select_tables, verify_tables
-from tranlog.service.views import VIEW_NAMES, json_form, log_facts, pipeline_facts, print_form, view
+from tranlog.service.views import NEEDS_LOG, VIEW_NAMES, ViewName, json_form, print_form, view
 from tranlog.target.options import open_target
-
-GRACE_S = 15.0
-"""How much longer than its request a command waits for the answer."""
 
 Host = Annotated[
     str | None,
@@ -55,12 +54,6 @@ def config_of(ctx: typer.Context) -> Config:
     return load(find_file(conf=conf, service=service), environ=os.environ)
 
 
-def runtime_dir() -> str | None:
-    """Return the user's folder for sockets, where the system gives one."""
-    found = os.environ.get("XDG_RUNTIME_DIR")
-    return found if found and os.path.isdir(found) else None
-
-
 class Ask(Protocol):
     """Asks one pipeline; raises ControlError where none runs, Told for its answer's error."""
 
@@ -76,25 +69,9 @@ def reach(
     secret_file: str | None = None,
 ) -> Ask:
     """Find out where the pipeline that is meant listens, and return what asks it. Raises ConfigError."""
-    secret = None if secret_file is None else read_secret(secret_file)
     if host is not None:
-        addresses = [os.path.abspath(host) if "/" in host else host]
-    else:
-        config = config_of(ctx)
-        control = config.pipeline.control
-        if control not in (None, "off"):
-            addresses = [str(control)]
-            if secret is None:
-                secret = config.pipeline.operating().exposure.secret
-            tls_ca = tls_ca or config.pipeline.tls_certificate
-        else:
-            name = config.pipeline.name if pipeline is None else pipeline
-            addresses = socket_paths(config.log_dir, name, runtime_dir=runtime_dir())
-
-    def asks(request: Request, *, timeout_s: float = GRACE_S) -> dict[str, Any]:
-        return call(addresses, request, timeout_s=timeout_s, secret=secret, authority=tls_ca)
-
-    return asks
+        return RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca).ask
+    return RunningPipeline.of_config(config_of(ctx), pipeline=pipeline, secret_file=secret_file, authority=tls_ca).ask
 
 
 def ask(
@@ -450,30 +427,57 @@ def check(
     return ExitCode.DONE if found["reached"] and not differing else ExitCode.CHECK_FAILED
 
 
-def show_view(config: Config, name: str, *, watch_s: float, as_json: bool) -> None:
-    """Print one view of the pipeline, whether it runs or not; what it waits for only the running process knows."""
+def show_view(
+    name: str,
+    *,
+    config: Callable[[], Config],
+    host: str | None,
+    tls_ca: str | None,
+    secret_file: str | None,
+    watch_s: float,
+    as_json: bool,
+) -> None:
+    """Print one view of a pipeline: of the one that listens at `host`, else of the configured one, running or not."""
     wanted = next((one for one in VIEW_NAMES if one == name), None)
     if wanted is None:
         raise typer.BadParameter(f"{name!r} is none of {', '.join(VIEW_NAMES)}", param_hint="-name")
-    options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
-    if wanted == "watches":
-        paths = socket_paths(config.log_dir, options.pipeline, runtime_dir=runtime_dir())
-        try:
-            found = call(paths, Look(name=name))["shown"]
-        except ControlError:
-            found = []  # nobody runs it, so nobody waits
-        shown: list[Any] = msgspec.convert(found, list[WatchView])
+    if host is not None:
+        status = RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca).status()
     else:
-        shown = view(
-            wanted,
-            log=log_facts(config.log_dir, config.log) if wanted == "stores" else None,
-            pipeline=pipeline_facts(options, clock=SystemClock(), watch_s=watch_s if wanted == "tasks" else 0.0),
-        )
+        status = _look(config(), wanted, watch_s=watch_s)
+    shown = view(wanted, status)
     if as_json:
         print_json(json_form(shown))
         return
     for line in print_form(name, shown):
         print(line)
+
+
+def _look(config: Config, wanted: ViewName, *, watch_s: float) -> PipelineStatus:
+    """Read log and target, whether the pipeline runs or not; what only its process can tell is asked of it."""
+    if wanted in ("pipeline", "watches"):
+        try:
+            return RunningPipeline.of_config(config).status()
+        except ControlError:
+            pass  # nobody runs it here, so nobody waits, and it has no state
+    source_at = ""
+    if wanted == "pipeline" and config.source is not None:
+        try:
+            source_at = source_event_id(config.source)
+        except TranlogError:
+            pass  # `tranlog status` has the error; here it is a source that does not tell
+    reads = log_facts if wanted in NEEDS_LOG else log_facts_if_readable
+    return pipeline_status(
+        reads(config.log_dir, config.log),
+        pipeline_facts(
+            config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()),
+            clock=SystemClock(),
+            watch_s=watch_s if wanted == "tasks" else 0.0,
+            service=config.service,
+            source=source_text(config.source),
+            source_event_id=source_at,
+        ),
+    )
 
 
 def add_orders(app: typer.Typer) -> None:

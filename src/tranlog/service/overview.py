@@ -9,7 +9,6 @@ Source: issue 7, item 10.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +17,16 @@ import msgspec
 from tranlog.ids import NO_SEQNO
 from tranlog.pipeline.progress import ChannelStats, Counters, restart_seqno
 from tranlog.pipeline.states import State
-from tranlog.pipeline.view import LogFacts, PipelineFacts, shard_views, wait_text, waits_of
+from tranlog.pipeline.view import (
+    Doing,
+    LogFacts,
+    Moved,
+    PipelineFacts,
+    doing_of,
+    shard_views,
+    wait_text,
+    waits_of,
+)
 
 if TYPE_CHECKING:
     from tranlog.pipeline.operation import OperationState
@@ -35,24 +43,6 @@ TIMES: Final[Mapping[str, str]] = {
     "other": "other_us",
 }
 """On what a channel spends its time, and the counter of each."""
-
-
-class Doing(enum.StrEnum):
-    """What a channel does."""
-
-    STOPPED = "stopped"
-    """Nothing: the pipeline is offline, or still starting."""
-    APPLYING = "applying"
-    SERIAL = "serial"
-    """Channel 0, inside a serial section."""
-    READING = "reading"
-    """It passes other channels' transactions."""
-    WAITING = "waiting"
-    """For other channels."""
-    IDLE = "idle"
-    """It has applied all that there is."""
-    STANDING = "standing"
-    """Something is left for it and nothing moved: a large target transaction, or a target that does not answer."""
 
 
 class ChannelNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,17 +252,18 @@ def pace(before: Overview | None, now: Overview) -> Pace:
 
 
 def _doing(was: ChannelNow | None, now: ChannelNow, *, starting: bool) -> Doing:
-    if now.waits_for:
-        return Doing.WAITING
-    if was is not None and now.transactions > was.transactions:
-        return Doing.SERIAL if now.section else Doing.APPLYING
-    if was is not None and now.applied_seqno > was.applied_seqno:
-        return Doing.READING if now.behind else Doing.IDLE
-    if starting:
-        return Doing.STOPPED
-    if not now.behind:
-        return Doing.IDLE
-    return Doing.READING if was is None else Doing.STANDING
+    return doing_of(
+        None if was is None else _moved(was),
+        _moved(now),
+        waiting=bool(now.waits_for),
+        section=now.section,
+        behind=now.behind,
+        starting=starting,
+    )
+
+
+def _moved(one: ChannelNow) -> Moved:
+    return Moved(applied_seqno=one.applied_seqno, transactions=one.transactions)
 
 
 def _shares(was: ChannelNow, now: ChannelNow) -> dict[str, float]:

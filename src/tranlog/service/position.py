@@ -9,7 +9,6 @@ Source: design/pipeline.md, "At start", "Tokens".
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,15 +19,10 @@ from tranlog.log.format import RecordHeader
 from tranlog.log.readable import ReadableLog
 from tranlog.log.reader import LogRange
 from tranlog.pipeline.channels import ShardPlan
-from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.options import TargetOptions, is_there, open_target
 from tranlog.target.target import ChannelRow, PipelineRow, Target
 
 NOBODY = ""
-
-
-def is_there(options: TargetOptions) -> bool:
-    """Whether a target can hold a position at all: looking at a SQLite file that is not there would make it."""
-    return options.kind != "sqlite" or os.path.exists(options.path)
 
 
 def read_rows(options: TargetOptions, pipeline: str) -> list[ChannelRow]:

@@ -74,9 +74,9 @@ class Beat(_Request, frozen=True, tag_field="request", tag="heartbeat"):
 
 
 class Look(_Request, frozen=True, tag_field="request", tag="status"):
-    """The rows of one view: stores, tasks, shards, stages, channels, watches."""
+    """The tables of one view: pipeline, stores, tasks, shards, stages, channels, watches; None: all, of one moment."""
 
-    name: str
+    name: str | None = None
 
 
 class GetOverview(_Request, frozen=True, tag_field="request", tag="overview"):

@@ -20,7 +20,8 @@ from rich.cells import cell_len, set_cell_size
 
 from tranlog.ids import NO_SEQNO
 from tranlog.pipeline.states import State
-from tranlog.service.overview import TIMES, ChannelNow, ChannelPace, Doing, Overview, Pace, ShardNow, pace
+from tranlog.pipeline.view import Doing
+from tranlog.service.overview import TIMES, ChannelNow, ChannelPace, Overview, Pace, ShardNow, pace
 
 BAR_CELLS: Final = 10
 LETTERS: Final = {name: name[0] for name in TIMES}

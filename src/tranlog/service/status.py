@@ -28,9 +28,8 @@ from tranlog.log.readable import ReadableLog
 from tranlog.log.segment import LOCK_NAME
 from tranlog.pipeline.progress import Counters, lag, restart_seqno
 from tranlog.service.config import Config
-from tranlog.service.position import is_there
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.target.options import open_target
+from tranlog.target.options import is_there, open_target
 from tranlog.target.target import ChannelRow, PipelineRow, Target
 from tranlog.tungsten.reader import TungstenReader
 from tranlog.tungsten.text import time_text
@@ -282,8 +281,39 @@ def _thl_end(path: str) -> str:
     return f"seqno {reader.next_seqno - 1}" if reader.last_seqno >= 0 else "no transaction"
 
 
+def source_event_id(options: SourceOptions) -> str:
+    """Return where a source stands by now, as an event id; empty where it has committed nothing that is captured.
+
+    A Java replicator's log tells its last seqno. Raises SourceError, and what opening that log raises.
+    """
+    from tranlog.source.sqlite import SqliteSourceOptions
+
+    if isinstance(options, ThlSourceOptions):
+        return _thl_end(options.path)
+    if isinstance(options, SqliteSourceOptions):
+        from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
+
+        newest = f"coalesce((SELECT max(id) FROM main.{OUTBOX_TABLE} WHERE last), captured)"
+        row = _read_outbox(options.path, f"SELECT uuid, {newest} FROM main.{SOURCE_TABLE}")
+        return "" if row is None or not row[1] else f"{row[0]}:{row[1]}"
+    return _binlog_end(options)
+
+
 def _outbox(path: str) -> tuple[int, int]:
     """Return how many transactions wait in a SQLite source's outbox, and their bytes."""
+    from tranlog.source.sqlite.schema import OUTBOX_TABLE
+
+    sql = f"SELECT count(*) FILTER (WHERE last), coalesce(sum(length(changes)), 0) FROM main.{OUTBOX_TABLE}"
+    row = _read_outbox(path, sql)
+    if row is None:
+        return 0, 0
+    waiting, size = row
+    assert isinstance(waiting, int) and isinstance(size, int)
+    return waiting, size
+
+
+def _read_outbox(path: str, sql: str) -> tuple[object, ...] | None:
+    """Return one row of what is ours in a SQLite source, None where it is not prepared yet."""
     import apsw
 
     from tranlog.source.sqlite.schema import OUTBOX_TABLE
@@ -294,12 +324,9 @@ def _outbox(path: str) -> tuple[int, int]:
         db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
         try:
             if not db.table_exists("main", OUTBOX_TABLE):
-                return 0, 0
-            sql = f"SELECT count(*) FILTER (WHERE last), coalesce(sum(length(changes)), 0) FROM main.{OUTBOX_TABLE}"
-            for waiting, size in db.execute(sql):
-                assert isinstance(waiting, int) and isinstance(size, int)
-                return waiting, size
-            raise AssertionError("an aggregate has one row")
+                return None
+            found: list[tuple[object, ...]] = db.execute(sql).fetchall()
+            return found[0] if found else None
         finally:
             db.close()
     except apsw.Error as exc:

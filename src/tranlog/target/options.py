@@ -95,6 +95,11 @@ def _refuse(option: str, value: object, why: str) -> ConfigError:
     return ConfigError(option=f"target.{option}", value=value, why=why)
 
 
+def is_there(options: TargetOptions) -> bool:
+    """Whether a target can hold a position at all: looking at a file that is not there would make it."""
+    return not options.in_file or os.path.exists(options.path)
+
+
 def open_target(options: TargetOptions) -> Target:
     """Connect to a target. Raises ConfigError (a missing library among it), TargetUnavailableError."""
     from tranlog.target.database import DatabaseTarget
