@@ -21,8 +21,10 @@ from fix_pipeline import (
     write_log,
 )
 from fix_tungsten import GOLDEN, make_event
+from tranlog import Pipeline
 from tranlog.change import Op, RowChange
 from tranlog.errors import DdlStopError, PayloadError, TargetAheadError
+from tranlog.log.options import LogOptions
 from tranlog.pipeline.channel import TaskEnd
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.service.tables import tables_in_log
@@ -47,6 +49,11 @@ def test_everything_lands_once_and_in_order(tmp_path: Path) -> None:
     assert [(result.end, result.applied_seqno, result.error) for result in results] == [(TaskEnd.LIMIT, last, None)] * 3
     check_equal(target, workload)
     assert not (tmp_path / "thl" / "holds").exists()
+    pipeline = Pipeline(tmp_path / "thl", target=target.options, channels=3, name="p")
+    status = pipeline.status(watch_s=0, log_options=LogOptions())
+    assert status.log is not None and status.log.storeClass == "tranlog.tungsten.translated.TranslatedReader"
+    assert (status.log.activeSeqno, status.log.maximumStoredSeqNo) == (-1, last), "nothing is held in it"
+    assert (status.pipeline.appliedLastSeqno, status.queue.headSeqno) == (last, last)
 
 
 def prepare(path: Path, thl: Path) -> TargetOptions:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tranlog import RunningPipeline
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "parallel-apply.md"
 
@@ -75,6 +77,11 @@ def test_the_documents_session(tmp_path: Path) -> None:
                     DOCUMENT.write_text(DOCUMENT.read_text().replace(old, f"$ {command}\n{shown}"))
                     continue
                 assert shown.splitlines() == printed, command
+        status = RunningPipeline.find(conf=str(tmp_path / "tranlog.toml")).status()
+        whole = status.pipeline
+        assert (whole.state, whole.serviceName, whole.channels, whole.appliedLastSeqno) == ("ONLINE", "percona", 4, 5)
+        assert whole.currentEventId == whole.appliedLastEventId != "NONE", "the source has committed nothing behind it"
+        assert status.queue.maxOfflineInterval == 5 and len(status.tasks) == len(status.queue.stores) == 4
         background[-1].send_signal(signal.SIGKILL)
         background[-1].wait()
         assert subprocess.run(words_of("tranlog state"), cwd=tmp_path, capture_output=True).returncode == 4

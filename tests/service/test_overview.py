@@ -79,6 +79,7 @@ def log_facts(*, last: int = 100, committed: int = 100, **more: Any) -> LogFacts
         "segments": 1,
         "bytes": 1,
         "holds": {},
+        "store_class": "x",
     }
     return LogFacts(**{**given, **more})
 
@@ -204,6 +205,23 @@ def test_status_tells_it_too() -> None:
     facts = pipeline_facts(row(0, 9), row(1, 9, waiting=Waiting(10, True, (0,))))
     assert [one.waitsFor for one in task_views(facts)] == ["", "channel 0 to apply serial seqno 10"]
     assert [one.waitsFor for one in task_views(replace(facts, running=False))] == ["", ""]
+
+
+def test_a_task_says_what_it_does() -> None:
+    """`status -name tasks`: state and rates, of two looks, of one, and while nothing runs."""
+    before = (row(0, 50), row(1, 50), row(2, 100), row(3, 50))
+    now = (row(0, 60, transactions=10, changes=30), row(1, 60, skipped=10), row(2, 100), row(3, 50))
+    watched = pipeline_facts(*now, before=before, watched_s=2.0)
+    tasks = task_views(watched, committed_seqno=100)
+    assert [one.state for one in tasks] == [Doing.APPLYING, Doing.READING, Doing.IDLE, Doing.STANDING]
+    assert [(one.rate, one.changeRate) for one in tasks] == [(5, 15), (0, 0), (0, 0), (0, 0)]
+    assert [one.state for one in task_views(watched)] == [Doing.APPLYING, Doing.READING, Doing.IDLE, Doing.STANDING]
+    starting = task_views(replace(watched, starting=True), committed_seqno=100)
+    assert [one.state for one in starting] == [Doing.APPLYING, Doing.READING, Doing.STOPPED, Doing.STOPPED]
+    once = task_views(pipeline_facts(*now), committed_seqno=100)
+    assert [(one.state, one.rate) for one in once[1:3]] == [(Doing.READING, -1), (Doing.IDLE, -1)]
+    stopped = task_views(replace(watched, running=False), committed_seqno=100)
+    assert {(one.state, one.rate) for one in stopped} == {(Doing.STOPPED, -1)}
 
 
 def test_the_stats_keep_the_wait() -> None:

@@ -326,7 +326,7 @@ def test_who_waits_for_whom(shop: Shop) -> None:
     waits = read_openmetrics(shop.operator.metrics())["tranlog_waits_for_seqno"]
     shown = {(dict(at)["channel"], dict(at)["waits_for"], dict(at)["serial"]): seqno for at, seqno in waits.items()}
     assert shown == {("0", "1", "true"): late, ("2", "0", "true"): serial}
-    typed = Pipeline("log", target="target.db", channels=3, name="p", master="local[16]").status(watch_s=0.2)
+    typed = Pipeline("log", target="target.db", channels=3, name="p", master="local[16]").status()
     assert typed.tasks[2].appliedLastSeqno == serial - 1 and typed.log is None
     assert typed.tasks[0].waitsFor == status.tasks[0].waitsFor, "told by the rows alone"
 

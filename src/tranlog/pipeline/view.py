@@ -24,7 +24,6 @@ from tranlog.pipeline.filters import Filter, describe
 from tranlog.pipeline.progress import ChannelStats, Counters, Waiting, restart_seqno
 from tranlog.target.target import ChannelRow, PipelineRow
 
-THL_CLASS: Final = "tranlog.log.log.Log"
 QUEUE_CLASS: Final = "tranlog.pipeline.channel.Channel"
 WINDOW_CLASS: Final = "tranlog.pipeline.window.Window"
 STAGE: Final = "thl-to-target"
@@ -54,13 +53,15 @@ class LogFacts:
     segments: int
     bytes: int
     holds: Mapping[str, int | None]
+    store_class: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineFacts:
     """What a view needs of the pipeline: its rows, and the options that no row tells. `now_ms`: when it was read.
 
-    `running`: a driver moves its row. `before`: the rows as they were `watched_s` seconds earlier, where it was
+    `running`: a driver moves its row; `starting`: it is on its way online, and channels that stand have not begun.
+    `before`: the rows as they were `watched_s` seconds earlier, where it was
     watched, by which rates are told. `source_event_id`: where the source stands by now, empty where it does not tell.
     """
 
@@ -79,6 +80,7 @@ class PipelineFacts:
     version: str
     now_ms: int
     parallelization: Parallelization = Parallelization.DISK
+    starting: bool = False
     before: tuple[ChannelRow, ...] = ()
     watched_s: float = 0.0
     service: str = ""
@@ -193,7 +195,7 @@ class ThlStore:
     logFileSize: int
     maximumStoredSeqNo: int
     minimumStoredSeqNo: int
-    storeClass: str = THL_CLASS
+    storeClass: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,6 +454,7 @@ def thl_store(log: LogFacts) -> ThlStore:
         logFileSize=log.segment_bytes,
         maximumStoredSeqNo=log.last_seqno,
         minimumStoredSeqNo=log.first_seqno,
+        storeClass=log.store_class,
     )
 
 
@@ -606,6 +609,7 @@ def task_views(facts: PipelineFacts, *, committed_seqno: int | None = None) -> l
                 waiting=row.channel in waits,
                 section=stats.section,
                 behind=max(0, upto - row.applied_seqno),
+                starting=facts.starting,
             )
         shown.append(
             TaskView(

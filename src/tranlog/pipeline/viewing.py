@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import importlib.metadata
 from dataclasses import replace
+from typing import Final
 
 from tranlog.clock import Clock
 from tranlog.errors import LogError
 from tranlog.log.options import LogOptions
 from tranlog.log.positions import read_holds
 from tranlog.log.readable import ReadableLog
+from tranlog.log.reader import LogReader
 from tranlog.pipeline.apply import NOBODY, ApplyOptions
 from tranlog.pipeline.view import LogFacts, PipelineFacts
 from tranlog.target.options import is_there, open_target
 from tranlog.tungsten.translated import open_readable
+
+_LOG_CLASS: Final = "tranlog.log.log.Log"
 
 
 def log_facts(log_dir: str, options: LogOptions) -> LogFacts:
@@ -55,8 +59,15 @@ def facts_of(reader: ReadableLog, options: LogOptions) -> LogFacts:
         epoch=found.epoch,
         segments=len(segments),
         bytes=sum(segment.bytes for segment in segments),
+        store_class=_LOG_CLASS
+        if isinstance(reader, LogReader)
+        else f"{type(reader).__module__}.{type(reader).__name__}",
         holds={one.name: one.restart_seqno for one in read_holds(reader.path)} if reader.keeps_holds else {},
     )
+
+
+def _class_name(one: object) -> str:
+    return f"{type(one).__module__}.{type(one).__qualname__}"
 
 
 def pipeline_facts(
@@ -119,7 +130,7 @@ def pipeline_facts(
             assignment=target.read_assignment(name),
             running=alive,
             target=target.describe(),
-            target_class=f"{type(target).__module__}.{type(target).__qualname__}",
+            target_class=_class_name(target),
             now_ms=clock.now_ms(),
         )
     finally:

@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, assert_never
 
@@ -240,7 +240,7 @@ class Operator:
                 source_at = self._source_event_id()
             except TranlogError as exc:
                 logger.debug("the source does not tell where it stands: %s", exc)
-        return pipeline_facts(
+        facts = pipeline_facts(
             self._operation.options,
             clock=self._clock,
             watch_s=watch_s,
@@ -249,6 +249,7 @@ class Operator:
             source=self._source,
             source_event_id=source_at,
         )
+        return replace(facts, starting=state.state is State.GOING_ONLINE)
 
     def metrics(self) -> str:
         """Return the same numbers as OpenMetrics."""
