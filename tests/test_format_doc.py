@@ -216,10 +216,10 @@ class StoppedClock:
 
 
 def test_a_hold_is_written_as_the_page_says(page: str, tmp_path: Path) -> None:
-    positions.hold(str(tmp_path), "one", Seqno(4711), clock=StoppedClock())
+    positions.hold(str(tmp_path), "one", Seqno(4711), holder="postgresql://shop@db1/copy", clock=StoppedClock())
     raw = (tmp_path / "holds" / "one").read_bytes()
     (shown,) = re.findall(r"^    (restart_seqno=.*)$", page, re.MULTILINE)
-    assert raw == shown.ljust(127).encode() + b"\n"
+    assert raw == shown.ljust(positions.HOLD_BYTES - 1).encode() + b"\n"
     line, _, crc = shown.partition(" crc=")
     assert crc == f"{crc32(line.encode()):08x}"
 

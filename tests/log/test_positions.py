@@ -21,7 +21,9 @@ from tranlog.log.positions import (
     decode_positions,
     drop_hold,
     encode_positions,
+    fit_holder,
     hold,
+    read_hold,
     read_holds,
     read_positions,
 )
@@ -155,6 +157,29 @@ def test_holds_are_written_read_and_dropped() -> None:
     assert [one.name for one in read_holds(PATH, disk=disk)] == ["a"]
 
 
+@pytest.mark.parametrize(
+    "words", ["", "postgresql://u@h:5432/shop", "sqlite /srv/a b/100 %/crc=1 ä 🛒 \udcff.db", "null /" + "y" * 300]
+)
+def test_a_holder_says_who_it_is(words: str) -> None:
+    disk = log_disk()
+    hold(PATH, "a", Seqno(7), holder=words, disk=disk, clock=ManualClock(5_000))
+    assert read_hold(PATH, "a", disk=disk) == Hold(name="a", restart_seqno=Seqno(7), written_at=5_000, holder=words)
+    assert read_hold(PATH, "b", disk=disk) is None
+    assert len(disk.content(f"{PATH}/holds/a")) == HOLD_BYTES
+
+
+@pytest.mark.parametrize("letter", ["y", " ", "ä", "🛒"])
+def test_of_long_words_the_end_is_kept(letter: str) -> None:
+    disk = log_disk()
+    words = letter * 5_000 + "/the end"
+    hold(PATH, "a", Seqno(2**63 - 1), holder=words, disk=disk, clock=ManualClock(10**15))
+    found = read_hold(PATH, "a", disk=disk)
+    assert found is not None and found.restart_seqno == 2**63 - 1
+    assert found.holder == fit_holder(words) == fit_holder(found.holder)
+    assert found.holder.startswith("…") and words.endswith(found.holder[1:]) and len(found.holder) > 30
+    assert len(disk.content(f"{PATH}/holds/a")) == HOLD_BYTES
+
+
 def test_a_damaged_hold_holds_everything() -> None:
     disk = log_disk()
     hold(PATH, "a", Seqno(7), disk=disk, clock=ManualClock())
@@ -170,6 +195,8 @@ def test_only_a_new_hold_is_synced() -> None:
     assert synced == 1
     hold(PATH, "a", Seqno(8), disk=disk, clock=ManualClock())
     assert disk.counts["sync"] == synced
+    hold(PATH, "a", Seqno(8), sync=True, disk=disk, clock=ManualClock())
+    assert disk.counts["sync"] == synced + 1
 
 
 @pytest.mark.parametrize("name", ["", ".", "../x", "a/b", ".hidden", "x" * 201, "a\0"])

@@ -322,7 +322,7 @@ def test_holds(fuzz: Fuzz) -> None:
     disk = SimDisk()
     disk.make_dir(PATH)
     for name, seqno in (("shop", 1234), ("other", 0)):
-        hold(PATH, name, Seqno(seqno), disk=disk, clock=ManualClock())
+        hold(PATH, name, Seqno(seqno), holder=f"sqlite /a b/{name}", disk=disk, clock=ManualClock())
     whole = [disk.content(f"{PATH}/holds/{name}") for name in ("shop", "other")]
 
     def mend(raw: bytes) -> bytes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -43,8 +44,10 @@ POSITIONS_FIELDS: Final = (
 _CRC: Final = struct.Struct(">I")
 POSITIONS_BYTES: Final = POSITIONS.size + _CRC.size
 
-HOLD_BYTES: Final = 128
+HOLD_BYTES: Final = 512
 HOLD_NAME_MAX: Final = 200
+HOLDER_MAX: Final = 360
+"""Bytes of a holder's own words as the line has them, escaped."""
 
 
 class Positions(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,11 +203,13 @@ class Hold:
     """What one pipeline or follower still needs: everything from `restart_seqno` on, that record included.
 
     `restart_seqno` is None where the file is damaged: it then holds everything. `written_at` is ms since 1970.
+    `holder`: who needs it, in its own words, as `fit_holder` leaves them; empty where it said nothing.
     """
 
     name: str
     restart_seqno: Seqno | None
     written_at: int
+    holder: str = ""
 
 
 def _hold_path(path: str, name: str) -> str:
@@ -215,8 +220,24 @@ def _hold_path(path: str, name: str) -> str:
     return f"{path.rstrip('/')}/{HOLDS_DIR}/{name}"
 
 
-def _encode_hold(restart_seqno: Seqno, written_at: int) -> bytes:
+def fit_holder(text: str) -> str:
+    """Return what a hold keeps of a holder's words: all, or, where there is no room for them, their end."""
+    if len(_quoted(text)) <= HOLDER_MAX:
+        return text
+    text = text[-HOLDER_MAX:]
+    while len(_quoted(f"…{text}")) > HOLDER_MAX:
+        text = text[1:]
+    return f"…{text}"
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="/:@,;+?&()[]", errors="surrogatepass")
+
+
+def _encode_hold(restart_seqno: Seqno, written_at: int, holder: str) -> bytes:
     line = f"restart_seqno={restart_seqno} written_at={written_at}"
+    if holder:
+        line = f"{line} holder={_quoted(fit_holder(holder))}"
     return f"{line} crc={crc32(line.encode()):08x}".ljust(HOLD_BYTES - 1).encode() + b"\n"
 
 
@@ -227,21 +248,36 @@ def _decode_hold(name: str, raw: bytes) -> Hold:
     try:
         if not found or int(crc, 16) != crc32(line.encode()):
             return damaged
-        return Hold(name=name, restart_seqno=Seqno(int(fields["restart_seqno"])), written_at=int(fields["written_at"]))
+        return Hold(
+            name=name,
+            restart_seqno=Seqno(int(fields["restart_seqno"])),
+            written_at=int(fields["written_at"]),
+            holder=unquote(fields.get("holder", ""), errors="surrogatepass"),
+        )
     except (ValueError, KeyError):
         return damaged
 
 
-def hold(path: str, name: str, restart_seqno: Seqno, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
+def hold(
+    path: str,
+    name: str,
+    restart_seqno: Seqno,
+    *,
+    holder: str = "",
+    sync: bool = False,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+) -> None:
     """Say that `name` restarts at `restart_seqno`: nothing from there on may be purged from the log at `path`.
 
-    Units: a line of text of fixed size, overwritten in place; it is synced only when it is created, since an older
-    hold is a safer one. Raises HoldError where it cannot be written, ConfigError for an impossible name.
+    `holder` says in words who that is. Units: a line of text of fixed size, overwritten in place; it is synced when it
+    is created, later only where `sync` asks for it, since an older hold is a safer one. Raises HoldError where it
+    cannot be written, ConfigError for an impossible name.
     """
     disk = OsDisk() if disk is None else disk
     clock = SystemClock() if clock is None else clock
     file_path = _hold_path(path, name)
-    raw = _encode_hold(restart_seqno, clock.now_ms())
+    raw = _encode_hold(restart_seqno, clock.now_ms(), holder)
     try:
         fresh = not disk.exists(file_path)
         if fresh:
@@ -251,11 +287,28 @@ def hold(path: str, name: str, restart_seqno: Seqno, *, disk: Disk | None = None
         file = disk.open(file_path, write=True, create=True)
         try:
             file.pwrite(raw, 0)
-            if fresh:
+            if fresh or sync:
                 file.sync()
+            if fresh:
                 disk.sync_dir(directory)
         finally:
             file.close()
+    except OSError as exc:
+        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
+
+
+def read_hold(path: str, name: str, *, disk: Disk | None = None) -> Hold | None:
+    """Return one hold on the log at `path`, None where there is none. Raises HoldError, ConfigError as `hold`."""
+    disk = OsDisk() if disk is None else disk
+    file_path = _hold_path(path, name)
+    try:
+        file = disk.open(file_path)
+        try:
+            return _decode_hold(name, file.pread(HOLD_BYTES, 0))
+        finally:
+            file.close()
+    except FileNotFoundError:
+        return None
     except OSError as exc:
         raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
 
