@@ -30,7 +30,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from frame import Bench, Question, run
-from shop import CREATE_ORDERS, Shop, applied, config_text, fresh_target, python, statements, watch, write_log
+from shop import CREATE_ORDERS, Shop, applied, configure, fresh_target, python, statements, watch, write_log
 
 from tranlog.target.options import open_target
 from tranlog.testing.servers import MariaDbServer, PostgresServer
@@ -195,7 +195,7 @@ def apply_log(server: PostgresServer, folder: Path, shop: Shop) -> tuple[float, 
     with tempfile.TemporaryDirectory(prefix="tranlog-bench-") as place:
         options = fresh_target(server, shop)
         conf = Path(place) / "tranlog.toml"
-        conf.write_text(config_text(folder, options, channels=CHANNELS))
+        configure(conf, folder, options, channels=CHANNELS)
         command = ["-m", "tranlog", "--conf", str(conf), "apply", "--until", "now", "--json"]
         with closing(open_target(options)) as target, python(command) as running:
             target.ensure_tables()

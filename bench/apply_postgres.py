@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 from frame import Bench, Question, at_least, run
-from shop import PIPELINE, SHARDS, CatchUp, Shop, applied, config_text, fresh_target, python, watch, write_log
+from shop import PIPELINE, SHARDS, CatchUp, Shop, applied, configure, fresh_target, python, watch, write_log
 
 from tranlog.log.reader import LogReader
 from tranlog.pipeline.channel import GroupBounds
@@ -111,7 +111,7 @@ def catch_up(server: PostgresServer, folder: Path, shop: Shop, *, kind: str, cha
             options = fresh_target(server, shop)
         if channels:
             conf = Path(place) / "tranlog.toml"
-            conf.write_text(config_text(folder, options, channels=channels))
+            configure(conf, folder, options, channels=channels)
             arguments = ["-m", "tranlog", "--conf", str(conf), "apply", "--until", "now", "--json"]
         else:
             arguments = [__file__, PLAIN, str(folder), options.kind, options.path or options.dsn]

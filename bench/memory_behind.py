@@ -17,7 +17,7 @@ from pathlib import Path
 
 from frame import Bench, Question, at_most, run
 from memory import JVM_MOST_MB, LOOK_S, MB, PYTHON_MOST_MB, Peaks
-from shop import PIPELINE, config_text, python
+from shop import PIPELINE, configure, python
 
 from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.log.log import Log
@@ -81,10 +81,8 @@ def measure_once(server: PostgresServer, log: Path, folder: Path, behind: int) -
     options = TargetOptions(kind="postgres", dsn=server.dsn(database))
     conf = folder / "tranlog.toml"
     shards = [f"shard{channel} = {channel}\n" for channel in range(CHANNELS)]
-    conf.write_text(
-        config_text(log, options, channels=CHANNELS)
-        + f"group_transactions = {SLOW_GROUP}\n\n[shards.channels]\n{''.join(shards)}"
-    )
+    more = f"group_transactions = {SLOW_GROUP}\n\n[shards.channels]\n{''.join(shards)}"
+    configure(conf, log, options, channels=CHANNELS, more=more)
     peaks = Peaks()
     with closing(open_target(options)) as target:
         for channel in range(CHANNELS):

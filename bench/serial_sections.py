@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 from frame import Bench, Question, at_most, run
-from shop import CatchUp, Shop, applied, config_text, fresh_target, python, watch, write_log
+from shop import CatchUp, Shop, applied, configure, fresh_target, python, watch, write_log
 
 from tranlog.target.options import open_target
 from tranlog.testing.servers import PostgresServer
@@ -42,7 +42,7 @@ def catch_up(server: PostgresServer, log: Path, shop: Shop, *, channels: int) ->
     options = fresh_target(server, shop)
     with tempfile.TemporaryDirectory(prefix="tranlog-bench-") as place, closing(open_target(options)) as target:
         conf = Path(place) / "tranlog.toml"
-        conf.write_text(config_text(log, options, channels=channels))
+        configure(conf, log, options, channels=channels)
         with python(["-m", "tranlog", "--conf", str(conf), "apply", "--until", "now", "--json"]) as running:
             taken = watch(lambda: applied(target), running, shop.transactions, also=(server.pid,))
             running.wait(60)

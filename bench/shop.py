@@ -18,7 +18,7 @@ import msgspec
 from start import below
 
 from tranlog.change import Change, Column, Op, RowChange, TableMap
-from tranlog.log.log import Log
+from tranlog.log.log import Log, drop_hold
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import TargetOptions, open_target
@@ -191,10 +191,12 @@ def fresh_target(server: PostgresServer, shop: Shop) -> TargetOptions:
     return options
 
 
-def config_text(log: Path, options: TargetOptions, *, channels: int) -> str:
-    """Return a configuration for `tranlog apply`."""
+def configure(conf: Path, log: Path, options: TargetOptions, *, channels: int, more: str = "") -> None:
+    """Write a configuration for `tranlog apply`, of a log that may have gone to other targets before this new one."""
     where, place = ("path", options.path) if options.path else ("dsn", options.dsn)
-    return _CONFIG.format(log=log, kind=options.kind, where=where, place=place, channels=channels)
+    text = _CONFIG.format(log=log, kind=options.kind, where=where, place=place, channels=channels)
+    conf.write_text(text + more)
+    drop_hold(str(log), PIPELINE)  # else the new target would be taken for one that lost its position
 
 
 @contextmanager
