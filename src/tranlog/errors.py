@@ -611,6 +611,31 @@ class DdlStopError(TargetError):
 
 
 @dataclass(eq=False, kw_only=True)
+class TargetPositionError(TargetError):
+    """The target's own record of where a pipeline stands is gone, not whole, or not as tranlog made it.
+
+    `upto`: what the log knows the pipeline to have applied there at least; None: nothing is known.
+    """
+
+    where: str
+    pipeline: str
+    why: str
+    upto: int | None = None
+    remedy: str = (
+        "Undo what was done to tranlog's own tables, by hand or from a backup of the target, then start again: it goes "
+        "on from the positions there. Where they are lost, find out up to where the target's rows are, and run "
+        "`tranlog position set SEQNO`"
+    )
+
+    def __str__(self) -> str:
+        upto = "" if self.upto is None else f"; by the log's hold it had applied everything up to seqno {self.upto}"
+        return (
+            f"where pipeline {self.pipeline!r} stands is not known at the target at {self.where}: {self.why}{upto}. "
+            f"Nothing more is applied, so that nothing is applied twice. {self.remedy}"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
 class TargetAheadError(TargetError):
     """The target's position is not in this log."""
 

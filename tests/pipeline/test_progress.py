@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -15,7 +15,9 @@ from tranlog.pipeline.progress import (
     Drain,
     Held,
     InLog,
+    Known,
     Lag,
+    Lost,
     Purged,
     Resubmissions,
     Run,
@@ -59,7 +61,7 @@ def at(channel: int, seqno: int, *, epoch: int | None = None, event_id: str | No
     )
 
 
-def pipeline(plan: ShardPlan, holder: str = "other", token: int = 5) -> PipelineRow:
+def pipeline(plan: ShardPlan, holder: str = "other", token: int = 5, shards: int = 0) -> PipelineRow:
     return PipelineRow(
         pipeline="p",
         token=token,
@@ -68,6 +70,7 @@ def pipeline(plan: ShardPlan, holder: str = "other", token: int = 5) -> Pipeline
         shard_rule=plan.text(),
         stop_at_seqno=None,
         alive_at=0,
+        shards=shards,
     )
 
 
@@ -82,6 +85,8 @@ def start(
     begin: int | None = None,
     alive: bool = False,
     take_over: bool = False,
+    shards: int = 0,
+    known: Known | None = None,
 ) -> StartPlan:
     return plan_start(
         pipeline=row,
@@ -92,6 +97,8 @@ def start(
         header_at=header_at,
         alive=alive,
         take_over=take_over,
+        shards=shards,
+        known=known,
     )
 
 
@@ -123,15 +130,115 @@ def test_where_it_was_told_to_start_is_for_channels_without_a_position() -> None
 
 
 def test_a_channel_without_a_position_starts_where_the_pipeline_was_told_to() -> None:
-    """B7-20: the ancestor takes the least of the positions that there are, and loses what lies before."""
-    plan = start(pipeline(ShardPlan(channels=3)), [at(1, 60)], ShardPlan(channels=3), begin=20)
-    assert positions(plan) == [(0, 19, 0), (1, 60, 2), (2, 19, 0)]
-    assert isinstance(plan, Run) and plan.notes == (
-        "channel 0 has no position: it starts at seqno 20",
-        "channel 2 has no position: it starts at seqno 20",
-    )
-    gone = start(pipeline(ShardPlan(channels=3)), [at(1, 60)], ShardPlan(channels=3), begin=9)
-    assert gone == Purged(channel=0, seqno=Seqno(9), first=Seqno(10))
+    """B7-20: the ancestor takes the least of the positions that there are, and loses what lies before.
+
+    Told so for all by a reset, from --start on; for one by `tranlog position set`; and never by what others did.
+    """
+    anew = replace(pipeline(ShardPlan(channels=3)), channels=0)
+    assert positions(start(anew, [], ShardPlan(channels=3), begin=20)) == [(0, 19, 0), (1, 19, 0), (2, 19, 0)]
+    assert positions(start(anew, [])) == [(0, 9, 0), (1, 9, 0)]
+    assert start(anew, [], begin=9) == Purged(channel=0, seqno=Seqno(9), first=Seqno(10))
+    refused = start(pipeline(ShardPlan(channels=3)), [at(1, 60)], ShardPlan(channels=3), begin=20)
+    assert isinstance(refused, Lost)
+    assert refused.why == "tranlog_channel has no row of its channels 0, 2, of 3"
+    assert "`tranlog position set SEQNO --channel 0`" in refused.remedy
+
+
+def known(upto: int | None, *, begun: bool = True, target: str = "") -> Known:
+    return Known(upto=None if upto is None else Seqno(upto), begun=begun, target=target)
+
+
+RESET = "`tranlog position reset`"
+SET = "`tranlog position set SEQNO`"
+SET_ONE = "`tranlog position set SEQNO --channel 0`"
+NAME = "--pipeline NAME"
+LOST = [
+    # what the target has, and what the log knows: what is said, up to where it is known, which steps are named
+    (None, [], 0, known(60), "it has no position of it any more", 60, [SET, RESET]),
+    (None, [], 0, known(60, begun=False), "it has no position of it any more", 60, [SET, RESET]),
+    (None, [], 0, known(9), "it has no position of it any more", 9, [SET, RESET]),  # it may have been further
+    (None, [], 0, known(3), "it has no position of it any more", 3, [SET, RESET]),
+    (None, [], 0, known(-1), "by the log's hold it had begun here", None, [SET, RESET]),
+    (None, [], 0, known(None, begun=False), "the log's hold of it is there, damaged", None, [SET, RESET]),
+    (
+        None,
+        [],
+        0,
+        known(60, target="b"),
+        "is for another target, b, which has everything up to seqno 60",
+        None,
+        [NAME, SET],
+    ),
+    (None, [], 0, known(None, target="b"), "the log's hold of this name is for another target, b", None, [NAME, RESET]),
+    (pipeline(TWO), [], 0, None, "no row of its channels 0, 1, of 2", None, [SET, RESET]),
+    (pipeline(TWO), [], 0, known(60), "no row of its channels 0, 1, of 2", 60, [SET, RESET]),
+    (pipeline(TWO), [at(1, 60)], 0, known(45), "no row of its channel 0, of 2", 45, [SET_ONE]),
+    (pipeline(TWO), [at(1, 60)], 0, known(45, target="b"), "no row of its channel 0, of 2", None, [SET_ONE]),
+    (pipeline(TWO), [at(0, 60), at(1, 60), at(2, 60)], 0, None, "and tranlog_pipeline says 2", None, [SET]),
+    (
+        None,
+        [at(0, 60), at(1, 45)],
+        0,
+        known(45),
+        "tranlog_pipeline, which tells by what plan, has no row",
+        45,
+        [SET_ONE],
+    ),
+    (None, [at(0, 60), at(1, 60)], 0, None, "tranlog_pipeline, which tells by what plan, has no row", None, [SET_ONE]),
+    (pipeline(TWO, shards=3), [at(0, 60), at(1, 45)], 2, None, "the channels of 2 shards, of 3", None, [SET]),
+    (pipeline(TWO, shards=3), [at(0, 60), at(1, 45)], 0, known(45), "from seqno 45 to 60", 45, [SET]),
+]
+
+
+@pytest.mark.parametrize(("row", "rows", "shards", "told", "why", "upto", "steps"), LOST)
+def test_what_a_target_has_lost_is_refused(
+    row: PipelineRow | None,
+    rows: list[ChannelRow],
+    shards: int,
+    told: Known | None,
+    why: str,
+    upto: int | None,
+    steps: list[str],
+) -> None:
+    """Issue 7, "Bad input": whatever is missing, nothing begins at another place for it, and --start is no answer."""
+    for wanted, begin in ((TWO, None), (TWO, 40), (ShardPlan(channels=3), None)):
+        refused = start(row, rows, wanted, begin=begin, shards=shards, known=told)
+        assert isinstance(refused, Lost) and why in refused.why and refused.upto == upto
+        assert all(step in refused.remedy for step in steps)
+
+
+WHOLE = [
+    # what the target has, what the log knows: where each channel goes on
+    (None, [], 0, None, [(0, 9, 0), (1, 9, 0)]),
+    (None, [], 0, known(9, begun=False), [(0, 9, 0), (1, 9, 0)]),  # nobody says that anything was applied
+    (replace(pipeline(TWO), channels=0), [], 0, known(60), [(0, 9, 0), (1, 9, 0)]),  # reset by its operator
+    (replace(pipeline(TWO), channels=0), [], 0, known(60, target="b"), [(0, 9, 0), (1, 9, 0)]),
+    (pipeline(TWO), [at(0, 60), at(1, 45)], 0, known(99), [(0, 60, 2), (1, 45, 1)]),  # a restored target is behind
+    (pipeline(TWO), [at(0, 60), at(1, 45)], 0, known(20, target="b"), [(0, 60, 2), (1, 45, 1)]),  # it has moved
+    (pipeline(TWO), [at(0, 60), at(1, 45)], 0, known(None), [(0, 60, 2), (1, 45, 1)]),
+    (pipeline(TWO, shards=3), [at(0, 60), at(1, 45)], 3, known(45), [(0, 60, 2), (1, 45, 1)]),
+    (pipeline(TWO, shards=3), [at(0, 60), at(1, 45)], 4, known(45), [(0, 60, 2), (1, 45, 1)]),
+]
+
+
+@pytest.mark.parametrize(("row", "rows", "shards", "told", "expected"), WHOLE)
+def test_what_a_target_has_is_believed(
+    row: PipelineRow | None,
+    rows: list[ChannelRow],
+    shards: int,
+    told: Known | None,
+    expected: list[tuple[int, int, int]],
+) -> None:
+    assert positions(start(row, rows, shards=shards, known=told)) == expected
+
+
+def test_lost_assignments_are_made_anew_where_all_channels_stand_at_one_seqno() -> None:
+    """Behind that seqno any division is as good as the one that was, so this one is provably safe."""
+    plan = start(pipeline(TWO, shards=3), [at(0, 60), at(1, 60)], shards=2)
+    assert isinstance(plan, Run) and not plan.keep_assignment and positions(plan) == [(0, 60, 2), (1, 60, 2)]
+    assert plan.notes == ("tranlog_shard is not whole; all channels stand at one seqno, so shards are divided anew",)
+    whole = start(pipeline(TWO, shards=3), [at(0, 60), at(1, 60)], shards=3)
+    assert isinstance(whole, Run) and whole.keep_assignment and whole.notes == ()
 
 
 WANTED = [
@@ -164,13 +271,6 @@ def test_another_plan_waits_until_all_stand_at_one_seqno(wanted: ShardPlan) -> N
 def test_another_plan_over_channels_that_have_applied_nothing() -> None:
     rows = [ChannelRow(channel=0, applied_seqno=Seqno(9)), ChannelRow(channel=1, applied_seqno=Seqno(9))]
     assert positions(start(pipeline(TWO), rows, ShardPlan(channels=3))) == [(0, 9, 0), (1, 9, 0), (2, 9, 0)]
-
-
-def test_positions_without_their_pipeline_are_not_thrown_away() -> None:
-    """Somebody deleted the row in tranlog_pipeline: nothing may start from the beginning for that."""
-    assert positions(start(None, [at(0, 60), at(1, 45)])) == [(0, 60, 2), (1, 45, 1)]
-    plan = start(None, [at(0, 60), at(1, 45)], ShardPlan(channels=4))
-    assert isinstance(plan, Drain) and plan.plan.channels == 2
 
 
 def test_a_driver_that_is_alive_is_left_alone() -> None:

@@ -93,6 +93,70 @@ def test_apply_and_its_conflict(shop: Shop) -> None:
     assert shop("verify").returncode == 0
 
 
+@pytest.mark.timeout(600)
+def test_a_target_that_lost_its_position(shop: Shop) -> None:
+    """Issue 7, "Bad input": named, nothing done, and each of the steps that it names helps where it belongs."""
+    shop.write("INSERT INTO item VALUES (1, 'a'), (2, 'b')", "INSERT INTO line VALUES (1, 2), (1, 2)")
+    shop("capture", "--once")
+    last = json.loads(shop("apply", "--until", "now", "--json").stdout)["status"]["restart_seqno"]
+    target = apsw.Connection(str(shop.path / "target.db"))
+    for name in ("tranlog_channel", "tranlog_pipeline", "tranlog_shard", "tranlog_left_out"):
+        target.execute(f"DROP TABLE {name}")
+    shop.write("INSERT INTO line VALUES (3, 4)")
+    shop("capture", "--once")
+    for arguments in (("apply", "--start", "0", "--take-over"), ("run",)):
+        error = json.loads(shop(*arguments, "--json", code=3).stderr.splitlines()[-1])["error"]
+        assert (error["type"], error["pipeline"], error["upto"]) == ("TargetPositionError", "shop", last)
+        assert "`tranlog position set SEQNO`; or, where this target is new" in error["message"]
+    assert list(target.execute("SELECT name FROM sqlite_schema WHERE name LIKE 'tranlog%'")) == []
+    assert list(target.execute("SELECT count(*) FROM line")) == [(2,)]
+
+    shop("position", "set", str(last), "-y")
+    shop("apply", "--until", "now")
+    assert shop("verify").returncode == 0
+
+    for name in ("tranlog_channel", "tranlog_pipeline", "item", "line"):
+        target.execute(f"DROP TABLE {name}")
+    target.close()
+    shop("apply", "--until", "now", code=3)
+    assert shop("position", "reset", "-y").stdout == "pipeline shop had no position, and starts anew\n"
+    shop("apply", "--until", "now")
+    assert shop("verify").returncode == 0
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stay", [False, True])
+def test_a_position_that_is_taken_away_while_it_runs(shop: Shop, stay: bool) -> None:
+    """Not retried for ever: exit code 3, or OFFLINE:ERROR; and once it is mended, it goes on."""
+    shop.write("INSERT INTO item VALUES (1, 'a')", "INSERT INTO line VALUES (1, 2), (1, 2)")
+    shop("capture", "--once")
+    with shop.running("apply", "--json", *(["--stay"] if stay else [])) as process:
+        shop.wait_until_running(process, applied=3)
+        target = apsw.Connection(str(shop.path / "target.db"))
+        target.set_busy_timeout(10_000)
+        target.execute("ALTER TABLE tranlog_channel RENAME COLUMN applied_seqno TO applied")
+        shop.write("INSERT INTO line VALUES (1, 2)")
+        shop("capture", "--once")
+        if stay:
+            shop("wait", "--state", "OFFLINE:ERROR", "--timeout", "60")
+            told = shop("state").stdout
+            assert "TargetPositionError" in told and "changed: no such column" in told and "applied_seqno" in told, told
+        else:
+            error = json.loads(process.communicate(timeout=60)[1].splitlines()[-1])["error"]
+            assert (error["type"], error["exit_code"], process.returncode) == ("TargetPositionError", 3, 3)
+        target.execute("ALTER TABLE tranlog_channel RENAME COLUMN applied TO applied_seqno")
+        target.close()
+        if stay:
+            shop("online")
+            shop("flush", "--timeout", "60")
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+            assert process.returncode == 0
+        else:
+            shop("apply", "--until", "now")
+    assert shop("verify").returncode == 0
+
+
 def test_run_until_a_signal(shop: Shop) -> None:
     """Both halves in one process; others are kept out meanwhile; SIGTERM ends it cleanly."""
     with shop.running("run", "--json") as process:

@@ -55,7 +55,9 @@ def test_a_position_carries_what_the_log_says_of_it() -> None:
 def test_one_channel_alone() -> None:
     rows = position_rows(Seqno(15), HEADER, HELD, STORED, channels=2, only=1)
     assert rows[0] == STORED[0] and rows[1].applied_seqno == 15
-    with pytest.raises(ConfigError, match=r"--channel = 7: the pipeline has channels \[0, 1\]"):
+    one = position_rows(Seqno(15), HEADER, HELD, STORED[:1], channels=3, only=1)
+    assert [(row.channel, row.applied_seqno) for row in one] == [(0, 12), (1, 15)], "one after the other"
+    with pytest.raises(ConfigError, match=r"--channel = 7: the pipeline has channels 0 to 1"):
         position_rows(Seqno(15), HEADER, HELD, STORED, channels=2, only=7)
 
 

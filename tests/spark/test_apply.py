@@ -25,7 +25,8 @@ from fix_pipeline import (
     write_log,
 )
 from tranlog.change import Op, RowChange
-from tranlog.errors import ConflictError, CorruptRecordError, EngineError, TargetAheadError
+from tranlog.clock import SystemClock
+from tranlog.errors import ConflictError, CorruptRecordError, EngineError, TargetAheadError, TargetPositionError
 from tranlog.ids import NO_SEQNO, Seqno, lsn_offset
 from tranlog.log.log import Log
 from tranlog.log.positions import read_holds
@@ -35,6 +36,7 @@ from tranlog.pipeline.channel import GroupBounds, TaskEnd
 from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.replanning import PlanOrder, PlanOrders
 from tranlog.pipeline.session import build_session
+from tranlog.service.position import set_position
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 
@@ -242,8 +244,26 @@ def test_a_channel_without_a_position_loses_nothing(tmp_path: Path, context: Spa
     target.query("DELETE FROM tranlog_channel WHERE channel = 2")
     target.query('DELETE FROM "east.items"')
     target.query("DELETE FROM audit WHERE tab = 'east.items'")
-    result = run_apply(given, spark=context)
-    assert "channel 2 has no position: it starts at seqno 0" in result.status.notes
+    with pytest.raises(
+        TargetPositionError, match=r"no row of its channel 2, of 3.*`tranlog position set SEQNO --channel 2`"
+    ):
+        run_apply(given, spark=context)
+    opened = open_target(target.options)
+    with LogReader.open(tmp_path / "log") as reader:
+        set_position(
+            opened,
+            reader,
+            pipeline="p",
+            seqno=NO_SEQNO,
+            channel=2,
+            plan=given.plan(),
+            clock=SystemClock(),
+            watch_s=0.0,
+            take_over=False,
+            agree=lambda move: None,
+        )
+    opened.close()
+    run_apply(given, spark=context)
     assert set(positions(target.options).values()) == {last}
     check_equal(target, workload)
 

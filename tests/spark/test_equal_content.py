@@ -95,10 +95,10 @@ def test_the_same_pipeline_gives_equal_content(
             for each in made:
                 target.create_table(each)
             given = ApplyOptions(
-                pipeline="p", log_dir=str(tmp_path / "log"), target=options, channels=3, until_seqno="now"
+                pipeline=options.kind, log_dir=str(tmp_path / "log"), target=options, channels=3, until_seqno="now"
             )
             run_apply(given, spark=spark.sparkContext)
-            assert set(positions(options).values()) == {last}
+            assert set(positions(options, options.kind).values()) == {last}
             for each in made:
                 expected = content(everything.content[each.name])
                 found = content(target.rows(each))

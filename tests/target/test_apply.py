@@ -26,7 +26,7 @@ from fix_target import (
     update,
 )
 from tranlog.change import Change, Column, Statement
-from tranlog.errors import ConflictError, DdlStopError, ReplacedError, TargetTableError
+from tranlog.errors import ConflictError, DdlStopError, ReplacedError, TargetPositionError, TargetTableError
 from tranlog.ids import Seqno
 from tranlog.target.database import SETTLE_ROWS
 from tranlog.target.options import TargetOptions
@@ -225,12 +225,14 @@ def test_a_replaced_task_writes_nothing(bench: Bench) -> None:
         replace(advance, token=advance.token + 1),
         replace(advance, old_seqno=Seqno(advance.old_seqno - 1)),
         replace(advance, channel=1),
-        replace(advance, pipeline="other"),
     ):
         with pytest.raises(ReplacedError):
             bench.target.apply(units, stale)
         with pytest.raises(ReplacedError):
             bench.target.publish(stale)
+    for wrong in (bench.target.publish, lambda stale: bench.target.apply(units, stale)):
+        with pytest.raises(TargetPositionError, match="tranlog_pipeline has no row of it"):
+            wrong(replace(advance, pipeline="other"))  # nobody has taken over what is not there
     assert bench.rows(ITEMS) == content([row(1)])
     assert bench.stored_seqno() == 0
     bench.target.publish(advance)

@@ -9,9 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from tranlog.errors import ReplacedError
+from tranlog.errors import ReplacedError, TargetPositionError
 from tranlog.ids import Epoch, Seqno
+from tranlog.target.database import DatabaseTarget
+from tranlog.target.once import STATEMENT_TABLE
 from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.position import OUR_TABLES
+from tranlog.target.session import MissingTableError
 from tranlog.target.target import Advance, ChannelRow, Target
 
 
@@ -260,3 +264,107 @@ def test_alive_at_moves(target: Target) -> None:
     while target.keep_alive(pipeline="p", token=1).alive_at == first:
         pass
     assert target.keep_alive(pipeline="p", token=1).alive_at > first
+
+
+def test_a_shard_is_not_assigned_while_some_are_missing(target: Target, options: TargetOptions) -> None:
+    """Its own row may be among those that were removed, and it may have had another channel."""
+    take(target, 0, channels=3)
+    for shard in "abc":
+        target.assign(pipeline="p", shard=shard, channels=3, driver_token=1)
+    row = target.read_pipeline("p")
+    assert row is not None and row.shards == 3
+    assert isinstance(target, DatabaseTarget)
+    target._session.run("DELETE FROM tranlog_shard WHERE shard = 'b'")
+    assert target.assign(pipeline="p", shard="a", channels=3, driver_token=1) == 0
+    for shard in "bd":
+        with pytest.raises(TargetPositionError, match="tranlog_shard has the channels of 2 shards, of 3"):
+            target.assign(pipeline="p", shard=shard, channels=3, driver_token=1)
+    assert target.read_assignment("p") == {"a": 0, "c": 2}
+    take(target, 1, rows=None, channels=3, keep_assignment=False)
+    again = target.read_pipeline("p")
+    assert again is not None and again.shards == 0
+    assert target.assign(pipeline="p", shard="b", channels=3, driver_token=2) == 0
+
+
+def test_a_row_that_was_removed_is_no_successor(target: Target) -> None:
+    """Who finds a row of another token has been replaced; who finds none has been robbed."""
+    take(target, 0)
+    first, second = (target.claim(pipeline="p", channel=channel, driver_token=1) for channel in (0, 1))
+    assert isinstance(target, DatabaseTarget)
+    target._session.run("DELETE FROM tranlog_channel WHERE channel = 0")
+    with pytest.raises(TargetPositionError, match=r"tranlog_channel has no row of its channel 0, of 2\."):
+        target.publish(advance(first.token, 9, 10))
+    with pytest.raises(TargetPositionError):
+        target.claim(pipeline="p", channel=0, driver_token=1)
+    target.publish(advance(second.token, 9, 10, channel=1))
+    with pytest.raises(ReplacedError):
+        target.claim(pipeline="p", channel=2, driver_token=1)
+    target._session.run("DELETE FROM tranlog_pipeline")
+    for lost in (
+        lambda: target.publish(advance(second.token, 10, 10, channel=0)),
+        lambda: target.claim(pipeline="p", channel=1, driver_token=1),
+        lambda: target.keep_alive(pipeline="p", token=1),
+        lambda: target.request_stop(pipeline="p", token=1, stop_at_seqno=None),
+        lambda: target.assign(pipeline="p", shard="a", channels=2, driver_token=1),
+        lambda: take(target, 1),
+    ):
+        with pytest.raises(TargetPositionError, match="tranlog_pipeline has no row of it"):
+            lost()
+    assert take(target, 0, rows=None) == 2, "above the token of the row that was removed, whose tasks may be there"
+
+
+@pytest.mark.parametrize("column", ["applied_seqno", "token", "stats"])
+def test_a_column_that_was_renamed_is_named(target: Target, column: str) -> None:
+    """No fault that passes: TransientTargetError and TargetUnavailableError are tried again, this is not."""
+    take(target, 0)
+    claimed = target.claim(pipeline="p", channel=0, driver_token=1)
+    assert isinstance(target, DatabaseTarget)
+    target._session.run(f"ALTER TABLE tranlog_channel RENAME COLUMN {column} TO other")
+    for broken in (
+        lambda: target.read_channels("p"),
+        lambda: target.publish(advance(claimed.token, 9, 10)),
+        lambda: target.apply([], advance(claimed.token, 9, 10)),
+        lambda: target.claim(pipeline="p", channel=0, driver_token=1),
+    ):
+        with pytest.raises(TargetPositionError, match=rf"changed: .*{column}.*then start again: it goes on from"):
+            broken()
+    target._session.run(f"ALTER TABLE tranlog_channel RENAME COLUMN other TO {column}")
+    again = target.claim(pipeline="p", channel=0, driver_token=1)
+    target.publish(advance(again.token, 9, 10))
+
+
+def test_a_number_that_is_none_any_more_is_named(target: Target, options: TargetOptions) -> None:
+    take(target, 0)
+    assert isinstance(target, DatabaseTarget)
+    run = target._session.run
+    if options.kind == "postgres":
+        run("ALTER TABLE tranlog_channel ALTER COLUMN applied_seqno TYPE text")
+        target.reconnect()
+    elif options.kind == "mariadb":
+        run("ALTER TABLE tranlog_channel MODIFY applied_seqno varchar(20)")
+    else:
+        run("UPDATE tranlog_channel SET applied_seqno = 'nine'")
+    with pytest.raises(
+        TargetPositionError, match=r"a row of tranlog_channel has '(nine|9)' where a number was written"
+    ):
+        target.read_channels("p")
+
+
+def test_tables_that_are_missing_beside_positions_are_not_all_made(options: TargetOptions) -> None:
+    """Where it is noted which statement has begun, nothing noted must not be taken for nothing begun."""
+    target = open_target(options)
+    assert isinstance(target, DatabaseTarget)
+    target.ensure_tables()
+    take(target, 0)
+    names = [name for name in sorted(OUR_TABLES) if options.kind == "mariadb" or name != STATEMENT_TABLE]
+    for name in names:
+        if name in ("tranlog_channel", "tranlog_pipeline"):
+            continue
+        target._session.run(f"DROP TABLE {name}")
+        target.ensure_tables()
+        if name == STATEMENT_TABLE:
+            with pytest.raises(MissingTableError):
+                target._session.fetch(f"SELECT * FROM {name}")
+            target.ensure_tables(again=True)
+        assert target._session.fetch(f"SELECT * FROM {name}") == []
+    target.close()

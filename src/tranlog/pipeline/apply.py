@@ -25,18 +25,17 @@ from tranlog.disk import OsDisk
 from tranlog.errors import (
     ConfigError,
     EngineError,
-    HoldError,
     LogError,
     LogMissingError,
     PipelineHeldError,
     ReplacedError,
     TargetAheadError,
+    TargetPositionError,
     TargetUnavailableError,
     TranlogError,
     TransientTargetError,
 )
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.positions import hold
 from tranlog.log.readable import ReadableLog
 from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, content_of, log_mark
 from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
@@ -50,6 +49,7 @@ from tranlog.pipeline.cluster import (
 )
 from tranlog.pipeline.filter_chain import Chain
 from tranlog.pipeline.filters import Filter, check_filters
+from tranlog.pipeline.holding import Holding, target_words
 from tranlog.pipeline.job import Job, long_running, windowed
 from tranlog.pipeline.limits import Limit, SeqnoRanges, UntilGtid, UntilSeqno, Watched, reached
 from tranlog.pipeline.progress import (
@@ -58,9 +58,11 @@ from tranlog.pipeline.progress import (
     Drain,
     Held,
     Lag,
+    Lost,
     Purged,
     Resubmissions,
     Run,
+    applied_nothing,
     check_pipeline_name,
     lag,
     nearest_limit,
@@ -264,8 +266,8 @@ def run_apply(
     answered. A plan that cannot work is refused, in the answer and in a note, and the old one goes on. An order that
     the run's end overtakes stays without an answer.
 
-    Raises ConfigError, EngineError, PipelineHeldError, ReplacedError, TargetAheadError (exit code 3), PurgedError,
-    and what a task could not cure: ConflictError, TargetTableError, DdlStopError, FilterError,
+    Raises ConfigError, EngineError, PipelineHeldError, ReplacedError, TargetAheadError and TargetPositionError (exit
+    code 3), PurgedError, and what a task could not cure: ConflictError, TargetTableError, DdlStopError, FilterError,
     TargetUnavailableError, CorruptRecordError and other LogErrors.
     """
     options.check()
@@ -311,7 +313,6 @@ class _Driver:
         self._reader = reader
         self._stop = stop
         self._abort = abort or threading.Event()
-        self._disk = OsDisk()
         self._clock = SystemClock()
         self._report = report
         self._context = context
@@ -327,12 +328,15 @@ class _Driver:
         self._phase = "starting"
         self._notes: list[str] = []
         self._last: tuple[float, Counters] | None = None
-        self._held_at = NO_SEQNO
+        self._holding = Holding(
+            reader, options.log_dir, options.pipeline, disk=OsDisk(), clock=self._clock, note=self._note
+        )
+        self._channels = 0
+        """How many the pipeline has at the target, as we have written them."""
         self._limit_seqno: Seqno | None = None
         """Where a limit was found that a seqno does not tell beforehand."""
         self._looked = NO_SEQNO
         """Up to where it was looked for in vain."""
-        self._hold_failed = False
         self._short = False
         self._resubmissions = Resubmissions(allowed=options.resubmit)
 
@@ -342,7 +346,6 @@ class _Driver:
         options = self._options
         until = self._until()
         self._target = open_target(options.target)
-        self._persist(self._target.ensure_tables)
         # Refuse before Spark is started, where a first look is enough; starting it is part of a longer one.
         looked_at = time.monotonic()
         row = self._persist(lambda: self._open()[0].read_pipeline(options.pipeline))
@@ -350,6 +353,7 @@ class _Driver:
         first = self._decide(alive=self._persist(lambda: self._moves(row, looked_at + ALIVE_LOOK_S)))
         context = self._start_spark(first)
         self._decide(alive=self._persist(lambda: self._moves(row, looked_at + ALIVE_WATCH_S)))
+        self._persist(self._target.ensure_tables)
         end = TaskEnd.STOPPED
         try:
             while not self._stop.is_set():
@@ -436,8 +440,15 @@ class _Driver:
         return self._target, self._options.pipeline
 
     def _rows(self) -> Sequence[ChannelRow]:
+        """Read where all channels stand. Raises TargetPositionError where not all of them do."""
         target, name = self._open()
-        return target.read_channels(name)
+        rows = target.read_channels(name)
+        there = {row.channel for row in rows}
+        if self._driving and not there >= set(range(self._channels)):
+            gone = ", ".join(str(channel) for channel in range(self._channels) if channel not in there)
+            why = f"the rows of its channels {gone} were removed from tranlog_channel while it ran"
+            raise TargetPositionError(where=target.describe(), pipeline=name, why=why)
+        return rows
 
     def _decide(self, *, alive: bool) -> Run | Drain:
         """Read what the target holds, and decide. Raises what a refusal stands for."""
@@ -455,6 +466,8 @@ class _Driver:
             header_at=self._reader.header,
             alive=alive,
             take_over=self._options.take_over,
+            shards=len(target.read_assignment(name)),
+            known=self._holding.known(self._words()),
         )
         match plan:
             case Run() | Drain():
@@ -465,6 +478,8 @@ class _Driver:
                 raise TargetAheadError(pipeline=name, channel=channel, gtid=gtid, why=why)
             case Purged(seqno=seqno):
                 raise self._reader.purged(Seqno(seqno))
+            case Lost(why=why, upto=upto, remedy=remedy):
+                raise TargetPositionError(where=target.describe(), pipeline=name, why=why, upto=upto, remedy=remedy)
             case _:
                 assert_never(plan)
 
@@ -501,6 +516,8 @@ class _Driver:
             keep_assignment=not isinstance(plan, Run) or plan.keep_assignment,
         )
         self._driving = True
+        self._channels = len(plan.rows)
+        self._holding.begin(restart_seqno(plan.rows), self._words())
         self._notes += plan.notes
         for note in plan.notes:
             logger.info("%s pipeline=%s", note, name)
@@ -524,6 +541,9 @@ class _Driver:
                     rows=None,
                     keep_assignment=True,
                 )
+                rows = self._rows()
+                self._driving = False
+                self._hold(rows)
         except TranlogError as exc:
             logger.warning("could not give the pipeline back pipeline=%s why=%s", name, exc)
 
@@ -692,7 +712,7 @@ class _Driver:
     def _again(self, context: SparkContext, why: str) -> None:
         """Count a failure of the job. Raises EngineError where submitting again is of no use."""
         target, name = self._open()
-        rows = self._persist(lambda: target.read_channels(name))
+        rows = self._persist(self._rows)
         if not lives(context) or not self._resubmissions.again(row.applied_seqno for row in rows):
             remedy = "Nothing is lost: mend it and start again, it goes on from the positions in the target"
             raise EngineError(why=f"the job failed and got no further: {why}", remedy=remedy)
@@ -784,15 +804,22 @@ class _Driver:
 
     def _beat(self) -> ApplyStatus:
         """Show that we live, renew the hold, report."""
-        target, name = self._open()
         if self._driving:
             self._target_keep_alive()
         self._note_slots()
-        rows = target.read_channels(name)
-        self._renew_hold(restart_seqno(rows))
+        rows = self._rows()
+        self._hold(rows)
         status = self._measure(rows)
         self._report(status)
         return status
+
+    def _hold(self, rows: Sequence[ChannelRow]) -> None:
+        """Tell the log how far the target is; and, when no task is left, whether it is anywhere."""
+        begun = self._driving or not applied_nothing(rows, first=self._reader.range().first_seqno)
+        self._holding.renew(restart_seqno(rows), self._words(), begun=begun)
+
+    def _words(self) -> str:
+        return target_words(self._options.target, self._open()[0])
 
     def _note_slots(self) -> None:
         """Say when a cluster has lost so many executors that some channel stands still, and when they are back."""
@@ -844,27 +871,6 @@ class _Driver:
             total=total,
             notes=tuple(self._notes),
         )
-
-    def _renew_hold(self, restart: Seqno) -> None:
-        """Tell the log's retention what we still need. A log that cannot be written to is no reason to stop."""
-        if restart == self._held_at or restart < 0:
-            return
-        if not self._reader.keeps_holds:
-            self._held_at = restart
-            if not self._hold_failed:
-                self._hold_failed = True
-                self._notes.append("retention will not wait for this pipeline: a Java replicator purges what it likes")
-            return
-        try:
-            hold(self._options.log_dir, self._options.pipeline, restart, disk=self._disk, clock=self._clock)
-            self._held_at = restart
-            self._hold_failed = False
-        except HoldError as exc:
-            if self._hold_failed:
-                return
-            self._hold_failed = True
-            self._notes.append(f"retention will not wait for this pipeline: {exc}")
-            logger.warning("retention will not wait for this pipeline why=%s", exc)
 
 
 def _check_drain(master: str, wanted: int, channels: int) -> None:

@@ -35,6 +35,7 @@ from tranlog.errors import (
     PurgedError,
     ReplacedError,
     TargetAheadError,
+    TargetPositionError,
     TargetTableError,
     TargetUnavailableError,
     TranlogError,
@@ -384,7 +385,7 @@ class Channel:
         elif self._token:
             row = next((r for r in self._target.read_channels(task.pipeline) if r.channel == task.channel), None)
             if row is None or row.token != self._token:
-                raise self._replaced()  # another attempt of this task has it: leave it there
+                raise self._replaced(gone=row is None)  # another attempt of this task has it: leave it there
         row = self._target.claim(pipeline=task.pipeline, channel=task.channel, driver_token=task.driver_token)
         self._token = row.token
         header = self._check(self._reader, row)
@@ -431,10 +432,16 @@ class Channel:
             case _:
                 assert_never(verdict)
 
-    def _replaced(self) -> ReplacedError:
+    def _replaced(self, *, gone: bool = False) -> ReplacedError | TargetPositionError:
+        """Return why this task may not go on; `gone`: its channel had no row, which only a later plan may remove."""
         assert self._target is not None
-        row = self._target.read_pipeline(self._task.pipeline)
-        return ReplacedError(pipeline=self._task.pipeline, holder="another task" if row is None else row.holder)
+        task = self._task
+        row = self._target.read_pipeline(task.pipeline)
+        if row is not None and not (gone and row.token == task.driver_token):
+            return ReplacedError(pipeline=task.pipeline, holder=row.holder)
+        what = "tranlog_pipeline" if row is None else f"tranlog_channel, for its channel {task.channel}"
+        why = f"its row was removed from {what}, while it ran"
+        return TargetPositionError(where=self._target.describe(), pipeline=task.pipeline, why=why)
 
     def _limit(self) -> Seqno | None:
         return nearest_limit(nearest_limit(self._task.until, self._found), self._stop_at)
@@ -475,7 +482,7 @@ class Channel:
         assert owner is not None
         if owner >= self._task.plan.channels:
             self._meet()  # raises ReplacedError where the row is a later plan's, and this task a replaced one
-            why = f"stored in tranlog_shard, but there are {self._task.plan.channels} channels; delete that row"
+            why = f"stored in tranlog_shard, but there are {self._task.plan.channels} channels; put back what it was"
             raise ConfigError(option=f"channel of shard {shard!r}", value=owner, why=why)
         self._note_owner(shard, owner)
         return owner
@@ -804,8 +811,8 @@ class Channel:
         assert self._target is not None
         task = self._task
         meeting = self._target.meet(task.pipeline)
-        if meeting.token != task.driver_token:
-            raise self._replaced()
+        if meeting.token != task.driver_token or task.channel not in meeting.applied:
+            raise self._replaced(gone=True)
         self._stop_at = meeting.stop_at_seqno
         self._walk.learn(meeting.applied, meeting.times)
         self._walk.limit = self._limit()

@@ -3,7 +3,8 @@
 Owns the decision that `tranlog apply` takes before anything runs (`plan_start`), the check of a position against the
 log, and what lag means. Reads nothing and raises nothing: refusals are values, and `apply` turns them into errors.
 The hard idea: a position is a claim about history. It is believed only while the log holds the very transaction
-that it names, by epoch and event id, so that a cleared or re-created log is never silently skipped into.
+that it names, by epoch and event id, so that a cleared or re-created log is never silently skipped into. And no
+position is a claim too: that nothing was applied. It is believed only where nothing else says otherwise.
 
 Source: design/pipeline.md, "At start", "Tokens"; conformance/tungsten.md B7 items 8 and 20.
 """
@@ -132,7 +133,34 @@ class Held:
     holder: str
 
 
-StartPlan: TypeAlias = Run | Drain | Held | Ahead | Purged
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the log's hold tells of a pipeline, beside its target.
+
+    `upto`: everything up to there was applied; None: the hold is damaged. `begun`: tasks were started, so there may be
+    more. `target`: where, if that is not this target; empty: here, or it does not tell.
+    """
+
+    upto: Seqno | None
+    begun: bool
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The target's record of positions is gone or not whole. `upto`: what is known to have been applied here."""
+
+    why: str
+    upto: Seqno | None
+    remedy: str
+
+
+StartPlan: TypeAlias = Run | Drain | Held | Ahead | Purged | Lost
+
+_RESTORE: Final = (
+    "Restore tranlog's own tables at the target, and only as of the very moment that its rows are as of; or "
+)
+_COMPARE: Final = "find out up to where its rows are, and run `tranlog position set "
 
 
 def plan_start(
@@ -145,12 +173,15 @@ def plan_start(
     header_at: HeaderAt,
     alive: bool,
     take_over: bool,
+    shards: int = 0,
+    known: Known | None = None,
 ) -> StartPlan:
     """Decide what a start does.
 
-    `pipeline` and `rows` are what the target holds, `start` the seqno that the user wants applied first where the
-    target has no position (None: the first that the log holds), `alive` whether another driver was seen to be.
-    Raises ConfigError for a stored rule of no release.
+    `pipeline` and `rows` are what the target holds, `shards` for how many it has a channel recorded; `known` what the
+    log tells of the pipeline (None: nothing). `start` is the seqno that the user wants applied first where the target
+    has no position (None: the first that the log holds), `alive` whether another driver was seen to be. Raises
+    ConfigError for a stored rule of no release.
     """
     if alive and not take_over and pipeline is not None:
         return Held(holder=pipeline.holder)
@@ -160,19 +191,24 @@ def plan_start(
         verdict = check_position(row, first=first, header_at=header_at)
         if not isinstance(verdict, InLog):
             return verdict
-    token = 0 if pipeline is None else pipeline.token
-    if pipeline is not None:
-        old = ShardPlan.parse(pipeline.shard_rule, channels=pipeline.channels)
-    else:  # no row, and channels that have one: somebody deleted it; what they did was most likely this plan
-        old = replace(wanted, channels=max(stored, default=wanted.channels - 1) + 1)
-    if begin < first - 1 and not stored.keys() >= set(range(old.channels)):
-        return Purged(channel=0, seqno=Seqno(begin + 1), first=first)
-    if not stored:
+    lost = _find_lost(pipeline, stored, shards=shards, known=known, first=first)
+    if lost is not None:
+        return lost
+    if pipeline is None or not stored:  # it never ran, or is to begin anew
+        if begin < first - 1:
+            return Purged(channel=0, seqno=Seqno(begin + 1), first=first)
         fresh = tuple(ChannelRow(channel=channel, applied_seqno=begin) for channel in range(wanted.channels))
+        token = 0 if pipeline is None else pipeline.token
         return Run(plan=wanted, rows=fresh, expected_token=token, keep_assignment=False)
-    standing, notes = _complete(stored, old.channels, begin)
+    token = pipeline.token
+    old = ShardPlan.parse(pipeline.shard_rule, channels=pipeline.channels)
+    standing = tuple(stored[channel] for channel in range(old.channels))
+    notes: tuple[str, ...] = ()
+    recorded = shards >= pipeline.shards
+    if not recorded:
+        notes = ("tranlog_shard is not whole; all channels stand at one seqno, so shards are divided anew",)
     if old.channels == wanted.channels and old.text() == wanted.text():
-        return Run(plan=wanted, rows=standing, expected_token=token, keep_assignment=True, notes=notes)
+        return Run(plan=wanted, rows=standing, expected_token=token, keep_assignment=recorded, notes=notes)
     change = f"{old.channels} channels, {old.text()} -> {wanted.channels} channels, {wanted.text()}"
     positions = {row.applied_seqno for row in standing}
     if len(positions) > 1:
@@ -188,18 +224,72 @@ def plan_start(
     )
 
 
-def _complete(
-    stored: dict[int, ChannelRow], channels: int, begin: Seqno
-) -> tuple[tuple[ChannelRow, ...], tuple[str, ...]]:
-    """Return a row per channel; one without starts where the pipeline was told to start, not where others stand."""
-    rows, notes = [], []
-    for channel in range(channels):
-        row = stored.get(channel)
-        if row is None:
-            row = ChannelRow(channel=channel, applied_seqno=begin)
-            notes.append(f"channel {channel} has no position: it starts at seqno {begin + 1}")
-        rows.append(row)
-    return tuple(rows), tuple(notes)
+def _find_lost(
+    pipeline: PipelineRow | None, stored: dict[int, ChannelRow], *, shards: int, known: Known | None, first: Seqno
+) -> Lost | None:
+    """Say what of the target's record is not there, though it must have been; None: it is whole, or never was."""
+    here = None if known is None or known.target else known.upto
+    if pipeline is None and not stored:
+        return None if known is None else _all_lost(known, first)
+    if pipeline is None:
+        why = f"tranlog_channel has its {_channels(stored)}, and tranlog_pipeline, which tells by what plan, has no row"
+        remedy = (
+            f"{_RESTORE}give the configuration the channels and shards that it last ran with, look where channel 0 "
+            "stands (`tranlog position get`), and put it there: `tranlog position set SEQNO --channel 0`"
+        )
+        return Lost(why=why, upto=here, remedy=remedy)
+    if not pipeline.channels and not stored:  # `tranlog position reset`
+        return None
+    missing = set(range(pipeline.channels)) - stored.keys()
+    if missing:
+        one = "" if not stored else f" --channel {min(missing)}"
+        why = f"tranlog_channel has no row of its {_channels(missing)}, of {pipeline.channels}"
+        remedy = f"{_RESTORE}{_COMPARE}SEQNO{one}`"
+        if not stored:
+            remedy += "; or, to begin anew at a target without these rows, `tranlog position reset`"
+        return Lost(why=why, upto=here, remedy=remedy)
+    if len(stored) > pipeline.channels:
+        why = f"tranlog_channel has rows of its {_channels(stored)}, and tranlog_pipeline says {pipeline.channels}"
+        return Lost(why=why, upto=here, remedy=f"{_RESTORE}{_COMPARE}SEQNO`")
+    positions = {row.applied_seqno for row in stored.values()}
+    if shards < pipeline.shards and len(positions) > 1:
+        why = (
+            f"tranlog_shard has the channels of {shards} shards, of {pipeline.shards}, and the channels stand apart, "
+            f"from seqno {min(positions)} to {max(positions)}: divided anew, shards would come twice or not at all"
+        )
+        return Lost(why=why, upto=here, remedy=f"{_RESTORE}{_COMPARE}SEQNO`, behind which shards are divided anew")
+    return None
+
+
+def _all_lost(known: Known, first: Seqno) -> Lost | None:
+    """Say what it means that the target has nothing of a pipeline of which the log knows something."""
+    if known.target:
+        upto = "" if known.upto is None or known.upto < 0 else f", which has everything up to seqno {known.upto}"
+        why = f"it has no position of it, and the log's hold of this name is for another target, {known.target}{upto}"
+        remedy = (
+            "Give a further target a pipeline of another name ([pipeline] name, or --pipeline NAME). Where this target "
+            "has taken the other's place: with its rows, find out up to where they are, and run "
+            "`tranlog position set SEQNO`; without them, `tranlog position reset`"
+        )
+        return Lost(why=why, upto=None, remedy=remedy)
+    if known.upto is not None and known.upto < first and not known.begun:
+        return None  # nothing that the log still has was applied
+    remedy = (
+        f"{_RESTORE}{_COMPARE}SEQNO`; or, where this target is new and holds none of these rows, "
+        "`tranlog position reset`"
+    )
+    if known.upto is None:
+        why = "it has no position of it; it had one, since the log's hold of it is there, damaged"
+        return Lost(why=why, upto=None, remedy=remedy)
+    if known.upto < 0:
+        return Lost(why="it has no position of it, and by the log's hold it had begun here", upto=None, remedy=remedy)
+    return Lost(why="it has no position of it any more", upto=known.upto, remedy=remedy)
+
+
+def _channels(numbers: Iterable[int]) -> str:
+    """Return `channel 3`, or `channels 0, 2, 3`."""
+    told = sorted(numbers)
+    return f"channel{'s' if len(told) > 1 else ''} {', '.join(map(str, told))}"
 
 
 def _divide(standing: Sequence[ChannelRow], channels: int) -> tuple[ChannelRow, ...]:
@@ -325,6 +415,24 @@ class ChannelStats(msgspec.Struct, kw_only=True, omit_defaults=True):
             return msgspec.json.decode(text or "{}", type=cls)
         except msgspec.DecodeError:
             return cls()
+
+
+def applied_nothing(rows: Iterable[ChannelRow], *, first: Seqno) -> bool:
+    """Whether these positions came from the log's beginning to where they are without a row for the target.
+
+    Seen by what is counted beside them, without a gap; a position that an operator has set is no such one. `first` is
+    the first seqno that the log holds.
+    """
+    for row in rows:
+        if row.epoch == NO_EPOCH and not row.event_id:
+            if row.applied_seqno >= first:
+                return False
+            continue
+        counted, since = Counters.parse(row.stats), ChannelStats.parse(row.stats).since
+        passed = counted.transactions + counted.omitted + counted.skipped
+        if counted.groups or not 0 <= since <= first or passed != row.applied_seqno - since + 1:
+            return False
+    return True
 
 
 # --- where it stands ---

@@ -754,7 +754,7 @@ def position_reset(
     if as_json:
         print_json({"pipeline": name, "forgotten": found})
     else:
-        print(f"pipeline {name} {'starts anew' if found else 'had no position'}")
+        print(f"pipeline {name} {'starts anew' if found else 'had no position, and starts anew'}")
 
 
 # --- reset -----------------------------------------------------------------------------------------------
@@ -798,7 +798,8 @@ def reset(
         say(f"reset: {caveat}")
     for one in read_holds(config.log_dir):
         if one.restart_seqno is None or one.restart_seqno < plan.mark.seqno:
-            say(f"reset: {one.name} still needs seqno {one.restart_seqno or 0} to {plan.mark.seqno} of this log")
+            needed = max(one.restart_seqno or 0, 0)
+            say(f"reset: {one.name} still needs seqno {needed} to {plan.mark.seqno} of this log")
     if not dry_run:
         if not yes:
             confirm(f"Remove {len(plan.files)} files, {plan.bytes} bytes, of the log at {config.log_dir}?")

@@ -103,6 +103,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.TargetUnavailableError: _SURROUNDINGS,
     errors.TransientTargetError: _SURROUNDINGS,
     errors.DdlStopError: _DATA,
+    errors.TargetPositionError: _DATA,
     errors.TargetAheadError: _DATA,
     errors.PipelineError: _SURROUNDINGS,
     errors.ReplacedError: _SURROUNDINGS,

@@ -47,6 +47,8 @@ def position_rows(
 ) -> list[ChannelRow]:
     """Return the rows by which everything up to `seqno`, inclusive, is applied, by all channels or by `only` one. Pure.
 
+    A channel without a row, of those that there are, gets one when it is its turn.
+
     `header` is the transaction's in the log. Right in front of what the log holds there is none: nothing is applied
     then, and the log's first transaction is the next. Counters stay. Raises ConfigError for any other seqno, and for
     a channel that there is not.
@@ -57,8 +59,8 @@ def position_rows(
         why = f"the log holds {last}; name one of those, or {first - 1} for a position before its first transaction"
         raise ConfigError(option="position", value=seqno, why=why)
     known = {row.channel: row for row in stored}
-    if only is not None and only not in known:
-        raise ConfigError(option="--channel", value=only, why=f"the pipeline has channels {sorted(known)}")
+    if only is not None and only >= channels:
+        raise ConfigError(option="--channel", value=only, why=f"the pipeline has channels 0 to {channels - 1}")
     moved = ChannelRow(channel=0, applied_seqno=seqno)
     if header is not None:
         moved = replace(
@@ -73,6 +75,7 @@ def position_rows(
         if only is not None and channel != only
         else replace(moved, channel=channel, stats=known[channel].stats if channel in known else moved.stats)
         for channel in range(channels)
+        if only in (None, channel) or channel in known
     ]
 
 
@@ -131,6 +134,8 @@ def set_position(
     """
     row = _stand_still(target, pipeline, clock=clock, watch_s=watch_s, take_over=take_over)
     channels = plan.channels if row is None or not row.channels else row.channels
+    if row is None and channel is not None:  # whose plan is lost, and who has channels
+        channels = max([channels, *[one.channel + 1 for one in target.read_channels(pipeline)]])
 
     def plan_move() -> Move:
         stored = target.read_channels(pipeline)
@@ -149,16 +154,18 @@ def set_position(
 def reset_position(
     target: Target, *, pipeline: str, plan: ShardPlan, clock: Clock, watch_s: float, take_over: bool
 ) -> bool:
-    """Forget where a pipeline stands, its shards' channels too; whether there was anything. Raises as set_position."""
+    """Forget where a pipeline stands, its shards' channels too; whether there was anything. Raises as set_position.
+
+    What is left says that it is to begin anew, also where nothing was: the log may know it otherwise.
+    """
     row = _stand_still(target, pipeline, clock=clock, watch_s=watch_s, take_over=take_over)
-    if row is None and not target.read_channels(pipeline):
-        return False
+    found = row is not None or bool(target.read_channels(pipeline))
     _take(target, pipeline, row, plan, 0, (), keep_assignment=False)
-    return True
+    return found
 
 
 def _stand_still(target: Target, pipeline: str, *, clock: Clock, watch_s: float, take_over: bool) -> PipelineRow | None:
-    target.ensure_tables()
+    target.ensure_tables(again=True)
     row = target.read_pipeline(pipeline)
     if row is not None and not take_over and is_alive(target, row, clock=clock, watch_s=watch_s):
         raise PipelineHeldError(pipeline=pipeline, holder=row.holder)

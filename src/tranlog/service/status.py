@@ -515,7 +515,8 @@ def _log_lines(log: LogState, now: int) -> Iterator[str]:
     yield f"          seqno {log.first_seqno} to {log.last_seqno}, committed {log.committed_seqno}, {epochs}"
     yield f"          {log.segments} segments, {_size(log.bytes)}"
     for one in log.holds:
-        upto = "everything (its file is damaged)" if one.restart_seqno is None else f"seqno {one.restart_seqno} on"
+        restart = one.restart_seqno
+        upto = "everything (its file is damaged)" if restart is None else f"seqno {max(restart, 0)} on"
         yield f"          held by {one.name}: {upto}, {_seconds(now - one.written_at)} ago"
 
 

@@ -85,9 +85,9 @@ class DatabaseTarget:
 
     # --- our three tables ---
 
-    def ensure_tables(self) -> None:
-        """Create our three tables where they are missing."""
-        self._positions.ensure_tables()
+    def ensure_tables(self, *, again: bool = False) -> None:
+        """Create our tables where they are missing; what statements are noted in beside positions only `again`."""
+        self._positions.ensure_tables(again=again)
 
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
         """Return the pipeline's row, None where there is none."""

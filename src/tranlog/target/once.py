@@ -116,7 +116,15 @@ class Once:
             raise DdlStopError(seqno=unit.seqno, text=text, why="its text does not decode in its charset")
         own = self._dialect.quote(self._session.fetch("SELECT DATABASE()")[0][0])
         where = (advance.pipeline, advance.channel, number)
-        rows = self._session.fetch(_READ, where)
+        try:
+            rows = self._session.fetch(_READ, where)
+        except MissingTableError as exc:
+            why = (
+                f"{STATEMENT_TABLE}, where it is noted that such a statement has begun, is gone ({exc}). "
+                "So this one has run, or it has not. Look, and if it has, do not run it again; "
+                "`tranlog position set` makes the table anew"
+            )
+            raise DdlStopError(seqno=unit.seqno, text=text, why=why) from exc
         begun = None
         if rows:
             epoch, seqno, event_id, holder, done, alive = rows[0]

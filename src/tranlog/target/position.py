@@ -9,6 +9,9 @@ meets an old token again.
 Locks are always taken in one order, channels by number and then the pipeline's row, so that driver and tasks cannot
 wait for each other in a circle.
 
+Where a row or a table that must be there is not, nobody has taken the pipeline over: somebody has changed our tables.
+That is TargetPositionError, never a fault that passes. Which of the two it is, one statement tells.
+
 Source: design/pipeline.md, "Channels meet at the target".
 """
 
@@ -18,7 +21,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from tranlog.errors import ReplacedError, TargetUnavailableError, TransientTargetError
+from tranlog.errors import (
+    ReplacedError,
+    TargetPositionError,
+    TargetUnavailableError,
+    TranlogError,
+    TransientTargetError,
+)
 from tranlog.ids import Epoch, Seqno
 from tranlog.target.dialect import Dialect
 from tranlog.target.once import CREATE_STATEMENT_TABLE, STATEMENT_TABLE
@@ -43,7 +52,8 @@ _TABLES: Final = {
     channels {integer} NOT NULL,
     shard_rule {text} NOT NULL,
     stop_at_seqno {integer},
-    alive_at {integer} NOT NULL
+    alive_at {integer} NOT NULL,
+    shards {integer} NOT NULL
 ){suffix}""",
     "tranlog_channel": """CREATE TABLE IF NOT EXISTS tranlog_channel (
     pipeline {key_text} NOT NULL,
@@ -74,7 +84,7 @@ _TABLES: Final = {
 ){suffix}""",
 }
 OUR_TABLES: Final = frozenset({*_TABLES, STATEMENT_TABLE})
-_PIPELINE_COLUMNS: Final = "pipeline, token, holder, channels, shard_rule, stop_at_seqno, alive_at"
+_PIPELINE_COLUMNS: Final = "pipeline, token, holder, channels, shard_rule, stop_at_seqno, alive_at, shards"
 _CHANNEL_COLUMNS: Final = (
     "channel, epoch, applied_seqno, source_id, event_id, token, session, stats, tstamp, updated_at"
 )
@@ -105,7 +115,8 @@ class Positions:
         self._share_pipeline = sql("SELECT token, holder FROM tranlog_pipeline WHERE pipeline = $1{share}")
         self._begin_pipeline = sql(
             dialect.insert_or_keep.format(
-                into=f"tranlog_pipeline ({_PIPELINE_COLUMNS}) VALUES ($1, 1, $2, $3, $4, NULL, {{now}})",
+                into=f"tranlog_pipeline ({_PIPELINE_COLUMNS}) VALUES ($1, $5, $2, $3, $4, NULL, {{now}}, "
+                "(SELECT count(*) FROM tranlog_shard WHERE pipeline = $1))",
                 key="pipeline",
             )
         )
@@ -125,6 +136,13 @@ class Positions:
         self._raise_channels = sql("UPDATE tranlog_channel SET token = $2, session = '' WHERE pipeline = $1")
         self._drop_channel = sql("DELETE FROM tranlog_channel WHERE pipeline = $1 AND channel = $2")
         self._drop_shards = sql("DELETE FROM tranlog_shard WHERE pipeline = $1")
+        self._count_no_shards = sql("UPDATE tranlog_pipeline SET shards = 0 WHERE pipeline = $1")
+        self._count_shard = sql("UPDATE tranlog_pipeline SET shards = shards + 1 WHERE pipeline = $1")
+        self._read_counted = sql("SELECT shards FROM tranlog_pipeline WHERE pipeline = $1")
+        self._read_whose = sql(
+            "SELECT p.holder, p.channels, c.channel FROM tranlog_pipeline p "
+            "LEFT JOIN tranlog_channel c ON c.pipeline = p.pipeline AND c.channel = $2 WHERE p.pipeline = $1"
+        )
         self._move_alive = sql(
             # It moves also while the clock stands, or has jumped back.
             "UPDATE tranlog_pipeline SET alive_at = CASE WHEN {now} > alive_at THEN {now} ELSE alive_at + 1 END "
@@ -159,15 +177,12 @@ class Positions:
 
     # --- reading ---
 
-    def ensure_tables(self) -> None:
+    def ensure_tables(self, *, again: bool = False) -> None:
         """Create our tables where they are missing; two who do it at once do not disturb each other."""
         for name, statement in self._create.items():
-            try:
-                # Asked first: somebody else may have made them, for a user who may not.
-                self._session.fetch(f"SELECT 1 FROM {name} LIMIT 0")
+            # Asked first: somebody else may have made them, for a user who may not.
+            if self._is_there(name) or (name == STATEMENT_TABLE and not again and self._has_positions()):
                 continue
-            except MissingTableError:
-                pass
             try:
                 self._session.run(statement)
             except MisfitError:
@@ -175,33 +190,47 @@ class Positions:
             except LockTimeoutError as exc:
                 raise TransientTargetError(why=f"creating {name}: {exc}") from exc
 
+    def _is_there(self, table: str) -> bool:
+        try:
+            self._session.fetch(f"SELECT 1 FROM {table} LIMIT 0")
+        except MissingTableError:
+            return False
+        return True
+
+    def _has_positions(self) -> bool:
+        return bool(self._session.fetch("SELECT 1 FROM tranlog_channel LIMIT 1"))
+
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
         """Return the pipeline's row, None where there is none."""
-        try:
-            rows = self._session.fetch(self._read_pipeline, (pipeline,))
-        except MissingTableError:
-            return None
-        return _pipeline_row(rows[0]) if rows else None
+        rows = self._read("tranlog_pipeline", self._read_pipeline, pipeline)
+        return self._pipeline_row(rows[0]) if rows else None
 
     def read_channels(self, pipeline: str) -> list[ChannelRow]:
         """Return the pipeline's channels, by number."""
-        try:
-            return [_channel_row(row) for row in self._session.fetch(self._read_channels, (pipeline,))]
-        except MissingTableError:
-            return []
+        rows = self._read("tranlog_channel", self._read_channels, pipeline)
+        return [self._channel_row(row, pipeline) for row in rows]
 
     def read_assignment(self, pipeline: str) -> dict[str, int]:
         """Return the channel of each shard that has one."""
-        try:
-            return {shard: channel for shard, channel in self._session.fetch(self._read_shards, (pipeline,))}
-        except MissingTableError:
-            return {}
+        return {shard: channel for shard, channel in self._read("tranlog_shard", self._read_shards, pipeline)}
 
     def read_left_out(self, pipeline: str) -> list[tuple[int, int]]:
         """Return the ranges of seqnos that are never to be applied; see Target.leave_out."""
+        return [(first, last) for first, last in self._read("tranlog_left_out", self._read_left_out, pipeline)]
+
+    def _read(self, table: str, query: str, pipeline: str) -> list[tuple[Any, ...]]:
+        """Return rows of one of our tables, none where it is not there. Raises TargetPositionError where it changed."""
         try:
-            return [(first, last) for first, last in self._session.fetch(self._read_left_out, (pipeline,))]
-        except MissingTableError:
+            return self._session.fetch(query, (pipeline,))
+        except MisfitError as exc:
+            raise self._damaged(pipeline, str(exc)) from exc
+        except MissingTableError as exc:
+            try:
+                there = self._is_there(table)
+            except MisfitError:  # inside a transaction, which knows nothing but its own failure
+                there = True
+            if there:
+                raise self._damaged(pipeline, f"{table} was changed: {exc}") from exc
             return []
 
     # --- the driver ---
@@ -222,13 +251,15 @@ class Positions:
 
         def work() -> int:
             held = {channel: token for channel, token in self._session.fetch(self._lock_channels, (pipeline,))}
+            token = expected_token + 1
             if expected_token == 0:
-                raised = run(self._begin_pipeline, (pipeline, holder, channels, shard_rule))
+                # Above those of a row that was removed, whose tasks may still be there.
+                token = max(held.values(), default=0) // TOKEN_STEP + 1
+                raised = run(self._begin_pipeline, (pipeline, holder, channels, shard_rule, token))
             else:
                 raised = run(self._raise_pipeline, (pipeline, holder, channels, shard_rule, expected_token))
             if raised != 1:
                 raise self._replaced(pipeline)
-            token = expected_token + 1
             channel_token = max([token * TOKEN_STEP, *[old + 1 for old in held.values()]])
             if rows is None:
                 run(self._raise_channels, (pipeline, channel_token))
@@ -252,6 +283,7 @@ class Positions:
                 )
             if not keep_assignment:
                 run(self._drop_shards, (pipeline,))
+                run(self._count_no_shards, (pipeline,))
             return token
 
         def holders() -> list[str]:
@@ -260,7 +292,7 @@ class Positions:
                 self._check_driver(self._read_token, pipeline, expected_token)
             return self._left_behind(pipeline)
 
-        return self._in_transaction(work, holders, f"pipeline {pipeline!r}")
+        return self._in_transaction(work, holders, pipeline)
 
     def keep_alive(self, *, pipeline: str, token: int) -> PipelineRow:
         """Move alive_at and return the row."""
@@ -268,9 +300,9 @@ class Positions:
         def work() -> PipelineRow:
             if self._session.run(self._move_alive, (pipeline, token)) != 1:
                 raise self._replaced(pipeline)
-            return _pipeline_row(self._session.fetch(self._read_pipeline, (pipeline,))[0])
+            return self._pipeline_row(self._session.fetch(self._read_pipeline, (pipeline,))[0])
 
-        return self._in_transaction(work, _nobody, f"pipeline {pipeline!r}")
+        return self._in_transaction(work, _nobody, pipeline)
 
     def request_stop(self, *, pipeline: str, token: int, stop_at_seqno: Seqno | None) -> None:
         """Set stop_at_seqno."""
@@ -279,7 +311,7 @@ class Positions:
             if self._session.run(self._set_stop, (pipeline, token, stop_at_seqno)) != 1:
                 raise self._replaced(pipeline)
 
-        self._in_transaction(work, _nobody, f"pipeline {pipeline!r}")
+        self._in_transaction(work, _nobody, pipeline)
 
     def leave_out(self, *, pipeline: str, token: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Record which transactions are never to be applied; see Target.leave_out."""
@@ -291,7 +323,7 @@ class Positions:
                 if (first, last) not in known:
                     self._session.run(self._leave_out, (pipeline, first, last))
 
-        self._in_transaction(work, _nobody, f"pipeline {pipeline!r}")
+        self._in_transaction(work, _nobody, pipeline)
 
     # --- the tasks ---
 
@@ -302,29 +334,39 @@ class Positions:
             claimed = self._session.run(self._claim, (pipeline, channel, self._session.identity))
             # Only now the driver's token: while the channel's row was waited for, it may have changed.
             self._check_driver(self._share_pipeline, pipeline, driver_token)
-            if claimed != 1:  # no such channel in this plan
-                raise self._replaced(pipeline)
-            return _channel_row(self._session.fetch(self._read_channel, (pipeline, channel))[0])
+            if claimed != 1:  # no such channel in this plan, or its row was removed
+                raise self._replaced(pipeline, channel)
+            return self._channel_row(self._session.fetch(self._read_channel, (pipeline, channel))[0], pipeline)
 
         def holders() -> list[str]:
             # Only a task whose driver is still the driver may end another's session.
             self._check_driver(self._read_token, pipeline, driver_token)
             return self._left_behind(pipeline, channel)
 
-        return self._in_transaction(work, holders, f"channel {channel} of pipeline {pipeline!r}")
+        return self._in_transaction(work, holders, pipeline, channel)
 
     def guard(self, advance: Advance) -> None:
-        """Move a position inside the open target transaction, as its first statement. Raises ReplacedError."""
-        if self._session.run(self._advance, self._advance_values(advance)) != 1:
-            raise self._replaced(advance.pipeline)
+        """Move a position inside the open target transaction, as its first statement.
+
+        Raises ReplacedError, TargetPositionError.
+        """
+        try:
+            moved = self._session.run(self._advance, self._advance_values(advance))
+        except (MissingTableError, MisfitError) as exc:
+            raise self._damaged(advance.pipeline, f"tranlog_channel was changed: {exc}") from exc
+        if moved != 1:
+            raise self._replaced(advance.pipeline, advance.channel)
 
     def publish(self, advance: Advance) -> None:
         """Move a position without rows."""
-        self._in_transaction(lambda: self.guard(advance), _nobody, f"channel {advance.channel}")
+        self._in_transaction(lambda: self.guard(advance), _nobody, advance.pipeline, advance.channel)
 
     def meet(self, pipeline: str) -> Meeting:
         """Return all channels' positions and what the driver asks for; token 0 where the pipeline's row is gone."""
-        rows = self._session.fetch(self._meet, (pipeline,))
+        try:
+            rows = self._session.fetch(self._meet, (pipeline,))
+        except (MissingTableError, MisfitError) as exc:
+            raise self._damaged(pipeline, f"tranlog's own tables were changed: {exc}") from exc
         if not rows:
             return Meeting(applied={}, times={}, stop_at_seqno=None, token=0)
         token, stop = rows[0][:2]
@@ -337,7 +379,10 @@ class Positions:
 
     def assign(self, *, pipeline: str, shard: str, channels: int, driver_token: int) -> int:
         """Return the shard's channel, first storing the one with the fewest shards if it has none."""
-        known = self._assigned(pipeline, shard, driver_token)
+        try:
+            known = self._assigned(pipeline, shard, driver_token)
+        except (MissingTableError, MisfitError) as exc:
+            raise self._damaged(pipeline, f"tranlog_shard was changed: {exc}") from exc
         if known is not None:
             return known
 
@@ -348,14 +393,21 @@ class Positions:
             if stored is not None:
                 return stored
             load = dict.fromkeys(range(channels), 0)
+            known = 0
             for channel, shards in self._session.fetch(self._count_shards, (pipeline,)):
+                known += shards
                 if channel in load:
                     load[channel] = shards
+            ((counted,),) = self._session.fetch(self._read_counted, (pipeline,))
+            if known < counted:  # this one may be among those that are missing
+                why = f"tranlog_shard has the channels of {known} shards, of {counted}"
+                raise self._damaged(pipeline, why)
             chosen = min(load, key=lambda channel: (load[channel], channel))
             self._session.run(self._assign, (pipeline, shard, chosen))
+            self._session.run(self._count_shard, (pipeline,))
             return chosen
 
-        return self._in_transaction(work, _nobody, f"pipeline {pipeline!r}")
+        return self._in_transaction(work, _nobody, pipeline)
 
     # --- inside ---
 
@@ -375,27 +427,42 @@ class Positions:
 
     def _assigned(self, pipeline: str, shard: str, driver_token: int) -> int | None:
         rows = self._session.fetch(self._read_assigned, (pipeline, shard))
-        if not rows or rows[0][0] != driver_token:
-            raise ReplacedError(pipeline=pipeline, holder=rows[0][1] if rows else _GONE)
+        self._check_token(rows, pipeline, driver_token)
         channel: int | None = rows[0][2]
         return channel
 
     def _check_driver(self, query: str, pipeline: str, driver_token: int) -> None:
-        rows = self._session.fetch(query, (pipeline,))
-        if not rows or rows[0][0] != driver_token:
-            raise ReplacedError(pipeline=pipeline, holder=rows[0][1] if rows else _GONE)
+        self._check_token(self._session.fetch(query, (pipeline,)), pipeline, driver_token)
 
-    def _replaced(self, pipeline: str) -> ReplacedError:
-        rows = self._session.fetch(self._read_pipeline, (pipeline,))
-        return ReplacedError(pipeline=pipeline, holder=_pipeline_row(rows[0]).holder if rows else _GONE)
+    def _check_token(self, rows: Sequence[tuple[Any, ...]], pipeline: str, driver_token: int) -> None:
+        """Raise where the pipeline's row, as (token, holder), is not there or not this driver's."""
+        if not rows:
+            raise self._damaged(pipeline, _NO_PIPELINE)
+        if rows[0][0] != driver_token:
+            raise ReplacedError(pipeline=pipeline, holder=rows[0][1])
+
+    def _replaced(self, pipeline: str, channel: int = -1) -> TranlogError:
+        """Return why a guarded statement hit nothing: whoever sent it was replaced, or the row is gone."""
+        rows = self._session.fetch(self._read_whose, (pipeline, channel))
+        if not rows:
+            return self._damaged(pipeline, _NO_PIPELINE)
+        holder, channels, found = rows[0]
+        if 0 <= channel < channels and found is None:
+            return self._damaged(pipeline, f"tranlog_channel has no row of its channel {channel}, of {channels}")
+        return ReplacedError(pipeline=pipeline, holder=holder)
+
+    def _damaged(self, pipeline: str, why: str) -> TargetPositionError:
+        return TargetPositionError(where=self._where, pipeline=pipeline, why=" ".join(why.split()).rstrip("."))
 
     def _left_behind(self, pipeline: str, channel: int | None = None) -> list[str]:
-        rows = [_channel_row(row) for row in self._session.fetch(self._read_channels, (pipeline,))]
+        rows = [self._channel_row(row, pipeline) for row in self._session.fetch(self._read_channels, (pipeline,))]
         stored = [row.session for row in rows if row.session and channel in (None, row.channel)]
         # A driver, and a task that stopped while it claimed, are not stored.
         return [*stored, *self._session.stopped_inside()]
 
-    def _in_transaction(self, work: Callable[[], _Result], holders: Callable[[], list[str]], what: str) -> _Result:
+    def _in_transaction(
+        self, work: Callable[[], _Result], holders: Callable[[], list[str]], pipeline: str, channel: int | None = None
+    ) -> _Result:
         """Run `work` in a transaction of its own; where a lock does not come soon, end the `holders` that keep it.
 
         Where nobody is to be ended, the lock is waited for as long as the options say.
@@ -414,13 +481,11 @@ class Positions:
                 if freed < FREEING_ROUNDS and self._free(holders()):
                     freed, waited = freed + 1, 0.0
                 elif waited >= self._lock_timeout_s:
-                    raise self._locked(what) from exc
-            except MissingTableError as exc:
+                    what = f"pipeline {pipeline!r}"
+                    raise self._locked(what if channel is None else f"channel {channel} of {what}") from exc
+            except (MissingTableError, MisfitError) as exc:
                 self._session.rollback()
-                raise unavailable(self._where, f"{exc}; `tranlog apply` creates tranlog's own tables") from exc
-            except MisfitError as exc:
-                self._session.rollback()
-                raise unavailable(self._where, f"tranlog's own tables are not as they should be: {exc}") from exc
+                raise self._damaged(pipeline, f"tranlog's own tables were changed: {exc}") from exc
             except BaseException:
                 self._session.rollback()
                 raise
@@ -440,38 +505,45 @@ class Positions:
             return TransientTargetError(why=waited)
         return unavailable(self._where, f"{waited}; end that session")
 
+    def _pipeline_row(self, row: tuple[Any, ...]) -> PipelineRow:
+        pipeline, token, holder, channels, shard_rule, stop, alive_at, shards = row
+        numbers = token, channels, 0 if stop is None else stop, alive_at, shards
+        self._check_numbers("tranlog_pipeline", pipeline, numbers)
+        return PipelineRow(
+            pipeline=pipeline,
+            token=token,
+            holder=holder,
+            channels=channels,
+            shard_rule=shard_rule,
+            stop_at_seqno=None if stop is None else Seqno(stop),
+            alive_at=alive_at,
+            shards=shards,
+        )
 
-_GONE: Final = "nobody: its row was removed"
+    def _channel_row(self, row: tuple[Any, ...], pipeline: str) -> ChannelRow:
+        channel, epoch, applied, source_id, event_id, token, session, stats, tstamp, updated_at = row
+        self._check_numbers("tranlog_channel", pipeline, (channel, epoch, applied, token, tstamp, updated_at))
+        return ChannelRow(
+            channel=channel,
+            epoch=Epoch(epoch),
+            applied_seqno=Seqno(applied),
+            source_id=source_id,
+            event_id=event_id,
+            token=token,
+            session=session,
+            stats=stats,
+            tstamp=tstamp,
+            updated_at=updated_at,
+        )
+
+    def _check_numbers(self, table: str, pipeline: str, values: Sequence[object]) -> None:
+        for value in values:
+            if not isinstance(value, int):
+                raise self._damaged(pipeline, f"a row of {table} has {value!r} where a number was written")
+
+
+_NO_PIPELINE: Final = "tranlog_pipeline has no row of it"
 
 
 def _nobody() -> list[str]:
     return []
-
-
-def _pipeline_row(row: tuple[Any, ...]) -> PipelineRow:
-    pipeline, token, holder, channels, shard_rule, stop, alive_at = row
-    return PipelineRow(
-        pipeline=pipeline,
-        token=token,
-        holder=holder,
-        channels=channels,
-        shard_rule=shard_rule,
-        stop_at_seqno=None if stop is None else Seqno(stop),
-        alive_at=alive_at,
-    )
-
-
-def _channel_row(row: tuple[Any, ...]) -> ChannelRow:
-    channel, epoch, applied, source_id, event_id, token, session, stats, tstamp, updated_at = row
-    return ChannelRow(
-        channel=channel,
-        epoch=Epoch(epoch),
-        applied_seqno=Seqno(applied),
-        source_id=source_id,
-        event_id=event_id,
-        token=token,
-        session=session,
-        stats=stats,
-        tstamp=tstamp,
-        updated_at=updated_at,
-    )

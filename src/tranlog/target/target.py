@@ -35,6 +35,7 @@ class PipelineRow:
     shard_rule: str
     stop_at_seqno: Seqno | None
     alive_at: int
+    shards: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,8 @@ class Target(Protocol):
 
     Every method may raise TargetUnavailableError, and TransientTargetError where a retry after reading the position
     helps (deadlock, serialization failure, lost connection); after that one, call `reconnect` first, and claim again:
-    the channel's row names the session that a successor may end.
+    the channel's row names the session that a successor may end. Every method on our own tables, `apply` too, may raise
+    TargetPositionError, where they were changed or rows of theirs were removed: trying again does not help.
     """
 
     kind: str
@@ -135,8 +137,12 @@ class Target(Protocol):
 
     # --- our own tables ---
 
-    def ensure_tables(self) -> None:
-        """Create tranlog_pipeline, tranlog_channel, tranlog_shard and tranlog_left_out where they are missing."""
+    def ensure_tables(self, *, again: bool = False) -> None:
+        """Create tranlog_pipeline, tranlog_channel, tranlog_shard and tranlog_left_out where they are missing.
+
+        The table in which statements that commit are noted, where the kind has one, is made anew beside positions
+        only `again`, by an operator's wish: one that is missing there was dropped, with what it told.
+        """
 
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
         """Return the pipeline's row, None where it never ran here (or our tables are missing)."""
