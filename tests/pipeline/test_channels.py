@@ -6,12 +6,15 @@ That the steps together keep order, and end, is what test_model.py explores.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap
 from tranlog.errors import ConfigError
-from tranlog.ids import Seqno
+from tranlog.ids import Epoch, Lsn, Seqno
+from tranlog.log.format import RecordHeader
 from tranlog.pipeline.channels import (
     SERIAL,
     AssignmentRule,
@@ -49,6 +52,14 @@ def test_recorded_is_what_is_stored() -> None:
     assert plan().owner("b", {"a": 3}) is None
 
 
+def test_a_stored_channel_that_there_is_not_is_named_where_it_is_applied() -> None:
+    stored = {"a": 3, "b": 4}
+    assert [plan().channel_of(shard, stored) for shard in ("a", "c", UNKNOWN_SHARD)] == [3, None, SERIAL]
+    with pytest.raises(ConfigError, match=r"channel of shard 'b' = 4.*there are 4 channels; delete that row"):
+        plan().channel_of("b", stored)
+    assert plan().owner("b", stored) == 4, "for a status to show"
+
+
 def test_hash_is_crc32_of_the_name() -> None:
     """ "CRC-32 of the UTF-8 name, never Python's `hash()`", which differs from process to process."""
     by_hash = plan(rule=AssignmentRule.HASH)
@@ -75,6 +86,34 @@ def table(name: str, *columns: str) -> TableMap:
 ORDERS, PAYMENTS, STOCK = table("orders", "id", "customer"), table("payments", "payer", "sum"), table("stock", "id")
 
 
+def header(recorded: str, *tables: tuple[str, str], whole: bool = True) -> RecordHeader:
+    """The header of a transaction's last fragment."""
+    return RecordHeader(
+        seqno=Seqno(1),
+        fragno=0 if whole else 2,
+        last_frag=True,
+        epoch=Epoch(1),
+        source_id="s",
+        event_id="e",
+        shard_id=recorded,
+        tstamp=1,
+        tables=tables,
+        lsn=Lsn(0),
+        record_length=0,
+        data_length=0,
+        crc_method=0,
+        crc=0,
+    )
+
+
+def unread() -> list[Change]:
+    raise AssertionError("decoded")
+
+
+LOOKED = "looked into"
+"""What the tests below have as the shard of a transaction whose changes are asked for: a table's name."""
+
+
 @pytest.mark.parametrize(
     ("by", "recorded", "tables", "whole", "shard"),
     [
@@ -82,7 +121,7 @@ ORDERS, PAYMENTS, STOCK = table("orders", "id", "customer"), table("payments", "
         (ShardBy.RECORDED, UNKNOWN_SHARD, (("s", "t"),), True, UNKNOWN_SHARD),
         (ShardBy.SCHEMA, "old", (("s", "t"), ("s", "u")), True, "s"),
         (ShardBy.SCHEMA, "old", (("s", "t"), ("r", "u")), True, UNKNOWN_SHARD),
-        (ShardBy.SCHEMA, UNKNOWN_SHARD, (("s", "t"), ("s", "u")), True, None),  # several tables, or a statement?
+        (ShardBy.SCHEMA, UNKNOWN_SHARD, (("s", "t"), ("s", "u")), True, LOOKED),  # several tables, or a statement?
         (ShardBy.SCHEMA, UNKNOWN_SHARD, (("s", "t"),), False, UNKNOWN_SHARD),  # too large to look
         (ShardBy.SCHEMA, "old", None, True, UNKNOWN_SHARD),  # too many tables to list
         (ShardBy.SCHEMA, UNKNOWN_SHARD, (), True, UNKNOWN_SHARD),
@@ -91,20 +130,28 @@ ORDERS, PAYMENTS, STOCK = table("orders", "id", "customer"), table("payments", "
         (ShardBy.TABLE, "old", (("s", "t"), ("s", "u")), True, UNKNOWN_SHARD),
     ],
 )
-def test_the_shard_by_the_header(by: ShardBy, recorded: str, tables, whole: bool, shard: str | None) -> None:
-    assert plan(by=by).shard(recorded, tables, whole=whole) == shard
+def test_the_shard_by_the_header(by: ShardBy, recorded: str, tables, whole: bool, shard: str) -> None:
+    at = msgspec.structs.replace(header(recorded, whole=whole), tables=tables)
+    looked: list[Change] = [RowChange(msgspec.structs.replace(ORDERS, schema=LOOKED), Op.INSERT, None, (1, 2))]
+    assert plan(by=by).shard(at, (lambda: looked) if shard == LOOKED else unread) == shard
+    spilled = msgspec.structs.replace(at, spilled=True)
+    assert plan(by=by).shard(spilled, unread) == (UNKNOWN_SHARD if shard == LOOKED else shard)
+
+
+def looked_into(one: ShardPlan, changes: Sequence[Change]) -> str:
+    """The shard of a transaction whose header does not tell."""
+    return one.shard(header(UNKNOWN_SHARD, ("shop", "orders")), lambda: changes)
 
 
 def test_the_shard_by_key_takes_the_changes() -> None:
     orders, stock = ("shop", "orders"), ("shop", "stock")
-    assert KEYED.shard("shop", (orders,), whole=True) is None
-    assert KEYED.shard("shop", (orders,), whole=False) == UNKNOWN_SHARD
-    assert KEYED.shard("shop", (orders, stock), whole=True) == UNKNOWN_SHARD
-    assert KEYED.shard("shop", (stock,), whole=True) == "shop.stock"
+    assert KEYED.shard(header("shop", orders, whole=False), unread) == UNKNOWN_SHARD
+    assert KEYED.shard(header("shop", orders, stock), unread) == UNKNOWN_SHARD
+    assert KEYED.shard(header("shop", stock), unread) == "shop.stock"
     order: Change = RowChange(ORDERS, Op.INSERT, None, (1, 77))
     payment: Change = RowChange(PAYMENTS, Op.DELETE, (77, 5), None)
-    one = KEYED.shard_of([order, payment])
-    assert one == KEYED.shard_of([RowChange(ORDERS, Op.UPDATE, (1, 77), (2, 77))]) != UNKNOWN_SHARD
+    one = looked_into(KEYED, [order, payment])
+    assert one == looked_into(KEYED, [RowChange(ORDERS, Op.UPDATE, (1, 77), (2, 77))]) != UNKNOWN_SHARD
     for changes in (
         [order, RowChange(ORDERS, Op.UPDATE, (1, 77), (1, 78))],  # it changes hands
         [order, RowChange(STOCK, Op.INSERT, None, (77,))],
@@ -114,10 +161,10 @@ def test_the_shard_by_key_takes_the_changes() -> None:
         [order, Statement(schema="shop", sql="TRUNCATE stock", ddl=True)],
         [],
     ):
-        assert KEYED.shard_of(changes) == UNKNOWN_SHARD
+        assert looked_into(KEYED, changes) == UNKNOWN_SHARD
     by_schema = plan(by=ShardBy.SCHEMA)
-    assert by_schema.shard_of([order, payment]) == "shop"
-    assert by_schema.shard_of([order, Statement(schema="shop", sql="TRUNCATE stock", ddl=True)]) == UNKNOWN_SHARD
+    assert looked_into(by_schema, [order, payment]) == "shop"
+    assert looked_into(by_schema, [order, Statement(schema="shop", sql="TRUNCATE stock", ddl=True)]) == UNKNOWN_SHARD
 
 
 def test_the_channel_of_a_key_stays() -> None:
@@ -125,7 +172,7 @@ def test_the_channel_of_a_key_stays() -> None:
     found = [
         (shard, KEYED.owner(shard, {}))
         for value in (77, -1, "größe", b"\0", 1.5, Datetime(0))
-        for shard in [KEYED.shard_of([RowChange(ORDERS, Op.INSERT, None, (1, value))])]
+        for shard in [looked_into(KEYED, [RowChange(ORDERS, Op.INSERT, None, (1, value))])]
     ]
     assert found == PINNED
 

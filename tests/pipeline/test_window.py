@@ -6,14 +6,25 @@ Spark only carries the items; here lists do.
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from fix_pipeline import SqliteTarget, Workload, check_equal, counters, positions, take, tasks_for, write_log
-from tranlog.errors import TranlogError
+from fix_pipeline import (
+    SqliteTarget,
+    Workload,
+    check_equal,
+    counters,
+    positions,
+    run_threads,
+    take,
+    tasks_for,
+    write_log,
+)
+from tranlog.errors import ConfigError, ReplacedError, TranlogError
 from tranlog.ids import Seqno
 from tranlog.log.reader import LogReader
 from tranlog.pipeline.channel import GroupBounds, TaskEnd, TaskResult
@@ -151,3 +162,45 @@ def test_a_small_window_goes_on(tmp_path: Path, size: int) -> None:
     while (window := window_of(target, tmp_path / "log", plan, token, last, size)) is not None:
         assert {one.end for one in apply_all(window, [0, 1])} == {TaskEnd.LIMIT}
     check_equal(target, workload)
+
+
+@pytest.mark.parametrize("how", ["disk", "memory"])
+def test_a_stored_channel_that_there_is_not_stops_all(tmp_path: Path, how: str) -> None:
+    """Somebody wrote into tranlog_shard: nobody has that shard's transactions, and nobody may pass over them."""
+    plan = ShardPlan(channels=2)
+    workload = Workload(seed=9, serial=0.0)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    last = write_log(tmp_path / "log", workload, 30)
+    token = take(target.options, plan)
+    with sqlite3.connect(tmp_path / "target.db") as session:
+        session.execute("INSERT INTO tranlog_shard (pipeline, shard, channel) VALUES ('p', 'north', 7)")
+    session.close()
+    window = window_of(target, tmp_path / "log", plan, token, last, 1 << 20)
+    assert window is not None
+    if how == "disk":
+        results = run_threads(window.tasks)
+    else:
+        results = apply_all(window, [0])
+        assert isinstance(results[0].error, ConfigError), "what stands in front of it is applied first"
+    wrong = [one.error for one in results if isinstance(one.error, ConfigError)]
+    assert wrong, results
+    assert "channel of shard 'north' = 7" in str(wrong[0]) and "delete that row" in str(wrong[0])
+
+
+def test_a_window_of_a_replaced_driver_is_nobodys(tmp_path: Path) -> None:
+    """A plan of more channels has come meanwhile, and its assignment: that is not the window's fault."""
+    plan = ShardPlan(channels=1 + 1)
+    workload = Workload(seed=10, serial=0.0)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    last = write_log(tmp_path / "log", workload, 30)
+    window = window_of(target, tmp_path / "log", plan, take(target.options, plan), last, 1 << 20)
+    assert window is not None
+    take(target.options, ShardPlan(channels=8))
+    with sqlite3.connect(tmp_path / "target.db") as session:
+        session.executemany(
+            "INSERT INTO tranlog_shard (pipeline, shard, channel) VALUES ('p', ?, 7)",
+            [(one,) for one in workload.shards],
+        )
+    session.close()
+    (result,) = apply_all(window, [0])
+    assert result.end is TaskEnd.REPLACED and isinstance(result.error, ReplacedError)

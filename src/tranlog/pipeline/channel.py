@@ -449,16 +449,13 @@ class Channel:
     # --- whose is it? ---
 
     def _shard(self, header: RecordHeader, payload: Callable[[Seqno], Payload]) -> str:
-        """Return the shard of a transaction as the plan has it; `payload` gives its content where that is asked for."""
-        if self._by_header:
-            return header.shard_id
-        plan = self._task.plan
-        shard = plan.shard(header.shard_id, header.tables, whole=header.fragno == 0 and not header.spilled)
-        if shard is None:
-            content = payload(header.seqno)
-            self._decoded = header.seqno, content
-            shard = plan.shard_of(content.changes)
-        return shard
+        """Return the shard of a transaction; what of `payload` had to be decoded for it serves `_take` too."""
+
+        def changes() -> tuple[Change, ...]:
+            self._decoded = header.seqno, payload(header.seqno)
+            return self._decoded[1].changes
+
+        return self._task.plan.shard(header, changes)
 
     def _owner(self, shard: str) -> int:
         """Return the owner of a shard's transactions; a shard seen for the first time gets its channel here."""
@@ -478,12 +475,12 @@ class Channel:
         )
 
     def _own(self, shard: str, stored: int) -> int:
-        owner = self._task.plan.owner(shard, {shard: stored})
-        assert owner is not None
-        if owner >= self._task.plan.channels:
+        try:
+            owner = self._task.plan.channel_of(shard, {shard: stored})
+        except ConfigError:
             self._meet()  # raises ReplacedError where the row is a later plan's, and this task a replaced one
-            why = f"stored in tranlog_shard, but there are {self._task.plan.channels} channels; put back what it was"
-            raise ConfigError(option=f"channel of shard {shard!r}", value=owner, why=why)
+            raise
+        assert owner is not None
         self._note_owner(shard, owner)
         return owner
 

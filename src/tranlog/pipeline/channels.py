@@ -14,13 +14,14 @@ from __future__ import annotations
 import enum
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from tranlog.change import Change, RowChange, TableName
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
+from tranlog.log.format import RecordHeader
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.types import UNCHANGED, Value, canonical
 
@@ -154,32 +155,51 @@ class ShardPlan:
             return zlib.crc32(shard_id.encode()) % self.channels
         return assignment.get(shard_id)
 
-    def shard(self, recorded: str, tables: tuple[TableName, ...] | None, *, whole: bool) -> str | None:
-        """Return the shard of a transaction from its header; None: that takes its changes, see `shard_of`.
+    def channel_of(self, shard_id: str, assignment: Mapping[str, int]) -> int | None:
+        """Return what `owner` does, for whoever applies. Raises ConfigError for a stored channel that there is not."""
+        owner = self.owner(shard_id, assignment)
+        if owner is not None and owner >= self.channels:
+            why = f"stored in tranlog_shard, but there are {self.channels} channels; delete that row"
+            raise ConfigError(option=f"channel of shard {shard_id!r}", value=owner, why=why)
+        return owner
 
-        `recorded` and `tables` are the header's. `whole`: it is one fragment, which may be decoded; a larger one that
-        would have to be is serial. A header says `#UNKNOWN` of a transaction of several shards and of one with a
-        statement, so another rule than the recorded one decodes those that may turn out to lie in one shard.
+    def shard(self, header: RecordHeader, changes: Callable[[], Iterable[Change]]) -> str:
+        """Return the shard of a transaction, from the header of its last fragment.
+
+        Where that does not tell, `changes` gives its changes, which are then decoded; but of one fragment only: a
+        larger transaction that would have to be is serial. A header says `#UNKNOWN` of a transaction of several shards
+        and of one with a statement, so another rule than the recorded one decodes those that may turn out to lie in one
+        shard.
         """
         if self.by is ShardBy.RECORDED:
-            return recorded
+            return header.shard_id
+        found = self._shard_by_tables(header.shard_id, header.tables)
+        if found is not None:
+            return found
+        if header.fragno or header.spilled:
+            return UNKNOWN_SHARD
+        return self._shard_by_changes(changes())
+
+    def _shard_by_tables(self, recorded: str, tables: tuple[TableName, ...] | None) -> str | None:
+        """Return the shard of a transaction from the recorded one and its tables; None: its changes may tell."""
         if not tables or not recorded:
             return UNKNOWN_SHARD
         if self.by is ShardBy.SCHEMA:
             found = {schema for schema, _ in tables}
         else:
             found = {f"{schema}.{table}" for schema, table in tables}
-            if self.by is ShardBy.KEY and not found.isdisjoint([table for table, _ in self.keys]):
-                keyed = found <= {table for table, _ in self.keys}
-                return None if keyed and whole else UNKNOWN_SHARD
+            if self.by is ShardBy.KEY:
+                keyed = {table for table, _ in self.keys}
+                if found & keyed:
+                    return None if found <= keyed else UNKNOWN_SHARD
         if len(found) > 1:
             return UNKNOWN_SHARD
         if recorded == UNKNOWN_SHARD:
-            return None if whole else UNKNOWN_SHARD
+            return None
         return next(iter(found)) or UNKNOWN_SHARD
 
-    def shard_of(self, changes: Iterable[Change]) -> str:
-        """Return the shard of a transaction from its changes, where the header was not enough.
+    def _shard_by_changes(self, changes: Iterable[Change]) -> str:
+        """Return the shard of a transaction from its changes.
 
         By key: the one value of the key columns that its rows had and have; several, NULL, or a statement: `#UNKNOWN`.
         """

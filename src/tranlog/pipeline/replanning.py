@@ -29,7 +29,8 @@ class PlanOrder:
     """A wish for another plan, and the place of its answer.
 
     `answer`: the seqno at which all channels stood when it changed, None where the run ended before. Its exception is
-    why it cannot be: ConfigError, EngineError; then the old plan goes on.
+    why it cannot be: ConfigError, EngineError; then the old plan goes on. Of several that come before the channels
+    had met, the newest plan counts, and each is answered with its seqno.
     """
 
     plan: ShardPlan

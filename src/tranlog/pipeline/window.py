@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from tranlog.change import Change
-from tranlog.errors import CorruptRecordError, PayloadError, PurgedError, TranlogError
+from tranlog.errors import ConfigError, CorruptRecordError, PayloadError, PurgedError, ReplacedError, TranlogError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Seqno
 from tranlog.log.format import Record, RecordHeader
 from tranlog.log.readable import ReadableCursor, ReadableLog, ReadableTransaction
 from tranlog.log.reader import LogRange
 from tranlog.payload import Payload, decode
 from tranlog.pipeline.channel import Channel, ChannelTask, TaskEnd, TaskResult, open_log
-from tranlog.pipeline.channels import SERIAL, ShardBy
+from tranlog.pipeline.channels import SERIAL
 from tranlog.pipeline.filters import renames_tables
 from tranlog.target.options import open_target
 
@@ -93,7 +93,7 @@ def _split(window: Window, reader: ReadableLog) -> Iterator[tuple[int, Item | Tr
                 owner = owners.of(header, transaction)
                 small = header.fragno == 0 and not header.spilled
                 payload = next(transaction.payloads()) if small else None
-            except (CorruptRecordError, PayloadError, PurgedError) as exc:
+            except (CorruptRecordError, PayloadError, PurgedError, ConfigError, ReplacedError) as exc:
                 if previous is before:
                     for channel in channels:
                         yield channel, exc
@@ -129,19 +129,26 @@ class _Owners:
         self._stored = self._target.read_assignment(task.pipeline)
 
     def of(self, header: RecordHeader, transaction: ReadableTransaction) -> int:
-        plan = self._task.plan
-        shard: str | None = header.shard_id
-        if plan.by is not ShardBy.RECORDED:
-            shard = plan.shard(header.shard_id, header.tables, whole=header.fragno == 0 and not header.spilled)
-            if shard is None:
-                shard = plan.shard_of(transaction.payload().changes)
-        assert shard is not None
-        owner = plan.owner(shard, self._stored)
-        if owner is None:
-            task = self._task
-            owner = self._stored[shard] = self._target.assign(
-                pipeline=task.pipeline, shard=shard, channels=plan.channels, driver_token=task.driver_token
-            )
+        """Return the owner. Raises ConfigError for a stored channel that there is not, ReplacedError."""
+        task = self._task
+        shard = task.plan.shard(header, lambda: transaction.payload().changes)
+        try:
+            owner = task.plan.channel_of(shard, self._stored)
+            if owner is None:
+                self._stored[shard] = self._target.assign(
+                    pipeline=task.pipeline,
+                    shard=shard,
+                    channels=task.plan.channels,
+                    driver_token=task.driver_token,
+                )
+                owner = task.plan.channel_of(shard, self._stored)
+        except ConfigError:
+            row = self._target.read_pipeline(task.pipeline)
+            if row is None or row.token != task.driver_token:  # the row is a later plan's
+                holder = "another task" if row is None else row.holder
+                raise ReplacedError(pipeline=task.pipeline, holder=holder) from None
+            raise
+        assert owner is not None
         return owner
 
     def close(self) -> None:
@@ -153,12 +160,13 @@ def apply_share(window: Window, channel: int, share: Iterable[tuple[int, Item | 
     items: list[Item] = []
     for _, item in share:
         if isinstance(item, TranlogError):
-            return TaskResult(channel=channel, end=TaskEnd.FAILED, error=item)
+            end = TaskEnd.REPLACED if isinstance(item, ReplacedError) else TaskEnd.FAILED
+            return TaskResult(channel=channel, end=end, error=item)
         items.append(item)
     items.sort(key=lambda item: item[0].seqno)
-    end = items[-1][0].seqno
+    last = items[-1][0].seqno
     until = window.tasks[channel].until
-    task = replace(window.tasks[channel], until=end if until is None else min(end, until))
+    task = replace(window.tasks[channel], until=last if until is None else min(last, until))
     with contextlib.closing(
         Channel(task, lambda: open_target(task.target), lambda: WindowReader(window, items))
     ) as running:
