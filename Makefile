@@ -80,7 +80,7 @@ kill: install ## ROUNDS=50 rounds of kill -9 of everything, under load, from SEE
 	@$(PACKAGES) java mariadb postgres
 	$(call verdict,$(BIN)/python examples/kill_rounds.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
 
-order: install ## ROUNDS=50 seeded rounds of channels that are killed: the log's order is the target's, and each mutant is found
+order: install ## ROUNDS=50 seeded rounds of a pipeline that is killed and re-planned: the log's order is the target's, and each mutant is found
 	@$(PACKAGES) postgres
 	$(call verdict,cd tests && ../$(BIN)/python -m mutants.check_order --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
 
@@ -94,7 +94,7 @@ bench: install ## the programs in bench/, one question each, and one table; fail
 	@$(PACKAGES) java mariadb postgres
 	$(call verdict,$(BIN)/python bench $(ARGS))
 
-demo: install ## SQLite to log to Spark to SQLite, with a kill in the middle: 2 minutes
+demo: install ## SQLite to log to Spark to SQLite, with another plan and a kill in the middle: 2 minutes
 	@$(PACKAGES) java
 	$(call verdict,$(BIN)/python examples/shop_demo.py)
 
