@@ -46,7 +46,7 @@ class Process:
         self.child.send_signal(signal.SIGKILL)
         self.child.wait()
 
-    def stop(self, timeout_s: float = 60) -> None:
+    def stop(self, timeout_s: float = 120) -> None:
         """SIGTERM, and expect the clean end that it promises."""
         self.child.send_signal(signal.SIGTERM)
         self.finish(timeout_s)
@@ -138,17 +138,38 @@ def _short(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
+def show(text: str) -> None:
+    """Print what a command has printed, as such."""
+    for line in text.splitlines():
+        say(f"   | {line}".rstrip())
+
+
 def look(conf: Path) -> None:
     """Print what `tranlog top` shows at this moment."""
-    for line in tranlog("--conf", str(conf), "top", "--once").splitlines():
-        say(f"   | {line}".rstrip())
+    show(tranlog("--conf", str(conf), "top", "--once"))
+
+
+def look_at_stores(conf: Path) -> None:
+    """Print log and channels of the running pipeline in the form of the article on parallel queues."""
+    say("   tranlog status -name stores:")
+    show(tranlog("--conf", str(conf), "status", "-name", "stores"))
+
+
+def reload(conf: Path, *, channels: tuple[int, int]) -> None:
+    """Write another number of channels into the configuration, and have the running pipeline take it up."""
+    before, after = (f"channels = {number}\n" for number in channels)
+    text = conf.read_text()
+    if text.count(before) != 1:
+        raise StepFailedError(f"{conf} does not say {before.strip()!r} once")
+    conf.write_text(text.replace(before, after))
+    show(tranlog("--conf", str(conf), "reload", "--timeout", "120"))
 
 
 def beat(conf: Path, name: str, processes: list[Process]) -> int:
     """Have a heartbeat put into the log behind everything else, and return its seqno, the log's last."""
     before = int(status(conf)["log"]["committed_seqno"])
     tranlog("--conf", str(conf), "heartbeat", name)
-    wait_until(f"heartbeat {name}", lambda: _committed(conf) > before, processes, 30)
+    wait_until(f"heartbeat {name}", lambda: _committed(conf) > before, processes, 300)
     return _committed(conf)
 
 
@@ -183,7 +204,10 @@ def summary(state: dict[str, Any], verdict: dict[str, Any], *, seconds: float) -
             f"{counters['changes']:>8} {counters['groups']:>20}  {named}"
         )
     rows = sum(table["source_rows"] for table in verdict["tables"])
-    say(f"   compared   {len(verdict['tables'])} tables, {rows} rows\n")
+    say(f"   compared   {len(verdict['tables'])} tables, {rows} rows")
+    for note in sorted({note for table in verdict["tables"] for note in table["notes"]}):
+        say(f"              {note}")
+    say("")
     if not verdict["equal"]:
         different = [table["table"] for table in verdict["tables"] if not table["equal"]]
         raise StepFailedError(f"source and target differ in {', '.join(different)}")
