@@ -55,7 +55,7 @@ def test_recorded_is_what_is_stored() -> None:
 def test_a_stored_channel_that_there_is_not_is_named_where_it_is_applied() -> None:
     stored = {"a": 3, "b": 4}
     assert [plan().channel_of(shard, stored) for shard in ("a", "c", UNKNOWN_SHARD)] == [3, None, SERIAL]
-    with pytest.raises(ConfigError, match=r"channel of shard 'b' = 4.*there are 4 channels; delete that row"):
+    with pytest.raises(ConfigError, match=r"channel of shard 'b' = 4.*there are 4 channels; put back what it was"):
         plan().channel_of("b", stored)
     assert plan().owner("b", stored) == 4, "for a status to show"
 

@@ -184,7 +184,7 @@ def test_a_stored_channel_that_there_is_not_stops_all(tmp_path: Path, how: str) 
         assert isinstance(results[0].error, ConfigError), "what stands in front of it is applied first"
     wrong = [one.error for one in results if isinstance(one.error, ConfigError)]
     assert wrong, results
-    assert "channel of shard 'north' = 7" in str(wrong[0]) and "delete that row" in str(wrong[0])
+    assert "channel of shard 'north' = 7" in str(wrong[0]) and "put back what it was" in str(wrong[0])
 
 
 def test_a_window_of_a_replaced_driver_is_nobodys(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ class ShardPlan:
         """Return what `owner` does, for whoever applies. Raises ConfigError for a stored channel that there is not."""
         owner = self.owner(shard_id, assignment)
         if owner is not None and owner >= self.channels:
-            why = f"stored in tranlog_shard, but there are {self.channels} channels; delete that row"
+            why = f"stored in tranlog_shard, but there are {self.channels} channels; put back what it was"
             raise ConfigError(option=f"channel of shard {shard_id!r}", value=owner, why=why)
         return owner
 
