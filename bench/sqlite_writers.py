@@ -7,7 +7,7 @@ CPU time is told beside it, without a must: it says what a faster disk would lea
 
 They are also held against the two other ways to capture SQLite, each keeping what it captured in a table of the same
 transaction: triggers that copy each row as JSON, and SQLite's own session extension, which is C and tells net changes
-by primary key only. They say how much of the must for bulk is to be had at all.
+by primary key only. They say what ways that see each row cost in bulk.
 """
 
 from __future__ import annotations

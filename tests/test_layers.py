@@ -92,6 +92,7 @@ PURE = {
     "tranlog.target.postgres_dialect",
     "tranlog.target.mariadb_dialect",
     "tranlog.source.sqlite.buffer",
+    "tranlog.source.sqlite.bulk",
     "tranlog.source.sqlite.raw",
     "tranlog.source.sqlite.statement",
     "tranlog.source.mariadb.charsets",

@@ -55,8 +55,12 @@ def one_life(path: str, disk: SimDisk, last: int) -> None:
                 (count,) = db.execute("SELECT count(*) FROM t").fetchone() or (0,)
                 if count < last:
                     with db:
-                        for number in range(count, count + 1 + count % 4 * 5):
-                            db.execute("INSERT INTO t VALUES(?, 'some text to fill up a fragment')", (number,))
+                        rows = [(n, "some text to fill up a fragment") for n in range(count, count + 1 + count % 4 * 5)]
+                        if len(rows) < 16:
+                            for row in rows:
+                                db.execute("INSERT INTO t VALUES(?, ?)", row)
+                        else:
+                            db.executemany("INSERT INTO t VALUES(?, ?)", rows)
                 capture.catch_up()
     finally:
         source.close()

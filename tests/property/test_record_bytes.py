@@ -241,6 +241,9 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
         for number in range(40):
             shop.execute("INSERT INTO keyless VALUES (?, ?, 1)", (number * 1000, "text" * number))
         shop.execute("UPDATE keyless SET y = 2")
+    with shop:
+        shop.execute("CREATE TABLE many (a, id INTEGER PRIMARY KEY, b TEXT)")
+        shop.executemany("INSERT INTO many (b, a) VALUES (?, ?)", [(f"text {n}", n / 2) for n in range(60)])
     shop.close()
     found = [raw for (raw,) in apsw.Connection(str(path)).execute("SELECT changes FROM _tranlog_outbox ORDER BY id")]
     assert len(found) > 10 and all(isinstance(raw, bytes) for raw in found)

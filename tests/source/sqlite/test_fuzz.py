@@ -238,18 +238,55 @@ class Fuzz:
         picked = r.choices([*control, ""], weights)[0]
         return picked or self.dml()
 
+    def many(self) -> tuple[str, list[tuple[object, ...]]]:
+        """Return an INSERT and the rows for its `executemany`, most of which are free of conflicts."""
+        r = self.random
+        some = r.choice(self.extras or ["plain"])
+        sql, width = r.choice([
+            ("INSERT INTO plain VALUES(?, ?, ?, ?)", 4),
+            ("INSERT INTO plain(c, a) VALUES(?, ?)", 2),
+            ("INSERT INTO keyless VALUES(?, ?)", 2),
+            ("INSERT INTO lone(v, n, k) VALUES(?, ?, ?)", 3),
+            ("INSERT INTO loose VALUES(?, ?)", 2),
+            ("INSERT INTO replacing(u, v) VALUES(?, ?)", 2),
+            ("INSERT INTO failing VALUES(?, ?, ?)", 3),
+            ("INSERT INTO made(id, a, b) VALUES(?, ?, ?)", 3),
+            ("INSERT INTO made(b) VALUES(?)", 1),
+            ("INSERT INTO parent(u) VALUES(?)", 1),
+            ("INSERT INTO child(q, r) VALUES(?, ?)", 2),
+            ("INSERT INTO counted(v) VALUES(?)", 1),
+            ("INSERT INTO audit VALUES(?, ?, ?)", 3),
+            (f"INSERT INTO {some}(v) VALUES(?)", 1),
+            (f"INSERT INTO {some}(w, v) VALUES(?, ?)", 2),
+        ])  # fmt: skip
+        first, kind = r.randrange(10, 200), r.choice([int, int, str, float, None])
+        rows: list[tuple[object, ...]] = []
+        for number in range(first, first + r.randrange(16, 40)):
+            values: list[object] = [number if kind is None else kind(number) for _ in range(width)]
+            if r.random() < 0.02:
+                values[r.randrange(width)] = r.choice([None, 1, "5", 2.0, b"b", "x", object()])
+            rows.append(tuple(values))
+        return sql, rows
+
     def step(self) -> None:
         if not self.db.in_transaction and self.random.random() < 0.1:
             self.db = self.random.choice(self.connections)
-        sql = self.statement()
-        self.trail.append(sql)
+        rows = None
+        if self.db.in_transaction and self.random.random() < 0.04:
+            sql, rows = self.many()
+        else:
+            sql = self.statement()
+        self.trail.append(sql if rows is None else f"{sql} -- by executemany: {rows}")
         self.statements += 1
         try:
-            self.db.execute(sql).fetchall()
+            if rows is None:
+                self.db.execute(sql).fetchall()
+            else:
+                self.db.executemany(sql, rows)
         except apsw.SQLError:  # it never ran
             self.failed["SQLError"] += 1
             return
-        except (apsw.Error, ValueError) as exc:
+        except (apsw.Error, ValueError, TypeError) as exc:
             self.failed[type(exc).__name__] += 1
         if not self.db.in_transaction:
             self.replica.follow(self.source)

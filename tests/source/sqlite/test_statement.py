@@ -8,8 +8,8 @@ from __future__ import annotations
 import apsw
 import pytest
 
+from tranlog.source.sqlite.statement import PlainInsert, classify, is_blank, plain_insert
 from tranlog.source.sqlite.statement import StatementKind as Kind
-from tranlog.source.sqlite.statement import classify, is_blank
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,39 @@ def test_blank_is_what_holds_no_statement() -> None:
     assert is_blank("  -- a\n /* b */ ; ")
     assert is_blank("/* never closed")
     assert not is_blank("/* a */ x")
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("INSERT INTO t VALUES(?)", PlainInsert(False, "t", None, 1)),
+        ("insert  into\n main . t ( a,b ) values ( ? , ? ) ;\n", PlainInsert(True, "t", ("a", "b"), 2)),
+        ('INSERT INTO "a ""b"([x y],`z`)VALUES(?,?)', PlainInsert(False, 'a "b', ("x y", "z"), 2)),
+        ("INSERT INTO 'main'.'t' VALUES(?)", PlainInsert(True, "t", None, 1)),
+        ('INSERT INTO"t"VALUES(?)', PlainInsert(False, "t", None, 1)),
+        ("INSERT INTO größe(ä) VALUES(?)", PlainInsert(False, "größe", ("ä",), 1)),
+        ("INSERT INTO temp.t VALUES(?)", None),
+        ("INSERT INTO main.t.u VALUES(?)", None),
+        ("INSERT INTO t VALUES()", None),
+        ("INSERT INTO t VALUES(?,)", None),
+        ("INSERT INTO t VALUES(? ?)", None),
+        ("INSERT INTO t VALUES(??)", None),
+        ("INSERT INTO t VALUES(?1)", None),
+        ("INSERT INTO t VALUES(:a)", None),
+        ("INSERT INTO t VALUES(?), (?)", None),
+        ("INSERT INTO t VALUES(?) RETURNING a", None),
+        ("INSERT INTO t VALUES(?); DELETE FROM t", None),
+        ("INSERT INTO t AS u VALUES(?)", None),
+        ("INSERT INTO t() VALUES(?)", None),
+        ("INSERT INTO t(a,) VALUES(?)", None),
+        ("INSERT OR FAIL INTO t VALUES(?)", None),
+        ("INSERT /* so */ INTO t VALUES(?)", None),
+        ("INSERT INTOt VALUES(?)", None),
+        ("EXPLAIN INSERT INTO t VALUES(?)", None),
+        ("INSERT INTO t DEFAULT VALUES", None),
+        ("INSERT INTO t(a) SELECT ?", None),
+        ("", None),
+    ],
+)
+def test_the_form_is_read_to_its_end(sql: str, expected: PlainInsert | None) -> None:
+    assert plain_insert(sql) == expected

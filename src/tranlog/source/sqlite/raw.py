@@ -12,6 +12,7 @@ Source: docs/format.md, "The outbox of a SQLite source".
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,15 +37,21 @@ RawRow: TypeAlias = Sequence[Value | Ext]
 RawTable: TypeAlias = tuple[int, bytes, str]
 """A table's number in a piece, its map by `payload.encode_table_map`, its shard by the rule `table` of that moment."""
 
-encode_change: Final[Callable[[tuple[Any, ...]], bytes]] = msgspec.msgpack.Encoder().encode
+encode_value: Final[Callable[[object], bytes]] = msgspec.msgpack.Encoder().encode
+"""Return MessagePack's bytes of a value."""
+encode_change: Final[Callable[[tuple[Any, ...]], bytes]] = encode_value
 """Return the bytes of one change. A row change is (table's number, before, after, old place, new place), with None for
-the image and the place that an INSERT or a DELETE lacks; a statement is (SQL, None, None, None, ms since 1970)."""
+the image and the place that an INSERT or a DELETE lacks; a statement is (SQL, None, None, None, ms since 1970); many
+new rows are (table's number, None, rows, order, first rowid or None), see `encode_rows`."""
 
 TEXT_BYTES: Final = 1
 """MessagePack extension: the bytes of a text that is not UTF-8."""
 SCHEMA: Final = "main"
 _PIECE: Final = b"\x92"  # MessagePack: an array of two, the tables and the changes
 _MANY: Final = struct.Struct(">BI")
+_FIVE_WITHOUT_OLD: Final = b"\x95%b\xc0"  # MessagePack: an array of five, a number of a table, nil
+_ROWID_MOST: Final = (1 << 63) - 1
+_WHOLE_FLOATS: Final = 2.0**63  # neither this nor its negative becomes an integer
 _ARRAY: Final = 0xDD  # MessagePack: an array whose length follows in four bytes
 
 
@@ -80,6 +87,17 @@ _decode_piece: Final = msgspec.msgpack.Decoder(tuple[list[RawTable], list[RawCha
 def encode_statement(sql: str, timestamp: int) -> bytes:
     """Return the bytes of a statement at its place among the row changes."""
     return encode_change((sql, None, None, None, timestamp))
+
+
+def encode_rows(number: int, rows: bytes, order: bytes, first_rowid: int | None) -> bytes:
+    """Return the bytes of many new rows of a table, given as what was bound, in the bindings' order.
+
+    `rows` is the MessagePack of an array of arrays, `order` of an array: for each value of a row the index of its
+    column. SQLite stores what it has converted to the columns' affinities, and so does `read_piece`; what it would
+    convert between text and numbers must not be among them. `first_rowid`: the column of the key is the rowid, which
+    counts up from there, whatever the rows hold for it; they may then lack it.
+    """
+    return b"".join((_FIVE_WITHOUT_OLD % encode_value(number), rows, order, encode_value(first_rowid)))
 
 
 def encode_head(tables: Sequence[RawTable]) -> bytes:
@@ -125,17 +143,34 @@ def _text(value: Ext) -> CharsetBytes:
     return CharsetBytes("utf8", bytes(value.data))
 
 
-def affinity_is_real(declared: str) -> bool:
-    """Whether a declared type gives REAL affinity, by SQLite's rules in their order (datatype3, section 3.1)."""
+class Affinity(enum.Enum):
+    """What SQLite makes of a value when it stores it in a column."""
+
+    INTEGER = "integer"
+    TEXT = "text"
+    BLOB = "blob"
+    """Nothing: the value stays as it is."""
+    REAL = "real"
+    NUMERIC = "numeric"
+
+
+def affinity(declared: str) -> Affinity:
+    """Return the affinity that a declared type gives, by SQLite's rules in their order (datatype3, section 3.1)."""
     name = fold(declared)
-    if not name or any(part in name for part in ("int", "char", "clob", "text", "blob")):
-        return False
-    return any(part in name for part in ("real", "floa", "doub"))
+    if "int" in name:
+        return Affinity.INTEGER
+    if any(part in name for part in ("char", "clob", "text")):
+        return Affinity.TEXT
+    if not name or "blob" in name:
+        return Affinity.BLOB
+    if any(part in name for part in ("real", "floa", "doub")):
+        return Affinity.REAL
+    return Affinity.NUMERIC
 
 
 def real_columns(table: TableMap) -> tuple[int, ...]:
     """Return the indexes of a table's columns of REAL affinity."""
-    return tuple([at for at, column in enumerate(table.columns) if affinity_is_real(column.source_type)])
+    return tuple([at for at, column in enumerate(table.columns) if affinity(column.source_type) is Affinity.REAL])
 
 
 class PieceTable(NamedTuple):
@@ -148,6 +183,8 @@ class PieceTable(NamedTuple):
     map: TableMap
     null_key: TableMap | None
     reals: tuple[int, ...]
+    integers: tuple[int, ...]
+    """Its columns of INTEGER and NUMERIC affinity."""
     shard: str
 
 
@@ -181,7 +218,9 @@ def _piece_table(encoded: bytes, shard: str) -> PieceTable:
     null_key = None
     if any(table.columns[at].nullable for at in table.primary_key):
         null_key = msgspec.structs.replace(table, primary_key=())
-    return PieceTable(table, null_key, real_columns(table), shard)
+    whole = (Affinity.INTEGER, Affinity.NUMERIC)
+    integers = tuple([at for at, column in enumerate(table.columns) if affinity(column.source_type) in whole])
+    return PieceTable(table, null_key, real_columns(table), integers, shard)
 
 
 def _changes(
@@ -203,11 +242,15 @@ def _changes(
                     raise ValueError("a statement that has rows, or no time")
                 yield Statement(schema=SCHEMA, sql=number, ddl=True, timestamp=timestamp)
                 continue
+            change_place, first = change.old_place, change.new_place
             del change
             table = tables.get(number)  # type: ignore[arg-type]
             if table is None:
                 raise ValueError(f"the table number {number} is not among those listed")
-            table_map, null_key, reals, _ = table
+            if before is None and change_place is not None:
+                yield from _new_rows(table, after, change_place, first)
+                continue
+            table_map, null_key, reals, _, _ = table
             columns = len(table_map.columns)
             if (before is not None and len(before) != columns) or (after is not None and len(after) != columns):
                 raise ValueError(f"a row of table {table_map.name} does not have its {columns} columns")
@@ -226,3 +269,67 @@ def _changes(
                 yield table_map, Op.UPDATE, image_of(before, reals) + image_of(after, reals)
     except ValueError as exc:
         raise ChangesDamagedError(why=str(exc)) from exc
+
+
+def _new_rows(
+    table: PieceTable, rows: list[Any] | None, order: object, first_rowid: object
+) -> Iterator[tuple[TableMap, Op, bytes]]:
+    """Yield the rows that `encode_rows` wrote, each as SQLite has stored it."""
+    table_map, null_key, reals, integers, _ = table
+    columns = len(table_map.columns)
+    given = sorted(order) if type(order) is list and all(type(at) is int for at in order) else None
+    expected = list(range(columns))
+    counted: int | None = None
+    rowid = 0
+    if first_rowid is not None:
+        if (
+            type(first_rowid) is not int
+            or len(table_map.primary_key) != 1
+            or not -_ROWID_MOST <= first_rowid <= _ROWID_MOST + 1 - len(rows or ())
+        ):
+            raise ValueError(f"rows of table {table_map.name} count a rowid that it does not have")
+        (counted,) = table_map.primary_key
+        rowid = first_rowid
+        if given is not None and counted not in given:
+            expected.remove(counted)
+    if rows is None or not given or given != expected:
+        raise ValueError(f"rows of table {table_map.name} do not give each of its {columns} columns once")
+    assert type(order) is list
+    width = len(order)
+    # Where each column's value stands in a row; None where all stand as the table has them.
+    places = None if order == list(range(columns)) else [order.index(at) if at in order else 0 for at in range(columns)]
+    for raw in rows:
+        if type(raw) is not list or len(raw) != width:
+            raise ValueError(f"a row of table {table_map.name} does not have the {width} values of those beside it")
+        row = raw if places is None else [raw[at] for at in places]
+        if counted is not None:
+            row[counted] = rowid
+            rowid += 1
+        _store(row, integers, reals)
+        table_of_row = table_map
+        if null_key is not None and any(row[at] is None for at in table_map.primary_key):
+            table_of_row = null_key
+        yield table_of_row, Op.INSERT, image_of(row, reals)
+
+
+def _store(row: list[Any], integers: Sequence[int], reals: Sequence[int]) -> None:
+    """Make of a bound row the stored one, in its place.
+
+    A truth value is a number and NaN is NULL. A float that is a whole number becomes an integer where the affinity is
+    INTEGER or NUMERIC; in a REAL column it is stored as one, too, which costs a zero its sign.
+    """
+    kinds = set(map(type, row))
+    if bool in kinds:
+        row[:] = [int(value) if type(value) is bool else value for value in row]
+    if float not in kinds:
+        return
+    for at, value in enumerate(row):
+        if type(value) is not float:
+            continue
+        if value != value:
+            row[at] = None
+        elif at in integers:
+            if value.is_integer() and -_WHOLE_FLOATS < value < _WHOLE_FLOATS:
+                row[at] = int(value)
+        elif at in reals:
+            row[at] = value + 0.0

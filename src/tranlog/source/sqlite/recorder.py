@@ -30,6 +30,7 @@ from tranlog.source.sqlite.raw import (
     RawTable,
     encode_change,
     encode_head,
+    encode_rows,
     encode_statement,
     image_of,
     raw_row,
@@ -42,12 +43,12 @@ _INSERT, _DELETE = apsw.SQLITE_INSERT, apsw.SQLITE_DELETE
 
 @dataclass(eq=False, kw_only=True)
 class SourceUncertainError(SourceError):
-    """Nobody can tell what a failed statement left of its changes: the transaction was rolled back."""
+    """Nobody can tell what a statement left of its changes: the transaction was rolled back."""
 
     table: str
 
     def __str__(self) -> str:
-        return f"cannot tell what a failed statement has left in {self.table}: the transaction was rolled back"
+        return f"cannot tell what a statement has left in {self.table}: the transaction was rolled back"
 
 
 class RowRecorder:
@@ -152,6 +153,12 @@ class RowRecorder:
         number = self._numbers[name]
         self.touched.add(number)
         self._add(encode_change((number, None, row, None, 0)))
+
+    def add_rows(self, name: str, rows: bytes, order: bytes, first_rowid: int | None) -> None:
+        """Note many new rows of a table, for which the hook was off; see `raw.encode_rows`. Raises our disk errors."""
+        number = self._numbers[name]
+        self.touched.add(number)
+        self._add(encode_rows(number, rows, order, first_rowid))
 
     def add_statement(self, sql: str, timestamp: int) -> None:
         """Note a statement at its place. Raises our disk errors."""

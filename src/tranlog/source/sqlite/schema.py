@@ -23,6 +23,7 @@ import apsw
 from tranlog.change import Column, ForeignKey, TableMap, TableName
 from tranlog.errors import SourceSetupError
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
+from tranlog.source.sqlite.bulk import InsertFacts
 from tranlog.source.sqlite.raw import SCHEMA, real_columns
 from tranlog.source.sqlite.statement import fold
 from tranlog.types import CharsetBytes, LogicalType, Value
@@ -30,7 +31,7 @@ from tranlog.types import CharsetBytes, LogicalType, Value
 SOURCE_TABLE = "_tranlog_source"
 OUTBOX_TABLE = "_tranlog_outbox"
 OWN_PREFIX = "_tranlog_"
-OUTBOX_VERSION = 2
+OUTBOX_VERSION = 3
 GUARD_FUNCTION = "tranlog_write_through_source_sqlite_connect"
 """A foreign writer reads this name in its error: no such function."""
 GUARD_PREFIX = "_tranlog_guard_"
@@ -70,6 +71,8 @@ class TablePlan:
     where: str
     plain: bool
     """The hook gives the row whole, placed by rowid: the fast way serves."""
+    rowid: int | None
+    """Which carried column is the rowid itself: INTEGER PRIMARY KEY."""
 
     @property
     def select_typed(self) -> str:
@@ -160,6 +163,7 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: 
         'SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?, ?)', (name, SCHEMA)
     ).fetchall()
     key_index = db.execute("SELECT 1 FROM pragma_index_list(?, ?) WHERE origin = 'pk'", (name, SCHEMA)).fetchone()
+    rowid: int | None = None
     rowid_column = ""  # INTEGER PRIMARY KEY is the rowid itself, unless it says DESC: then it has an index
     for at, (column, declared, notnull, pk, hidden) in enumerate(rows):
         assert isinstance(column, str) and isinstance(declared, str) and isinstance(pk, int)
@@ -171,7 +175,7 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: 
             keys.append((pk, len(columns)))
         rowid_alias = bool(pk) and not without_rowid and key_index is None
         if rowid_alias:
-            rowid_column = quote(column)
+            rowid_column, rowid = quote(column), len(columns)
         number[fold(column)] = len(columns)
         kept.append(at)
         columns.append(
@@ -209,6 +213,7 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: 
         select_all=f"SELECT {names} FROM {quote(SCHEMA)}.{quote(name)} NOT INDEXED",
         where=where,
         plain=every_kept and not without_rowid,
+        rowid=rowid,
     )
 
 
@@ -243,6 +248,37 @@ def _foreign_keys(db: apsw.Connection, name: str, number: dict[str, int]) -> Ite
             primary = db.execute("SELECT name FROM pragma_table_info(?, ?) WHERE pk ORDER BY pk", (parent, SCHEMA))
             targets = [str(column) for (column,) in primary]
         yield ForeignKey(columns=found, ref_schema=SCHEMA, ref_table=parent, ref_columns=tuple(targets))
+
+
+def read_insert_facts(db: apsw.Connection, plan: TablePlan) -> InsertFacts:
+    """Read what an INSERT into a table may do besides storing what it was given."""
+    name = plan.map.table
+    listed = (
+        "SELECT type, sql FROM main.sqlite_schema WHERE type IN ('table', 'index') AND tbl_name = ? COLLATE NOCASE "
+        "AND sql IS NOT NULL"
+    )
+    texts: dict[str, list[str]] = {"table": [], "index": []}
+    for kind, sql in db.execute(listed, (name,)):
+        texts[str(kind)].append(str(sql))
+    triggers = db.execute(
+        "SELECT 1 FROM main.sqlite_schema WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE "
+        "AND NOT (name GLOB ?2 AND instr(sql, ?3)) LIMIT 1",
+        (name, GUARD_PREFIX + "*", GUARD_FUNCTION),
+    ).fetchall()
+    defaults = [
+        None if default is None else str(default)
+        for default, hidden in db.execute("SELECT dflt_value, hidden FROM pragma_table_xinfo(?, ?)", (name, SCHEMA))
+        if not hidden
+    ]
+    ((encoding,),) = db.execute("PRAGMA main.encoding").fetchall()
+    return InsertFacts(
+        table=tuple(texts["table"]),
+        indexes=tuple(texts["index"]),
+        triggers=bool(triggers),
+        defaults=tuple(defaults),
+        utf8=encoding == "UTF-8",
+        rowid=plan.rowid,
+    )
 
 
 # --- rows ------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What an SQL text is, as far as capture must know: transaction control, DDL, or anything else. Pure.
 
 Owns the reading of the first words of a statement. Whether a statement writes is SQLite's to say
-(`sqlite3_stmt_readonly`); what it writes is the preupdate hook's. Nothing else of SQL is parsed.
+(`sqlite3_stmt_readonly`); what it writes is the preupdate hook's. One form is read to its end, an INSERT of nothing
+but placeholders, since what it writes are its bindings (`bulk`). Nothing else of SQL is parsed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,18 @@ class StatementKind(enum.Enum):
     EMPTY = "empty"
 
 
+class PlainInsert(msgspec.Struct, frozen=True):
+    """`INSERT INTO [main.]table [(columns)] VALUES (?, ?, ...)`, and nothing more: names as they are written.
+
+    `columns` is None where the statement names none; `values` is how many placeholders it has.
+    """
+
+    qualified: bool
+    table: str
+    columns: tuple[str, ...] | None
+    values: int
+
+
 class StatementClass(msgspec.Struct, frozen=True):
     """The verdict on a text: its kind, and the savepoint that it names, folded as SQLite compares names."""
 
@@ -47,6 +60,9 @@ _WORD = re.compile(
     """,
     re.VERBOSE,
 )
+_INSERT_INTO = re.compile(r"\s*insert\s+into(?![\w$])\s*", re.IGNORECASE | re.ASCII)
+_VALUES = re.compile(r"\s*values\s*\(([?,\s]*)\)\s*;?\s*", re.IGNORECASE | re.ASCII)
+_MARK = re.compile(r"\s*([.,()])\s*", re.ASCII)
 _UPPER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
 _BY_FIRST_WORD = {
@@ -90,20 +106,24 @@ def _words(sql: str, most: int) -> list[tuple[str, bool]]:
         if match is None:
             break
         at = match.end()
-        kind = match.lastgroup
-        assert kind is not None
-        text = match[kind]
-        match kind:
-            case "double":
-                text = text.replace('""', '"')
-            case "single":
-                text = text.replace("''", "'")
-            case "tick":
-                text = text.replace("``", "`")
-            case _:
-                pass
-        words.append((text, kind != "bare"))
+        words.append((_unquoted(match), match.lastgroup != "bare"))
     return words
+
+
+def _unquoted(word: re.Match[str]) -> str:
+    """Return what a match of `_WORD` names."""
+    kind = word.lastgroup
+    assert kind is not None
+    text: str = word[kind]
+    match kind:
+        case "double":
+            return text.replace('""', '"')
+        case "single":
+            return text.replace("''", "'")
+        case "tick":
+            return text.replace("``", "`")
+        case _:
+            return text
 
 
 def classify(sql: str) -> StatementClass:
@@ -142,3 +162,55 @@ def _savepoint_name(words: list[tuple[str, bool]]) -> str:
     if len(words) > 1 and _begins(words, "savepoint"):
         words = words[1:]
     return fold(words[0][0]) if words else ""
+
+
+def plain_insert(sql: str) -> PlainInsert | None:
+    """Return what an INSERT of bare placeholders says; None for any other text, be it an INSERT."""
+    return _plain_insert_kept(sql) if len(sql) <= _KEPT_LENGTH else _plain_insert(sql)
+
+
+def _plain_insert(sql: str) -> PlainInsert | None:
+    begin = _INSERT_INTO.match(sql)
+    if begin is None:
+        return None
+    names = _names(sql, begin.end(), ".")
+    if names is None:
+        return None
+    (*schema, table), at = names
+    if [fold(name) for name in schema] not in ([], ["main"]):
+        return None
+    columns = None
+    mark = _MARK.match(sql, at)
+    if mark is not None and mark[1] == "(":
+        names = _names(sql, mark.end(), ",")
+        if names is None:
+            return None
+        columns, at = tuple(names[0]), names[1]
+        mark = _MARK.match(sql, at)
+        if mark is None or mark[1] != ")":
+            return None
+        at = mark.end()
+    values = _VALUES.fullmatch(sql, at)
+    if values is None:
+        return None
+    marks = [part.strip() for part in values[1].split(",")]
+    if any(part != "?" for part in marks):
+        return None
+    return PlainInsert(bool(schema), table, columns, len(marks))
+
+
+_plain_insert_kept = lru_cache(maxsize=1024)(_plain_insert)
+
+
+def _names(sql: str, at: int, between: str) -> tuple[list[str], int] | None:
+    """Return names with a mark between each two, and where they end; None where a name lacks."""
+    names: list[str] = []
+    while True:
+        word = _WORD.match(sql, at)
+        if word is None:
+            return None
+        names.append(_unquoted(word))
+        mark = _MARK.match(sql, word.end())
+        if mark is None or mark[1] != between:
+            return names, word.end()
+        at = mark.end()

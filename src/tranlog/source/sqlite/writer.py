@@ -13,17 +13,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import apsw
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import SourceSetupError
 from tranlog.source.packer import FRAGMENT_BYTES
+from tranlog.source.sqlite.bulk import ROWS_LEAST, BoundRows, BulkInsert, bulk_insert
 from tranlog.source.sqlite.opening import open_database
 from tranlog.source.sqlite.outbox import OutboxWriter
 from tranlog.source.sqlite.raw import SCHEMA, raw_row
-from tranlog.source.sqlite.recorder import RowRecorder
+from tranlog.source.sqlite.recorder import RowRecorder, SourceUncertainError
 from tranlog.source.sqlite.schema import (
     OUTBOX_TABLE,
     SOURCE_TABLE,
@@ -32,12 +33,13 @@ from tranlog.source.sqlite.schema import (
     has_table,
     install_in,
     quote,
+    read_insert_facts,
     read_installed,
     read_schema,
     schema_version,
     typed_row,
 )
-from tranlog.source.sqlite.statement import StatementKind, classify, is_blank
+from tranlog.source.sqlite.statement import PlainInsert, StatementKind, classify, fold, is_blank, plain_insert
 
 Bindings: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
@@ -51,6 +53,10 @@ _ROLLBACK = StatementKind.ROLLBACK
 _FAMILIAR_KINDS = frozenset((_OTHER, _BEGIN, _COMMIT, _ROLLBACK))
 _FAMILIAR_MOST = 1000
 _FAMILIAR_LENGTH = 1000  # of a text in characters: a program makes longer ones anew each time
+_BULKS_MOST = 1000
+_PARTS_OF_PIECE = 8  # rows that are noted together take this part of a piece at most
+_ROWS_WITHOUT_GUARDS = 100  # a row costs half as much again with them; to change it, all statements are prepared anew
+_ROWID_MOST = (1 << 63) - 1
 _NO_ROWS: Iterator[tuple[Any, ...]] = iter(())
 _TAKE_WRITE_LOCK = f"DELETE FROM main.{OUTBOX_TABLE} WHERE 0"
 
@@ -130,7 +136,10 @@ class Connection:
         self._changes_before: int | None = None  # what changes() would say without our own statements
         self._withs: list[str | None] = []
         self._familiar: dict[str, StatementKind] = {}
-        self._db.preupdate_hook(self._recorder.on_row)
+        self._part_bytes = fragment_bytes // _PARTS_OF_PIECE
+        self._bulks: dict[PlainInsert, BulkInsert | None] = {}  # under this schema
+        self._own_functions = False  # functions or collations of the user's, which may run SQL
+        self._see_rows()
         self._db.set_rollback_hook(self._reset_transaction)
         self._db.create_scalar_function("changes", lambda *_: self.changes(), 0, flags=apsw.SQLITE_INNOCUOUS)
 
@@ -145,7 +154,10 @@ class Connection:
         return Cursor(self).execute(sql, bindings)
 
     def executemany(self, sql: str, bindings: Iterable[Bindings]) -> Cursor:
-        """Run one statement once for each of the bindings."""
+        """Run one statement once for each of the bindings.
+
+        Inside a transaction an INSERT of bare placeholders with its rows in a list costs least: see decision 0008.
+        """
         return Cursor(self).executemany(sql, bindings)
 
     def executescript(self, script: str) -> Cursor:
@@ -228,15 +240,22 @@ class Connection:
         self, name: str, callback: Callable[..., Any] | None, numargs: int = -1, *, deterministic: bool = False
     ) -> None:
         """Register an SQL function, or remove it with None."""
+        self._has_own_functions()
         self._db.create_scalar_function(name, callback, numargs, deterministic=deterministic)
 
     def create_aggregate_function(self, name: str, factory: Callable[[], Any] | None, numargs: int = -1) -> None:
         """Register an aggregate function, or remove it with None; see apsw for what the factory returns."""
+        self._has_own_functions()
         self._db.create_aggregate_function(name, factory, numargs)
 
     def create_collation(self, name: str, callback: Callable[[str, str], int] | None) -> None:
         """Register a collation, or remove it with None."""
+        self._has_own_functions()
         self._db.create_collation(name, callback)
+
+    def _has_own_functions(self) -> None:
+        self._own_functions = True
+        self._bulks.clear()
 
     # --- a statement's life; called by Cursor ---
 
@@ -263,6 +282,8 @@ class Connection:
 
     def _before_write(self, run: Cursor) -> None:
         db = self._db
+        if self._unseen:
+            self._see_rows()
         if not db.in_transaction:
             db.execute("BEGIN IMMEDIATE")
             run.own_transaction = True
@@ -288,30 +309,127 @@ class Connection:
         Asking for the next one says that those before are done. So the tracer has to see only the first statement, and
         need not be asked for each.
         """
-        db, recorder, buffer = self._db, self._recorder, self._buffer
-        entries, changes = buffer.entries, db.changes
-        traced = True
+        first = traced = True
         for values in bindings:
-            if run.writes:
+            if first:
+                first = False
+            elif run.writes:
                 if traced:
                     run._inner.exec_trace = None
                     traced = False
-                if not db.in_transaction:
-                    raise apsw.SQLError("the transaction ended while executemany ran in it")
-                if recorder.unread is not None:
-                    recorder.read_unread()
-                if recorder.poison is not None:
-                    raise recorder.poison
-                if recorder.bytes > self._flush_bytes and self._running == 1 and not buffer.savepoints:
-                    self._flush()
-                before = self._changes_before
-                run.rows_changed += changes() if before is None else before
-                self._changes_before = None
-                run.mark = buffer.spilled + len(entries)
+                self._between_rows(run)
             yield values
+
+    def _between_rows(self, run: Cursor) -> None:
+        """Note that the last statement of an `executemany` ran to its end, and that another one comes."""
+        recorder, buffer = self._recorder, self._buffer
+        if not self._db.in_transaction:
+            raise apsw.SQLError("the transaction ended while executemany ran in it")
+        if recorder.unread is not None:
+            recorder.read_unread()
+        if recorder.poison is not None:
+            raise recorder.poison
+        before = self._changes_before
+        run.rows_changed += self._db.changes() if before is None else before
+        self._changes_before = None
+        if recorder.bytes > self._flush_bytes and self._running == 1 and not buffer.savepoints:
+            self._flush()
+        run.mark = buffer.spilled + len(buffer.entries)
+
+    # --- many rows at once ---
+
+    def _insert_many(self, run: Cursor, inner: apsw.Cursor, insert: PlainInsert, given: Sequence[Bindings]) -> None:
+        """Run an INSERT for each of the bindings, in a transaction; what it can without the hook goes without it."""
+        self._before_write(run)
+        bulk = self._bulk_of(insert)
+        at = 0
+        while at < len(given):
+            if at:
+                self._between_rows(run)
+            taken = len(given) if bulk is None else bulk.take(given, at, self._part_bytes)
+            if bulk is not None and not isinstance(taken, int):
+                self._insert_bound(run, inner, bulk, taken)
+                at += len(taken.rows)
+                continue
+            assert isinstance(taken, int)
+            inner.executemany(run.sql, self._each(run, given[at : at + taken]))
+            inner.fetchall()
+            at += taken
+
+    def _bulk_of(self, insert: PlainInsert) -> BulkInsert | None:
+        """Return the judge of an INSERT's rows under the schema of now; None where they must be seen one by one."""
+        if self._running > 1:
+            return None
+        if self._recorder.others:  # a temporary table of that name, a temporary trigger: no schema version tells
+            shades = "SELECT 1 FROM temp.sqlite_schema WHERE type = 'trigger' OR name = ? COLLATE NOCASE LIMIT 1"
+            if self._db.execute(shades, (insert.table,)).fetchall():
+                return None
+        if insert not in self._bulks:
+            if len(self._bulks) >= _BULKS_MOST:
+                self._bulks.clear()
+            name = fold(insert.table)
+            plan = next((plan for table, plan in self._schema.plans.items() if fold(table) == name), None)
+            bulk = None
+            if plan is not None and not (plan.by_select and plan.place_key is not None):
+                facts = read_insert_facts(self._db, plan)
+                bulk = bulk_insert(insert, plan.map, facts, own_functions=self._own_functions)
+            self._bulks[insert] = bulk
+        return self._bulks[insert]
+
+    def _insert_bound(self, run: Cursor, inner: apsw.Cursor, bulk: BulkInsert, bound: BoundRows) -> None:
+        """Insert rows that are stored as they are bound: unseen by the hook, noted together."""
+        db, recorder, table = self._db, self._recorder, bulk.table
+        highest: int | None = None
+        if bound.counted:
+            key = quote(table.columns[table.primary_key[0]].name)
+            ((found,),) = db.execute(f"SELECT max({key}) FROM main.{quote(table.table)}").fetchall()
+            assert found is None or isinstance(found, int)
+            highest = found
+            if highest is not None and highest > _ROWID_MOST - len(bound.rows):  # then SQLite takes any that is free
+                inner.executemany(run.sql, self._each(run, bound.rows))
+                inner.fetchall()
+                return
+        before = db.total_changes()
+        # Whatever ends what follows before the rows are noted, be it a signal: the transaction must not commit.
+        recorder.poison = uncertain = SourceUncertainError(table=table.name)
+        failed = True
+        try:
+            self._unseen = True
+            db.preupdate_hook(None)
+            if len(bound.rows) >= _ROWS_WITHOUT_GUARDS:
+                db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+            inner.executemany(run.sql, bound.rows)
+            inner.fetchall()
+            failed = False
+        finally:
+            self._see_rows()
+            if db.in_transaction:
+                # What stands is what came before the row that failed; each row is a statement of its own.
+                done = db.total_changes() - before
+                first = db.last_insert_rowid() - done + 1 if bound.counted and done else None
+                certain = done == len(bound.rows) or (failed and done < len(bound.rows))
+                if certain and (first is None or first > (0 if highest is None else highest)):
+                    if done:
+                        try:
+                            recorder.add_rows(table.table, bulk.head(bound, done), bulk.order, first)
+                        except BaseException as exc:
+                            recorder.poison = exc
+                            raise
+                        run.rows_changed += done - 1  # the last one is counted like that of any statement
+                    run.mark = len(self._buffer)
+                    recorder.poison = None
+        if recorder.poison is uncertain:
+            raise uncertain
+
+    def _see_rows(self) -> None:
+        """Have the hook called for each row again, and triggers run."""
+        self._db.preupdate_hook(self._recorder.on_row)
+        self._db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
+        self._unseen = False
 
     def _use_schema(self, schema: SqliteSchema) -> None:
         self._schema = schema
+        self._bulks.clear()
         self._recorder.use(schema)
 
     def _after_statement(self, run: Cursor) -> None:
@@ -629,10 +747,17 @@ class Cursor:
                 count += max(self.rowcount, 0)
         else:
             self._begin(sql)
-            self._trace()
+            insert = None
+            if (type(bindings) is list or type(bindings) is tuple) and len(bindings) >= ROWS_LEAST:
+                insert = plain_insert(sql)
             try:
-                self._inner.executemany(sql, self.connection._each(self, bindings))
-                rows = self._inner.fetchall()
+                if insert is not None:
+                    self.kind = _OTHER
+                    self.connection._insert_many(self, self._inner, insert, cast("Sequence[Bindings]", bindings))
+                else:
+                    self._trace()
+                    self._inner.executemany(sql, self.connection._each(self, bindings))
+                    rows = self._inner.fetchall()
             except BaseException as exc:
                 self._failed(exc)
                 raise
