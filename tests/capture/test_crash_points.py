@@ -233,7 +233,7 @@ def every_call(kind: str, seed: int, *, number: int = 0, step: int = 1, first: i
             went, errors = history(kind, call, seed, number=number)
         met += errors
         if not went:
-            assert call > 60, "a life has so many calls at least"
+            assert call > 40, "a life has so many calls at least"
             return met
         call += step
 
