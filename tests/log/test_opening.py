@@ -21,7 +21,8 @@ from fix_log import (
     segment_path,
 )
 from tranlog.errors import CorruptRecordError, DiskFailedError, LogUnreadableError
-from tranlog.ids import Seqno, lsn_offset
+from tranlog.ids import Gtid, Seqno, lsn_offset
+from tranlog.log import opening
 from tranlog.log.format import SyncRecord
 from tranlog.log.index_table import INDEX_NAME
 from tranlog.log.log import Log
@@ -237,3 +238,28 @@ def test_damage_in_front_of_the_stored_end_is_found_when_it_is_read(grown: SimDi
         assert reader.range().last_seqno >= 1_000
         with pytest.raises(CorruptRecordError, match=f"{number:010d}"):
             contents(reader)
+
+
+def test_an_old_stored_index_whose_rollback_was_purged_is_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends at the seqno with which the log begins now, and stood elsewhere then: no mark is left to say so."""
+    monkeypatch.setattr(opening, "WALK_WHOLE_BYTES", 0)
+    disk = SimDisk()
+    log = open_log(disk)
+    fill(log, 10)
+    log.add_segment()
+    fill(log, 5, start=10)
+    log.flush_index()
+    old = disk.content(TABLE)
+    log.rollback(Gtid(log.epoch, Seqno(13)))
+    log.add_segment()
+    fill(log, 5, start=20)
+    log.add_segment()
+    fill(log, 5, start=30)
+    log.purge(below=Seqno(15))
+    assert log.first_seqno == 15
+    log.close()
+    disk.set_content(TABLE, old)
+    with open_log(disk) as log:
+        assert [event_id for _, event_id, _ in contents(log)] == [
+            f"e{number}" for number in (*range(20, 25), *range(30, 35))
+        ]

@@ -394,7 +394,8 @@ def _contradiction(
         if one is None or bucket.first < one.first or bucket.last > min(one.last, decided.last_seqno):
             return f"its bucket at seqno {bucket.first} names segment {bucket.segment}"
     place = index.exact(covered.last)
-    assert place is not None
+    if place is None:  # the log was rolled back behind it, and the mark that says so is purged
+        return f"its last seqno, {covered.last}, stood in a segment that was purged; the log begins with another one"
     file = disk.open(join(path, segment_name(lsn_segment(place))))
     try:
         return doubt_of_last(file, place, covered.last, built_from.epoch)
