@@ -444,9 +444,9 @@ class World:
 
     def spoil(self) -> None:
         """Damage the table behind everybody's back, or put an older one in its place."""
-        if not self.disk.exists(TABLE):
+        raw = self.disk.content(TABLE) if self.disk.exists(TABLE) else b""
+        if not raw:  # gone, or cut to nothing before
             return
-        raw = self.disk.content(TABLE)
         kind = self.rng.choice(("gone", "cut", "bit", "zeros", "noise", "older", "older", "older"))
         left = self.rng.choice(self.tables) if kind == "older" and self.tables else None
         if left is None and kind not in ("gone", "older"):
