@@ -38,7 +38,7 @@ QUESTION = Question(
 MUST = at_most(1.25)
 
 SEED = 20261121
-ROUNDS = 7
+ROUNDS = 49
 ROWS_OF_BULK = 1000
 
 TABLES = (
@@ -188,7 +188,7 @@ def measure(bench: Bench) -> None:
         }
         shops = {name: Shop(writer) for name, writer in writers.items()}
         add_triggers(triggers)
-        for kind, many in (("small", 400), ("middle", 300), ("bulk", 20)):
+        for kind, many in (("small", 60), ("middle", 45), ("bulk", 3)):
             compare(bench, kind, {name: getattr(shop, kind) for name, shop in shops.items()}, many=many)
             # What capture would have freed by now; all sides write on with the same amount of rows.
             for writer in writers.values():
