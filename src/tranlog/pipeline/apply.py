@@ -82,7 +82,7 @@ from tranlog.pipeline.session import (
 )
 from tranlog.pipeline.window import Window
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.target.target import ChannelRow, PipelineRow, Target
+from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
 from tranlog.tungsten.translated import open_readable
 from tranlog.types import Datetime, datetime_text
 
@@ -104,8 +104,6 @@ _CANCEL_WAIT_S = 10.0
 _REPLACED_WAIT_S = 5.0
 _DAEMON = "tranlog.pipeline.daemon"
 _Result = TypeVar("_Result")
-NOBODY = ""
-"""The holder of a pipeline whose last driver ended in order: nobody needs to watch whether it is alive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,7 +428,7 @@ class _Driver:
             return False
         while True:
             now = target.read_pipeline(name)
-            if now is not None and (now.alive_at, now.token) != (row.alive_at, row.token):
+            if now is not None and now.moved_since(row):
                 return now.holder != NOBODY
             if time.monotonic() >= until or self._stop.wait(_TICK_S):
                 return False

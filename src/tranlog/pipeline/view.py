@@ -387,6 +387,11 @@ class PipelineStatus:
 # --- how they follow -------------------------------------------------------------------------------------
 
 
+def class_name(one: object) -> str:
+    """Return the name of an object's class, with its module."""
+    return f"{type(one).__module__}.{type(one).__qualname__}"
+
+
 def pipeline_status(log: LogFacts | None, facts: PipelineFacts, process: ProcessFacts | None = None) -> PipelineStatus:
     """Show everything; without `log` where it cannot be read, without `process` where it was not asked."""
     return PipelineStatus(
@@ -675,10 +680,7 @@ def stage_views(facts: PipelineFacts) -> list[StageView]:
             applier_class=facts.target_class,
             extractor_name="thl",
             extractor_class="tranlog.log.cursor.Cursor",
-            filters=tuple(
-                FilterView(name=describe(one), class_name=f"{type(one).__module__}.{type(one).__qualname__}")
-                for one in facts.filters
-            ),
+            filters=tuple(FilterView(name=describe(one), class_name=class_name(one)) for one in facts.filters),
             committedMinSeqno=least,
             processedMinSeqno=least,
         )

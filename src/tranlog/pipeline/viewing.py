@@ -18,9 +18,10 @@ from tranlog.log.options import LogOptions
 from tranlog.log.positions import read_holds
 from tranlog.log.readable import ReadableLog
 from tranlog.log.reader import LogReader
-from tranlog.pipeline.apply import NOBODY, ApplyOptions
-from tranlog.pipeline.view import LogFacts, PipelineFacts
+from tranlog.pipeline.apply import ApplyOptions
+from tranlog.pipeline.view import LogFacts, PipelineFacts, class_name
 from tranlog.target.options import is_there, open_target
+from tranlog.target.target import NOBODY
 from tranlog.tungsten.translated import open_readable
 
 _LOG_CLASS: Final = "tranlog.log.log.Log"
@@ -59,15 +60,9 @@ def facts_of(reader: ReadableLog, options: LogOptions) -> LogFacts:
         epoch=found.epoch,
         segments=len(segments),
         bytes=sum(segment.bytes for segment in segments),
-        store_class=_LOG_CLASS
-        if isinstance(reader, LogReader)
-        else f"{type(reader).__module__}.{type(reader).__name__}",
+        store_class=_LOG_CLASS if isinstance(reader, LogReader) else class_name(reader),
         holds={one.name: one.restart_seqno for one in read_holds(reader.path)} if reader.keeps_holds else {},
     )
-
-
-def _class_name(one: object) -> str:
-    return f"{type(one).__module__}.{type(one).__qualname__}"
 
 
 def pipeline_facts(
@@ -119,7 +114,7 @@ def pipeline_facts(
             before, channels = channels, target.read_channels(name)
             watched_s = max(clock.monotonic() - began, 1e-6)
             if running is None:
-                alive = again is not None and (again.alive_at, again.token) != (row.alive_at, row.token)
+                alive = again is not None and again.moved_since(row)
             row = again or row
         return replace(
             facts,
@@ -130,7 +125,7 @@ def pipeline_facts(
             assignment=target.read_assignment(name),
             running=alive,
             target=target.describe(),
-            target_class=_class_name(target),
+            target_class=class_name(target),
             now_ms=clock.now_ms(),
         )
     finally:

@@ -20,9 +20,7 @@ from tranlog.log.readable import ReadableLog
 from tranlog.log.reader import LogRange
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.target.options import TargetOptions, is_there, open_target
-from tranlog.target.target import ChannelRow, PipelineRow, Target
-
-NOBODY = ""
+from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
 
 
 def read_rows(options: TargetOptions, pipeline: str) -> list[ChannelRow]:
@@ -85,7 +83,7 @@ def is_alive(target: Target, row: PipelineRow, *, clock: Clock, watch_s: float) 
         return False
     clock.sleep(watch_s)
     now = target.read_pipeline(row.pipeline)
-    return now is not None and (now.alive_at, now.token) != (row.alive_at, row.token)
+    return now is not None and now.moved_since(row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

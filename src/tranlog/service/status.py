@@ -30,7 +30,7 @@ from tranlog.pipeline.progress import Counters, lag, restart_seqno
 from tranlog.service.config import Config
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.options import is_there, open_target
-from tranlog.target.target import ChannelRow, PipelineRow, Target
+from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
 from tranlog.tungsten.reader import TungstenReader
 from tranlog.tungsten.text import time_text
 from tranlog.tungsten.translated import open_readable
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 # struct flock of 64-bit Linux, as in `disk`; F_OFD_GETLK asks without taking.
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _F_OFD_GETLK: Final = 36
-NOBODY: Final = ""
-"""The holder of a pipeline whose last driver ended in order."""
 
 
 class HoldState(msgspec.Struct, frozen=True, kw_only=True):
@@ -367,7 +365,7 @@ def _pipeline_state(
             clock.sleep(watch_s)
             again = target.read_pipeline(name)
             channels = target.read_channels(name)
-            running = again is not None and (again.alive_at, again.token) != (row.alive_at, row.token)
+            running = again is not None and again.moved_since(row)
             row = row if again is None else again
         seconds = clock.monotonic() - began
         return _shown_pipeline(target, row, before, channels, seconds, running, reader, log, clock.now_ms())

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from tranlog.change import Change, Options, TableMap
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 from tranlog.types import Value
+
+NOBODY: Final = ""
+"""The holder of a pipeline whose last driver ended in order: nobody needs to watch whether it is alive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,10 @@ class PipelineRow:
     stop_at_seqno: Seqno | None
     alive_at: int
     shards: int = 0
+
+    def moved_since(self, before: PipelineRow) -> bool:
+        """Whether a driver was at work between the reading of `before` and of this."""
+        return (self.alive_at, self.token) != (before.alive_at, before.token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
