@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-INSTALL_JAVA = "Install Java 17 or later (Debian: `apt-get install openjdk-17-jre-headless`), or set JAVA_HOME to it"
+INSTALL_JAVA = "Install Java 17 or later (Debian: `apt-get install default-jre-headless`), or set JAVA_HOME to it"
 INSTALL_SPARK = "Install it: `pip install 'tranlog[spark]'`"
 _JVM_OUTPUT = "jvm.log"
 _SCRATCH = "tranlog-spark-"

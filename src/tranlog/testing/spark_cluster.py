@@ -69,7 +69,7 @@ class SparkCluster:
         self._master: subprocess.Popen[bytes] | None = None
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._setpriv = _found("setpriv", "util-linux")
-        _found("java", "openjdk-17-jre-headless")
+        _found("java", "default-jre-headless")
         self._home = _spark_home()
 
     @property
