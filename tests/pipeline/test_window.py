@@ -9,6 +9,7 @@ import random
 import sqlite3
 import threading
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -172,9 +173,8 @@ def test_a_stored_channel_that_there_is_not_stops_all(tmp_path: Path, how: str) 
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
     last = write_log(tmp_path / "log", workload, 30)
     token = take(target.options, plan)
-    with sqlite3.connect(tmp_path / "target.db") as session:
+    with closing(sqlite3.connect(tmp_path / "target.db")) as session, session:
         session.execute("INSERT INTO tranlog_shard (pipeline, shard, channel) VALUES ('p', 'north', 7)")
-    session.close()
     window = window_of(target, tmp_path / "log", plan, token, last, 1 << 20)
     assert window is not None
     if how == "disk":
@@ -196,11 +196,10 @@ def test_a_window_of_a_replaced_driver_is_nobodys(tmp_path: Path) -> None:
     window = window_of(target, tmp_path / "log", plan, take(target.options, plan), last, 1 << 20)
     assert window is not None
     take(target.options, ShardPlan(channels=8))
-    with sqlite3.connect(tmp_path / "target.db") as session:
+    with closing(sqlite3.connect(tmp_path / "target.db")) as session, session:
         session.executemany(
             "INSERT INTO tranlog_shard (pipeline, shard, channel) VALUES ('p', ?, 7)",
             [(one,) for one in workload.shards],
         )
-    session.close()
     (result,) = apply_all(window, [0])
     assert result.end is TaskEnd.REPLACED and isinstance(result.error, ReplacedError)

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,10 +152,9 @@ def test_a_file_that_cannot_be_a_target(tmp_path: Path) -> None:
     with pytest.raises(TargetUnavailableError, match="not a database"):
         open_target(TargetOptions(kind="sqlite", path=str(text)))
     wide = tmp_path / "wide.db"
-    with sqlite3.connect(wide) as made:
+    with closing(sqlite3.connect(wide)) as made:
         made.execute("PRAGMA encoding = 'UTF-16le'")
         made.execute("CREATE TABLE t (x)")
-    made.close()
     with pytest.raises(TargetUnavailableError, match="encoding is UTF-16le"):
         open_target(TargetOptions(kind="sqlite", path=str(wide)))
 
@@ -189,7 +189,7 @@ def test_rows_are_read_as_of_one_moment(bench: Bench, path: str) -> None:
     bench.apply([insert(ITEMS, (i, "a", 1)) for i in range(500)])
     reading = bench.target.rows(ITEMS)
     next(reading)
-    with sqlite3.connect(path) as other:
+    with closing(sqlite3.connect(path)) as other, other:
         other.execute('DELETE FROM "shop.items"')
     assert len(list(reading)) == 499
     partly = bench.target.rows(ITEMS)
@@ -280,7 +280,7 @@ def test_a_key_that_was_renamed_is_no_text(bench: Bench, path: str) -> None:
     bench.target.create_table(named)
     bench.apply([insert(named, ("id", 1)), insert(named, ("x", 1))])
     bench.apply([update(named, ("x", 1), ("x", 2)), delete(named, ("id", 1))])
-    with sqlite3.connect(path) as other:
+    with closing(sqlite3.connect(path)) as other:
         other.execute("ALTER TABLE named RENAME COLUMN id TO key")
     for change in (delete(named, ("id", 1)), update(named, ("id", 1), ("id", 5))):
         with pytest.raises(TargetTableError, match="column id is missing"):

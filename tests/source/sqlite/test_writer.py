@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -781,9 +782,8 @@ GUARDED = "no such function: tranlog_write_through_source_sqlite_connect"
 def test_a_foreign_writer_is_refused(captured: Captured, sql: str) -> None:
     captured.db.execute("INSERT INTO t VALUES(1, 1, 1)")
     before = captured.rows("SELECT * FROM t")
-    with sqlite3.connect(captured.path) as stdlib, pytest.raises(sqlite3.OperationalError, match=GUARDED):
+    with closing(sqlite3.connect(captured.path)) as stdlib, pytest.raises(sqlite3.OperationalError, match=GUARDED):
         stdlib.execute(sql)
-    stdlib.close()
     with pytest.raises(apsw.SQLError, match=GUARDED):
         captured.raw.execute(sql)
     assert captured.rows("SELECT * FROM t") == before
