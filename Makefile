@@ -36,14 +36,14 @@ help: ## list the targets
 install: $(STAMP) $(COMPILED) ## create .venv with the package and everything that Python needs
 	@echo "make install: $(VENV) is ready"
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "make install: $(PYTHON) is missing or older than 3.11; name another: make install PYTHON=python3.12" >&2; exit 4; }
 	@$(PACKAGES) venv
 	@$(PACKAGES) compiler || echo "make install: going on without a C compiler; the hot modules then run as plain Python"
 	@echo "make install: installing tranlog and its libraries into $(VENV) (PySpark among them, 900 MB; minutes the first time)"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --use-pep517 --editable '.[spark,mariadb,postgres,fast,bench,dev]' || { \
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --use-pep517 --constraint constraints.txt --editable '.[spark,mariadb,postgres,fast,bench,dev]' || { \
 	  echo "make install: FAILED: pip's reason is above; mend it and start again" >&2; exit 4; }
 	@touch $@
 

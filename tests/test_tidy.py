@@ -165,16 +165,28 @@ def test_contributing_explains_every_target() -> None:
     assert [target for target in makefile_targets() if f"`make {target}`" not in text] == []
 
 
-def test_every_library_is_pinned_and_has_its_reason() -> None:
-    """docs/decisions/0001-dependencies.md has a line for each library that pyproject.toml names, and no other pins."""
+def test_every_library_has_its_range_its_version_and_its_reason() -> None:
+    """What a user installs is a range, whose tested version is in constraints.txt; tools are pinned.
+
+    Each library has its line in docs/decisions/0001-dependencies.md.
+    """
     project = read_pyproject()["project"]
     assert isinstance(project, dict)
-    wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    extras = project["optional-dependencies"]
+    tools = [one for name in ("bench", "dev") for one in extras[name]]
+    used = [*project["dependencies"], *(one for name in extras for one in extras[name] if one not in tools)]
+    constraints = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
+    )
     record = (ROOT / "docs" / "decisions" / "0001-dependencies.md").read_text()
-    for requirement in wanted:
-        pinned = re.fullmatch(r"([A-Za-z0-9-]+)(?:\[[a-z,]+\])?==[0-9.]+", requirement)
-        assert pinned is not None, f"{requirement}: pin it plainly"
-        assert f"`{pinned[1]}`" in record, f"{requirement}: no line of reason in docs/decisions/0001-dependencies.md"
+    for requirement in [*used, *tools]:
+        form = r"==[0-9.]+" if requirement in tools else r">=(?P<least>[0-9.]+),<[0-9.]+"
+        parts = re.fullmatch(r"(?P<name>[A-Za-z0-9-]+)(?:\[[a-z,]+\])?" + form, requirement)
+        assert parts is not None, f"{requirement}: not of the form {form}"
+        name = parts["name"]
+        assert f"`{name}`" in record, f"{requirement}: no line of reason in docs/decisions/0001-dependencies.md"
+        if requirement in used:
+            assert f"{constraints[name]}.".startswith(f"{parts['least']}."), f"{requirement}: not the tested version"
 
 
 def test_ci_runs_make_test_and_nothing_else() -> None:
