@@ -21,7 +21,7 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.log import Log, hold, read_holds
 from tranlog.service import cli, thl
 from tranlog.service.clearing import MARK_NAME, read_mark
-from tranlog.service.config import load
+from tranlog.service.config import Config, load
 from tranlog.service.template import SOURCES, TARGETS, template
 from tranlog.source.mariadb.connection import MariadbSourceOptions
 from tranlog.source.sqlite import connect
@@ -155,6 +155,33 @@ def test_the_template_loads_as_it_is_and_with_every_key(source, target, tmp_path
         assert isinstance(config.source, MariadbSourceOptions)
         assert config.source.password == "secret"
     assert "secret" not in repr(config)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_the_template_shows_is_the_default(source, target, tmp_path: Path) -> None:
+    """A commented key changes nothing when it is uncommented, but for an example, whose comment names the default."""
+    file = tmp_path / "tranlog.toml"
+    text = template(service="shop", source=source, target=target)
+
+    def loaded(now: str) -> Config:
+        file.write_text(now)
+        return load(str(file), environ={})
+
+    before = loaded(text)
+    lines = text.split("\n")
+    table, seen = "", 0
+    for at, line in enumerate(lines):
+        if heading := re.match(r"(?:# )?\[([a-z]+)\]", line):
+            table = heading[1]
+        if not re.match(r"# [a-z_]+ = ", line) or "default: " in line or lines[at - 1].startswith("# [["):
+            continue
+        if any(row.startswith("# [[filter]]") for row in lines[:at]) and table != "spark":
+            continue  # the parts of an example of several lines
+        headed = [f"[{table}]"] if f"[{table}]" not in lines[:at] else []
+        assert loaded("\n".join([*lines[:at], *headed, line.removeprefix("# "), *lines[at + 1 :]])) == before, line
+        seen += 1
+    assert seen > 35
 
 
 @pytest.mark.parametrize(

@@ -330,6 +330,26 @@ class SourceKind(enum.StrEnum):
     """No database: the log directory of a Java replicator."""
 
 
+def source_options(kind: SourceKind) -> type[SourceOptions]:
+    """Return the options that the table [source] fills. Raises SourceSetupError where a library is missing."""
+    match kind:
+        case SourceKind.THL:
+            return ThlSourceOptions
+        case SourceKind.SQLITE:
+            from tranlog.source.sqlite import SqliteSourceOptions
+
+            return SqliteSourceOptions
+        case SourceKind.MARIADB:
+            try:
+                from tranlog.source.mariadb.connection import MariadbSourceOptions
+            except ImportError as exc:
+                raise SourceSetupError(
+                    why="the library PyMySQL is not installed", remedy="Install it: `pip install 'tranlog[mariadb]'`"
+                ) from exc
+            return MariadbSourceOptions
+    assert_never(kind)
+
+
 def source_kind(options: SourceOptions) -> SourceKind:
     """Return which kind of database a source's options describe."""
     if isinstance(options, ThlSourceOptions):
@@ -593,28 +613,19 @@ def _read_engine(spark: Section, environ: Mapping[str, str]) -> EngineOptions:
 
 def _read_source(source: Section, shards: Section, service: str, environ: Mapping[str, str]) -> SourceOptions:
     kind = source.take("kind", SourceKind)
+    model = source_options(kind)
     mapping = shards.take("map", dict[str, str], {})
     source_id = source.take("source_id", str, service)
     match kind:
         case SourceKind.SQLITE:
             rule = shards.take("rule", ShardRuleKind, ShardRuleKind.TABLE)
             _check_map(shards, rule, mapping)
-            from tranlog.source.sqlite import SqliteSourceOptions
-
-            return source.options(
-                SqliteSourceOptions, paths={"path"}, source_id=source_id, shard_rule=rule, shard_map=mapping
-            )
+            return source.options(model, paths={"path"}, source_id=source_id, shard_rule=rule, shard_map=mapping)
         case SourceKind.MARIADB:
             rule = shards.take("rule", ShardRuleKind, ShardRuleKind.SCHEMA)
             _check_map(shards, rule, mapping)
-            try:
-                from tranlog.source.mariadb.connection import MariadbSourceOptions
-            except ImportError as exc:
-                raise SourceSetupError(
-                    why="the library PyMySQL is not installed", remedy="Install it: `pip install 'tranlog[mariadb]'`"
-                ) from exc
             return source.options(
-                MariadbSourceOptions,
+                model,
                 paths={"spool_directory"},
                 source_id=source_id,
                 password=_password(source, environ) or "",
@@ -623,7 +634,7 @@ def _read_source(source: Section, shards: Section, service: str, environ: Mappin
         case SourceKind.THL:
             if mapping:
                 raise shards.error("map", "the transactions of a replicator's log keep the shards that they have there")
-            return source.options(ThlSourceOptions, paths={"path"}, source_id=source_id)
+            return source.options(model, paths={"path"}, source_id=source_id)
     assert_never(kind)
 
 
