@@ -27,7 +27,8 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     for number, block in enumerate(found):
         exec(compile(block, f"block {number} of {PAGE.name}", "exec"), names)
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "GTID(2, 355) [(354, 'owner 354')]" and shown[5].startswith("GTID(2, 360)")
+    assert shown[0] == "GTID(2, 396) INSERT bank.accounts None (395, 'owner 395')"
+    assert shown[5] == "GTID(2, 401) CREATE INDEX by_owner ON accounts (owner)", "DDL is a change without rows"
 
 
 def test_the_page_names_everything_that_the_package_offers() -> None:

@@ -345,3 +345,25 @@ class LogicalType(enum.IntEnum):
     JSON = 15
     UUID = 16
     OTHER = 17
+
+
+VALUE_TYPES: Final[dict[LogicalType, frozenset[type]]] = {
+    LogicalType.BOOL: frozenset({bool}),
+    LogicalType.INTEGER: frozenset({int}),
+    LogicalType.F32: frozenset({F32}),
+    LogicalType.F64: frozenset({float}),
+    LogicalType.DECIMAL: frozenset({Decimal}),
+    LogicalType.TEXT: frozenset({str, CharsetBytes}),
+    LogicalType.BYTES: frozenset({bytes}),
+    LogicalType.DATE: frozenset({Date, ZeroDate, InfiniteDate}),
+    LogicalType.TIME: frozenset({Time}),
+    LogicalType.DATETIME: frozenset({Datetime, ZeroDate, InfiniteDate}),
+    LogicalType.INSTANT: frozenset({Instant, ZeroDate, InfiniteDate}),
+    LogicalType.BIT: frozenset({Bit}),
+    LogicalType.ENUM: frozenset({EnumLabel}),
+    LogicalType.SET: frozenset({SetLabels}),
+    LogicalType.JSON: frozenset({Json}),
+    LogicalType.UUID: frozenset({UUID}),
+    LogicalType.OTHER: frozenset({Other}),
+}
+"""The types of a column's values beside None and Unchanged; ANY, which is not here, takes every Value."""

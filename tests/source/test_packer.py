@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tranlog
 from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, TableMap
 from tranlog.payload import decode, encode_row
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
@@ -252,3 +254,30 @@ def test_nothing_is_lost_moved_or_judged_differently_by_cutting(transactions: li
         # A fragment is closed by the change that fills it, so without its last one it was smaller than the limit.
         for fragment in fragments[:-1]:
             assert len(fragment.payload) >= size - 16
+
+
+@pytest.mark.parametrize(
+    ("logical", "value", "told"),
+    [
+        (LogicalType.TEXT, 5, r"bank\.accounts, column owner: a int is no value of .*TEXT; it takes CharsetBytes, str"),
+        (LogicalType.DATETIME, datetime(2026, 1, 1), r"column owner: a datetime is no value .* it takes Datetime"),
+        (LogicalType.JSON, {"a": 1}, "column owner: a dict is no value of a column of the logical type JSON"),
+        (LogicalType.INTEGER, True, "column owner: a bool is no value"),
+        (LogicalType.ANY, object(), "column owner: a object is no value of a column of the logical type ANY"),
+    ],
+)
+@pytest.mark.parametrize("op", [Op.INSERT, Op.DELETE])
+def test_a_value_that_its_column_does_not_take_is_refused_by_name(
+    logical: LogicalType, value: Any, told: str, op: Op
+) -> None:
+    table = TableMap(
+        schema="bank", table="accounts", columns=(Column(name="owner", source_type="text", logical=logical),)
+    )
+    change = RowChange(table, op, *((None, (value,)) if op is Op.INSERT else ((value,), None)))
+    with pytest.raises(ValueError, match=told):
+        tranlog.pack([change], source_id="here", event_id="1", tstamp=1)
+
+
+def test_an_empty_event_id_is_refused() -> None:
+    with pytest.raises(ValueError, match="event_id is empty"):
+        tranlog.pack([], source_id="here", event_id="", tstamp=1)

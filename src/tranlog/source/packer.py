@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import get_args
 
-from tranlog.change import Change, Fragment, Op, Options, Statement, TableMap
+from tranlog.change import Change, Fragment, Op, Options, RowChange, Statement, TableMap
 from tranlog.payload import PayloadBuilder
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind, ShardTally
+from tranlog.types import VALUE_TYPES, Unchanged, Value
 
 FRAGMENT_BYTES = 1 << 20
 """A fragment is closed when its payload has grown to this many bytes; one larger row makes one larger fragment."""
@@ -129,12 +131,37 @@ def pack(
     """Return one transaction of these changes as fragments, what `Log.append` takes one by one; whole in memory.
 
     `event_id` is the source's own position of the transaction, `tstamp` its commit time, ms since 1970 UTC. Raises
-    ValueError for a change that could not be read back.
+    ValueError for an empty event id, for a value that its column does not take, and for a change that could not be
+    read back.
     """
+    if not event_id:
+        raise ValueError("event_id is empty: it is the source's own position of the transaction")
     packer = TransactionPacker(source_id=source_id, rule=rule)
-    full = [packer.add(change, event_id=event_id, tstamp=tstamp) for change in changes]
+    full = []
+    for change in changes:
+        if isinstance(change, RowChange):
+            _check_values(change)
+        full.append(packer.add(change, event_id=event_id, tstamp=tstamp))
     last = packer.finish(event_id=event_id, tstamp=tstamp, metadata=metadata)
     return [*(fragment for fragment in full if fragment is not None), last]
+
+
+def _check_values(change: RowChange) -> None:
+    """Raise ValueError for a value that its column does not take, by table and column."""
+    for row in (change.before, change.after):
+        for column, value in zip(change.table.columns, row or (), strict=False):
+            if value is None or isinstance(value, Unchanged):
+                continue
+            taken = VALUE_TYPES.get(column.logical, _EVERY_TYPE)
+            if type(value) not in taken:
+                names = ", ".join(sorted(one.__name__ for one in taken))
+                raise ValueError(
+                    f"{change.table.name}, column {column.name}: a {type(value).__name__} is no value of a column of "
+                    f"the logical type {column.logical.name}; it takes {names}, or None"
+                )
+
+
+_EVERY_TYPE = frozenset(get_args(Value)) - {type(None), Unchanged}
 
 
 @lru_cache(maxsize=1024)
