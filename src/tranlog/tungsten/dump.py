@@ -9,18 +9,23 @@ Source: README of the golden directories, "dump.jsonl".
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from tranlog.errors import PayloadError
 from tranlog.tungsten import text, values
 from tranlog.tungsten.codec import FILE_HEADER, checksum_problem, parse_file_header, scan
 from tranlog.tungsten.event import (
+    INSERT_ID,
     ColumnSpec,
     Event,
     EventChange,
+    FileDelete,
+    FileFragment,
+    FileQuery,
     JavaObject,
     Row,
     RowChanges,
+    RowId,
     StatementChange,
     TableChange,
 )
@@ -135,22 +140,45 @@ def dump_event(event: Event) -> Json:
 def _dump_change(change: EventChange) -> Json:
     match change:
         case StatementChange():
-            return {
-                "class": "StatementData",
-                "options": _options(change.options) or None,
-                "query": text.statement_text(change),
-                "queryBytes": None if change.raw_query is None else change.raw_query.hex(),
-                "schema": change.schema,
-                "timestamp": change.timestamp,
-                "errorCode": change.error_code,
-            }
+            return _dump_statement("StatementData", change)
         case RowChanges():
             return {
                 "class": "RowChangeData",
                 "options": _options(change.options) or None,
                 "changes": [_dump_table(table) for table in change.tables],
             }
-    return {"class": type(change).__name__}
+        case RowId():
+            kind = INSERT_ID if change.kind is None else change.kind
+            return {"class": "RowIdData", "options": None, "rowId": change.number, "type": kind}
+        case FileFragment():
+            return {
+                "class": "LoadDataFileFragment",
+                "options": None,
+                "fileId": change.file_id,
+                "schema": change.schema,
+                "data": change.raw.hex(),
+            }
+        case FileQuery():
+            return _dump_statement("LoadDataFileQuery", change.statement) | {
+                "fileId": change.file_id,
+                "filenameStartPos": change.name_start,
+                "filenameEndPos": change.name_end,
+            }
+        case FileDelete():
+            return {"class": "LoadDataFileDelete", "options": None, "fileId": change.file_id}
+    assert_never(change)
+
+
+def _dump_statement(name: str, change: StatementChange) -> dict[str, Json]:
+    return {
+        "class": name,
+        "options": _options(change.options) or None,
+        "query": text.statement_text(change),
+        "queryBytes": None if change.raw_query is None else change.raw_query.hex(),
+        "schema": change.schema,
+        "timestamp": change.timestamp,
+        "errorCode": change.error_code,
+    }
 
 
 def _dump_table(table: TableChange) -> Json:

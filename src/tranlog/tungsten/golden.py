@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import pairwise
@@ -29,6 +29,8 @@ from tranlog.disk import OsDisk
 from tranlog.errors import LogError, PayloadError, PurgeRangeError
 from tranlog.tungsten import text
 from tranlog.tungsten.codec import (
+    CRC_32,
+    CRC_NONE,
     encode_event,
     encode_file_header,
     encode_rotate,
@@ -238,11 +240,13 @@ class _Case:
         return self.report
 
     def _facts(self) -> Facts:
-        java = rows = False
+        java = rows = unknown = False
         for raw in self.segments.values():
             if not isinstance(parse_file_header(raw), FileHeader):
                 continue
             for record in scan(raw, checked=True):
+                if not isinstance(record, Short | BadLength):
+                    unknown = unknown or record.crc_type not in (CRC_NONE, CRC_32)
                 if isinstance(record, EventRecord):
                     try:
                         event = decode(payload_of(raw, record))
@@ -257,6 +261,8 @@ class _Case:
             unfinished_newest=bool(self.segments) and isinstance(parse_file_header(newest), Partial),
             java_objects=java,
             row_changes=rows,
+            hole=_has_hole(self.segments),
+            unknown_checksum=unknown,
         )
 
     def _dump(self, what: str, log: str, checked: bool) -> None:
@@ -484,12 +490,7 @@ class _Case:
 
     def _after_texts(self) -> None:
         after = os.path.join(self.path, "after")
-        held = _read_segments(after)
-        numbers = sorted(number for number in map(segment_number, held) if number is not None)
-        dense = numbers == list(range(numbers[0], numbers[-1] + 1)) if numbers else True
-        ends = [list(scan(raw, checked=True))[-1] for raw in held.values()]
-        linked = all(isinstance(end, RotateRecord) for end in ends[:-1])
-        self.report.facts = Facts(hole=not (dense and linked))
+        self.report.facts = Facts(hole=_has_hole(_read_segments(after)))
         self._dump("after-dump.jsonl", after, True)
         for form in FORMS:
             self._text(f"after-{form}", form, after, True)
@@ -502,6 +503,15 @@ class _Case:
                 os.path.join(self.log, entry), os.path.join(target, entry)
             )  # not the mode: it may be read-only
         return target
+
+
+def _has_hole(segments: Mapping[str, bytes]) -> bool:
+    """Whether a segment is missing from the row, or ends without leading to the next; the newest leads nowhere."""
+    row = sorted((number, raw) for name, raw in segments.items() if (number := segment_number(name)) is not None)
+    gaps = any(following != number + 1 for (number, _), (following, _) in pairwise(row))
+    return gaps or not all(
+        isinstance(end, RotateRecord) for _, raw in row[:-1] for end in list(scan(raw, checked=True))[-1:]
+    )
 
 
 def _same_place(one: str, other: str) -> bool:

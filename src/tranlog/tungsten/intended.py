@@ -29,6 +29,8 @@ class Facts:
     """A segment is missing from the row, or ends without leading to the next."""
     duplicate_or_gap: bool = False
     """Events are out of order."""
+    unknown_checksum: bool = False
+    """A record says that its checksum is of a type that nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +138,21 @@ def _purge_hole(found: Difference, facts: Facts) -> bool:
 
 
 def _hole_named(found: Difference, facts: Facts) -> bool:
-    if not facts.hole or not found.what.startswith("after-"):
+    if not facts.hole or found.what.removeprefix("after-") not in _LISTINGS:
         return False
     return len(found.ours) == 1 and found.ours[0].startswith(OUR_ERROR) and _SEGMENT.search(found.ours[0]) is not None
+
+
+def _unknown_checksum(found: Difference, facts: Facts) -> bool:
+    return facts.unknown_checksum and found.place.endswith(".crcOk") and found.ours == ("false",)
+
+
+def _nul_in_json(found: Difference, facts: Facts) -> bool:
+    return (
+        found.what == "headers.json"
+        and any("\\u0000" in line for line in found.ours)
+        and [line.replace("\0", "\\u0000") for line in found.theirs] == list(found.ours)
+    )
 
 
 def _specs_hex(found: Difference, facts: Facts) -> bool:
@@ -237,6 +251,18 @@ KINDS: Final = (
         reason="B7-4: the ancestor does not notice a missing segment, merges its range into the one before, and ends a "
         "listing there as if it were done; ours names the segment",
         covers=_hole_named,
+    ),
+    Kind(
+        name="unknown checksum type",
+        reason="a checksum of a type that nobody knows proves nothing, so ours does not call it right; the ancestor's "
+        "reader refuses such a record when it checks, and takes it when it does not",
+        covers=_unknown_checksum,
+    ),
+    Kind(
+        name="NUL in JSON",
+        reason="the ancestor prints a NUL in an event id as it is, which no reader of JSON takes; ours is \\u0000, as "
+        "RFC 8259 wants it",
+        covers=_nul_in_json,
     ),
     Kind(
         name="-specs -hex of rows",
