@@ -186,6 +186,40 @@ def test_dump_of_a_fragment_and_of_a_header(log_dir: Path, capsys: pytest.Captur
     assert run(log_dir, "dump -file thl.data.0000009999 -offset 16", capsys)[0] == 4
 
 
+@pytest.mark.parametrize("compress", [False, True])
+def test_dump_looks_into_what_was_spilled(compress: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The referring record by its fields, and where the chunks stand; each chunk and each spill header by its own."""
+    options = LogOptions(
+        spill_buffer_bytes=1, spill_chunk_bytes=300, spill_segment_bytes=1_000, spill_compress=compress
+    )
+    with Log.open(tmp_path, source_id="till", options=options) as log, log.begin() as transaction:
+        for number in range(20):
+            transaction.add(fragment(7, RowChange(NOTE, Op.INSERT, None, (number, *ROW[1:])), last=number == 19))
+    code, out, _ = run(tmp_path, "dump -seqno 1 -json", capsys)
+    assert code == 0
+    found = json.loads(out)
+    values = {one["name"]: one["value"] for one in found["fields"]}
+    assert (values["record_type"], values["fragments"], values["checksum"]) == ("5", "20", "matches")
+    chunks = found["chunks"]
+    assert len(chunks) == int(values["chunks"]) > 2
+    assert [one["first_fragno"] for one in chunks] == [0, *(one["last_fragno"] + 1 for one in chunks[:-1])]
+    assert chunks[-1]["last_fragno"] == 19 and len({one["file"] for one in chunks}) > 1
+    told = run(tmp_path, "dump -seqno 1", capsys)[1]
+    assert (
+        f"chunk 1: {chunks[1]['file']}, offset {chunks[1]['offset']}: fragments {chunks[1]['first_fragno']} to" in told
+    )
+    for number, one in enumerate(chunks):
+        by_place = json.loads(run(tmp_path, f"dump -file {one['file']} -offset {one['offset']} -json", capsys)[1])
+        by_fragno = json.loads(run(tmp_path, f"dump -seqno 1 -fragno {one['last_fragno']} -json", capsys)[1])
+        assert by_place == by_fragno
+        chunk = {field["name"]: field["value"] for field in by_place["fields"]}
+        assert (chunk["record_type"], chunk["seq"], chunk["checksum"]) == ("6", str(number), "matches")
+        assert chunk["oid"] == values["oid"]
+    assert run(tmp_path, "dump -seqno 1 -fragno 20", capsys)[0] == 1
+    code, out, _ = run(tmp_path, f"dump -file {chunks[0]['file']}", capsys)
+    assert code == 0 and "created_at" in out and "DOES NOT MATCH" not in out
+
+
 def test_fields_of_a_record_that_is_cut_short() -> None:
     whole = bytes.fromhex("0000001a03") + bytes(8 + 8) + b"\x01" + bytes(4)
     for size in range(5, len(whole)):

@@ -1,8 +1,9 @@
 """`thl dump`: the bytes of one record, each field with its name, place and value.
 
-Owns cutting a record into its fields, by the tables of docs/format.md and of the Java replicator's codec. The hard
-idea: it is for the day when something is wrong, so it says what the bytes are and not what they should be; a field
-that runs over the record's end is shown as far as it goes, and the checksum is worked out beside the stored one.
+Owns cutting a record into its fields, by the tables of docs/format.md and of the Java replicator's codec; of a
+transaction that was spilled also where its chunks stand. The hard idea: it is for the day when something is wrong, so
+it says what the bytes are and not what they should be; a field that runs over the record's end is shown as far as it
+goes, and the checksum is worked out beside the stored one.
 
 Source: docs/format.md; conformance/tungsten.md B1.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 from zlib import crc32
 
@@ -20,9 +21,11 @@ import typer
 
 from tranlog.disk import DiskFile, OsDisk
 from tranlog.errors import LogMissingError
-from tranlog.ids import Seqno, lsn_offset, lsn_segment
+from tranlog.ids import Lsn, Seqno, lsn_offset, lsn_segment
 from tranlog.log import format as native
+from tranlog.log import spill
 from tranlog.log.reader import LogReader
+from tranlog.log.spilled import SpillFault, SpillReader, fault_error
 from tranlog.service.command import log_of, print_json, say
 from tranlog.service.exits import ExitCode
 from tranlog.service.thl_list import HexOption, SeqnoOption
@@ -36,7 +39,8 @@ _SHOWN_BYTES: Final = 32
 """Bytes of a field that are shown without -hex."""
 _UNSIGNED: Final = {1: ">B", 2: ">H", 4: ">I", 8: ">Q"}
 _MOMENTS: Final = ("tstamp", "written_at")
-_PLACES: Final = ("durable_lsn", "matchpoint_lsn", "dead_start", "dead_end")
+_PLACES: Final = ("durable_lsn", "matchpoint_lsn", "dead_start", "dead_end", "previous", "first", "last")
+_IDS: Final = ("oid",)
 _TEXTS: Final = ("source_id", "event_id", "shard_id", "next_file_name")
 
 
@@ -53,10 +57,12 @@ class Field:
 def _value(name: str, raw: bytes) -> str:
     if name in _TEXTS:
         return repr(raw.rstrip(b"\0").decode(errors="backslashreplace"))
+    if name in _IDS:
+        return raw.hex()
     if len(raw) not in _UNSIGNED or name in ("event", "header_extension"):
         return f"{len(raw)} bytes"
     (number,) = struct.unpack(_UNSIGNED[len(raw)], raw)
-    if name in ("magic_number", "crc"):
+    if name in ("magic_number", "crc", "header_crc"):
         return f"0x{number:08X}"
     if name in ("seqno", "prev_seqno", "base_seqno", "matchpoint_seqno", "last_seqno"):
         return str(struct.unpack(">q", raw)[0])
@@ -96,6 +102,8 @@ def native_fields(raw: bytes) -> list[Field]:
     kind = raw[4] if len(raw) > 4 else 0
     tables = {
         native.EVENT_TYPE: native.EVENT_FIELDS,
+        native.REFERENCE_TYPE: native.EVENT_FIELDS,
+        native.CHUNK_TYPE: spill.CHUNK_FIELDS,
         native.ROTATE_TYPE: native.ROTATE_FIELDS,
         native.SYNC_TYPE: native.SYNC_FIELDS,
         native.MARK_TYPE: native.MARK_FIELDS,
@@ -115,7 +123,10 @@ def native_fields(raw: bytes) -> list[Field]:
         elif name == "header_extension":
             if header_end > cut.at:
                 cut.take(name, header_end - cut.at)
-        else:  # the event, or the body of a type that has no table
+        elif kind == native.REFERENCE_TYPE:
+            for part, width in spill.REFERENCE_FIELDS:
+                cut.take(part, width)
+        else:  # the event, a chunk's fragments, or the body of a type that has no table
             cut.take(name, len(raw) - native.TRAILER.size - cut.at)
     return [*cut.fields, _checksum(raw, raw[-native.TRAILER.size : -4], raw[-4:], crc32(raw[:-4]))]
 
@@ -155,10 +166,10 @@ def _checksum(raw: bytes, method: bytes, stored: bytes, computed: int) -> Field:
     return Field(name="checksum", at=len(raw), raw=b"", value=said)
 
 
-def header_fields(raw: bytes, *, java: bool) -> list[Field]:
-    """Return the fields of a segment's first 16 bytes."""
+def header_fields(raw: bytes, *, java: bool, spilled: bool = False) -> list[Field]:
+    """Return the fields of a segment's first bytes, or of a spill segment's."""
     cut = _Cutter(raw)
-    for name, size in native.HEADER_FIELDS:
+    for name, size in spill.SPILL_HEADER_FIELDS if spilled else native.HEADER_FIELDS:
         cut.take("base_seqno" if java and name == "prev_seqno" else name, size)
     return cut.fields
 
@@ -182,20 +193,35 @@ def _hex_lines(field: Field) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Where a chunk of a spilled transaction stands, and which of its fragments are in it, both ends included."""
+
+    file: str
+    offset: int
+    first_fragno: int
+    last_fragno: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A record's place and bytes."""
+    """A record's place and bytes; `chunks` are those that it refers to."""
 
     file: str
     offset: int
     raw: bytes
+    chunks: tuple[Chunk, ...] = ()
 
 
 def dump(
     ctx: typer.Context,
     seqno: SeqnoOption = None,
-    fragno: Annotated[int, typer.Option("-fragno", "--fragno", metavar="N", min=0, help="Which fragment of it.")] = 0,
+    fragno: Annotated[
+        int | None,
+        typer.Option("-fragno", "--fragno", metavar="N", min=0, help="Which fragment of it; if spilled, its chunk."),
+    ] = None,
     file: Annotated[
-        str | None, typer.Option("-file", "--file", metavar="NAME", help="The record at -offset of this segment.")
+        str | None,
+        typer.Option("-file", "--file", metavar="NAME", help="The record at -offset of this segment or spill segment."),
     ] = None,
     offset: Annotated[
         int, typer.Option("-offset", "--offset", metavar="N", min=0, help="Its first byte; 0 is the segment's header.")
@@ -205,11 +231,14 @@ def dump(
 ) -> int:
     """Print the fields of one record with their offsets, lengths and values, and whether its checksum holds.
 
+    Of a transaction that was spilled: the record that refers to it, and where each of its chunks stands.
+
     \b
     Example:
       thl -dir log dump -seqno 5
       thl -dir log dump -seqno 5 -fragno 1 --hex
       thl -dir log dump -file thl.data.0000000001 -offset 16 --hex
+      thl -dir log dump -file thl.spill.0000000001 -offset 0
     """
     if (seqno is None) == (file is None):
         raise typer.BadParameter("name one of -seqno and -file", param_hint="-seqno")
@@ -226,7 +255,7 @@ def dump(
         say(f"Unable to find sequence number: {seqno}" + (f", fragment {fragno}" if fragno else ""))
         return ExitCode.CHECK_FAILED
     if file is not None and offset == 0:
-        fields = header_fields(found.raw, java=java)
+        fields = header_fields(found.raw, java=java, spilled=spill.spill_number(file) is not None)
     else:
         fields = tungsten_fields(found.raw) if java else native_fields(found.raw)
     if as_json:
@@ -234,15 +263,19 @@ def dump(
             {"name": one.name, "offset": one.at, "length": len(one.raw), "value": one.value, "hex": one.raw.hex()}
             for one in fields
         ]
-        print_json({"file": found.file, "offset": found.offset, "length": len(found.raw), "fields": shown})
+        chunks = {"chunks": found.chunks} if found.chunks else {}
+        print_json({"file": found.file, "offset": found.offset, "length": len(found.raw), "fields": shown, **chunks})
         return ExitCode.DONE
     print(f"{found.file}, offset {found.offset}: {len(found.raw)} bytes")
     for line in field_lines(fields, hexadecimal=hexadecimal):
         print(line)
+    for number, chunk in enumerate(found.chunks):
+        of = f"fragments {chunk.first_fragno} to {chunk.last_fragno}"
+        print(f"chunk {number}: {chunk.file}, offset {chunk.offset}: {of}")
     return ExitCode.DONE
 
 
-def _native_fragment(path: str, seqno: int, fragno: int) -> Found | None:
+def _native_fragment(path: str, seqno: int, fragno: int | None) -> Found | None:
     with LogReader.open(path, checksum=False) as reader:
         held = reader.range()
         if not held.first_seqno <= seqno <= held.last_seqno:
@@ -252,41 +285,77 @@ def _native_fragment(path: str, seqno: int, fragno: int) -> Found | None:
             transaction = cursor.next()
             if transaction is None:
                 return None
+            at = transaction.start
+            found = _at(path, native.segment_name(lsn_segment(at)), lsn_offset(at))
+            if found.raw[4] == native.REFERENCE_TYPE:
+                chunks = tuple(_chunks(path, found.raw, transaction.header))
+                if fragno is None:
+                    return replace(found, chunks=chunks)
+                holding = (one for one in chunks if one.first_fragno <= fragno <= one.last_fragno)
+                return next((_at(path, one.file, one.offset) for one in holding), None)
+            if not fragno:
+                return found
             for record in transaction.records():
                 if record.header.fragno == fragno:
                     at = record.header.lsn
-                    name = native.segment_name(lsn_segment(at))
-                    return _at(path, name, lsn_offset(at))
+                    return _at(path, native.segment_name(lsn_segment(at)), lsn_offset(at))
     return None
 
 
-def _java_fragment(path: str, seqno: int, fragno: int) -> Found | None:
+def _chunks(path: str, raw: bytes, header: native.RecordHeader) -> Iterator[Chunk]:
+    """Yield where the chunks stand that a referring record names. Raises CorruptRecordError, LogUnreadableError."""
+    at = next(field.at for field in native_fields(raw) if field.name == spill.REFERENCE_FIELDS[0][0])
+    reference = spill.parse_reference(raw[at : at + spill.REFERENCE.size])
+    if reference is None:
+        return
+    reader = SpillReader(path, OsDisk(), reference, header)
+    try:
+        places = reader.places()
+        if isinstance(places, SpillFault):
+            raise fault_error(places, header)
+        fragno = 0
+        for seq, place in enumerate(places):
+            found = reader.chunk(Lsn(place), seq, fragno)
+            if isinstance(found, SpillFault):
+                raise fault_error(found, header)
+            count = sum(1 for _ in found)
+            file, offset = spill.spill_name(lsn_segment(Lsn(place))), lsn_offset(Lsn(place))
+            yield Chunk(file=file, offset=offset, first_fragno=fragno, last_fragno=fragno + count - 1)
+            fragno += count
+    finally:
+        reader.close()
+
+
+def _java_fragment(path: str, seqno: int, fragno: int | None) -> Found | None:
     with TungstenReader.open(path, checked=False).cursor(strict=False) as cursor:
         if cursor.seek(seqno) is not Seek.FOUND:
             return None
         while (stored := cursor.next()) is not None and stored.record.seqno == seqno:
-            if stored.record.fragno == fragno:
+            if stored.record.fragno == (fragno or 0):
                 return _at(path, stored.segment, stored.record.offset)
     return None
 
 
 def _at(path: str, name: str, offset: int) -> Found:
     """Read the record at a place. Raises typer.BadParameter where there is none, LogMissingError without the file."""
-    if os.path.basename(name) != name or native.segment_number(name) is None:
-        raise typer.BadParameter("a segment's plain name, such as thl.data.0000000001", param_hint="-file")
+    spilled = spill.spill_number(name) is not None
+    if os.path.basename(name) != name or not (spilled or native.segment_number(name) is not None):
+        why = "a segment's plain name, such as thl.data.0000000001 or thl.spill.0000000001"
+        raise typer.BadParameter(why, param_hint="-file")
     try:
         file = OsDisk().open(f"{path.rstrip('/')}/{name}")
     except FileNotFoundError as exc:
         raise LogMissingError(path=path, why=f"it holds no {name}") from exc
     try:
-        return Found(file=name, offset=offset, raw=_record_bytes(file, offset))
+        size = spill.SPILL_HEADER_BYTES if spilled else HEADER_BYTES
+        return Found(file=name, offset=offset, raw=_record_bytes(file, offset, size))
     finally:
         file.close()
 
 
-def _record_bytes(file: DiskFile, offset: int) -> bytes:
+def _record_bytes(file: DiskFile, offset: int, header_bytes: int) -> bytes:
     if offset == 0:
-        return file.pread(HEADER_BYTES, 0)
+        return file.pread(header_bytes, 0)
     start = file.pread(5, offset)
     length = int.from_bytes(start[:4], "big") if len(start) == 5 else 0
     if length < 9 or offset + length > file.size():
