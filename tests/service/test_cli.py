@@ -99,6 +99,17 @@ def test_every_command_speaks_json(command: str, capsys: pytest.CaptureFixture[s
     assert "--json" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arguments", [["thl"], ["cli", "log", "add"]])
+def test_help_names_its_options_in_one_order(arguments: list[str]) -> None:
+    """The library has them in a set, whose order is drawn at each start."""
+    module, *words = arguments
+    code = f"import sys; from tranlog.service.{module} import main; sys.exit(main({[*words, '--help']!r}))"
+    for seed in range(4):
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+        assert "  -h, -help, --help  " in done.stdout, f"PYTHONHASHSEED={seed}"
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

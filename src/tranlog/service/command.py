@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import Annotated, Any, Final, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.service.exits import (
@@ -38,7 +38,19 @@ PROGRESS_EVERY_S: Final = 5.0
 """How often progress is printed where stderr is no terminal."""
 
 
-class Commands(TyperGroup):
+class _HelpInOrder:
+    """Names the options of help in the order in which we give them; the library takes them from a set."""
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        left = super().get_help_option_names(ctx)  # type: ignore[misc]
+        return [name for name in ctx.help_option_names if name in left]
+
+
+class Command(_HelpInOrder, TyperCommand):
+    """One command."""
+
+
+class Commands(_HelpInOrder, TyperGroup):
     """The commands of one program. A closed stdout ends them as what it is, not as an error of theirs."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -50,9 +62,16 @@ class Commands(TyperGroup):
             raise ReaderGone from exc
 
 
+class App(typer.Typer):
+    """A program whose commands are ours."""
+
+    def command(self, *arguments: Any, **options: Any) -> Any:
+        return super().command(*arguments, **{"cls": Command, **options})
+
+
 def new_app(**options: Any) -> typer.Typer:
     """Return an empty program with our way of help: plain text, no colours, examples kept line by line."""
-    return typer.Typer(
+    return App(
         cls=Commands,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
