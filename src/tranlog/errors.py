@@ -487,15 +487,16 @@ class SourceUnavailableError(SourceError):
 
 @dataclass(eq=False, kw_only=True)
 class PositionLostError(SourceError):
-    """The source no longer has, or never had, the position at which the log ends."""
+    """The source no longer has, or never had, the position at which the log ends. `way_on`: a sentence."""
 
     event_id: str
     why: str
+    way_on: str = ""
 
     def __str__(self) -> str:
         return (
-            f"the source cannot go on after event id {self.event_id!r}: {self.why}. Nothing was captured; take a new "
-            "copy of the target and start a new log after it (`tranlog reset --forget-position`)"
+            f"the source cannot go on after event id {self.event_id!r}: {self.why}. {self.way_on}Nothing was captured; "
+            "take a new copy of the target and start a new log after it (`tranlog reset --forget-position`)"
         )
 
 

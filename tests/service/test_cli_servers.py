@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,44 @@ def test_sqlite_to_mariadb(
     assert code == 4 and "target    PROBLEM" in out
     assert PASSWORD not in shown + out + err
     mariadb_target.execute(f"DROP USER {own}")
+
+
+def test_another_history_is_accepted_by_word_alone(
+    conf: Path,
+    start_mariadb: Callable[..., MariaDbServer],
+    mariadb_database: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that was reset and counts on: exit code 3; `--accept-server` goes on; elsewhere it is refused."""
+    server = start_mariadb()
+    monkeypatch.setenv("SOURCE_PASSWORD", "")
+    text = conf.read_text()
+    for line in (line for line in text.splitlines() if line.startswith(("host", "port", "user"))):
+        text = text.replace(line, f"{line.split()[0]} = {json.dumps(getattr(server, line.split()[0]))}")
+    conf.write_text(text)
+    for value in (1, 2):
+        if value == 2:
+            server.execute(f"DROP DATABASE {mariadb_database}")
+        server.execute("RESET MASTER")
+        server.execute(f"CREATE DATABASE {mariadb_database}")
+        server.execute("CREATE TABLE t (id INT PRIMARY KEY)", database=mariadb_database)
+        server.execute(f"INSERT INTO t VALUES ({value})", database=mariadb_database)
+        if value == 1:
+            assert run(conf, "capture --once", capsys)[0] == 0
+            server.execute("INSERT INTO t VALUES (10)", database=mariadb_database)
+            assert run(conf, "capture --once", capsys)[0] == 0
+    server.execute("INSERT INTO t VALUES (20)", database=mariadb_database)
+    server.execute("INSERT INTO t VALUES (21)", database=mariadb_database)
+    code, _, err = run(conf, "capture --once", capsys)
+    assert code == 3 and "is another transaction" in err and "--accept-server" in err
+    code, out, err = run(conf, "capture --once --accept-server --json", capsys)
+    assert code == 0, err
+    assert json.loads(out)["transactions"] == 2, "that it was accepted, and the row 21"
+    assert run(conf, "capture --once", capsys)[0] == 0, "the word is said once"
+    conf.write_text(
+        '[source]\nkind = "sqlite"\npath = "shop.db"\n[log]\ndir = "other"\n[target]\nkind = "null"\npath = "t"\n'
+    )
+    connect(conf.parent / "shop.db").close()
+    code, _, err = run(conf, "capture --once --accept-server", capsys)
+    assert code == 2 and "only a MariaDB source" in err

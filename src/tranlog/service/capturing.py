@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tranlog.capture.capture import Capture
 from tranlog.capture.thl_source import ThlSource, ThlSourceOptions
@@ -23,7 +23,7 @@ from tranlog.errors import ConfigError, TargetError, TargetUnavailableError
 from tranlog.ids import Gtid
 from tranlog.log.log import Log
 from tranlog.service.clearing import begin_after, has_records, read_mark
-from tranlog.service.config import Config
+from tranlog.service.config import Config, SourceKind, source_kind
 from tranlog.service.position import read_rows
 from tranlog.source.source import Source, TableReader
 from tranlog.target.target import ChannelRow
@@ -141,15 +141,25 @@ class ResumedSource:
         self._source.close()
 
 
+def _checked(options: SourceOptions, accept_server: bool) -> Source:
+    source = check_source(options)
+    if accept_server:
+        if source_kind(options) is not SourceKind.MARIADB:
+            raise ConfigError(option="--accept-server", value=True, why="only a MariaDB source has a server to accept")
+        cast("MariadbSource", source).accept_server = True
+    return source
+
+
 @contextmanager
-def open_capture(config: Config, *, new_log: bool) -> Iterator[tuple[Capture, Log]]:
+def open_capture(config: Config, *, new_log: bool, accept_server: bool = False) -> Iterator[tuple[Capture, Log]]:
     """Open log and source for a capture that has not begun; both are closed at the end.
 
+    `accept_server`: an operator vouches for a MariaDB that cannot prove to have the log's history.
     While it is open, threads take turns every `SWITCH_INTERVAL_S`. Raises what opening either raises, and
     `find_beginning`. A source that is not there leaves the log as it is, also
     without the no-op with which a writer begins.
     """
-    source: Source = check_source(config.wanted_source())
+    source: Source = _checked(config.wanted_source(), accept_server)
     beginning = find_beginning(config, new_log=new_log)
     if beginning.event_id is not None:
         source = ResumedSource(source, beginning.event_id)

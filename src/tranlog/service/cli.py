@@ -89,6 +89,14 @@ NewLog = Annotated[
     bool,
     typer.Option("--new-log", "-new-log", help="Begin a log without records without asking the target how far it is."),
 ]
+AcceptServer = Annotated[
+    bool,
+    typer.Option(
+        "--accept-server",
+        "-accept-server",
+        help="Go on by GTID at a MariaDB that cannot prove to have the log's history: you know that it has.",
+    ),
+]
 Until = Annotated[
     str | None,
     typer.Option("--until", "-until", metavar="SEQNO|now", help="End after this seqno, or after what is there now."),
@@ -206,6 +214,7 @@ def capture(
     ] = None,
     once: Annotated[bool, typer.Option("--once", "-once", help="Capture what the source has by now, and end.")] = False,
     new_log: NewLog = False,
+    accept_server: AcceptServer = False,
     as_json: AsJson = False,
 ) -> None:
     """Carry the source's transactions into the log.
@@ -222,7 +231,7 @@ def capture(
     if source is not None:
         config = config.with_source(source)
     with (
-        open_capture(config, new_log=new_log) as (work, log),
+        open_capture(config, new_log=new_log, accept_server=accept_server) as (work, log),
         capture_endpoint(config.log_dir, work.heartbeat, runtime_dir=runtime_dir()),
     ):
         _say_begin(log)
@@ -442,6 +451,7 @@ def run(
     pipeline: PipelineName = None,
     package: Package = None,
     new_log: NewLog = False,
+    accept_server: AcceptServer = False,
     stay: Stay = False,
     metrics: Metrics = None,
     as_json: AsJson = False,
@@ -472,7 +482,7 @@ def run(
     find_java()
     if not options.target.in_file or os.path.exists(options.target.path):  # opening would make the file
         open_target(options.target).close()
-    with open_capture(config, new_log=new_log) as (work, log):
+    with open_capture(config, new_log=new_log, accept_server=accept_server) as (work, log):
         _say_begin(log)
         with Progress() as progress:
             operation = Operation(

@@ -70,6 +70,11 @@ def groups_of(events: list[bytes], taker: GroupAssembler | None = None) -> list[
     return [group for event in events if (group := taker.feed(event)) is not None]
 
 
+def place_of(group: EventGroup) -> str:
+    """The event id without what proves it."""
+    return str(group.position).rpartition(";")[0]
+
+
 def kinds(group: EventGroup) -> list[int]:
     return [event[4] for event in group.events]
 
@@ -403,7 +408,7 @@ def test_transactions_of_a_real_stream() -> None:
     found = groups_of(events[:prepared], taker)
     with pytest.raises(UnsupportedEventError, match="the XA transaction with GTID 0-1-14") as caught:
         taker.feed(events[prepared])
-    assert [str(group.position) for group in found] == [
+    assert [place_of(group) for group in found] == [
         "0-1-1;binlog.000001:448",
         "0-1-2;binlog.000001:614",
         "0-1-3;binlog.000001:857",
@@ -434,7 +439,7 @@ def test_a_position_goes_on_from_the_one_it_was_given() -> None:
     start = BinlogPosition(gtids=parse_gtids("0-1-5,3-2-9"), file="binlog.000001", offset=100)
     taker = assembler(start)
     (group,) = groups_of([gtid_event(6, 1), query_event(b"CREATE TABLE t (a INT)")], taker)
-    assert str(group.position) == "0-1-6,3-2-9;binlog.000001:1000"
+    assert place_of(group) == "0-1-6,3-2-9;binlog.000001:1000"
     assert taker.position == group.position and not taker.inside
 
 

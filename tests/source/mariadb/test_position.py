@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from tranlog.source.mariadb.position import (
     BinlogPosition,
     DomainGtid,
+    LastTransaction,
     StartAtFile,
     StartAtGtids,
     StartEarliest,
     StartNow,
+    is_newer_file,
     parse_gtids,
     parse_start,
     why_lost,
@@ -24,8 +26,13 @@ gtids = st.dictionaries(
     max_size=4,
 ).map(lambda found: tuple(DomainGtid(domain, *found[domain]) for domain in sorted(found)))
 files = st.from_regex(r"[a-z./_-]{1,10}\.[0-9]{6}", fullmatch=True)
-positions = st.builds(BinlogPosition, gtids=gtids) | st.builds(
-    BinlogPosition, gtids=gtids, file=files, offset=st.integers(4, 1 << 40)
+numbers = st.integers(0, (1 << 32) - 1)
+proofs = {
+    "server": st.just("") | st.from_regex(r"[A-Za-z0-9+/=]{8}", fullmatch=True),
+    "last": st.none() | st.builds(LastTransaction, numbers, numbers, numbers),
+}
+positions = st.builds(BinlogPosition, gtids=gtids, **proofs) | st.builds(
+    BinlogPosition, gtids=gtids, file=files, offset=st.integers(4, 1 << 40), **proofs
 )
 
 
@@ -40,6 +47,14 @@ def test_an_event_id_names_all_domains_in_their_order() -> None:
     assert str(position) == "0-1-42,1-1-7,10-3-4;binlog.000003:12345"
     assert str(BinlogPosition(file="binlog.000001", offset=325)) == ";binlog.000001:325"
     assert str(BinlogPosition()) == ""
+    proven = BinlogPosition(
+        gtids=parse_gtids("0-1-42"),
+        file="binlog.000003",
+        offset=12345,
+        server="rLCTv1jW",
+        last=LastTransaction(0, 378, 0xA),
+    )
+    assert str(proven) == "0-1-42;binlog.000003:12345;rLCTv1jW:0:378:0000000a"
 
 
 @pytest.mark.parametrize(
@@ -69,5 +84,13 @@ def test_positions_that_are_lost() -> None:
     assert why_lost(position, server_state={0: 42, 7: 3, 9: 1}) is None
     assert why_lost(position, server_state={0: 100, 7: 3}) is None
     assert "ends at sequence 41" in str(why_lost(position, server_state={0: 41, 7: 3}))
-    assert "never held" in str(why_lost(position, server_state={0: 42}))
+    assert why_lost(position, server_state={0: 42}) is None, "a domain that ended may be deleted"
+    assert "never held" in str(why_lost(position, server_state={9: 42}))
     assert why_lost(BinlogPosition(), server_state={}) is None
+
+
+def test_a_newer_file_is_not_a_purged_one() -> None:
+    assert is_newer_file("binlog.000010", "binlog.000009")
+    assert not is_newer_file("binlog.000009", "binlog.000009")
+    assert not is_newer_file("other.000010", "binlog.000009")
+    assert not is_newer_file("binlog", "binlog.000009")

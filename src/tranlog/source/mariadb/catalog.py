@@ -12,19 +12,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from tranlog.change import TableName
 from tranlog.errors import PositionLostError, SourceError, SourceSetupError
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
 from tranlog.source.mariadb.position import (
     OFFSETS_WRAP_AT,
+    SERVER_CHARACTERS,
     BinlogPosition,
+    DomainGtid,
     StartAtFile,
     StartAtGtids,
     StartEarliest,
     StartNow,
     gtid_text,
+    is_newer_file,
     parse_gtids,
     parse_start,
     why_lost,
@@ -42,6 +48,17 @@ _WANTED: Final = (
 _FILE_START: Final = 4
 """Every binlog file begins with four bytes that are no event."""
 _CHANGES_OTHER_ROWS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """How to go on at a server: the position as it is there, and where its last transaction proves it, if it can.
+
+    `look` is a file and an offset in it, at or in front of that transaction.
+    """
+
+    position: BinlogPosition
+    look: tuple[str, int] | None = None
 
 
 class Catalog:
@@ -124,9 +141,7 @@ class Catalog:
             case StartEarliest():
                 return self._at_file(self._files()[0][0], _FILE_START, text)
             case StartAtGtids():
-                position = BinlogPosition(gtids=start.gtids)
-                self.check_position(position)
-                return position
+                return self.resume(BinlogPosition(gtids=start.gtids)).position
             case StartAtFile():
                 return self._at_file(start.file, start.offset, text)
 
@@ -154,29 +169,84 @@ class Catalog:
             raise SourceSetupError(why=f"{self._options.where} has no binlog file", remedy="Check its log_bin")
         return files
 
-    def check_position(self, position: BinlogPosition) -> None:
-        """Refuse a position that this server never had or has lost. Raises PositionLostError.
+    def server(self) -> str:
+        """Return the beginning of the server's uid; empty where the version has none."""
+        rows = self._control.rows("SHOW GLOBAL VARIABLES LIKE 'server_uid'")
+        return str(rows[0][1])[:SERVER_CHARACTERS] if rows else ""
 
-        The GTIDs are held against what the server ever wrote. File and offset are held against its files where it
-        wrote one of the GTIDs itself: after a crash that cost it its last transactions a server gives out the same
-        GTIDs once more, in another file. A server that took over from the one that wrote them has files of its own.
+    def resume(self, position: BinlogPosition, *, accepted: bool = False) -> Resumption:
+        """Refuse a position that this server never had or has lost; say how to go on. Raises PositionLostError.
+
+        The GTIDs are held against what the server ever wrote. File and offset are held against its files where they
+        are its own: after a crash that cost it its last transactions a server gives out the same GTIDs once more, in
+        another file. What GTIDs and numbers cannot tell, the last transaction must prove: the answer says where to
+        look for it. `accepted`: an operator's word stands in the place of all proof.
         """
         state: dict[int, int] = {}
         for gtid in _state(self._control.rows("SELECT @@global.gtid_binlog_state")[0][0]):
             state[gtid[0]] = max(gtid[2], state.get(gtid[0], 0))
         why = why_lost(position, server_state=state)
-        if why is None and position.file and position.offset:
-            own = self.server_id()
-            if not position.gtids or any(gtid.server_id == own for gtid in position.gtids):
-                why = self._why_not_in_file(position)
         if why is not None:
             raise PositionLostError(event_id=str(position), why=why)
+        server = self.server()
+        kept = tuple(gtid for gtid in position.gtids if gtid.domain in state)
+        on = msgspec.structs.replace(position, gtids=kept, server=server)
+        if accepted:
+            return Resumption(position=msgspec.structs.replace(on, file="", offset=0, last=None))
+        files = self._files()
+        own = position.server == server if position.server else self._wrote(position)
+        if own and position.file and position.offset:
+            size = dict(files).get(position.file)
+            if size is None:
+                if is_newer_file(position.file, files[-1][0]):
+                    why = f"its newest file is {files[-1][0]}: the server's binlog was reset"
+            elif size < OFFSETS_WRAP_AT:
+                why = self._why_not_in_file(position, kept, size)
+                if why is None:
+                    at = position.offset - position.last.size if position.last is not None else 0
+                    return Resumption(position=on, look=(position.file, at) if at > 0 else None)
+        last = position.last
+        wrote = {gtid.domain: gtid for gtid in kept}.get(last.domain) if last is not None else None
+        if why is None and wrote is not None:
+            file = self._file_of(wrote, files)
+            if file is not None:
+                return Resumption(position=on, look=(file, _FILE_START))
+            if not own:
+                why = f"transaction {wrote}, which would prove that it is of the same history, is purged there"
+        elif why is None and (kept != position.gtids or (not own and position.server)):
+            why = "the event id says too little to prove that it is of the same history"
+        if why is not None:
+            raise self.lost(position, why)
+        return Resumption(position=on)  # what is purged of its own files, the server says itself
 
-    def _why_not_in_file(self, position: BinlogPosition) -> str | None:
-        sizes = dict(self._files())
-        size = sizes.get(position.file)
-        if size is None or size >= OFFSETS_WRAP_AT:
-            return None  # purged, or of another server; the GTIDs decide
+    def lost(self, position: BinlogPosition, why: str) -> PositionLostError:
+        """Return the refusal of a server as another one than the log's."""
+        whose = f" was captured from server {position.server}" if position.server else ""
+        return PositionLostError(
+            event_id=str(position),
+            why=f"{self._options.where} is server {self.server()}; the log{whose}; {why}",
+            way_on="Where this server has what that one had (a replica, a primary, the same server moved), "
+            "`tranlog capture --accept-server` goes on by GTID. ",
+        )
+
+    def _wrote(self, position: BinlogPosition) -> bool:
+        own = self.server_id()
+        return not position.gtids or any(gtid.server_id == own for gtid in position.gtids)
+
+    def _file_of(self, gtid: DomainGtid, files: list[tuple[str, int]]) -> str | None:
+        """Return the file that must hold a transaction; None where it is purged."""
+        low, high = 0, len(files)  # files below `low` begin in front of it
+        while low < high:
+            middle = (low + high) // 2
+            found = self._control.rows("SELECT BINLOG_GTID_POS(%s, %s)", (files[middle][0], _FILE_START))[0][0]
+            behind = {one.domain: one for one in parse_gtids(found or "")}.get(gtid.domain)
+            if behind is None or behind.sequence < gtid.sequence:
+                low = middle + 1
+            else:
+                high = middle
+        return files[low - 1][0] if low else None
+
+    def _why_not_in_file(self, position: BinlogPosition, kept: tuple[DomainGtid, ...], size: int) -> str | None:
         if size < position.offset:
             return f"{position.file} ends at offset {size}: the server lost the end of its binlog, or was reset"
         found = self._control.rows("SELECT BINLOG_GTID_POS(%s, %s)", (position.file, position.offset))[0][0]
@@ -185,7 +255,7 @@ class Catalog:
             if self._is_boundary(position.file, position.offset):
                 return None
             return f"no event of {position.file} ends at offset {position.offset}: it is not the file that was captured"
-        if parse_gtids(found) != position.gtids:
+        if parse_gtids(found) not in (position.gtids, kept):
             return (
                 f"at offset {position.offset} of {position.file} the server stands at GTID {found or '(none)'}, not at "
                 f"{gtid_text(position.gtids) or '(none)'}: it is not the file that was captured"

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, Protocol
+from zlib import crc32
 
 import msgspec
 
-from tranlog.errors import UnsupportedEventError
+from tranlog.errors import PositionLostError, UnsupportedEventError
 from tranlog.source.mariadb.events import (
     HEADER,
     HEADER_BYTES,
@@ -27,10 +28,11 @@ from tranlog.source.mariadb.events import (
     GtidEvent,
     event_name,
     parse_gtid,
+    parse_gtid_list,
     parse_rotate,
     table_map_name,
 )
-from tranlog.source.mariadb.position import BinlogPosition, DomainGtid
+from tranlog.source.mariadb.position import BinlogPosition, DomainGtid, LastTransaction
 
 START_ANEW: Final = (
     "What is before it is in the log. To go on behind it, take a new copy of the target and start a new log after it "
@@ -83,6 +85,9 @@ _KEPT: Final = frozenset(
 _GTID: Final = int(EventType.GTID)
 _XID: Final = int(EventType.XID)
 _TABLE_MAP: Final = int(EventType.TABLE_MAP)
+_ROWS: Final = frozenset(int(kind) for kind in ROWS_EVENTS)
+_TABLE_NUMBER: Final = slice(HEADER_BYTES, HEADER_BYTES + 6)
+_AFTER_FLAGS: Final = HEADER_BYTES + 8
 _NAMED_TABLES: Final = 5
 _QUERY: Final = int(EventType.QUERY)
 _INFORMATIVE: Final = frozenset(int(kind) for kind in INFORMATIVE)
@@ -110,13 +115,22 @@ class GroupAssembler:
     """
 
     def __init__(
-        self, position: BinlogPosition, *, new_store: Callable[[], EventStore], transaction_bytes_max: int
+        self,
+        position: BinlogPosition,
+        *,
+        new_store: Callable[[], EventStore],
+        transaction_bytes_max: int,
+        captures: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._new_store = new_store
         self._limit = transaction_bytes_max
+        self._captures = captures
+        self._schemas: dict[bytes, bool] = {}
         self._gtids = position.by_domain()
         self._position = position
         self._file = position.file
+        self._files: set[str] = set()  # that this stream has come through
+        self._seen: set[int] = set()  # domains of which it has brought a transaction
         self._gtid: GtidEvent | None = None
         self._store: EventStore | None = None
         self.incomplete = 0
@@ -154,7 +168,12 @@ class GroupAssembler:
             return self._query(event)
         if kind == EventType.ROTATE:
             self._file, _ = parse_rotate(event)
+            self._files.add(self._file)
             self._drop_incomplete()
+            return None
+        if kind == EventType.GTID_LIST:
+            if len(self._files) > 1:
+                self._check_unbroken(event)
             return None
         if kind == EventType.FORMAT_DESCRIPTION:
             self._drop_incomplete()
@@ -176,7 +195,11 @@ class GroupAssembler:
         self._gtid = gtid
         self._store = self._new_store()
         self._count = 0
-        self._size = len(event)
+        self._size = self._stored = len(event)
+        _, _, _, size, end, _ = HEADER.unpack_from(event)
+        self._start = end - size
+        self._checksum = 0
+        self._passed: set[bytes] = set()
         self._savepoints: dict[str, int] = {}
         self._taken_back: list[tuple[int, int]] = []
 
@@ -184,28 +207,50 @@ class GroupAssembler:
         store = self._store
         if store is None:
             raise EventFormatError(why=f"{self._place(event)}: a {event_name(event[4])} outside of a transaction")
+        self._size += len(event)
+        kind = event[4]
+        if kind == _TABLE_MAP:
+            self._meet_table(event)
+        elif kind in _ROWS:
+            # The number of the table and the flags are the server's own; what stands behind is the transaction's.
+            self._checksum = crc32(memoryview(event)[_AFTER_FLAGS:], self._checksum ^ kind)
+            if event[_TABLE_NUMBER] in self._passed:
+                return
         store.append(event)
         self._count += 1
-        self._size += len(event)
-        if self._size > self._limit:
+        self._stored += len(event)
+        if self._stored > self._limit:
             assert self._gtid is not None
             raise self._stop(
                 event,
-                f"the transaction with GTID {self._gtid.gtid}{_changes_of(store)} has {self._size} bytes so far, and "
+                f"the transaction with GTID {self._gtid.gtid}{_changes_of(store)} has {self._stored} bytes so far, and "
                 f"the option "
                 f"transaction_bytes_max allows {self._limit}",
                 "Raise the option if the disks have room for it, then start capture again",
             )
 
+    def _meet_table(self, event: bytes) -> None:
+        """Note whether rows of a table are to be kept; what is not captured takes no room."""
+        names = event[_AFTER_FLAGS : _end_of_names(event)]
+        self._checksum = crc32(names, self._checksum)
+        schema = names[1 : 1 + names[0]]
+        wanted = self._schemas.get(schema)
+        if wanted is None:
+            wanted = self._schemas[schema] = self._captures(schema.decode(errors="replace"))
+        if wanted:
+            self._passed.discard(event[_TABLE_NUMBER])
+        else:
+            self._passed.add(event[_TABLE_NUMBER])
+
     def _query(self, event: bytes) -> EventGroup | None:
         if self._gtid is None:
             raise EventFormatError(why=f"{self._place(event)}: a statement outside of a transaction")
         if self._gtid.standalone:
-            self._keep(event)
+            self._keep_statement(event)
             return self._complete(event)
         words = _control_words(event)
         if words is None:
-            self._keep(event)
+            self._keep_statement(event)
             return None
         match words[0]:
             case "BEGIN":
@@ -227,12 +272,19 @@ class GroupAssembler:
             case _:
                 raise self._stop(event, f"the statement {' '.join(words)}", START_ANEW)
 
+    def _keep_statement(self, event: bytes) -> None:
+        self._checksum = crc32(_text_of(event), self._checksum)
+        self._keep(event)
+
     def _complete(self, event: bytes) -> EventGroup:
         gtid, store = self._gtid, self._store
         if gtid is None or store is None:
             raise EventFormatError(why=f"{self._place(event)}: a transaction ends that did not begin")
         timestamp, _, _, _, end, _ = HEADER.unpack_from(event)
-        self._advance(gtid.gtid, end)
+        last = LastTransaction(
+            gtid.gtid.domain, (end - self._start) & 0xFFFFFFFF, crc32(timestamp.to_bytes(4, "little"), self._checksum)
+        )
+        self._advance(gtid.gtid, end, last)
         self._gtid = None
         self._store = None
         return EventGroup(
@@ -245,11 +297,34 @@ class GroupAssembler:
             void=gtid.alter_phase in ("start", "rollback"),
         )
 
-    def _advance(self, gtid: DomainGtid, end: int) -> None:
+    def _advance(self, gtid: DomainGtid, end: int, last: LastTransaction) -> None:
         gtids = self._gtids
         gtids[gtid.domain] = gtid
+        self._seen.add(gtid.domain)
         ordered = (gtid,) if len(gtids) == 1 else tuple(gtids[domain] for domain in sorted(gtids))
-        self._position = BinlogPosition(gtids=ordered, file=self._file, offset=end)
+        self._position = BinlogPosition(
+            gtids=ordered, file=self._file, offset=end, server=self._position.server, last=last
+        )
+
+    def _check_unbroken(self, event: bytes) -> None:
+        """Refuse a file that does not begin where the one before it ended: a reset does not end a running stream.
+
+        At another server domains may be mixed otherwise: one of several, of which nothing came yet, may be behind.
+        """
+        for domain, begins in {gtid.domain: gtid for gtid in parse_gtid_list(event)}.items():
+            ends = self._gtids.get(domain)
+            if ends == begins or (
+                ends is not None
+                and domain not in self._seen
+                and len(self._gtids) > 1
+                and begins.sequence < ends.sequence
+            ):
+                continue
+            raise PositionLostError(
+                event_id=str(self._position),
+                why=f"{self._file} begins behind GTID {begins}, and what was read before it ends at {ends or 'none'}: "
+                "the server's binlog was reset, or lost a part",
+            )
 
     def _drop_incomplete(self) -> None:
         # A server writes a transaction whole into one file. Where a file ends inside one, the server died while
@@ -297,14 +372,28 @@ def _changes_of(store: EventStore) -> str:
     return f", with changes of {', '.join(names)}," if names else ""
 
 
+def _end_of_names(event: bytes) -> int:
+    """Return where the names of schema and table end in a TABLE_MAP event."""
+    try:
+        table = _AFTER_FLAGS + event[_AFTER_FLAGS] + 2
+        return table + event[table] + 2
+    except IndexError as exc:
+        raise EventFormatError(why=f"a table map of {len(event)} bytes") from exc
+
+
+def _text_of(event: bytes) -> bytes:
+    """Return the text of a QUERY event; empty for one that is too short, which is refused when it is read."""
+    if len(event) < HEADER_BYTES + 13:
+        return b""
+    return event[HEADER_BYTES + 13 + event[HEADER_BYTES + 8] + int.from_bytes(event[30:32], "little") + 1 :]
+
+
 _CONTROL: Final = (b"BEGIN", b"COMMIT", b"ROLLB", b"SAVEP", b"RELEA", b"XA")
 
 
 def _control_words(event: bytes) -> tuple[str, ...] | None:
     """Return the words of a statement that steers a transaction, a savepoint's name in small letters; else None."""
-    if len(event) < HEADER_BYTES + 13:  # kept, and refused when it is read
-        return None
-    text = event[HEADER_BYTES + 13 + event[HEADER_BYTES + 8] + int.from_bytes(event[30:32], "little") + 1 :]
+    text = _text_of(event)
     head = text[:6].upper()
     if not head.startswith(_CONTROL):
         return None

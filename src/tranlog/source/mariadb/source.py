@@ -48,6 +48,7 @@ from tranlog.source.mariadb.events import (
     table_number,
 )
 from tranlog.source.mariadb.groups import START_ANEW, EventGroup, GroupAssembler
+from tranlog.source.mariadb.history import continue_from
 from tranlog.source.mariadb.position import BinlogPosition
 from tranlog.source.mariadb.rows import RowsEncoder, rows_encoder
 from tranlog.source.mariadb.stream import BinlogStream
@@ -116,6 +117,8 @@ class MariadbSource:
         options.check()
         self.options = options
         self.source_id = options.source_id
+        self.accept_server = False
+        """Set by a caller on an operator's word: the next connection takes the server for one of the log's history."""
         self._clock: Clock = clock if clock is not None else SystemClock()
         self._control = Control(options)
         self._catalog = Catalog(options, self._control)
@@ -193,7 +196,7 @@ class MariadbSource:
     def _connect(self) -> None:
         """Check the set-up and the position, and open the stream there."""
         self._catalog.check_setup()
-        self._catalog.check_position(self._position)
+        self._position = continue_from(self._catalog, self.options, self._position, accepted=self.accept_server)
         self._know_keys()
         self._charsets, self._collations = self._catalog.collations()
         stream = BinlogStream(self.options, self._position)
@@ -204,7 +207,11 @@ class MariadbSource:
             self._position,
             new_store=lambda: _WaitingEvents(self.options.memory_bytes, self.options.spool_directory),
             transaction_bytes_max=self.options.transaction_bytes_max,
+            captures=self.options.captures,
         )
+        if self.accept_server:
+            self.accept_server = False
+            self._told = None  # so that the log knows it before anything else
         self._lost_at = None
         self._retry_s = _RETRY_FIRST_S
 
@@ -363,6 +370,8 @@ class MariadbSource:
                 events = self._stream.take(max(left, _PAUSE_SLICE_S) if self._is_inside() else left)
             except EventFormatError as exc:
                 raise self._damaged(exc) from exc
+            except PositionLostError as exc:  # the stream knows where it was opened, not how far the log has come
+                raise PositionLostError(event_id=str(self._position), why=exc.why) from exc
             except SourceUnavailableError as exc:
                 self._lose(exc)
                 continue

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 _COM_BINLOG_DUMP: Final = 0x12
 _COM_REGISTER_SLAVE: Final = 0x15
 _DUMP: Final = struct.Struct("<IHI")  # position, flags, server id; a file name may follow
+_END_AT_THE_END: Final = 1
 _SEND_ANNOTATE_ROWS: Final = 2
 _FIRST_EVENT_AT: Final = 4
 _GTID_CAPABLE: Final = 4
@@ -115,13 +116,16 @@ class BinlogStream:
     Threads: one, except `interrupt`.
     """
 
-    def __init__(self, options: MariadbSourceOptions, position: BinlogPosition) -> None:
-        """Connect and begin the dump.
+    def __init__(
+        self, options: MariadbSourceOptions, position: BinlogPosition, *, place: tuple[str, int] | None = None
+    ) -> None:
+        """Connect and begin the dump: behind the position's GTIDs, or at `place`, a file and an offset, up to the end.
 
         Raises: SourceUnavailableError, SourceSetupError; PositionLostError when the server refuses the position.
         """
         self._options = options
         self._position = position
+        self._place = place
         self._splitter = EventSplitter()
         silence_s = max(_SILENCE_MIN_S, 4 * options.heartbeat_s)
         self._connection = connect(options, read_timeout=silence_s, write_timeout=silence_s)
@@ -142,19 +146,24 @@ class BinlogStream:
         server_id = options.replica_id
         settings = (
             "SET @master_binlog_checksum = @@global.binlog_checksum, @mariadb_slave_capability = %s, "
-            "@slave_connect_state = %s, @slave_gtid_strict_mode = 1, @master_heartbeat_period = %s"
+            "@master_heartbeat_period = %s"
         )
         flags = _SEND_ANNOTATE_ROWS if options.annotate else 0
+        # With @slave_connect_state set the server looks neither at the position nor at a file name.
+        file, offset = "", _FIRST_EVENT_AT
+        if self._place is not None:
+            file, offset = self._place
+            flags = _END_AT_THE_END
         try:
             with self._connection.cursor() as cursor:
-                cursor.execute(
-                    settings, (_GTID_CAPABLE, gtid_text(self._position.gtids), round(options.heartbeat_s * 1e9))
-                )
+                cursor.execute(settings, (_GTID_CAPABLE, round(options.heartbeat_s * 1e9)))
+                if self._place is None:
+                    behind = gtid_text(self._position.gtids)
+                    cursor.execute("SET @slave_connect_state = %s, @slave_gtid_strict_mode = 1", (behind,))
             # Server id; empty host, user and password; port, rank and the id of our own source: none.
             self._raw("_execute_command")(_COM_REGISTER_SLAVE, struct.pack("<IBBBHII", server_id, 0, 0, 0, 0, 0, 0))
             self._raw("_read_ok_packet")()
-            # With @slave_connect_state set the server looks neither at the position nor at a file name.
-            self._raw("_execute_command")(_COM_BINLOG_DUMP, _DUMP.pack(_FIRST_EVENT_AT, flags, server_id))
+            self._raw("_execute_command")(_COM_BINLOG_DUMP, _DUMP.pack(offset, flags, server_id) + file.encode())
             # The first packet tells whether the server takes the position; it goes through the splitter as well.
             # PyMySQL's own buffer is empty: so far the server has only answered.
             sock = self._raw("_sock")
@@ -191,6 +200,11 @@ class BinlogStream:
         if not events:
             self._heed()
         return events
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server has sent all that there was, and will send no more."""
+        return self._splitter.word is not None and self._splitter.word.code == 0
 
     @property
     def inside(self) -> bool:
