@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tranlog.statements import StatementKind, first_word, statement_kind
+from tranlog.statements import StatementKind, databases_named, first_word, statement_kind
 
 DDL, ADMINISTRATION, ROWS = StatementKind.DDL, StatementKind.ADMINISTRATION, StatementKind.ROWS
 
@@ -52,3 +52,19 @@ def test_statement_kinds(text: str, marked: bool, kind: StatementKind) -> None:
 def test_first_words() -> None:
     assert first_word("\n\t( /* a /* b */ drop TABLE t") == "DROP"
     assert first_word("-- nothing") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("INSERT INTO t VALUES (1.5, 's', a)", set()),
+        ("INSERT INTO s.t SELECT x.a FROM `odd``name` . u x", {"s", "x", "odd`name"}),
+        ('UPDATE "an""si" /* and */ .t SET a = 1', {'an"si'}),
+        ("/*!50000 DELETE FROM s.t */", {"s"}),
+        (r"DELETE FROM t WHERE a = 'C:\' AND b = s.f('C:\')", {"s"}),
+        ("LOAD DATA INFILE '/tmp/a.csv' INTO TABLE `s`.`t`", {"a", "s"}),
+    ],
+)
+def test_databases_that_a_statement_names(text: str, names: set[str]) -> None:
+    """A name too many is safe, a missing one is not."""
+    assert databases_named(text) == names

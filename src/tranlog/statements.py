@@ -45,6 +45,21 @@ _CREATE_TABLE: Final = re.compile(r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:TEMPORARY
 _SELECT: Final = re.compile(r"\bSELECT\b", re.IGNORECASE)
 _SET_STATEMENT: Final = re.compile(r"\s*SET\s+STATEMENT\b", re.IGNORECASE)
 
+_QUALIFIER: Final = re.compile(
+    r"(?:`((?:[^`]|``)+)`|\"((?:[^\"]|\"\")+)\"|((?!\d+\b)[\w$]++))(?>\s|/\*.*?\*/)*+\.", re.DOTALL
+)
+
+
+def databases_named(text: str) -> frozenset[str]:
+    """Return the names in front of a dot: every database that a text names, and whatever else looks like one.
+
+    Strings and comments are searched as well: where they end depends on the session.
+    """
+    return frozenset(
+        (match[1] or "").replace("``", "`") or (match[2] or "").replace('""', '"') or match[3]
+        for match in _QUALIFIER.finditer(text)
+    )
+
 
 def first_word(text: str) -> str:
     """Return a statement's first word in capitals, behind comments; empty when there is none."""

@@ -43,7 +43,6 @@ _WANTED: Final = (
     ("binlog_format", "ROW"),
     ("binlog_row_image", "FULL"),
     ("binlog_row_metadata", "FULL"),
-    ("log_bin_compress", "OFF"),
 )
 _FILE_START: Final = 4
 """Every binlog file begins with four bytes that are no event."""

@@ -33,6 +33,7 @@ _U64: Final = struct.Struct("<Q")
 _GTID_POST: Final = struct.Struct("<QIB")  # sequence, domain, flags
 _GTID_LIST_ENTRY: Final = struct.Struct("<IIQ")  # domain, server id, sequence
 _QUERY_POST: Final = struct.Struct("<IIBHH")  # thread, seconds it took, schema length, error code, status length
+_LOAD_POST_BYTES: Final = 13  # behind those: file number, where its name begins and ends, what duplicates do
 
 ARTIFICIAL: Final = 0x20
 """Flag of an event that the server made up for its reader; it stands in no file."""
@@ -138,6 +139,51 @@ ROWS_EVENTS: Final = {
     EventType.DELETE_ROWS: ("delete", 2),
 }
 """What a rows event does, and the version of its header."""
+
+
+_COMPRESSED: Final = {
+    EventType.QUERY_COMPRESSED: EventType.QUERY,
+    EventType.WRITE_ROWS_COMPRESSED_V1: EventType.WRITE_ROWS_V1,
+    EventType.UPDATE_ROWS_COMPRESSED_V1: EventType.UPDATE_ROWS_V1,
+    EventType.DELETE_ROWS_COMPRESSED_V1: EventType.DELETE_ROWS_V1,
+    EventType.WRITE_ROWS_COMPRESSED: EventType.WRITE_ROWS,
+    EventType.UPDATE_ROWS_COMPRESSED: EventType.UPDATE_ROWS,
+    EventType.DELETE_ROWS_COMPRESSED: EventType.DELETE_ROWS,
+}
+COMPRESSED: Final = frozenset(map(int, _COMPRESSED))
+"""Events whose text or rows are compressed by zlib: what log_bin_compress writes."""
+
+
+def uncompressed_event(event: bytes) -> bytes:
+    """Return the event that a compressed one stands for, with the header of this one but for its type."""
+    kind = _COMPRESSED[EventType(event[4])]
+    reader = _Reader(event, HEADER_BYTES, len(event), f"a {event_name(event[4])}")
+    if kind == EventType.QUERY:
+        _, _, schema_bytes, _, status_bytes = _QUERY_POST.unpack(reader.take(_QUERY_POST.size))
+        reader.take(status_bytes + schema_bytes + 1)
+    else:
+        reader.at = _rows_shape(event, kind).images_at
+    start = reader.at
+    head = reader.byte()
+    if head & 0xF8 != 0x80 or not 1 <= head & 7 <= 4:
+        raise reader.fail(f"compressed in the unknown way {head:#x}")
+    size = int.from_bytes(reader.take(head & 7), "big")
+    try:
+        inflate = zlib.decompressobj()
+        content = inflate.decompress(event[reader.at :], size + 1)
+    except zlib.error as exc:
+        raise reader.fail(f"it does not decompress ({exc})") from exc
+    if len(content) != size or not inflate.eof:
+        raise reader.fail(f"it does not decompress to the {size} bytes that it announces")
+    return b"".join((event[:4], bytes([kind]), event[5:start], content))
+
+
+def query_of_load(event: bytes) -> bytes:
+    """Return the QUERY event that stands in an EXECUTE_LOAD_QUERY event: the text of a LOAD DATA."""
+    at = HEADER_BYTES + _QUERY_POST.size
+    if len(event) < at + _LOAD_POST_BYTES:
+        raise EventFormatError(why=f"a {event_name(event[4])} of {len(event)} bytes")
+    return event[:4] + bytes([EventType.QUERY]) + event[5:at] + event[at + _LOAD_POST_BYTES :]
 
 
 def has_valid_checksum(event: bytes) -> bool:
@@ -737,7 +783,11 @@ class RowsShape:
 
 def parse_rows_shape(event: bytes) -> RowsShape:
     """Read what stands before the images of a rows event."""
-    operation, version = ROWS_EVENTS[EventType(event[4])]
+    return _rows_shape(event, EventType(event[4]))
+
+
+def _rows_shape(event: bytes, kind: EventType) -> RowsShape:
+    operation, version = ROWS_EVENTS[kind]
     reader = _Reader(event, HEADER_BYTES + 8, len(event), "a rows event")
     if version == 2:
         size = reader.number(2)

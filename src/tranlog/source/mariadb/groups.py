@@ -19,6 +19,7 @@ import msgspec
 
 from tranlog.errors import PositionLostError, UnsupportedEventError
 from tranlog.source.mariadb.events import (
+    COMPRESSED,
     HEADER,
     HEADER_BYTES,
     INFORMATIVE,
@@ -31,6 +32,7 @@ from tranlog.source.mariadb.events import (
     parse_gtid_list,
     parse_rotate,
     table_map_name,
+    uncompressed_event,
 )
 from tranlog.source.mariadb.position import BinlogPosition, DomainGtid, LastTransaction
 
@@ -78,9 +80,13 @@ _KEPT: Final = frozenset(
     {
         *map(int, ROWS_EVENTS),
         *map(int, (EventType.TABLE_MAP, EventType.ANNOTATE_ROWS)),
-        *map(int, (EventType.INTVAR, EventType.RAND, EventType.USER_VAR)),
+        *map(int, (EventType.INTVAR, EventType.RAND, EventType.USER_VAR, EventType.EXECUTE_LOAD_QUERY)),
     }
 )
+_PARTS_OF_FILES: Final = frozenset(
+    map(int, (EventType.BEGIN_LOAD_QUERY, EventType.APPEND_BLOCK, EventType.DELETE_FILE))
+)
+"""Of the file of a LOAD DATA in statement format, whose statement comes behind it."""
 # Plain numbers: a member of an enum costs several times as much to look up and to compare.
 _GTID: Final = int(EventType.GTID)
 _XID: Final = int(EventType.XID)
@@ -91,20 +97,6 @@ _AFTER_FLAGS: Final = HEADER_BYTES + 8
 _NAMED_TABLES: Final = 5
 _QUERY: Final = int(EventType.QUERY)
 _INFORMATIVE: Final = frozenset(int(kind) for kind in INFORMATIVE)
-_COMPRESSED: Final = range(EventType.QUERY_COMPRESSED, EventType.DELETE_ROWS_COMPRESSED + 1)
-_LOAD: Final = frozenset(
-    int(kind)
-    for kind in (
-        EventType.LOAD,
-        EventType.CREATE_FILE,
-        EventType.APPEND_BLOCK,
-        EventType.EXEC_LOAD,
-        EventType.DELETE_FILE,
-        EventType.NEW_LOAD,
-        EventType.BEGIN_LOAD_QUERY,
-        EventType.EXECUTE_LOAD_QUERY,
-    )
-)
 
 
 class GroupAssembler:
@@ -156,6 +148,9 @@ class GroupAssembler:
     def feed(self, event: bytes) -> EventGroup | None:
         """Take the next event; return the transaction that it completes."""
         kind = event[4]
+        if kind in COMPRESSED:
+            event = uncompressed_event(event)
+            kind = event[4]
         if kind in _KEPT:
             self._keep(event)
             return None
@@ -178,7 +173,7 @@ class GroupAssembler:
         if kind == EventType.FORMAT_DESCRIPTION:
             self._drop_incomplete()
             return None
-        if kind in _INFORMATIVE:
+        if kind in _INFORMATIVE or (kind in _PARTS_OF_FILES and self._gtid is not None):
             return None
         raise self._unsupported(event)
 
@@ -344,15 +339,6 @@ class GroupAssembler:
     def _unsupported(self, event: bytes) -> UnsupportedEventError:
         kind = event[4]
         name = event_name(kind)
-        if kind in _COMPRESSED:
-            return self._stop(event, f"a {name}", "SET GLOBAL log_bin_compress = OFF. " + START_ANEW)
-        if kind in _LOAD:
-            return self._stop(
-                event,
-                f"a LOAD DATA in statement format ({name})",
-                "SET GLOBAL binlog_format = 'ROW', and end the sessions that are open: they keep the old format. "
-                + START_ANEW,
-            )
         if kind == EventType.XA_PREPARE:
             return self._stop(event, "an XA transaction", "Commit without XA PREPARE. " + START_ANEW)
         if kind == EventType.INCIDENT:

@@ -44,6 +44,7 @@ from tranlog.source.mariadb.events import (
     parse_query,
     parse_rows_shape,
     parse_table_map,
+    query_of_load,
     table_map_name,
     table_number,
 )
@@ -54,7 +55,7 @@ from tranlog.source.mariadb.rows import RowsEncoder, rows_encoder
 from tranlog.source.mariadb.stream import BinlogStream
 from tranlog.source.mariadb.types import table_map, types_in_binlog
 from tranlog.source.packer import TransactionPacker
-from tranlog.statements import StatementKind, statement_kind
+from tranlog.statements import StatementKind, databases_named, statement_kind
 
 logger = logging.getLogger(__name__)
 
@@ -465,16 +466,24 @@ class MariadbSource:
                     continue
                 yield from self._rows(event, layout, group, event_id, tstamp)
             elif kind == _QUERY:
-                statement, is_rows = self._statement(event, group, tuple(beside))
+                statement, kind_of = self._statement(event, group, tuple(beside))
                 beside.clear()
-                if taken_back and group.is_taken_back(number):
-                    raise self._refused(group, f"the statement {_short(statement)} in a part that was rolled back")
-                if is_rows and self.options.statements == "stop":
+                # What defines a table commits by itself: a rollback behind it takes nothing back.
+                undone = taken_back and kind_of is not StatementKind.DDL and group.is_taken_back(number)
+                if undone or (kind_of is StatementKind.ROWS and self.options.statements == "stop"):
+                    if self._is_elsewhere(statement):
+                        continue
+                    if undone:
+                        raise self._refused(group, f"the statement {_short(statement)} in a part that was rolled back")
                     raise self._refused_statement(group, statement)
                 statements += 1
                 cut = packer.add(statement, event_id=event_id, tstamp=tstamp)
                 if cut is not None:
                     yield cut
+            elif kind == _LOAD:
+                statement, _ = self._statement(query_of_load(event), group, ())
+                if not self._is_elsewhere(statement):
+                    raise self._refused_load(group, statement)
             elif kind == _ANNOTATE_ROWS:
                 if len(annotations) < _ANNOTATIONS_MAX:
                     annotations.append(("annotate", annotation(event)))
@@ -589,8 +598,8 @@ class MariadbSource:
             transactional=None if known is None else known.transactional,
         )
 
-    def _statement(self, event: bytes, group: EventGroup, beside: Options) -> tuple[Statement, bool]:
-        """Return a statement, and whether it changes rows by itself."""
+    def _statement(self, event: bytes, group: EventGroup, beside: Options) -> tuple[Statement, StatementKind]:
+        """Return a statement, and what kind it is."""
         try:
             query = parse_query(event)
         except EventFormatError as exc:
@@ -617,7 +626,24 @@ class MariadbSource:
             error_code=query.error_code,
             options=(*options, *beside),
         )
-        return statement, kind is StatementKind.ROWS
+        return statement, kind
+
+    def _is_elsewhere(self, statement: Statement) -> bool:
+        """Whether a statement that changes rows by itself does so in databases that are not captured, by its text.
+
+        As a replica with replicate_do_db it is judged by the database that it ran in; and by the ones that it names.
+        """
+        captures = self.options.captures
+        named = databases_named(_text(statement))
+        if (captures(statement.schema) if statement.schema else not named) or any(map(captures, named)):
+            return False
+        logger.warning(
+            "A statement in the place of its rows was passed over: it names no captured database. schema=%s "
+            "statement=%s",
+            statement.schema,
+            _short(statement),
+        )
+        return True
 
     def _check_undone(self, layout: _Layout, group: EventGroup) -> None:
         """Let rows that were rolled back be left out only where a rollback takes them back.
@@ -664,6 +690,13 @@ class MariadbSource:
             'statements in the log as text, which only a MariaDB can apply, set the option statements = "record". ',
         )
 
+    def _refused_load(self, group: EventGroup, statement: Statement) -> UnsupportedEventError:
+        return self._refused(
+            group,
+            f"a LOAD DATA in statement format, {_short(statement)},",
+            "SET GLOBAL binlog_format = 'ROW', and end the sessions that are open: they keep the old format. ",
+        )
+
     def _broken(self, group: EventGroup, why: str) -> UnsupportedEventError:
         return UnsupportedEventError(
             what=f"transaction {group.gtid.gtid} ({_place(group)}) is damaged or of a form that is not known: {why}",
@@ -681,6 +714,7 @@ _OPERATIONS: Final = {
 _TABLE_MAP: Final = int(EventType.TABLE_MAP)
 _QUERY: Final = int(EventType.QUERY)
 _ANNOTATE_ROWS: Final = int(EventType.ANNOTATE_ROWS)
+_LOAD: Final = int(EventType.EXECUTE_LOAD_QUERY)
 _FIRST_OF_VERSION_2: Final = int(EventType.WRITE_ROWS)
 _AFTER_TABLE_NUMBER: Final = HEADER_BYTES + 8
 
@@ -689,8 +723,12 @@ def _place(group: EventGroup) -> str:
     return f"{group.position.file}, up to offset {group.position.offset}"
 
 
+def _text(statement: Statement) -> str:
+    return statement.sql if isinstance(statement.sql, str) else statement.sql.decode("latin-1")
+
+
 def _short(statement: Statement) -> str:
-    text = statement.sql if isinstance(statement.sql, str) else statement.sql.decode("latin-1")
+    text = _text(statement)
     return repr(text if len(text) <= 100 else text[:97] + "...")
 
 
