@@ -54,8 +54,11 @@ class DiskFile(Protocol):
 class DiskLock(Protocol):
     """An exclusive lock on a file."""
 
-    def held(self) -> bool:
-        """Whether the lock file is still the one that was locked; False once it was replaced or removed."""
+    def held(self, *, look: bool = False) -> bool:
+        """Whether the lock file is still the one that was locked; False once it was replaced or removed.
+
+        `look`: do not take what stands for it, as an unchanged time of change, but look at its path.
+        """
 
     def release(self) -> None:
         """Give the lock back; releasing twice is harmless."""
@@ -180,8 +183,8 @@ class OsFile:
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1  # in this order: whatever comes between, no later file's number is closed
+            os.close(fd)
 
 
 class OsLock:
@@ -200,7 +203,7 @@ class OsLock:
         self._changed_ns = -1
         self._looks = 0
 
-    def held(self) -> bool:
+    def held(self, *, look: bool = False) -> bool:
         """Look at the open file alone while nothing was done to it: who removes or renames it changes its ctime.
 
         Every so often the path is looked at all the same, for file systems that do not, and for changes within one
@@ -212,19 +215,25 @@ class OsLock:
         self._looks += 1
         if not opened.st_nlink:
             return False
-        if opened.st_ctime_ns == self._changed_ns and self._looks % _LOOK_EVERY:
+        if opened.st_ctime_ns == self._changed_ns and self._looks % _LOOK_EVERY and not look:
             return True
         if not _same_file(self._fd, self._path):
             return False
         self._changed_ns = opened.st_ctime_ns
         return True
 
+    def take(self) -> None:
+        """Lock it. Raises OSError."""
+        fcntl.fcntl(self._fd, _F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+
     def release(self) -> None:
         if self._fd >= 0:
             if self._owner == os.getpid():
                 fcntl.fcntl(self._fd, _F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    __del__ = release  # an opening that was broken off must not keep the log locked
 
 
 def _same_file(fd: int, path: str) -> bool:
@@ -279,15 +288,14 @@ class OsDisk:
             os.close(fd)
 
     def lock(self, path: str) -> OsLock:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = OsLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), path)
         try:
-            fcntl.fcntl(fd, _F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            lock.take()
         except OSError as exc:
-            os.close(fd)
+            lock.release()
             if exc.errno in (errno.EAGAIN, errno.EACCES):
                 raise BlockingIOError(exc.errno, "locked by another writer", path) from exc
             raise
-        lock = OsLock(fd, path)
         if not lock.held():  # replaced between open and lock: the holder of the new file decides
             lock.release()
             raise BlockingIOError(errno.EAGAIN, "the lock file was replaced while locking it", path)

@@ -822,7 +822,7 @@ def test_a_writer_whose_lock_was_replaced_begins_no_spill_segment() -> None:
     names = spill_names(disk)
     with pytest.raises(LogLockedError):
         add_all(transaction, parts("x", 20))
-    with pytest.raises(LogLockedError):
+    with pytest.raises(LogClosedError, match="was replaced or removed"):
         log.roll_spill()
     assert spill_names(disk) == names
     with pytest.raises(LogClosedError):

@@ -15,6 +15,7 @@ import threading
 
 from tranlog.clock import Clock
 from tranlog.disk import Disk
+from tranlog.errors import LogError
 from tranlog.ids import Lsn, lsn_offset, lsn_segment
 from tranlog.log.index import BuiltFrom, IndexView
 from tranlog.log.index_table import INDEX_NAME, IndexTable
@@ -101,7 +102,7 @@ class IndexFlush:
             plan = view.plan()
             try:
                 self._table.store(plan, view.image)
-            except OSError as exc:
+            except (OSError, LogError) as exc:  # one of ours: the log may not be written any more, which it says itself
                 self._told(str(exc))
                 return
             self._stored = number

@@ -450,7 +450,6 @@ class Log(LogEnd):
         with self._lock:
             if self._stopped is not None:
                 self._check(get_ident())
-            self._check_lock_file()
             return self._spilling.begin(self._pending.epoch)
 
     def commit_spilled(self, spilled: SpilledTransaction, last: Fragment, sync: bool) -> Gtid:
@@ -469,7 +468,6 @@ class Log(LogEnd):
         with self._lock:
             if self._stopped is not None:
                 self._check(get_ident())
-            self._check_lock_file()
             return self._spilling.roll()
 
     def abandon_open(self) -> None:
@@ -495,7 +493,6 @@ class Log(LogEnd):
             target = last if oldest == NO_SEQNO else max(self._pending.appended, Seqno(oldest - 1))
             if not sync:
                 if self._visible < target:
-                    self._check_lock_file()
                     self._flush()
                     self._publish()
                 return target
@@ -506,7 +503,6 @@ class Log(LogEnd):
 
     def _rotate(self) -> None:
         """Close the newest segment, durable, and start the next one."""
-        self._check_lock_file()
         self._flush()
         self._publish()
         self._begin_segment()
@@ -580,7 +576,6 @@ class Log(LogEnd):
                 self._changed.wait()
             if self._stopped is not None or self._refused:
                 self._check(get_ident())
-            self._check_lock_file()
             header, start = self._find(matchpoint.seqno)
             why = refusal(
                 matchpoint,
@@ -771,7 +766,11 @@ class Log(LogEnd):
         """Commit what is complete, say in the log that it ends cleanly, and let go. Closing twice is harmless.
 
         An open transaction is forgotten. Raises DiskFullError, DiskFailedError, LogLockedError; let go is then, too.
+        In a process that was forked from the one that opened the log it lets go of the files, and changes nothing.
         """
+        if self._ownership.foreign():
+            self._let_go()
+            return
         if self._flushing is not None:
             self._flushing.stop()
         try:
@@ -791,16 +790,12 @@ class Log(LogEnd):
                 if self._stopped is None:
                     self._close_cleanly()
             finally:
-                if self._stopped is None:
-                    self._stopped = LogClosedError()
-                    self._pending.room = 0
                 self._let_go()
                 self._changed.notify_all()
                 self._seen.close()
                 self._proven.close()
 
     def _close_cleanly(self) -> None:
-        self._check_lock_file()
         if self._fragno:
             self._drop_open()
         self._flush()
@@ -837,6 +832,7 @@ class Log(LogEnd):
             extent.done = True
 
     def _let_go(self) -> None:
+        self._ownership.lose(LogClosedError())
         self._forget_spilled()
         self._spilling.close()
         self._index_flush.close()

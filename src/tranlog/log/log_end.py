@@ -12,7 +12,9 @@ Source: design/performance.md, "One lock, leader/follower group commit"; design/
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import weakref
 from threading import get_ident
 
 from tranlog.change import Fragment
@@ -21,9 +23,7 @@ from tranlog.disk import Disk, DiskFile, DiskLock
 from tranlog.errors import (
     DiskFailedError,
     DiskFullError,
-    LogClosedError,
     LogError,
-    LogLockedError,
     RecordLimitError,
     SegmentGoneError,
 )
@@ -45,6 +45,7 @@ from tranlog.log.opening import (
     RecoveryReport,
 )
 from tranlog.log.options import LogOptions, ReadCounts, zeros_ahead
+from tranlog.log.ownership import OwnedDisk, Ownership, closed_by, renew_locks
 from tranlog.log.pending import Pending
 from tranlog.log.positions import (
     NO_LSN,
@@ -57,7 +58,6 @@ from tranlog.log.purging import Purging
 from tranlog.log.recent import RecentPieces
 from tranlog.log.scan import read_fragments
 from tranlog.log.segment import (
-    LOCK_NAME,
     Segments,
     join,
 )
@@ -66,6 +66,8 @@ from tranlog.log.spilling import SpilledTransaction, Spilling
 
 logger = logging.getLogger(__name__)
 
+_WRITERS: weakref.WeakSet[LogEnd] = weakref.WeakSet()
+"""The logs that this process has open for writing; a child that is forked lets go of each."""
 _GIVE_WAY_S = 0.001
 """So long a large transaction waits for those who commit, between two of its slices."""
 
@@ -85,7 +87,9 @@ class LogEnd:
         self._path = path
         self._source_id = source_id
         self._options = options
-        self._disk = disk
+        self._ownership = Ownership(path, lock_file, lost=self._close_room)
+        self._disk: Disk = OwnedDisk(disk, self._ownership)
+        disk = self._disk  # nothing here writes through another one
         self._clock = clock
         self._lock_file = lock_file
         self._lock = threading.Lock()
@@ -100,14 +104,13 @@ class LogEnd:
             disk=disk,
             clock=clock,
             options=options,
-            may_write=lock_file.held,
+            may_write=self._ownership.may_write,
             give_way=self.give_way,
             syncs=self.syncs,
         )
         self._positions: PositionsFile | None = None
         self._index_flush = IndexFlush(path, disk, clock, self._segments, options)
         self._syncs = 0
-        self._stopped: LogError | None = None
         self._closed = False
         self._flushing: Flushing | None = None
         self._upkeep_only = False
@@ -140,11 +143,17 @@ class LogEnd:
         self._syncing = False
         self._sync_end = 0  # what the running sync covers; a cut lowers it
         self.recovered = RecoveryReport(created=True, clean=True)
+        _WRITERS.add(self)
 
     @property
     def path(self) -> str:
         """The log's directory."""
         return self._path
+
+    @property
+    def _stopped(self) -> LogError | None:
+        """Why the log is closed for writing; None while it is open."""
+        return self._ownership.lost
 
     @property
     def epoch(self) -> Epoch:
@@ -307,7 +316,6 @@ class LogEnd:
             self._check_extent(extent)
             extent.done = True
             self._allocations.pop(extent.first, None)
-            self._check_lock_file()
             self._flush()
             self._publish()
             self._changed.notify_all()
@@ -331,7 +339,6 @@ class LogEnd:
                 self._changed.wait()
             elif NO_SEQNO != self._prefix.oldest_unfinished() <= target:
                 if self._pending:
-                    self._check_lock_file()
                     self._flush()
                     self._publish()
                 self._changed.wait()
@@ -346,7 +353,6 @@ class LogEnd:
 
         Other processes hear of it once, when it is durable; the readers of this one at once.
         """
-        self._check_lock_file()
         self._flush(zeros=True)
         self._publish(tell=False)
         self._syncing = True
@@ -495,16 +501,7 @@ class LogEnd:
         if me in self._refused:
             raise DiskFullError(path=self._refused.pop(me))
         if self._stopped is not None:
-            if isinstance(self._stopped, LogClosedError):
-                raise LogClosedError()
-            raise LogClosedError(f"it closed itself ({self._stopped})") from self._stopped
-
-    def _check_lock_file(self) -> None:
-        if self._lock_file.held():
-            return
-        self._stop(LogLockedError(path=self._path, holder=f"{LOCK_NAME} was replaced or removed under this one"))
-        assert self._stopped is not None
-        raise self._stopped
+            raise closed_by(self._stopped) from self._stopped
 
     def _check_segment_file(self, file: DiskFile) -> None:
         """Close the log for writing where its newest segment was removed: a sync of that is worth nothing."""
@@ -517,9 +514,12 @@ class LogEnd:
             self._stop(error)
             raise error
 
-    def _stop(self, error: LogError) -> None:
-        self._stopped = error
+    def _close_room(self) -> None:
+        """Have the next append look at what came up. Threads: any, without the lock."""
         self._pending.room = 0
+
+    def _stop(self, error: LogError) -> None:
+        self._ownership.lose(error)
         self._changed.notify_all()
         logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
 
@@ -599,6 +599,19 @@ class LogEnd:
         self._sync_end = min(self._sync_end, end)
         self._pending.sync_due = True
 
+    def forked(self) -> None:
+        """In a child that was just forked: keep nothing that is the parent's, nor a lock that nobody here will free.
+
+        What this process is told from now on is that another one writes the log. Only of forks that Python makes it is
+        told at once; after one of a library's own, each write finds it out.
+        """
+        self._ownership.foreign()
+        lock = self._lock
+        renew_locks(self, self._segments, self._spilling, self._recent, self._seen, self._proven)
+        if self._lock is not lock:
+            self._changed = threading.Condition(self._lock)
+        self._lock_file.release()  # the parent keeps its own; were it killed, this one would keep the log locked
+
     def gate(self, *, committed_only: bool = False) -> Gate:
         """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""
         return self._proven if committed_only else self._seen
@@ -606,3 +619,11 @@ class LogEnd:
     def read_counts(self) -> ReadCounts:
         """Return from where the cursors of this process got what they read."""
         return self._recent.counts
+
+
+def _forked() -> None:
+    for log in list(_WRITERS):
+        log.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

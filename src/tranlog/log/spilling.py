@@ -24,7 +24,6 @@ from tranlog.errors import (
     DiskFullError,
     LogClosedError,
     LogError,
-    LogLockedError,
     LogUnreadableError,
     PurgeFailedError,
     RecordLimitError,
@@ -47,7 +46,7 @@ from tranlog.log.format import (
 )
 from tranlog.log.opening import DISK_FULL
 from tranlog.log.options import LogOptions
-from tranlog.log.segment import LOCK_NAME, SegmentReader, join, list_segments
+from tranlog.log.segment import SegmentReader, join, list_segments
 from tranlog.log.slices import Outflow, slices
 from tranlog.log.spill import (
     CHUNK_OVERHEAD,
@@ -163,7 +162,7 @@ class Spilling:
         give_way: Callable[[], bool],
         syncs: Callable[[], int],
     ) -> None:
-        """`may_write` says whether the log's lock is still held: another writer would give out the same numbers.
+        """`may_write` says whether the log is still this opening's to write.
 
         `give_way` lets those who commit go first; False where they are not through in time. `syncs` returns how many
         syncs the log has had.
@@ -270,8 +269,6 @@ class Spilling:
     def _roll(self) -> _Segment:
         number = self._next_number
         path = join(self._path, spill_name(number))
-        if not self._may_write():
-            raise LogLockedError(path=self._path, holder=f"{LOCK_NAME} was replaced or removed under this one")
         try:
             file = self._disk.open(path, write=True, create=True)
             try:

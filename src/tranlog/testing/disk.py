@@ -527,7 +527,7 @@ class SimLock:
         self._path = path
         self._released = False
 
-    def held(self) -> bool:
+    def held(self, *, look: bool = False) -> bool:
         """Whether the lock file is still the one that was locked."""
         with self._disk._lock:
             self._disk._alive()
