@@ -20,6 +20,7 @@ from uuid import UUID
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from msgspec.structs import replace
 
 from tranlog import payload, table_map
 from tranlog.change import (
@@ -795,3 +796,14 @@ def test_the_tables_of_readers_and_writers_are_whole() -> None:
     """Each tag that is not handled in the loops has a reader; each type that is not, a writer."""
     in_line = {Tag.NULL, Tag.UNCHANGED, Tag.FALSE, Tag.TRUE, Tag.I64, Tag.F64, Tag.TEXT, Tag.BYTES}
     assert set(payload._READERS) == set(Tag) - in_line
+
+
+def test_rows_of_a_session_with_checks_off() -> None:
+    """docs/format.md, "Options of a fragment": they stand in the envelope, and reach each row's table map."""
+    table = TableMap(schema="s", table="t", columns=(Column(name="a", source_type="int", logical=LogicalType.INTEGER),))
+    options = (("foreign_key_checks", "0"), ("check_constraint_checks", "0"), ("unique_checks", "1"))
+    raw = encode(Payload(options=options, changes=(RowChange(table, Op.INSERT, None, (1,)),)))
+    (change,) = decode(raw).changes
+    assert isinstance(change, RowChange)
+    assert change.table == replace(table, unchecked=("foreign_key_checks", "check_constraint_checks"))
+    assert encode(decode(raw)) == raw

@@ -16,6 +16,9 @@ import msgspec
 
 from tranlog.types import LogicalType, Value
 
+CHECKS = ("foreign_key_checks", "unique_checks", "check_constraint_checks")
+"""What a session of MariaDB's may switch off for its rows."""
+
 
 class Op(enum.IntEnum):
     """What happened to a row. Part of the format, numbered as in the ancestor's OneRowChange.action."""
@@ -62,6 +65,8 @@ class TableMap(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     primary_key: tuple[int, ...] = ()
     unique_keys: tuple[tuple[int, ...], ...] = ()
     foreign_keys: tuple[ForeignKey, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    """Which of `CHECKS` the source's session had off for these rows; it stands in a payload's options."""
 
     @property
     def name(self) -> str:

@@ -281,3 +281,24 @@ def test_a_value_that_its_column_does_not_take_is_refused_by_name(
 def test_an_empty_event_id_is_refused() -> None:
     with pytest.raises(ValueError, match="event_id is empty"):
         tranlog.pack([], source_id="here", event_id="", tstamp=1)
+
+
+def test_rows_whose_session_had_other_checks_begin_a_fragment() -> None:
+    """docs/format.md, "Options of a fragment"."""
+    packing = packer()
+    row = encode_row(("x",))
+    sessions = [(), ("unique_checks",), ("unique_checks",), ()]
+    fragments = [
+        fragment
+        for unchecked in sessions
+        for fragment in packing.add_encoded_rows(ORDERS, Op.INSERT, [row], event_id="e", tstamp=1, unchecked=unchecked)
+    ]
+    fragments.append(packing.finish(event_id="e", tstamp=1))
+    payloads = [decode(fragment.payload) for fragment in fragments]
+    assert [(payload.options, len(payload.changes)) for payload in payloads] == [
+        ((), 1),
+        ((("unique_checks", "0"),), 2),
+        ((), 1),
+    ]
+    packing.begin(BY_SCHEMA)
+    assert decode(packing.finish(event_id="e", tstamp=1).payload).options == ()

@@ -39,6 +39,7 @@ class TransactionPacker:
         self._builder.drop()
         self._tally = ShardTally(rule)
         self._emitted = 0
+        self._unchecked: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Changes that wait in the open fragment."""
@@ -68,12 +69,24 @@ class TransactionPacker:
         return self._cut(event_id, tstamp)
 
     def add_encoded_rows(
-        self, table: TableMap, op: Op, rows: Sequence[bytes], *, event_id: str, tstamp: int
+        self,
+        table: TableMap,
+        op: Op,
+        rows: Sequence[bytes],
+        *,
+        event_id: str,
+        tstamp: int,
+        unchecked: tuple[str, ...] = (),
     ) -> Iterator[Fragment]:
         """Add a row change for each of `rows`, as `add_encoded` does, and yield the fragments that get full.
 
-        Ends: everything is added only when the iteration has ended.
+        `unchecked` as in TableMap: rows of another one begin a fragment. Ends: everything is added only when the
+        iteration has ended.
         """
+        if unchecked != self._unchecked:
+            if len(self._builder):
+                yield self.take(event_id=event_id, tstamp=tstamp)
+            self._unchecked = unchecked
         builder, limit = self._builder, self._limit
         at, end = 0, len(rows)
         if end:
@@ -96,9 +109,12 @@ class TransactionPacker:
             shard_id=UNKNOWN_SHARD,
             tstamp=tstamp,
             tables=tables if _list_bytes(tables) <= TABLE_LIST_BYTES else None,
-            payload=self._builder.take(),
+            payload=self._builder.take(options=self._options()),
             last=False,
         )
+
+    def _options(self) -> Options:
+        return tuple([(name, "0") for name in self._unchecked])
 
     def finish(self, *, event_id: str, tstamp: int, metadata: Options = (), options: Options = ()) -> Fragment:
         """Return the last fragment, which speaks for the whole transaction: its shard, its tables, its event id."""
@@ -110,7 +126,7 @@ class TransactionPacker:
             shard_id=self._tally.verdict() if listed else UNKNOWN_SHARD,
             tstamp=tstamp,
             tables=tables if listed else None,
-            payload=self._builder.take(metadata=metadata, options=options),
+            payload=self._builder.take(metadata=metadata, options=(*self._options(), *options)),
         )
         self._emitted += 1
         return fragment

@@ -10,7 +10,7 @@ Source: design/pipeline.md, "Applying"; design/data-model.md, "Transactions, tab
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from math import copysign
 from operator import itemgetter
@@ -22,6 +22,8 @@ from tranlog.types import UNCHANGED, CharsetBytes, Json, LogicalType, Other, Val
 Row: TypeAlias = tuple[Value, ...]
 """One row of parameters: an INSERT's after image, a DELETE's before image, an UPDATE's before and after in one."""
 
+STRICT: Final = "strict"
+"""In `Form.relaxed`: no complaint about a value, since the columns are as the source's, where it is."""
 BATCH_ROWS: Final = 1000
 """Rows that one batched statement carries at most."""
 _BOUNDED_LENGTH: Final = 255  # declared lengths up to here do not count towards a batch's bytes
@@ -88,6 +90,8 @@ class Form:
     distinct: bool = False
     one: Form | None = None
     """The same for one row at a time, where a kind does few rows faster so."""
+    relaxed: tuple[str, ...] = ()
+    """What the session does not mind for these rows: checks of `change.CHECKS`, and STRICT."""
     for_row: Callable[[Row], Form | None] | None = None
     """Make the form for a row that this one cannot carry; None where no form can."""
 
@@ -192,8 +196,8 @@ class Binding:
         self._heavy = tuple(heavy)
         self._heavy_twice = tuple(heavy + [i + self._width for i in heavy])
         self.has_heavy = bool(heavy)
-        self._insert = forms.insert(name, columns)
-        self._delete = forms.delete(name, self._key) if self._key else None
+        self._insert = self._relax(forms.insert(name, columns))
+        self._delete = self._relax(forms.delete(name, self._key)) if self._key else None
         self._updates: dict[tuple[int, ...], Form] = {}
         self._images: dict[tuple[tuple[int, ...] | None, tuple[bool, ...]], Form] = {}
 
@@ -212,9 +216,16 @@ class Binding:
         if form is None:
             columns = [self._columns[i] for i in changed]
             alone = any(c.target.name in self._target.unique or c in self._key for c in columns)
-            form = self._forms.update(self.name, columns, self._key, width=self._width, alone=alone)
+            form = self._relax(self._forms.update(self.name, columns, self._key, width=self._width, alone=alone))
             self._updates[changed] = form
         return form, before + after
+
+    def _relax(self, form: Form) -> Form:
+        """Return a form that leaves out the checks that the source left out."""
+        if not self.table.unchecked:
+            return form
+        one = None if form.one is None else self._relax(form.one)
+        return replace(form, relaxed=(*form.relaxed, *self.table.unchecked), one=one)
 
     def _changed(self, before: Row, after: Row) -> tuple[int, ...]:
         # Written out, not called: this runs for every value of every update.
@@ -257,7 +268,7 @@ class Binding:
                 form = self._forms.update_image(self.name, columns, image, width=self._width, nulls=nulls, place=place)
             if len(self._images) > 4096:  # as many as there are patterns of NULLs, in the worst case
                 self._images.clear()
-            self._images[changed, nulls] = form
+            form = self._images[changed, nulls] = self._relax(form)
         return form, before if after is None else before + after
 
     def weigh(self, row: Row) -> int:

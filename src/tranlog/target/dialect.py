@@ -51,8 +51,6 @@ class Dialect:
     """Say why a statement of the same kind is not to be run here; empty where it is."""
     statements_commit: bool
     """Whether a recorded statement commits what stands before it, so that it cannot share a target transaction."""
-    needs_no_database: Callable[[str], bool]
-    """Whether a statement may be run although the database that it was run in at the source is not here."""
 
     quote: Callable[[str], str]
     """Quote one name, so shortened that the target does not shorten it."""

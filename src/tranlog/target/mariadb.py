@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.change import TableMap
 from tranlog.errors import ConfigError, TransientTargetError
-from tranlog.target.binding import Form, Row, TargetColumn, TargetTable
+from tranlog.target.binding import STRICT, Form, Row, TargetColumn, TargetTable
 from tranlog.target.mariadb_dialect import CATEGORY_OF, COLLATION, ROWS_HERE, catalog_labels, fit_name, literal
 from tranlog.target.mariadb_url import read_url
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
@@ -48,9 +48,9 @@ _WEEK_S: Final = 7 * 24 * 3600
 _LOCK_WAIT_S: Final = 50
 """How long a row of a target transaction is waited for: the server's own default."""
 
+_LENIENT: Final = "'ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION'"
 _SETTINGS: Final = {
-    "sql_mode": "'STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,"
-    "ERROR_FOR_DIVISION_BY_ZERO'",
+    "sql_mode": f"'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,{_LENIENT[1:]}",
     "time_zone": "'+00:00'",
     "tx_isolation": "'READ-COMMITTED'",
     "tx_read_only": "0",
@@ -61,6 +61,8 @@ _SETTINGS: Final = {
     "foreign_key_checks": "1",
     "unique_checks": "1",
     "check_constraint_checks": "1",
+    "auto_increment_increment": "1",
+    "auto_increment_offset": "1",
     "sql_safe_updates": "0",
     "sql_select_limit": "18446744073709551615",
     "sql_auto_is_null": "0",
@@ -160,6 +162,7 @@ class MariadbSession:
         url = read_url(options.dsn)
         self._where = url.describe()
         self._lock_wait_s = -1
+        self._relaxed: tuple[str, ...] = ()
         more: dict[str, Any] = {"unix_socket": url.unix_socket} if url.unix_socket else {}
         if url.ssl_ca:
             more |= {"ssl_ca": url.ssl_ca, "ssl_verify_cert": True, "ssl_verify_identity": True}
@@ -222,6 +225,7 @@ class MariadbSession:
 
     def begin(self, *, lock_timeout_s: float | None = None) -> None:
         self._wait_for_locks(_LOCK_WAIT_S if lock_timeout_s is None else max(1, ceil(lock_timeout_s)))
+        self._relax(())
         self._execute("START TRANSACTION")
 
     def commit(self) -> None:
@@ -276,7 +280,15 @@ class MariadbSession:
         except (pymysql.err.MySQLError, OSError) as exc:
             raise self._sorted(exc) from exc
 
+    def _relax(self, wanted: tuple[str, ...]) -> None:
+        """Leave these checks out from now on, and no others."""
+        if wanted != self._relaxed:
+            names = {*wanted, *self._relaxed}
+            self._execute("SET SESSION " + ", ".join([_relaxed(name, name in wanted) for name in sorted(names)]))
+            self._relaxed = wanted
+
     def send(self, form: Form, rows: Sequence[Row]) -> int:
+        self._relax(form.relaxed)
         if form.one is not None and len(rows) <= FEW_ROWS:
             form = form.one
         together = ROWS_HERE in form.sql
@@ -435,9 +447,18 @@ class _UnseenError(Exception):
     """This user may not see other users' transactions."""
 
 
+def _relaxed(name: str, left_out: bool) -> str:
+    """Return how a check of `Form.relaxed` is left out, or is made again."""
+    if name == STRICT:
+        return f"sql_mode = {_LENIENT if left_out else _SETTINGS['sql_mode']}"
+    return f"{name} = {0 if left_out else 1}"
+
+
 def _parameter(value: Any) -> str:
     if value is None:
         return "NULL"
+    if isinstance(value, bytes):
+        return f"x'{value.hex()}'"
     return literal(value) if isinstance(value, str) else str(int(value))
 
 

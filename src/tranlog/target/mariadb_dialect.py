@@ -304,7 +304,6 @@ _ADMINISTRATION: Final = re.compile(
     r"(create|alter|drop|rename)\s+(or\s+replace\s+)?(user|role)\b",
     re.IGNORECASE,
 )
-_DATABASE: Final = re.compile(r"(create|alter|drop)\s+(or\s+replace\s+)?(database|schema)\b", re.IGNORECASE)
 
 
 def _behind_comments(statement: str) -> int:
@@ -322,11 +321,6 @@ def skip_statement(statement: str) -> str:
     if _ADMINISTRATION.match(statement, start):
         return "users, rights and upkeep are each server's own"
     return ""
-
-
-def needs_no_database(statement: str) -> bool:
-    """Whether a statement is about a database itself, which may not be there."""
-    return _DATABASE.match(statement, _behind_comments(statement)) is not None
 
 
 # --- values in ------------------------------------------------------------------------------------------------------
@@ -768,7 +762,6 @@ MARIADB: Final = Dialect(
     check_deferred="",
     runs_ddl_of=frozenset({"mariadb"}),
     ddl_to_skip=skip_statement,
-    needs_no_database=needs_no_database,
     statements_commit=True,
     quote=quote,
     table_name=table_name,

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tranlog.change import Statement
-from tranlog.errors import DdlStopError, TransientTargetError
+from tranlog.errors import DdlStopError, TargetUnavailableError, TransientTargetError
+from tranlog.ids import Seqno
 from tranlog.target.dialect import Dialect
-from tranlog.target.session import MissingTableError, Session
+from tranlog.target.session import MisfitError, MissingTableError, Session
 from tranlog.target.target import Advance, Unit
 
 STATEMENT_TABLE: Final = "tranlog_statement"
@@ -56,12 +57,67 @@ _BLOCK: Final = """BEGIN NOT ATOMIC
             (pipeline, channel, number, epoch, seqno, event_id, session, done, updated_at)
         VALUES ($1, $2, $3, $4, $5, $6, $7, 0, {{now}});
         COMMIT;
-        {mode}EXECUTE IMMEDIATE $10;
+        {settings}
+        {run}
+        SET timestamp = DEFAULT;
         UPDATE {own}.tranlog_statement SET done = 1, updated_at = {{now}}
          WHERE pipeline = $1 AND channel = $2 AND number = $3 AND session = $7;
     END IF;
     COMMIT;
 END"""
+_RUN: Final = "EXECUTE IMMEDIATE $10;"
+_RUN_AND_FAIL: Final = """BEGIN
+            DECLARE failed INT DEFAULT 0;
+            BEGIN
+                DECLARE CONTINUE HANDLER FOR {code} SET failed = 1;
+                EXECUTE IMMEDIATE $10;
+            END;
+            IF NOT failed THEN
+                SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'it failed at the source with error {code}, and not here';
+            END IF;
+        END;"""
+
+_WITHOUT: Final = {"auto_increment_increment": "1", "auto_increment_offset": "1", "lc_time_names": "0"}
+"""What the source's session had where nothing is recorded: it writes these only where they are others."""
+_CARRIED: Final = (
+    *("sql_mode", "foreign_key_checks", "unique_checks", "check_constraint_checks", "sql_auto_is_null"),
+    *("explicit_defaults_for_timestamp", "sql_if_exists", "system_versioning_insert_history", "time_zone"),
+    *("auto_increment_increment", "auto_increment_offset", "lc_time_names", "insert_id", "last_insert_id"),
+    *("rand_seed1", "rand_seed2", "collation_server", "collation_database", "collation_connection"),
+    "character_set_client",
+)
+"""Options of a statement that are variables of its session, in the order in which they are set."""
+_STANDING: Final = (
+    "SELECT LOWER(VARIABLE_NAME), SESSION_VALUE, READ_ONLY = 'NO' AND VARIABLE_SCOPE LIKE 'SESSION%' "
+    "FROM information_schema.SYSTEM_VARIABLES "
+    f"WHERE VARIABLE_NAME IN ({', '.join([repr(name) for name in _CARRIED])})"
+)
+_LEFT: Final = frozenset({"insert_id", "last_insert_id", "rand_seed1", "rand_seed2", "collation_database"})
+"""Not set back: they serve one statement, or follow the default database."""
+_NO_DATABASE: Final = "information_schema"
+"""Entered where the statement's own database is not here: no name without a database finds anything there."""
+_ABORTED: Final = frozenset({1053, 1077, 1078, 1079, 1080, 1152, 1184, 1317, 1927, 3024, 1969})
+"""Codes of statements that were interrupted: what they had done by then cannot be told."""
+
+
+def session_of(statement: Statement) -> list[tuple[str, str | int]]:
+    """Return the settings of the session in which the source ran a statement, as far as they are recorded. Pure."""
+    recorded = {**_WITHOUT, **dict(reversed(statement.options))}  # of equal names the first counts
+    if isinstance(statement.sql, str) and statement.sql.startswith("DROP TABLE "):
+        # It is recorded with all its names and without an error, also where some of them were none.
+        recorded["sql_if_exists"] = "1"
+    return [(name, _plain(recorded[name])) for name in _CARRIED if name in recorded]
+
+
+def statement_time(statement: Statement) -> str:
+    """Return when the source ran a statement, as the variable `timestamp` takes it. Pure."""
+    micros = int(dict(reversed(statement.options)).get("timestamp_microseconds", "0"))
+    return f"{statement.timestamp // 1000}.{micros or statement.timestamp % 1000 * 1000:06d}"
+
+
+def _plain(value: str) -> str | int:
+    """Return a variable's value as SET takes it: a number where it is one, as switches are."""
+    return int(value) if value.isdigit() else {"ON": 1, "OFF": 0}.get(value, value)
 
 
 class Standing(enum.Enum):
@@ -103,6 +159,8 @@ class Once:
     def __init__(self, session: Session, dialect: Dialect) -> None:
         self._session = session
         self._dialect = dialect
+        self._standing: dict[str, tuple[str | int, bool]] = {}
+        """By name: what a variable is in our session, and whether a session can set it."""
 
     def run(self, advance: Advance, unit: Unit, number: int, statement: Statement, text: str) -> bool:
         """Run the unit's statement `number` if it has not run yet, outside any transaction; return whether it ran now.
@@ -112,8 +170,12 @@ class Once:
         Raises DdlStopError where it is unknown whether it ran, TransientTargetError while another session runs it,
         and what `Session.run` raises.
         """
-        if not isinstance(statement.sql, str):
-            raise DdlStopError(seqno=unit.seqno, text=text, why="its text does not decode in its charset")
+        if statement.error_code in _ABORTED:
+            why = (
+                f"it was interrupted at the source (error {statement.error_code}), and what it had done by then is not "
+                "known; do here what it did there, then `tranlog online --skip-seqno`"
+            )
+            raise DdlStopError(seqno=unit.seqno, text=text, why=why)
         own = self._dialect.quote(self._session.fetch("SELECT DATABASE()")[0][0])
         where = (advance.pipeline, advance.channel, number)
         try:
@@ -145,27 +207,50 @@ class Once:
                 raise DdlStopError(seqno=unit.seqno, text=text, why=why)
             case Standing.NEW:
                 pass
-        if statement.schema and not self._enter(statement.schema) and not self._dialect.needs_no_database(text):
-            raise DdlStopError(seqno=unit.seqno, text=text, why=f"there is no database {statement.schema} here")
+        missing = bool(statement.schema) and not self._enter(statement.schema)
+        if missing:
+            self._enter(_NO_DATABASE)
+        values: list[Any] = [*where, unit.epoch, unit.seqno, unit.event_id, self._session.identity]
+        values += [advance.old_seqno, advance.token, statement.sql]
+        sets = [f"timestamp = {statement_time(statement)}"]
+        for name, value in self._settings(unit.seqno, statement, text):
+            values.append(value)
+            sets.append(f"{name} = ${len(values)}")
+        settings = f"SET {', '.join(sets)};"
+        for name, value in statement.options:
+            if name.startswith("@"):
+                values.append(f"SET @{self._dialect.quote(name[1:])} = {value}")
+                settings += f" EXECUTE IMMEDIATE ${len(values)};"
+        run = _RUN_AND_FAIL.format(code=statement.error_code) if statement.error_code else _RUN
+        sql = self._dialect.sql(_BLOCK.format(own=own, settings=settings, run=run))
         try:
-            mode = next((value for name, value in statement.options if name == "sql_mode"), None)
-            values = (
-                *where,
-                unit.epoch,
-                unit.seqno,
-                unit.event_id,
-                self._session.identity,
-                advance.old_seqno,
-                advance.token,
-                statement.sql,
-                mode,
-            )
-            sql = _BLOCK.format(own=own, mode="" if mode is None else "SET sql_mode = $11; ")
-            self._session.run(self._dialect.sql(sql), values)
+            self._session.run(sql, values)
+        except (MisfitError, MissingTableError, TargetUnavailableError) as exc:
+            if not missing:
+                raise
+            why = f"there is no database {statement.schema} here, in which it was run at the source ({exc})"
+            raise DdlStopError(seqno=unit.seqno, text=text, why=why) from exc
         finally:
-            if statement.schema:
-                self._session.run(f"USE {own}")
+            self._session.run(f"USE {own}")
+            back = [(name, value) for name, (value, _) in self._standing.items() if name not in _LEFT]
+            sets = [f"{name} = ${number}" for number, (name, _) in enumerate(back, start=1)]
+            self._session.run(f"SET {', '.join(sets)}, timestamp = DEFAULT", [value for _, value in back])
         return True
+
+    def _settings(self, seqno: Seqno, statement: Statement, text: str) -> list[tuple[str, str | int]]:
+        """Return what of a statement's session is to be set here. Raises DdlStopError for what this server has not."""
+        if not self._standing:
+            for name, value, settable in self._session.fetch(_STANDING):
+                self._standing[name] = _plain(value), bool(settable)
+        found = []
+        for name, wanted in session_of(statement):
+            value, settable = self._standing.get(name, (0, False))
+            if settable:
+                found.append((name, wanted))
+            elif wanted != value:
+                why = f"its session had {name} = {wanted}, which this server cannot set"
+                raise DdlStopError(seqno=seqno, text=text, why=why)
+        return found
 
     def _enter(self, schema: str) -> bool:
         try:

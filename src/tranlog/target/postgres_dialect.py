@@ -564,7 +564,6 @@ POSTGRES: Final = Dialect(
     runs_ddl_of=frozenset(),
     ddl_to_skip=lambda statement: "",
     statements_commit=False,
-    needs_no_database=lambda statement: True,
     quote=quote,
     table_name=table_name,
     one_name=table_name,

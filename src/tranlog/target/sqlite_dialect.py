@@ -374,7 +374,6 @@ SQLITE: Final = Dialect(
     runs_ddl_of=frozenset({"sqlite"}),
     ddl_to_skip=skip_triggers,
     statements_commit=False,
-    needs_no_database=lambda statement: True,
     quote=quote,
     table_name=lambda table: quote(plain_name(table)),
     one_name=lambda table: plain_name(table).translate(_ASCII_SMALL),

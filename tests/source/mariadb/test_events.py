@@ -12,6 +12,7 @@ import pytest
 
 from tranlog.errors import TranlogError, UnsupportedEventError
 from tranlog.source.mariadb.events import (
+    HEADER,
     HEADER_BYTES,
     BinlogColumn,
     EventFormatError,
@@ -20,11 +21,13 @@ from tranlog.source.mariadb.events import (
     annotation,
     event_name,
     has_valid_checksum,
+    parse_beside,
     parse_gtid,
     parse_gtid_list,
     parse_query,
     parse_rows_shape,
     parse_table_map,
+    rows_unchecked,
     sql_mode_text,
     table_map_name,
     table_number,
@@ -254,7 +257,7 @@ def test_a_query_event() -> None:
 def test_the_settings_of_a_query_event() -> None:
     status = b"".join(
         [
-            b"\x00" + struct.pack("<I", 1 << 26 | 1 << 14),
+            b"\x00" + struct.pack("<I", 1 << 30 | 1 << 28 | 1 << 26 | 1 << 24 | 1 << 15 | 1 << 14),
             b"\x01" + struct.pack("<Q", 1 << 21 | 1 << 24),
             b"\x03" + struct.pack("<HH", 2, 1),
             b"\x04" + struct.pack("<HHH", 8, 45, 45),
@@ -266,7 +269,7 @@ def test_the_settings_of_a_query_event() -> None:
             b"\x0a" + bytes(4),
             b"\x0b\x01u\x01h",
             b"\x10\x01",
-            b"\x80" + bytes(3),
+            b"\x80" + (654321).to_bytes(3, "little"),
             b"\x81" + bytes(8),
             b"\x82\x04" + bytes(8),
             b"\x99rest",
@@ -276,8 +279,11 @@ def test_the_settings_of_a_query_event() -> None:
     assert dict(query.settings) == {
         "foreign_key_checks": "0",
         "unique_checks": "1",
+        "check_constraint_checks": "0",
         "sql_auto_is_null": "1",
         "autocommit": "1",
+        "sql_if_exists": "1",
+        "system_versioning_insert_history": "1",
         "sql_mode": "STRICT_TRANS_TABLES,NO_ZERO_DATE",
         "auto_increment_increment": "2",
         "auto_increment_offset": "1",
@@ -289,9 +295,61 @@ def test_the_settings_of_a_query_event() -> None:
         "collation_database": "33",
         "invoker": "u@h",
         "explicit_defaults_for_timestamp": "1",
+        "timestamp_microseconds": "654321",
     }
     assert query.unread == b"\x99rest"
     assert query.text == b"X" and query.schema == "s"
+
+
+def beside(kind: EventType, body: bytes) -> bytes:
+    return HEADER.pack(0, kind, 1, HEADER_BYTES + len(body), 0, 0) + body
+
+
+DECIMAL_12_50 = "CAST(12.50 AS DECIMAL(4,2))"
+
+
+def user_var(name: bytes, value: bytes) -> bytes:
+    return beside(EventType.USER_VAR, struct.pack("<I", len(name)) + name + value)
+
+
+@pytest.mark.parametrize(
+    ("event", "settings"),
+    [
+        (beside(EventType.INTVAR, b"\x01" + struct.pack("<Q", 7)), (("last_insert_id", "7"),)),
+        (beside(EventType.INTVAR, b"\x02" + struct.pack("<Q", 8)), (("insert_id", "8"),)),
+        (beside(EventType.RAND, struct.pack("<QQ", 3, 4)), (("rand_seed1", "3"), ("rand_seed2", "4"))),
+        (user_var(b"a", b"\x01"), (("@a", "NULL"),)),
+        (user_var(b"a", b"\0\0" + struct.pack("<II", 8, 1) + b"\xe4"), (("@a", "_latin1 x'e4' COLLATE latin1_x"),)),
+        (user_var(b"a", b"\0\1" + struct.pack("<IId", 8, 8, 1.5)), (("@a", "1.5e0"),)),
+        (user_var(b"a", b"\0\2" + struct.pack("<IIq", 8, 8, -3) + b"\0"), (("@a", "-3"),)),
+        (user_var(b"a", b"\0\2" + struct.pack("<IIq", 8, 8, -1) + b"\1"), (("@a", str((1 << 64) - 1)),)),
+        (user_var(b"a", b"\0\4" + struct.pack("<II", 8, 4) + b"\4\2\x8c\x32"), (("@a", DECIMAL_12_50),)),
+    ],
+)  # fmt: skip
+def test_what_stands_beside_a_statement(event: bytes, settings: tuple[tuple[str, str], ...]) -> None:
+    """INTVAR, RAND and USER_VAR events as settings of the statement behind them."""
+    assert parse_beside(event, {8: "latin1"}, {8: "latin1_x"}) == settings
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        beside(EventType.INTVAR, b"\x03" + bytes(8)),
+        beside(EventType.RAND, bytes(15)),
+        user_var(b"a", b"\0\0" + struct.pack("<II", 9, 1) + b"\xe4"),
+        user_var(b"a", b"\0\1" + struct.pack("<II", 8, 4) + bytes(4)),
+        user_var(b"a", b"\0\3" + struct.pack("<II", 8, 8) + bytes(8)),
+    ],
+)
+def test_settings_that_cannot_be_read_are_refused(event: bytes) -> None:
+    with pytest.raises(EventFormatError):
+        parse_beside(event, {8: "latin1"}, {8: "latin1_x"})
+
+
+def test_the_checks_that_a_rows_event_s_session_had_off() -> None:
+    event = bytes(25) + struct.pack("<H", 0x01 | 0x02 | 0x80)
+    assert rows_unchecked(event) == ("foreign_key_checks", "check_constraint_checks")
+    assert rows_unchecked(bytes(25) + b"\x01\0") == ()
 
 
 def test_a_sql_mode_without_a_name_stays_a_number() -> None:

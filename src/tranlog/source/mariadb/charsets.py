@@ -116,6 +116,14 @@ def text_decoder(charset: str) -> Callable[[bytes], Text]:
     return _many_bytes(charset, known.codec, dict(known.patch), frozenset(known.without))
 
 
+def statement_text(charset: str, raw: bytes) -> str | bytes:
+    """Return a statement as text, or the bytes where they are none, or none that goes back to the same bytes."""
+    if charset == BINARY:
+        return raw.decode("ascii") if raw.isascii() else raw
+    text = text_decoder(charset)(raw)
+    return text if isinstance(text, str) else raw
+
+
 def _ascii_or_bytes(charset: str) -> Callable[[bytes], Text]:
     def decode(raw: bytes) -> Text:
         return raw.decode("ascii") if raw.isascii() else CharsetBytes(charset, raw)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +22,7 @@ import msgspec
 
 from tranlog.errors import SourceError
 from tranlog.source.mariadb.position import DomainGtid
+from tranlog.source.mariadb.values import decimal_text
 
 HEADER: Final = struct.Struct("<IBIIIH")
 """Of every event: timestamp in seconds, type, server id, size with header and checksum, end offset, flags."""
@@ -29,7 +31,7 @@ CHECKSUM_BYTES: Final = 4
 
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
-_U64: Final = struct.Struct("<Q")
+_F64: Final = struct.Struct("<d")
 _GTID_POST: Final = struct.Struct("<QIB")  # sequence, domain, flags
 _GTID_LIST_ENTRY: Final = struct.Struct("<IIQ")  # domain, server id, sequence
 _QUERY_POST: Final = struct.Struct("<IIBHH")  # thread, seconds it took, schema length, error code, status length
@@ -403,11 +405,20 @@ def sql_mode_text(mode: int) -> str:
     return ",".join(name for bit, name in enumerate(_SQL_MODES) if mode >> bit & 1)
 
 
-# Bits of the status variable FLAGS2; each is the negation of its variable but for the second.
-_OPTION_AUTO_IS_NULL = 1 << 14
-_OPTION_NOT_AUTOCOMMIT = 1 << 19
-_OPTION_NO_FOREIGN_KEY_CHECKS = 1 << 26
-_OPTION_RELAXED_UNIQUE_CHECKS = 1 << 27
+# Bits of the status variable FLAGS2, and whether a set bit means that the variable is on.
+_FLAGS2: Final = (
+    ("foreign_key_checks", 26, False),
+    ("unique_checks", 27, False),
+    ("check_constraint_checks", 15, False),
+    ("sql_auto_is_null", 14, True),
+    ("autocommit", 19, False),
+    ("explicit_defaults_for_timestamp", 24, True),
+    ("sql_if_exists", 28, True),
+    ("system_versioning_insert_history", 30, True),
+)
+_ROWS_FLAGS: Final = (("foreign_key_checks", 0x02), ("unique_checks", 0x04), ("check_constraint_checks", 0x80))
+"""Flags of a rows event that say which checks its session had off."""
+_INTVARS: Final = {1: "last_insert_id", 2: "insert_id"}
 
 
 def parse_query(event: bytes) -> QueryEvent:
@@ -427,12 +438,7 @@ def parse_query(event: bytes) -> QueryEvent:
         match status.byte():
             case 0:
                 flags = status.number(4)
-                settings += [
-                    ("foreign_key_checks", "0" if flags & _OPTION_NO_FOREIGN_KEY_CHECKS else "1"),
-                    ("unique_checks", "0" if flags & _OPTION_RELAXED_UNIQUE_CHECKS else "1"),
-                    ("sql_auto_is_null", "1" if flags & _OPTION_AUTO_IS_NULL else "0"),
-                    ("autocommit", "0" if flags & _OPTION_NOT_AUTOCOMMIT else "1"),
-                ]
+                settings += [(name, "1" if bool(flags >> bit & 1) == on else "0") for name, bit, on in _FLAGS2]
             case 1:
                 settings.append(("sql_mode", sql_mode_text(status.number(8))))
             case 2:  # the catalog, in an old form
@@ -463,8 +469,8 @@ def parse_query(event: bytes) -> QueryEvent:
                 settings.append(("invoker", f"{user}@{host}"))
             case 16:
                 settings.append(("explicit_defaults_for_timestamp", str(status.byte())))
-            case 128:  # microseconds of now()
-                status.take(3)
+            case 128:
+                settings.append(("timestamp_microseconds", str(status.number(3))))
             case 129:  # the number of the transaction that carries the DDL
                 status.take(8)
             case 130:  # the GTID event's extra flags once more
@@ -482,6 +488,57 @@ def parse_query(event: bytes) -> QueryEvent:
         collation_client=collation_client,
         unread=unread,
     )
+
+
+def parse_beside(
+    event: bytes, charsets: Mapping[int, str], collations: Mapping[int, str]
+) -> tuple[tuple[str, str], ...]:
+    """Return what an INTVAR, RAND or USER_VAR event sets for the statement behind it.
+
+    A user variable is named with its `@`, and its value is an expression. `charsets` and `collations` are by the
+    server's number for a collation.
+    """
+    kind = EventType(event[4])
+    reader = _Reader(event, HEADER_BYTES, len(event), f"a {event_name(kind)}")
+    match kind:
+        case EventType.INTVAR:
+            which = reader.byte()
+            if which not in _INTVARS:
+                raise reader.fail(f"a number of the kind {which}")
+            return ((_INTVARS[which], str(reader.number(8))),)
+        case EventType.RAND:
+            return (("rand_seed1", str(reader.number(8))), ("rand_seed2", str(reader.number(8))))
+        case _:
+            name = reader.text(reader.take(reader.number(4)))
+            return (("@" + name, _user_value(reader, charsets, collations)),)
+
+
+def _user_value(reader: _Reader, charsets: Mapping[int, str], collations: Mapping[int, str]) -> str:
+    if reader.byte():
+        return "NULL"
+    kind, collation = reader.byte(), reader.number(4)
+    raw = reader.take(reader.number(4))
+    match kind:
+        case 0:
+            if collation not in charsets:
+                raise reader.fail(f"a text in collation {collation}, which the server does not name")
+            return f"_{charsets[collation]} x'{raw.hex()}' COLLATE {collations[collation]}"
+        case 1 if len(raw) == 8:
+            text = repr(_F64.unpack(raw)[0])
+            return text if "e" in text else text + "e0"
+        case 2 if len(raw) == 8:
+            signed = not (reader.left() and reader.byte() & 1)
+            return str(int.from_bytes(raw, "little", signed=signed))
+        case 4 if len(raw) > 2:
+            return f"CAST({decimal_text(raw[0], raw[1])[1](raw[2:])} AS DECIMAL({raw[0]},{raw[1]}))"
+        case _:
+            raise reader.fail(f"a value of the kind {kind} in {len(raw)} bytes")
+
+
+def rows_unchecked(event: bytes) -> tuple[str, ...]:
+    """Return the checks that the session of a rows event had off."""
+    flags = int.from_bytes(event[25:27], "little")
+    return tuple([name for name, bit in _ROWS_FLAGS if flags & bit])
 
 
 def annotation(event: bytes) -> str:

@@ -32,7 +32,7 @@ from tranlog.errors import (
 )
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
 from tranlog.source.mariadb.catalog import Catalog
-from tranlog.source.mariadb.charsets import text_decoder
+from tranlog.source.mariadb.charsets import statement_text
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
 from tranlog.source.mariadb.events import (
     HEADER,
@@ -41,10 +41,12 @@ from tranlog.source.mariadb.events import (
     EventFormatError,
     EventType,
     annotation,
+    parse_beside,
     parse_query,
     parse_rows_shape,
     parse_table_map,
     query_of_load,
+    rows_unchecked,
     table_map_name,
     table_number,
 )
@@ -488,7 +490,10 @@ class MariadbSource:
                 if len(annotations) < _ANNOTATIONS_MAX:
                     annotations.append(("annotate", annotation(event)))
             else:  # INTVAR, RAND, USER_VAR: what a statement that changes rows needs beside its text
-                beside.append((EventType(kind).name.lower(), event[HEADER_BYTES:].hex()))
+                try:
+                    beside += parse_beside(event, self._charsets, self._collations)
+                except EventFormatError as exc:
+                    raise self._broken(group, exc.why) from exc
         if beside:
             raise self._broken(group, "the settings of a statement without the statement")
         if statements:
@@ -529,7 +534,9 @@ class MariadbSource:
             if len(images) % 2:
                 raise self._broken(group, f"an update of {table.name} with an odd number of images")
             images = [before + after for before, after in zip(images[::2], images[1::2], strict=True)]
-        return self._packer.add_encoded_rows(table, operation, images, event_id=event_id, tstamp=tstamp)
+        return self._packer.add_encoded_rows(
+            table, operation, images, event_id=event_id, tstamp=tstamp, unchecked=rows_unchecked(event)
+        )
 
     def _layout(self, event: bytes, group: EventGroup) -> _Layout | None:
         key = event[_AFTER_TABLE_NUMBER - 2 :]
@@ -605,7 +612,7 @@ class MariadbSource:
         except EventFormatError as exc:
             raise self._broken(group, exc.why) from exc
         charset = self._charsets.get(query.collation_client or -1, "utf8mb4")
-        text = text_decoder(charset)(query.text)
+        text = statement_text(charset, query.text)
         options: list[tuple[str, str]] = []
         for name, value in query.settings:
             if name == "collation_client":
@@ -616,11 +623,11 @@ class MariadbSource:
                 options.append((name, value))
         if query.unread:
             options.append(("status_variables", query.unread.hex()))
-        readable = text if isinstance(text, str) else query.text.decode("latin-1")
+        readable = text if isinstance(text, str) else text.decode("latin-1")
         kind = statement_kind(readable, marked_ddl=group.gtid.ddl)
         statement = Statement(
             schema=query.schema,
-            sql=text if isinstance(text, str) else query.text,
+            sql=text,
             ddl=kind is StatementKind.DDL,
             timestamp=HEADER.unpack_from(event)[0] * 1000,
             error_code=query.error_code,

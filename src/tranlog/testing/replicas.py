@@ -1,0 +1,295 @@
+"""A source, a native replica of it, and a target of ours, on the same statements: what a replica does is the measure.
+
+Owns the three servers, bringing both copies to where the source stands, and telling in what they differ: definitions
+and rows, byte for byte. Leaves what is run to the caller. Our side is a source and a target of tranlog's without log
+and Spark between them, since what is compared is what a transaction becomes.
+
+Source: MariaDB's manual, "CHANGE MASTER TO", "MASTER_GTID_WAIT".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from tranlog.change import Change, Fragment
+from tranlog.ids import NO_SEQNO, Epoch, Seqno
+from tranlog.payload import decode
+from tranlog.source.mariadb import MariadbSource, MariadbSourceOptions
+from tranlog.source.mariadb.position import BinlogPosition, parse_gtids
+from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.target import Advance, ChannelRow, Target, Unit
+from tranlog.testing.servers import MariaDbAddress, MariaDbServer, OptionValue
+
+WAIT_S: Final = 60.0
+OWN_DATABASE: Final = "tranlog_own"
+"""Where our target keeps its tables; a replica has no such database."""
+_SYSTEM: Final = ("mysql", "information_schema", "performance_schema", "sys", OWN_DATABASE)
+_PIPELINE: Final = "replicas"
+_QUICK: Final[Mapping[str, OptionValue]] = {
+    "innodb_flush_log_at_trx_commit": 0,
+    "innodb_flush_method": "nosync",
+    "sync_frm": 0,
+    "sync_binlog": 0,
+}
+"""What a server's own durability costs is not what is tried here."""
+_ROUTINES: Final = (
+    "SELECT routine_name, routine_type, dtd_identifier, routine_definition, sql_mode, definer, character_set_client, "
+    "collation_connection, database_collation FROM information_schema.routines WHERE routine_schema = %s "
+    "ORDER BY routine_type, routine_name"
+)
+_COLUMNS: Final = (
+    "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+    "ORDER BY ordinal_position"
+)
+
+
+class Replicas:
+    """The three servers, each with a server id of its own. Use in a `with` block. Threads: one.
+
+    `source_options` and `target_options` are tranlog's for both ends; `server_options` goes to all three servers,
+    `copy_options` to the native replica and to our target.
+    """
+
+    def __init__(
+        self,
+        *,
+        server_options: Mapping[str, OptionValue] | None = None,
+        copy_options: Mapping[str, OptionValue] | None = None,
+        source_options: Mapping[str, Any] | None = None,
+        target_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        common = {**_QUICK, **(server_options or {})}
+        copies = {**common, "log_bin": None, **(copy_options or {})}
+        self.source = MariaDbServer(options=common)
+        self.replica = MariaDbServer(options={**copies, "server_id": 2})
+        self.target = MariaDbServer(options={**copies, "server_id": 3})
+        self._source_options = dict(source_options or {})
+        self._target_options = dict(target_options or {})
+        self._stack = contextlib.ExitStack()
+        self._follower: MariadbSource | None = None
+        self._applier: Target | None = None
+        self._token = 0
+        self._applied = NO_SEQNO
+        self._position: str | None = None
+        """The event id of what was applied last."""
+        self.transactions = 0
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            for server in (self.source, self.replica, self.target):
+                stack.enter_context(server)
+            self._stack = stack.pop_all()
+        try:
+            self.replica.execute(
+                f"CHANGE MASTER TO MASTER_HOST='{self.source.host}', MASTER_PORT={self.source.port}, "
+                "MASTER_USER='root', MASTER_USE_GTID=slave_pos, MASTER_CONNECT_RETRY=1"
+            )
+            self.replica.execute("START SLAVE")
+            self.target.execute(f"CREATE DATABASE {OWN_DATABASE}")
+            self.open()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        self._stack.close()
+
+    def open(self, *, skip: bool = False, source: Mapping[str, Any] | None = None, **target_options: Any) -> None:
+        """Begin our copy anew behind what it had applied; `skip`: where the source now stands. Options serve till next.
+
+        `source` and the others are options beside those that all copies have.
+        """
+        self.close()
+        options = TargetOptions(
+            kind="mariadb", dsn=self.target.dsn(OWN_DATABASE), **{**self._target_options, **target_options}
+        )
+        self._applier = open_target(options)
+        self._applier.ensure_tables()
+        row = self._applier.read_pipeline(_PIPELINE)
+        token = self._applier.take(
+            pipeline=_PIPELINE,
+            expected_token=row.token if row is not None else 0,
+            holder="",
+            channels=1,
+            shard_rule="all",
+            rows=[ChannelRow(channel=0, applied_seqno=self._applied, epoch=Epoch(1))],
+            keep_assignment=False,
+        )
+        self._token = self._applier.claim(pipeline=_PIPELINE, channel=0, driver_token=token).token
+        self._follower = MariadbSource(
+            MariadbSourceOptions(
+                **{
+                    "host": self.source.host,
+                    "port": self.source.port,
+                    "user": self.source.user,
+                    "source_id": "source",
+                    "cascades": "allow",
+                    **self._source_options,
+                    **(source or {}),
+                }
+            )
+        )
+        self._follower.start(None if skip else self._position)
+
+    def close(self) -> None:
+        """End our copy; the servers run on."""
+        for end in (self._follower, self._applier):
+            if end is not None:
+                end.close()
+        self._follower = self._applier = None
+
+    # --- running ---
+
+    def run(self, *statements: str | bytes, database: str = "", **connect: Any) -> list[tuple[int, str]]:
+        """Run statements at the source in one session; return the errors, by code and text, and go on behind them."""
+        import pymysql
+
+        errors: list[tuple[int, str]] = []
+        with contextlib.closing(self.source.connect(database, **connect)) as session, session.cursor() as cursor:
+            for statement in statements:
+                try:
+                    cursor.execute(statement)
+                    cursor.fetchall()
+                except pymysql.err.MySQLError as exc:
+                    errors.append((exc.args[0], str(exc.args[1])))
+        return errors
+
+    def meet(self) -> None:
+        """Bring both copies to where the source stands now. Raises AssertionError where the native one has stopped."""
+        self.meet_replica()
+        self.meet_target()
+
+    def meet_replica(self) -> None:
+        """Wait until the native replica stands where the source does."""
+        ((position,),) = self.source.execute("SELECT @@global.gtid_binlog_pos")
+        ((code,),) = self.replica.execute(f"SELECT MASTER_GTID_WAIT('{position}', {WAIT_S})")
+        if code != 0:
+            raise AssertionError(f"the native replica did not reach {position}: {self.replica_error()}")
+
+    def replica_error(self) -> str:
+        """Return why the native replica has stopped, empty where it runs."""
+        with contextlib.closing(self.replica.connect()) as session, session.cursor() as cursor:
+            cursor.execute("SHOW SLAVE STATUS")
+            status = dict(zip([column[0] for column in cursor.description], cursor.fetchone() or (), strict=False))
+        return f"{status.get('Last_IO_Error', '')}{status.get('Last_SQL_Error', '')}"
+
+    def meet_target(self) -> None:
+        """Apply to our target all that the source has written by now."""
+        assert self._follower is not None
+        ((position,),) = self.source.execute("SELECT @@global.gtid_binlog_pos")
+        wanted = BinlogPosition(gtids=parse_gtids(position)).by_domain()
+        while True:
+            here = BinlogPosition.parse(self._follower.status().position).by_domain()
+            if all(domain in here and here[domain].sequence >= gtid.sequence for domain, gtid in wanted.items()):
+                return
+            fragments: list[Fragment] = []
+            for fragment in self._follower.read(1.0):
+                fragments.append(fragment)
+                if fragment.last:
+                    self._apply(fragments)
+                    fragments = []
+
+    def _apply(self, fragments: Sequence[Fragment]) -> None:
+        assert self._applier is not None
+        payloads = [decode(fragment.payload) for fragment in fragments]
+        last = fragments[-1]
+        if payloads[-1].is_noop():
+            self._position = last.event_id
+            return
+        seqno = Seqno(self._applied + 1)
+
+        def changes() -> Iterator[Change]:
+            for payload in payloads:
+                yield from payload.changes
+
+        unit = Unit(
+            seqno=seqno,
+            epoch=Epoch(1),
+            source_id=last.source_id,
+            event_id=last.event_id,
+            tstamp=last.tstamp,
+            metadata=payloads[-1].metadata,
+            changes=changes,
+        )
+        advance = Advance(
+            pipeline=_PIPELINE,
+            channel=0,
+            token=self._token,
+            old_seqno=self._applied,
+            new_seqno=seqno,
+            epoch=Epoch(1),
+            source_id=last.source_id,
+            event_id=last.event_id,
+            tstamp=last.tstamp,
+            stats="{}",
+        )
+        self._applier.apply([unit], advance)
+        self._applied = seqno
+        self._position = last.event_id
+        self.transactions += 1
+
+    # --- comparing ---
+
+    def differences(self, *databases: str) -> list[str]:
+        """Say in what our target differs from the native replica: databases, tables, views, routines, rows."""
+        theirs, ours = described(self.replica, *databases), described(self.target, *databases)
+        found = []
+        for name in sorted(theirs.keys() | ours.keys()):
+            there, here = theirs.get(name), ours.get(name)
+            if there != here:
+                found.append(f"{name}: replica {_shown(there)}, target {_shown(here)}")
+        return found
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 600 else text[:599] + "…"
+
+
+def described(server: MariaDbAddress, *databases: str) -> dict[str, object]:
+    """Return what a server holds by name: definitions as it spells them, rows as bytes, in no order.
+
+    Without names, all databases but the system's. Triggers and events are left out: a copy by rows needs none.
+    """
+    found: dict[str, object] = {}
+    # As bytes, since a definition may hold bytes that are no text.
+    with contextlib.closing(server.connect(use_unicode=False)) as session, session.cursor() as cursor:
+
+        def rows(sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+            cursor.execute(sql, parameters or None)
+            return [
+                tuple([v.decode("utf-8", "surrogateescape") if isinstance(v, bytes) else v for v in row])
+                for row in cursor.fetchall()
+            ]
+
+        rows("SET time_zone = '+00:00', sql_quote_show_create = 1")
+        for schema in databases or [name for (name,) in rows("SHOW DATABASES") if name not in _SYSTEM]:
+            if not rows("SELECT 1 FROM information_schema.schemata WHERE schema_name = %s", schema):
+                continue
+            home = _quoted(schema)
+            found[schema] = rows(f"SHOW CREATE DATABASE {home}")[0][1]
+            found[f"{schema}()"] = rows(_ROUTINES, schema)
+            tables = rows(
+                "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = %s", schema
+            )
+            for table, kind in tables:
+                name, where = f"{schema}.{table}", f"{home}.{_quoted(table)}"
+                found[name] = rows(f"SHOW CREATE TABLE {where}")[0][1:]
+                if kind == "VIEW":
+                    continue
+                period = " FOR SYSTEM_TIME ALL" if kind == "SYSTEM VERSIONED" else ""
+                named = rows(_COLUMNS, schema, table)
+                columns = ", ".join([f"CAST({_quoted(column)} AS BINARY)" for (column,) in named])
+                found[f"{name}[]"] = sorted(map(repr, rows(f"SELECT {columns} FROM {where}{period}")))
+    return found
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
