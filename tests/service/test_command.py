@@ -12,8 +12,8 @@ import pytest
 import typer
 
 from tranlog.errors import DiskFullError
-from tranlog.service import command
-from tranlog.service.command import Progress, confirm, hoist, new_app, require_command, run_app, stop_signals
+from tranlog.service import cli, command
+from tranlog.service.command import Progress, confirm, hoist, lower, new_app, require_command, run_app, stop_signals
 
 LOCATING = ("-dir", "--dir", "-conf")
 
@@ -31,6 +31,26 @@ LOCATING = ("-dir", "--dir", "-conf")
 )
 def test_options_that_belong_in_front_are_moved_there(given: str, sorted_: str) -> None:
     assert hoist(given.split(), LOCATING, ("--debug",)) == sorted_.split()
+
+
+@pytest.mark.parametrize(
+    ("given", "moved"),
+    [
+        ("-host x status -name stores", "status -name stores -host x"),
+        ("-conf f -host=x status", "-conf f status -host=x"),
+        ("-host x --debug wait -- -host", "--debug wait -host x -- -host"),
+        ("status -host x", "status -host x"),
+        ("-host", "-host"),
+    ],
+)
+def test_an_option_of_the_command_may_stand_in_front_of_it(given: str, moved: str) -> None:
+    """The article: `trepctl -host logos1 status -name stores`."""
+    assert lower(given.split(), ("-host",), passed=LOCATING) == moved.split()
+
+
+def test_the_articles_order_reaches_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["-host", "127.0.0.1:1", "status", "-name", "stores"]) == 4
+    assert "127.0.0.1:1" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -65,6 +65,8 @@ from tranlog.tungsten.translated import open_readable
 logger = logging.getLogger(__name__)
 
 LOCATING: Final = ("-service", "--service", "-conf", "--conf")
+HOST_NAMES: Final = ("-host", "--host")
+"""The article writes them in front of the command: `-host db2 status -name stores`."""
 WATCH_S: Final = 1.3
 """How long a pipeline's row is watched for a sign of life: its driver moves it every second."""
 REPORT_EVERY_S: Final = 1.0
@@ -831,4 +833,4 @@ def _gtid(text: str) -> Gtid:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `tranlog` and return its exit code."""
-    return run_app(app, arguments, prog="tranlog", hoisted=LOCATING)
+    return run_app(app, arguments, prog="tranlog", hoisted=LOCATING, lowered=HOST_NAMES)

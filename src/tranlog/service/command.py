@@ -87,14 +87,21 @@ def require_command(ctx: typer.Context) -> None:
         raise typer.Exit(ExitCode.USAGE)
 
 
-def run_app(app: typer.Typer, arguments: Sequence[str] | None, *, prog: str, hoisted: Sequence[str]) -> int:
+def run_app(
+    app: typer.Typer,
+    arguments: Sequence[str] | None,
+    *,
+    prog: str,
+    hoisted: Sequence[str],
+    lowered: Sequence[str] = (),
+) -> int:
     """Run one command and return its exit code; whatever goes wrong becomes one line on stderr.
 
     `hoisted` names options with a value that belong in front of the command; they, `--debug` and `--verbose` are
-    accepted behind it too.
+    accepted behind it too. `lowered` names those that belong behind it and are accepted in front.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    words = hoist(given, hoisted, GLOBAL_FLAGS)
+    words = lower(hoist(given, hoisted, GLOBAL_FLAGS), lowered, passed=hoisted)
     _show_diagnostics(debug="--debug" in words, verbose="--verbose" in words)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
@@ -137,6 +144,24 @@ def hoist(arguments: Sequence[str], valued: Sequence[str], flags: Sequence[str])
         else:
             rest.append(word)
     return front + rest
+
+
+def lower(arguments: Sequence[str], valued: Sequence[str], *, passed: Sequence[str]) -> list[str]:
+    """Move options that belong behind a command there, from in front of it. Pure.
+
+    `valued` are these, `passed` those with a value that stay in front. Shape: `-host x status -name stores` becomes
+    `status -name stores -host x`; what stands behind `--` stays last.
+    """
+    front: list[str] = []
+    moved: list[str] = []
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        name, equals, _ = rest[0].partition("=")
+        count = 2 if name in (*valued, *passed) and not equals else 1
+        (moved if name in valued else front).extend(rest[:count])
+        del rest[:count]
+    end = rest.index("--") if "--" in rest else len(rest)
+    return [*front, *rest[:end], *moved, *rest[end:]]
 
 
 def log_of(ctx: typer.Context) -> str:
