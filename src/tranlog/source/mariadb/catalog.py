@@ -412,6 +412,18 @@ class Catalog:
             for row in rows
         ]
 
+    def unchanged_since(self, schema: str, table: str, second: int) -> bool:
+        """Whether a table's definition is the one that it had in this second, by the time of its file.
+
+        InnoDB alone keeps that time at every ALTER.
+        """
+        rows = self._control.rows(
+            "SELECT UNIX_TIMESTAMP(create_time) FROM information_schema.tables "
+            "WHERE table_schema = %s AND table_name = %s AND engine = 'InnoDB'",
+            (schema, table),
+        )
+        return bool(rows) and rows[0][0] is not None and rows[0][0] <= second
+
     def primary_key(self, schema: str, table: str) -> tuple[str, ...]:
         """Return the names of the columns of a table's primary key, in the key's order."""
         rows = self._control.rows(

@@ -38,6 +38,7 @@ from tranlog.source.mariadb.events import (
     HEADER,
     HEADER_BYTES,
     ROWS_EVENTS,
+    BinlogTable,
     EventFormatError,
     EventType,
     annotation,
@@ -55,7 +56,7 @@ from tranlog.source.mariadb.history import continue_from
 from tranlog.source.mariadb.position import BinlogPosition
 from tranlog.source.mariadb.rows import RowsEncoder, rows_encoder
 from tranlog.source.mariadb.stream import BinlogStream
-from tranlog.source.mariadb.types import table_map, types_in_binlog
+from tranlog.source.mariadb.types import MariadbType, named_by_catalog, table_map, types_in_binlog
 from tranlog.source.packer import TransactionPacker
 from tranlog.statements import StatementKind, databases_named, statement_kind
 
@@ -558,13 +559,6 @@ class MariadbSource:
         if not self.options.captures(schema):
             return None
         binlog_table = parse_table_map(event)
-        if not binlog_table.complete:
-            raise self._refused(
-                group,
-                f"rows of {schema}.{name} without the names of their columns: they were written before "
-                "binlog_row_metadata was FULL",
-                "SET GLOBAL binlog_row_metadata = 'FULL'. ",
-            )
         known = self._catalog.table(schema, name)
         is_sequence = (
             tuple(column.name for column in binlog_table.columns) == _SEQUENCE_COLUMNS
@@ -576,7 +570,10 @@ class MariadbSource:
                 self._sequences.add(f"{schema}.{name}")
                 logger.warning("A sequence is no table: its values are not captured. sequence=%s.%s", schema, name)
             return None
-        types = types_in_binlog(binlog_table, collations=self._charsets, known=known)
+        if binlog_table.complete:
+            types = types_in_binlog(binlog_table, collations=self._charsets, known=known)
+        else:
+            binlog_table, types = self._named(binlog_table, event, group)
         table = table_map(
             schema,
             name,
@@ -604,6 +601,27 @@ class MariadbSource:
             full_twice=head + bits + bits,
             transactional=None if known is None else known.transactional,
         )
+
+    def _named(
+        self, table: BinlogTable, event: bytes, group: EventGroup
+    ) -> tuple[BinlogTable, tuple[MariadbType, ...]]:
+        """Return a table whose event lacks the names of its columns with those that the catalog still has for it."""
+        catalog = self._catalog
+        found = named_by_catalog(
+            table,
+            catalog.columns(table.schema, table.table),
+            catalog.primary_key(table.schema, table.table),
+            self._charsets,
+        )
+        # Asked last: what was changed between the questions shows.
+        if found is None or not catalog.unchanged_since(table.schema, table.table, HEADER.unpack_from(event)[0]):
+            raise self._refused(
+                group,
+                f"rows of {table.schema}.{table.table} without the names of their columns: they were written while "
+                "binlog_row_metadata was not FULL, and the catalog does not have the table as it was then; that",
+                "SET GLOBAL binlog_row_metadata = 'FULL'. ",
+            )
+        return found
 
     def _statement(self, event: bytes, group: EventGroup, beside: Options) -> tuple[Statement, StatementKind]:
         """Return a statement, and what kind it is."""

@@ -420,6 +420,52 @@ def type_in_catalog(table: str, column: CatalogColumn) -> MariadbType:
             raise UnsupportedTypeError(table=table, column=column.name, type_name=column.column_type)
 
 
+def named_by_catalog(
+    table: BinlogTable, listed: Sequence[CatalogColumn], primary_key: Sequence[str], collations: Mapping[int, str]
+) -> tuple[BinlogTable, tuple[MariadbType, ...]] | None:
+    """Return a table whose event lacks names, with those of the catalog and its types; None where they do not fit.
+
+    All that the event does tell must agree: the number of the columns, kinds, sizes, and which may be NULL.
+    """
+    columns: list[BinlogColumn] = []
+    types: list[MariadbType] = []
+    if len(table.columns) != len(listed):
+        return None
+    for column, declared in zip(table.columns, listed, strict=True):
+        kind = type_in_catalog(f"{table.schema}.{table.table}", declared)
+        labelled = kind.family in (Family.ENUM, Family.SET)
+        number = next((at for at, charset in collations.items() if charset == (kind.charset or BINARY)), None)
+        column = replace(
+            column,
+            name=declared.name,
+            unsigned=kind.unsigned,
+            collation=number if column.collation is None else column.collation,
+            geometry=_GEOMETRIES.index(kind.name) if kind.family is Family.GEOMETRY else None,
+        )
+        try:
+            found = _type_in_binlog(table, column, collations, declared.column_type)
+        except (EventFormatError, UnsupportedTypeError):
+            return None
+        if labelled:
+            found = replace(found, labels=kind.labels)
+        if found != kind or column.nullable != declared.nullable:
+            return None
+        if labelled and column.length != _label_bytes(kind):
+            return None
+        columns.append(column)
+        types.append(kind)
+    place = {column.name: at for at, column in enumerate(columns)}
+    key = tuple(place[name] for name in primary_key)
+    return replace(table, columns=tuple(columns), primary_key=key, complete=True), tuple(types)
+
+
+def _label_bytes(kind: MariadbType) -> int:
+    if kind.family is Family.ENUM:
+        return 1 if len(kind.labels) < 256 else 2
+    size = (len(kind.labels) + 7) // 8
+    return size if size <= 4 else 8
+
+
 _LABEL: Final = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
 _ESCAPES: Final = {"0": "\0", "n": "\n", "r": "\r"}
 
