@@ -17,6 +17,7 @@ from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
 PATH = "/log"
+HISTORY = b"0123456789abcdef"
 
 
 def make_fragment(
@@ -51,6 +52,7 @@ def open_log(disk: SimDisk, *, clock: ManualClock | None = None, **given: Any) -
         disk=disk,
         clock=ManualClock() if clock is None else clock,
         start_after=start_after,
+        history=HISTORY,
     )
 
 

@@ -22,7 +22,7 @@ import pytest
 from tranlog import payload
 from tranlog import table_map as table_map_module
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
-from tranlog.ids import Seqno
+from tranlog.ids import HISTORY_BYTES, Seqno
 from tranlog.log import bucket, index, index_table, positions, purge_notes, segment, spill
 from tranlog.log import format as log_format
 from tranlog.log.log import Log
@@ -105,7 +105,8 @@ def test_the_structs_pack_what_the_fields_say() -> None:
         return sum(size for _, size in getattr(home, name))
 
     assert log_format.HEADER.size == size("HEADER_FIELDS")
-    assert log_format.SYNC_BYTES == size("SYNC_FIELDS") == log_format.SYNC.size + log_format.CRC.size
+    assert log_format.SYNC_BYTES == size("SYNC_FIELDS") == log_format.SYNC.size + log_format.TRAILER.size
+    assert log_format.FIRST_SYNC_BYTES == log_format.SYNC_BYTES + HISTORY_BYTES
     assert log_format.MARK_BYTES == size("MARK_FIELDS") == log_format.MARK.size + log_format.CRC.size
     assert size("EVENT_FIELDS") + 3 == log_format.EVENT_MIN  # three empty texts
     assert size("ROTATE_FIELDS") + 1 == log_format.ROTATE_MIN
@@ -190,7 +191,13 @@ def test_positions_are_written_as_the_page_says(page: str) -> None:
     """Each field at its offset, by the page's own offsets."""
     given = {"epoch": 7, "first_seqno": 11, "visible_seqno": 44, "durable_seqno": -1, "committed_seqno": 33}
     raw = positions.encode_positions(
-        positions.Positions(boot_id="b" * 36, identity=5, visible_lsn=(3 << 32) + 99, **given)  # type: ignore[arg-type]
+        positions.Positions(
+            boot_id="b" * 36,
+            identity=5,
+            visible_lsn=(3 << 32) + 99,  # type: ignore[arg-type]
+            history=b"h" * 16,
+            **given,  # type: ignore[arg-type]
+        )
     )
     at = {row[2]: (int(row[0]), int(row[1])) for row in rows_under(page, "`POSITIONS_FIELDS`")}
     part = {name: raw[offset : offset + size] for name, (offset, size) in at.items()}
@@ -198,6 +205,7 @@ def test_positions_are_written_as_the_page_says(page: str) -> None:
     assert part["magic"] == b"THLPOSN1"
     assert part["boot_id"] == b"b" * 36
     assert int.from_bytes(part["identity"], "big") == 5
+    assert part["history"] == b"h" * 16
     assert struct.unpack(">II", part["visible_lsn"]) == (3, 99)
     assert int.from_bytes(part["crc"], "big") == crc32(raw[:-4])
 
@@ -363,7 +371,7 @@ def example(directory: Path) -> bytes:
         RowChange(ORDERS, Op.UPDATE, (1, "tea"), (1, None)),
     ):
         into.add(change, event_id="0-1-42", tstamp=WRITTEN_AT)
-    log = Log.open(directory / "log", source_id="db1", clock=StoppedClock())
+    log = Log.open(directory / "log", source_id="db1", clock=StoppedClock(), history=bytes(range(16)))
     log.append(into.finish(event_id="0-1-42", tstamp=WRITTEN_AT))
     log.commit()
     log.close()
@@ -444,12 +452,15 @@ class Walk:
     def sync_record(self) -> None:
         self.title("sync record")
         start = self.at
-        assert self.number(4, "record_length") == 26
+        history = bytes(self.raw[start : start + 4]) == (42).to_bytes(4, "big")
+        self.number(4, "record_length")
         self.number(1, "record_type")
         segment_number, offset = struct.unpack_from(">II", self.raw, self.at)
         self.take(8, f"durable_lsn: segment {segment_number}, offset {offset}")
         assert offset == start
         self.number(8, "written_at")
+        if history:
+            self.take(16, "history")
         self.crc_behind(start)
 
     def event_record(self, what: str) -> None:

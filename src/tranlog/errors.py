@@ -117,6 +117,31 @@ class LogVersionError(LogError):
 
 
 @dataclass(eq=False, kw_only=True)
+class ForeignHistoryError(LogError):
+    """A file in a log's directory belongs to another log: it bears the identity of another history, or none.
+
+    `found` and `history`, which is the log's, are in hex; `found` is empty where there is none.
+    """
+
+    path: str
+    file: str
+    found: str
+    history: str
+
+    def __str__(self) -> str:
+        if not self.found:
+            return (
+                f"{self.file} of the log at {self.path} bears no identity of a history: an earlier release wrote it, "
+                "and this one does not read such logs. Nothing was changed. Begin a new log in an empty directory"
+            )
+        return (
+            f"{self.file} belongs to another log than the rest of {self.path}: it bears the history "
+            f"{self.found}, the log {self.history}. Nothing was changed. Restore this log's own {self.file}, "
+            "or move that one out of the directory: `thl verify` then says what is missing"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
 class NativeLogError(LogError):
     """The directory holds a log in our own codec, not the Tungsten replicator's."""
 

@@ -23,6 +23,10 @@ NO_SEQNO = Seqno(-1)
 """Stands where a seqno would be and there is none: an empty log's last, a new channel's applied."""
 NO_EPOCH = Epoch(0)
 """The epoch of a position that has applied nothing yet."""
+HISTORY_BYTES = 16
+"""Of the identity of a log's history, which is random."""
+NO_HISTORY = bytes(HISTORY_BYTES)
+"""Stands where the identity of a history would be and there is none."""
 
 _GTID_BYTES = struct.Struct(">QQ")
 _GTID_TEXT = re.compile(r"GTID\(\s*([0-9]{1,19})\s*,\s*([0-9]{1,19})\s*\)")

@@ -89,7 +89,7 @@ def test_every_flipped_bit_below_a_sync_record_is_corruption() -> None:
         with pytest.raises(CorruptRecordError) as caught:
             open_log(after_kill(disk))
         error = caught.value
-        begins = [16, *[start - 26 for start in starts[:2]], *starts, *[starts[1] - 26]]
+        begins = [16, starts[0] - 42, starts[1] - 26, *starts, *[starts[1] - 26]]
         assert error.segment == "thl.data.0000000001"
         assert error.offset == max(start for start in begins if start <= at)
         assert {name: disk.content(f"{PATH}/{name}") for name in segment_names(disk)} == before

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fix_log import PATH, fill, make_fragment, open_log, segment_path
+from fix_log import HISTORY, PATH, fill, make_fragment, open_log, segment_path
 from tranlog.ids import Epoch, Seqno, lsn
 from tranlog.log.index import BuiltFrom, FlushPlan, SeqnoIndex
 from tranlog.log.index_table import INDEX_NAME, IndexTable, decode_table, encode_frame
@@ -245,4 +245,4 @@ def test_a_flush_names_the_end_that_it_was_built_from() -> None:
         log.flush_index()
         end = len(disk.content(segment_path(1)))
         _, built_from = SeqnoIndex.restore(decode_table(disk.content(TABLE)))
-        assert built_from == BuiltFrom(epoch=Epoch(log.epoch), end=lsn(1, end))
+        assert built_from == BuiltFrom(epoch=Epoch(log.epoch), end=lsn(1, end), history=HISTORY)

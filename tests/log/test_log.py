@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fix_log import (
+    HISTORY,
     PATH,
     after_kill,
     append_large,
@@ -382,7 +383,7 @@ def test_a_sync_record_proves_what_it_says() -> None:
     log.commit()
     file = disk.open(segment_path(1))
     reader = SegmentReader(file, 1)
-    assert reader.read(16, verify=True) == SyncRecord(lsn(1, 16), 5_000)
+    assert reader.read(16, verify=True) == SyncRecord(lsn(1, 16), 5_000, HISTORY, 42)
     assert reader.read(end, verify=True) == SyncRecord(lsn(1, end), 7_000)
     log.close()
     size = len(disk.content(segment_path(1)))

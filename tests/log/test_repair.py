@@ -201,9 +201,9 @@ def test_there_may_be_nothing_behind_the_damage_or_before_it() -> None:
         (lambda disk: flip(disk, segment_path(1), 1), (1, 0, 16)),
         (lambda disk: flip(disk, segment_path(3), 15), (3, 0, 16)),
         (lambda disk: disk.set_content(segment_path(3), bytes(16) + disk.content(segment_path(3))[16:]), (3, 0, 16)),
-        (lambda disk: flip(disk, segment_path(3), 16), (3, 16, 26)),
-        (lambda disk: flip(disk, segment_path(3), 20), (3, 16, 26)),
-        (lambda disk: flip(disk, segment_path(3), 30), (3, 16, 26)),
+        (lambda disk: flip(disk, segment_path(3), 16), (3, 16, 42)),
+        (lambda disk: flip(disk, segment_path(3), 20), (3, 16, 42)),
+        (lambda disk: flip(disk, segment_path(3), 30), (3, 16, 42)),
     ],
     ids=["magic", "prev_seqno", "torn header", "sync's length", "sync's type", "sync"],
 )

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 
 from fix_log import (
+    HISTORY,
     PATH,
     append_large,
     contents,
@@ -247,8 +248,8 @@ def encode_event_of() -> tuple[bytes, bytes, bytes]:
 
 
 def test_headers_references_and_tables_come_back_or_are_refused() -> None:
-    header = encode_spill_header(1_700_000_000_000)
-    assert (len(header), parse_spill_header(header)) == (SPILL_HEADER_BYTES, 1_700_000_000_000)
+    header = encode_spill_header(1_700_000_000_000, HISTORY)
+    assert (len(header), parse_spill_header(header)) == (SPILL_HEADER_BYTES, (1_700_000_000_000, HISTORY))
     one = Reference(bytes(16), 3, 7, lsn(1, 20), lsn(4, 9), 1_000, 2_000)
     assert parse_reference(encode_reference(one)) == one
     assert list(one.segments) == [1, 2, 3, 4]

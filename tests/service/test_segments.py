@@ -20,7 +20,7 @@ from tranlog.log.lookup import gtid_base64
 from tranlog.log.reader import LogReader
 from tranlog.log.verify import verify
 from tranlog.payload import Payload, encode
-from tranlog.service import cli
+from tranlog.service import cli, thl
 from tranlog.testing.clock import ManualClock
 
 AT = 1_391_461_440_983
@@ -141,6 +141,24 @@ def test_sizes_and_the_span_of_events(told: Told) -> None:
         "log first event time: 2014-02-03 20:04:01.983 UTC",
         "log last event time: 2014-02-03 20:04:19.983 UTC",
     ]
+
+
+def test_the_identity_of_the_history_is_shown(
+    told: Told, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """format.md, "The identity of the history"."""
+    with LogReader.open(told.path) as reader:
+        history = reader.history.hex()
+    assert told.json("info")["history"] == history
+    assert told("info")[1].splitlines()[-1] == f"log history: {history}"
+    assert thl.main(["-dir", str(told.path), "info"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"history = {history}"
+    assert thl.main(["-dir", str(told.path), "info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["history"] == history
+    monkeypatch.chdir(told.path.parent)
+    (told.path.parent / "shop.toml").write_text(f'[service]\nname = "shop"\n[log]\ndir = "{told.path}"\n')
+    cli.main(["status", "--json", "--conf", "shop.toml"])
+    assert json.loads(capsys.readouterr().out)["log"]["history"] == history
 
 
 def test_spill_segments_tell_who_refers_into_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -269,7 +269,17 @@ def test_index_and_info_of_several_segments(tmp_path: Path, capsys: pytest.Captu
     code, out, _ = run(log, "info", capsys)
     lines = dict(line.split(" = ", 1) for line in out.splitlines())
     assert list(lines) == [
-        *("log directory", "log files", "logs size", "min seq#", "max seq#", "events", "oldest file", "newest file")
+        *(
+            "log directory",
+            "log files",
+            "logs size",
+            "min seq#",
+            "max seq#",
+            "events",
+            "oldest file",
+            "newest file",
+            "history",
+        )
     ]
     assert lines["log directory"] == f"{log}/"
     assert (lines["log files"], lines["min seq#"], lines["max seq#"], lines["events"]) == (
@@ -440,7 +450,7 @@ def test_what_a_rollback_abandoned_is_shown_only_when_asked_for(
     assert thl.main([*arguments, "--abandoned"]) == ExitCode.DONE
     mark, *lines = capsys.readouterr().out.splitlines()
     assert mark == (
-        "# ABANDONED by the rollback mark at 2:42, 2011-07-01 15:15:17.0: everything after GTID(1, 1) up to seqno 4; "
+        "# ABANDONED by the rollback mark at 2:58, 2011-07-01 15:15:17.0: everything after GTID(1, 1) up to seqno 4; "
         "epoch 3 begins there"
     )
     assert [line.split("\t")[:2] for line in lines] == [["2", "1"], ["3", "1"], ["4", "2"]]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tranlog.disk import Disk
 from tranlog.errors import LogUnreadableError
 from tranlog.ids import Lsn, lsn, lsn_offset, lsn_segment
 from tranlog.log.format import HEADER, Record, RecordHeader, RollbackMark, RotateRecord, SyncRecord
@@ -38,7 +37,7 @@ def read_abandoned(segments: Segments, *, checksum: bool = True) -> Iterator[tup
             number = lsn_segment(place)
             reader = SegmentReader(segments.open(number, mark.last_seqno), number, checksum=checksum)
             try:
-                yield from _walk(reader, lsn_offset(place), mark, marks, segments.directory, segments.disk)
+                yield from _walk(reader, lsn_offset(place), mark, marks, segments)
             except OSError as exc:
                 raise LogUnreadableError(path=segments.path(number), why=exc.strerror or str(exc)) from exc
             finally:
@@ -47,7 +46,7 @@ def read_abandoned(segments: Segments, *, checksum: bool = True) -> Iterator[tup
 
 
 def _walk(
-    reader: SegmentReader, offset: int, mark: RollbackMark, marks: tuple[RollbackMark, ...], directory: str, disk: Disk
+    reader: SegmentReader, offset: int, mark: RollbackMark, marks: tuple[RollbackMark, ...], segments: Segments
 ) -> Iterator[tuple[RollbackMark, Record]]:
     """Yield what `mark` took of one segment, from `offset` to its end."""
     while True:
@@ -56,7 +55,8 @@ def _walk(
         outcome = reader.read(offset, verify=False)
         match outcome:
             case RecordHeader(spilled=True):
-                for record in read_spilled(directory, disk, outcome, reader.payload(outcome)):
+                raw = reader.payload(outcome)
+                for record in read_spilled(segments.directory, segments.disk, outcome, raw, segments.history):
                     yield mark, record
             case RecordHeader():
                 yield mark, Record(outcome, reader.payload(outcome))

@@ -139,7 +139,7 @@ class StoredTransaction:
 
     def _read_spilled(self) -> Iterator[Record]:
         segments, header = self._view.segments, self.header
-        reader = SpillReader(segments.directory, segments.disk, self._refers_to(), header)
+        reader = SpillReader(segments.directory, segments.disk, self._refers_to(), header, segments.history)
         try:
             for found in reader.records():
                 if isinstance(found, SpillFault):

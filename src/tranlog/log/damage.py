@@ -119,3 +119,5 @@ class LogFindings:
     """Rollback marks that stand in it."""
     references: tuple[tuple[Lsn, range], ...] = ()
     """The places of referring records, and the spill segments that each refers into."""
+    history: bytes | None = None
+    """The identity of the log's history, where a segment bears it."""

@@ -22,7 +22,7 @@ from mypy_extensions import i64, u8
 from tranlog.change import Fragment, TableName
 from tranlog.checksum import crc32
 from tranlog.errors import RecordLimitError
-from tranlog.ids import Epoch, Lsn, Seqno
+from tranlog.ids import HISTORY_BYTES, Epoch, Lsn, Seqno
 from tranlog.log.record import BAD_CHECKSUM as BAD_CHECKSUM
 from tranlog.log.record import END as END
 from tranlog.log.record import BadChecksum as BadChecksum
@@ -94,6 +94,7 @@ SYNC_FIELDS: Final = (
     ("record_type", 1),
     ("durable_lsn", 8),
     ("written_at", 8),
+    ("history", 0),
     ("crc_method", 1),
     ("crc", 4),
 )
@@ -122,8 +123,8 @@ EVENT_TSTAMP: Final = struct.Struct(">Q")
 EVENT_DATA_LENGTH: Final = struct.Struct(">I")
 RECORD_START: Final = struct.Struct(">IB")
 """record_length and record_type, as every record but the header begins."""
-SYNC: Final = struct.Struct(">IBQQB")
-"""A sync record without its crc."""
+SYNC: Final = struct.Struct(">IBQQ")
+"""A sync record up to and including written_at."""
 MARK: Final = struct.Struct(">IBQQQQQQQQB")
 """A rollback mark without its crc."""
 TRAILER: Final = struct.Struct(">BI")
@@ -144,7 +145,9 @@ EVENT_OVERHEAD: Final = BEFORE_HEADER + EVENT_DATA_LENGTH.size + TRAILER.size
 EVENT_MIN: Final = EVENT_OVERHEAD + HEADER_LENGTH_MIN
 ROTATE_MIN: Final = RECORD_START.size + 1 + TRAILER.size
 ROTATE_MAX: Final = 512
-SYNC_BYTES: Final = SYNC.size + CRC.size
+SYNC_BYTES: Final = SYNC.size + TRAILER.size
+FIRST_SYNC_BYTES: Final = SYNC_BYTES + HISTORY_BYTES
+"""record_length of a segment's first record, the sync record that names the history."""
 MARK_BYTES: Final = MARK.size + CRC.size
 
 FRAGNO_MAX: Final = 65_535
@@ -222,7 +225,8 @@ def is_tungsten(raw: bytes) -> bool:
     if len(first) < BEFORE_HEADER:
         return False
     length, kind, header_length = struct.unpack_from(">IBI", first)
-    if length == SYNC_BYTES:  # ours, perhaps with one wrong bit in its type: no Tungsten record is as short
+    # Ours, perhaps with one wrong bit in its type: no Tungsten record has one of these lengths.
+    if length in (SYNC_BYTES, FIRST_SYNC_BYTES):
         return False
     if kind == EVENT_TYPE:
         return bool(length > 0 and header_length == 0)
@@ -632,10 +636,20 @@ def encode_rotate(next_file_name: str) -> bytes:
     return body + CRC.pack(crc32(body))
 
 
-def encode_sync(durable_lsn: int, written_at: int) -> bytes:
-    """Return a sync record; `written_at` is ms since 1970."""
-    body = SYNC.pack(SYNC_BYTES, SYNC_TYPE, durable_lsn, max(written_at, 0), CRC_32)
+def encode_sync(durable_lsn: int, written_at: int, history: bytes = b"") -> bytes:
+    """Return a sync record, a segment's first one with the identity of the log's `history`; ms since 1970."""
+    body = SYNC.pack(SYNC_BYTES + len(history), SYNC_TYPE, durable_lsn, max(written_at, 0)) + history + _CRC_32_METHOD
     return body + CRC.pack(crc32(body))
+
+
+def history_of(head: bytes) -> bytes | None:
+    """Return the identity of the history that a segment bears which begins with `head`.
+
+    None where no whole sync record stands first, b"" where that bears none. `head` holds at least
+    HEADER.size + FIRST_SYNC_BYTES of the segment, or all of it.
+    """
+    first = parse_record(head, HEADER.size, 0)
+    return first.history if isinstance(first, SyncRecord) else None
 
 
 def encode_mark(mark: RollbackMark) -> bytes:
@@ -714,14 +728,14 @@ def parse_record(raw: bytes, at: int, lsn: int, checksum: bool = True) -> Outcom
             return Impossible("a rotate record without a file name", length)
         return RotateRecord(name[:-1].decode(errors="replace"), length)
     if kind == SYNC_TYPE:
-        if length != SYNC_BYTES:
+        if length not in (SYNC_BYTES, FIRST_SYNC_BYTES):
             return Impossible(f"a sync record of {length} bytes")
         if left < length:
             return Partial(length)
         if not _trailing_crc_holds(raw, at, length):
             return BadChecksum(length)
-        _, _, durable_lsn, written_at, _ = SYNC.unpack_from(raw, at)
-        return SyncRecord(Lsn(durable_lsn), written_at)
+        _, _, durable_lsn, written_at = SYNC.unpack_from(raw, at)
+        return SyncRecord(Lsn(durable_lsn), written_at, raw[at + SYNC.size : at + length - TRAILER.size], length)
     if kind == MARK_TYPE:
         if length != MARK_BYTES:
             return Impossible(f"a rollback mark of {length} bytes")

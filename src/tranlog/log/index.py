@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from tranlog.errors import IndexCutError, IndexDamagedError
-from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.ids import NO_HISTORY, NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
 from tranlog.log.bucket import (
     VALUE_VERSION,
     Bucket,
@@ -75,6 +75,8 @@ class BuiltFrom:
     """The epoch of the transaction that `IndexRange.last` names."""
     end: Lsn
     """Behind that transaction's last byte: a scan that continues the index starts here."""
+    history: bytes = NO_HISTORY
+    """The identity of the log's history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -730,11 +732,11 @@ class SegmentRow:
 
 RANGE_FIELDS: Final = (
     ("version", 1), ("first", 8), ("last", 8), ("last_sync", 8), ("last_txn_end", 8), ("prefix", 8), ("front_lsn", 8),
-    ("epoch", 8), ("end_lsn", 8), ("count", 4), ("sync_points", 0), ("crc", 4),
+    ("epoch", 8), ("end_lsn", 8), ("history", 16), ("count", 4), ("sync_points", 0), ("crc", 4),
 )  # fmt: skip
 
-_RANGE = struct.Struct(">BqqqqqQQQI")
-"""A stored range: version, first, last, last_sync, last_txn_end, prefix, front, epoch, end, sync points behind."""
+_RANGE = struct.Struct(">BqqqqqQQQ16sI")
+"""A stored range: version, first, last, last_sync, last_txn_end, prefix, front, epoch, end, history, sync points."""
 
 
 def _image(buckets: Iterable[Bucket], stored_range: bytes) -> dict[int, bytes]:
@@ -756,6 +758,7 @@ def _encode_range(
         0 if front is None else front.lsn,
         built_from.epoch,
         built_from.end,
+        built_from.history,
         len(sync_tail),
     )
     return seal(head + struct.pack(f">{len(sync_tail)}q", *sync_tail))
@@ -765,12 +768,13 @@ def _decode_range(raw: bytes) -> tuple[IndexRange, Seqno, Lsn | None, list[Seqno
     body = unseal(raw, "the range")
     if len(body) < _RANGE.size:
         raise IndexDamagedError(why="the range is cut short")
-    _, first, last, last_sync, last_txn_end, prefix, front, epoch, end, count = _RANGE.unpack_from(body)
+    _, first, last, last_sync, last_txn_end, prefix, front, epoch, end, history, count = _RANGE.unpack_from(body)
     if len(body) != _RANGE.size + 8 * count or first > last or last_sync > last or last_txn_end > last:
         raise IndexDamagedError(why="the numbers of the range contradict each other")
     sync_tail = [Seqno(one) for one in struct.unpack_from(f">{count}q", body, _RANGE.size)]
     facts = IndexRange(Seqno(first), Seqno(last), Seqno(last_sync), Seqno(last_txn_end))
-    return facts, Seqno(prefix), Lsn(front) or None, sync_tail, BuiltFrom(epoch=Epoch(epoch), end=Lsn(end))
+    built_from = BuiltFrom(epoch=Epoch(epoch), end=Lsn(end), history=history)
+    return facts, Seqno(prefix), Lsn(front) or None, sync_tail, built_from
 
 
 def _range_facts(raw: bytes) -> tuple[IndexRange, Seqno]:

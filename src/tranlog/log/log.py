@@ -31,19 +31,17 @@ from tranlog.errors import (
     RollbackError,
     SegmentEmptyError,
 )
-from tranlog.ids import NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
+from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
 from tranlog.log.allocation import Allocation, empty_transaction, padding_for, size_of
 from tranlog.log.cursor import Cursor
 from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
     FRAGNO_MAX,
     HEADER,
-    SYNC_BYTES,
     RecordHeader,
     RollbackMark,
     encode_mark,
     encode_rotate,
-    encode_sync,
     segment_name,
 )
 from tranlog.log.log_end import LogEnd
@@ -103,15 +101,25 @@ class Log(LogEnd):
         disk: Disk | None = None,
         clock: Clock | None = None,
         start_after: Gtid | None = None,
+        history: bytes | None = None,
     ) -> Self:
         """Take the lock, mend what a crash left, open a new epoch and write its no-op, synced.
 
-        The directory is created if missing; its parent must exist. `start_after` only matters for a log without
-        records: it begins behind that position, in a higher epoch. Raises LogLockedError, CorruptRecordError,
-        LogMissingError, LogUnreadableError, LogCodecError, DiskFullError, DiskFailedError, ConfigError.
+        The directory is created if missing; its parent must exist. `start_after` and `history` only matter for a log
+        without records: it begins behind that position, in a higher epoch, and has that identity, 16 bytes, where it
+        takes over every transaction of another log; by default one of its own, random. Raises LogLockedError,
+        CorruptRecordError, LogMissingError, LogUnreadableError, LogCodecError, ForeignHistoryError, DiskFullError,
+        DiskFailedError, ConfigError.
         """
         return cls._open(
-            path, source_id=source_id, options=options, disk=disk, clock=clock, start_after=start_after, begin=True
+            path,
+            source_id=source_id,
+            options=options,
+            disk=disk,
+            clock=clock,
+            start_after=start_after,
+            history=history,
+            begin=True,
         )
 
     @classmethod
@@ -131,7 +139,16 @@ class Log(LogEnd):
         directory = directory_of(path)
         if not list_segments(directory, OsDisk() if disk is None else disk):
             raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
-        return cls._open(path, source_id="", options=options, disk=disk, clock=clock, start_after=None, begin=False)
+        return cls._open(
+            path,
+            source_id="",
+            options=options,
+            disk=disk,
+            clock=clock,
+            start_after=None,
+            history=None,
+            begin=False,
+        )
 
     @classmethod
     def _open(
@@ -143,6 +160,7 @@ class Log(LogEnd):
         disk: Disk | None,
         clock: Clock | None,
         start_after: Gtid | None,
+        history: bytes | None,
         begin: bool,
     ) -> Self:
         options = LogOptions() if options is None else options
@@ -152,12 +170,14 @@ class Log(LogEnd):
         directory = directory_of(path)
         if begin:
             check_source_id(source_id)
+        history = os.urandom(HISTORY_BYTES) if history is None else history
+        assert len(history) == HISTORY_BYTES
         try:
             make_directory(directory, disk)
             lock_file = take_lock(directory, disk)
             log = cls(directory, source_id=source_id, options=options, disk=disk, clock=clock, lock_file=lock_file)
             try:
-                log._recover(start_after, begin)
+                log._recover(start_after, history, begin)
             except BaseException:
                 log._let_go()
                 raise
@@ -165,8 +185,8 @@ class Log(LogEnd):
             raise storage_error(exc, directory) from exc
         return log
 
-    def _recover(self, start_after: Gtid | None, begin: bool) -> None:
-        opened = open_newest(self._path, self._disk, self._segments, start_after=start_after)
+    def _recover(self, start_after: Gtid | None, history: bytes, begin: bool) -> None:
+        opened = open_newest(self._path, self._disk, self._segments, start_after=start_after, history=history)
         self.recovered = opened.report
         self._file = opened.file
         self._number = opened.number
@@ -181,7 +201,7 @@ class Log(LogEnd):
         pending.epoch = opened.epoch if begin else Epoch(opened.epoch - 1)
         self._segments.adopt_index(opened.index)
         self._positions = PositionsFile(self._path, self._disk)
-        self._spilling.take_stock(list_segments(self._path, self._disk), pending.start)
+        self._spilling.take_stock(list_segments(self._path, self._disk), pending.start, self.history)
         try:
             self._spilling.drop_below(self._segments.first_seqno())
         except PurgeFailedError as exc:
@@ -593,7 +613,7 @@ class Log(LogEnd):
             self._flush()  # a sync record may be left of a transaction that was given up
             number = self._number + 1
             stamp = self._clock.now_ms()
-            proof = encode_sync(lsn(self._number, self._pending.start), stamp)
+            proof = self._sync_record(HEADER.size, self._pending.start, stamp)
             mark = RollbackMark(
                 epoch=Epoch(self._pending.epoch + 1),
                 matchpoint_epoch=header.epoch,
@@ -808,8 +828,9 @@ class Log(LogEnd):
         assert self._file is not None
         end = self._pending.start
         try:
-            self._file.pwrite(encode_sync(lsn(self._number, end), self._clock.now_ms()), end)
-            self._pending.start = end + SYNC_BYTES
+            proof = self._sync_record(end, end, self._clock.now_ms())
+            self._file.pwrite(proof, end)
+            self._pending.start = end + len(proof)
             self._trim()
             self._file.sync()
         except OSError as exc:

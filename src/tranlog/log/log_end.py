@@ -156,6 +156,12 @@ class LogEnd:
         return self._ownership.lost
 
     @property
+    def history(self) -> bytes:
+        """The identity of the log's history, 16 bytes: made with the log, and that of each copy of it."""
+        assert self._segments.history is not None, "opening the log has found it, or made it"
+        return self._segments.history
+
+    @property
     def epoch(self) -> Epoch:
         """The epoch of this opening of the log."""
         return self._pending.epoch
@@ -273,8 +279,13 @@ class LogEnd:
             stamp = self._clock.now_ms()
             if self._begun_at is None:
                 self._begun_at = stamp
-            self._pending.put(encode_sync(lsn(self._number, self._durable_end), stamp))
+            self._pending.put(self._sync_record(self._pending.start + len(self._pending), self._durable_end, stamp))
             self._pending.sync_due = False
+
+    def _sync_record(self, at: int, durable_end: int, stamp: int) -> bytes:
+        """Return the sync record to be put at offset `at`: a segment's first one names the history."""
+        history = self.history if at == HEADER.size else b""
+        return encode_sync(lsn(self._number, durable_end), stamp, history)
 
     def begin_write(self, extent: Extent) -> DiskFile:
         """For `Allocation` only."""
@@ -385,7 +396,7 @@ class LogEnd:
 
     def _built_from(self) -> BuiltFrom:
         """Return the end of the log that the index describes now."""
-        return BuiltFrom(epoch=self._pending.epoch, end=lsn(self._number, self._visible_end))
+        return BuiltFrom(epoch=self._pending.epoch, end=lsn(self._number, self._visible_end), history=self.history)
 
     def _sync_now(self) -> None:
         """Sync under the lock, nothing else running: everything flushed is durable then."""
@@ -490,6 +501,7 @@ class LogEnd:
                     durable_seqno=self._durable,
                     committed_seqno=self._durable,
                     visible_lsn=self._visible_start,
+                    history=self.history,
                 )
             )
         except OSError as exc:

@@ -15,7 +15,7 @@ import errno
 import logging
 import os
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tranlog.disk import Disk, DiskFile, DiskLock
 from tranlog.errors import (
@@ -158,16 +158,22 @@ def storage_error(exc: OSError, path: str) -> LogError:
     return DiskFailedError(path=path, why=why)
 
 
-def open_newest(path: str, disk: Disk, segments: Segments, *, start_after: Gtid | None) -> OpenedSegment:
+def open_newest(
+    path: str, disk: Disk, segments: Segments, *, start_after: Gtid | None, history: bytes
+) -> OpenedSegment:
     """Survey the directory, mend what a crash left, and open the newest segment; `segments` learns the row.
 
-    The lock is held. Raises CorruptRecordError, LogUnreadableError, LogCodecError, and OSError.
+    A log without records gets the identity `history`. The lock is held. Raises CorruptRecordError,
+    LogUnreadableError, LogCodecError, ForeignHistoryError, and OSError.
     """
     sign_lock(path, disk)
     published = read_positions(path, disk)
     stored = read_index(join(path, INDEX_NAME), disk)
     found = survey(path, disk, checkpoint=None if stored is None else checkpoint_of(*stored))
     decided = plan(found)
+    segments.history = history if found.history is None else found.history
+    if published is not None and found.history not in (None, published.history):
+        published = None
     epoch = NO_EPOCH if published is None else published.epoch
     match decided:
         case Refuse():
@@ -221,6 +227,7 @@ def checkpoint_of(index: SeqnoIndex, built_from: BuiltFrom) -> Checkpoint | None
         seqno=last,
         epoch=built_from.epoch,
         end=lsn_offset(built_from.end) if same else 0,
+        history=built_from.history,
     )
 
 
@@ -304,6 +311,8 @@ def load_index(path: str, disk: Disk, found: Survey, stored: StoredIndex | None,
             built_from = _abandon(index, built_from, found)
         except IndexCutError as exc:
             why = str(exc)
+        if built_from.history != found.history:
+            why = f"it is of the history {built_from.history.hex()}"
         if why is None:
             why = _contradiction(path, disk, index, built_from, row, decided)
         if why is None:
@@ -366,7 +375,7 @@ def _abandon(index: SeqnoIndex, built_from: BuiltFrom, found: Survey) -> BuiltFr
     for mark in marks_behind(found.marks, built_from.end):
         if mark.matchpoint_seqno < index.prefix_range.last:
             index.truncate_end(Entry(mark.matchpoint_seqno, mark.matchpoint_lsn))
-            built_from = BuiltFrom(epoch=mark.matchpoint_epoch, end=mark.dead_end)
+            built_from = replace(built_from, epoch=mark.matchpoint_epoch, end=mark.dead_end)
         # else: it ends at or before the matchpoint, and what lies between the two is still to be scanned
     return built_from
 

@@ -20,14 +20,14 @@ from tranlog.checksum import crc32
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, DiskFile, OsDisk
 from tranlog.errors import ConfigError, HoldError
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno
+from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Lsn, Seqno
 
 NO_LSN: Final = Lsn(0)
 POSITIONS_NAME: Final = "positions"
 HOLDS_DIR: Final = "holds"
 POSITIONS_MAGIC: Final = b"THLPOSN1"
 
-POSITIONS: Final = struct.Struct(">8s36sQQqqqqQ")
+POSITIONS: Final = struct.Struct(">8s36sQQqqqqQ16s")
 """The positions block without its crc; docs/format.md lists the fields."""
 POSITIONS_FIELDS: Final = (
     ("magic", 8),
@@ -39,6 +39,7 @@ POSITIONS_FIELDS: Final = (
     ("durable_seqno", 8),
     ("committed_seqno", 8),
     ("visible_lsn", 8),
+    ("history", 16),
     ("crc", 4),
 )
 _CRC: Final = struct.Struct(">I")
@@ -54,7 +55,8 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
     """What a writer published last.
 
     `first_seqno` is the first that the log holds or will hold. `visible_lsn` is where the transaction
-    `visible_seqno` begins, 0 while there is none. `identity` is the positions file's own.
+    `visible_seqno` begins, 0 while there is none. `identity` is the positions file's own, `history` that of the log's
+    history.
     """
 
     boot_id: str
@@ -65,6 +67,7 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
     durable_seqno: Seqno = NO_SEQNO
     committed_seqno: Seqno = NO_SEQNO
     visible_lsn: Lsn = NO_LSN
+    history: bytes = NO_HISTORY
 
 
 def encode_positions(positions: Positions) -> bytes:
@@ -79,6 +82,7 @@ def encode_positions(positions: Positions) -> bytes:
         positions.durable_seqno,
         positions.committed_seqno,
         positions.visible_lsn,
+        positions.history,
     )
     return body + _CRC.pack(crc32(body))
 
@@ -90,7 +94,7 @@ def decode_positions(raw: bytes) -> Positions | None:
     body = raw[: POSITIONS.size]
     if _CRC.unpack_from(raw, POSITIONS.size)[0] != crc32(body):
         return None
-    magic, boot_id, identity, epoch, first, visible, durable, committed, visible_lsn = POSITIONS.unpack(body)
+    magic, boot_id, identity, epoch, first, visible, durable, committed, visible_lsn, history = POSITIONS.unpack(body)
     if magic != POSITIONS_MAGIC:
         return None
     return Positions(
@@ -102,6 +106,7 @@ def decode_positions(raw: bytes) -> Positions | None:
         durable_seqno=durable,
         committed_seqno=committed,
         visible_lsn=visible_lsn,
+        history=history,
     )
 
 
@@ -123,8 +128,8 @@ def read_positions(path: str, disk: Disk) -> Positions | None:
 class PositionsReader:
     """Reads the positions file again and again. Not for threads.
 
-    Shape: `read` returns None whenever the file cannot be trusted: missing, damaged, a copy, or of another boot; the
-    same object while nothing was published.
+    Shape: `read` returns None whenever the file cannot be trusted: missing, damaged, a copy, of another boot, or of
+    another `history` where that is known; the same object while nothing was published.
     """
 
     def __init__(self, path: str, disk: Disk) -> None:
@@ -134,6 +139,7 @@ class PositionsReader:
         self._file: DiskFile | None = None
         self._identity = 0
         self._last: tuple[bytes, Positions] | None = None  # the block that was believed last, and what it says
+        self.history: bytes | None = None
 
     def read(self) -> Positions | None:
         """Return what the writer published last, if this file is the one that it publishes in."""
@@ -144,13 +150,13 @@ class PositionsReader:
             raw = self._file.pread(POSITIONS_BYTES, 0)
         except OSError:
             return None
-        if self._last is not None and self._last[0] == raw:
-            return self._last[1]
-        positions = decode_positions(raw)
-        if positions is None or positions.boot_id != self._boot_id or positions.identity != self._identity:
-            return None
-        self._last = raw, positions
-        return positions
+        if self._last is None or self._last[0] != raw:
+            positions = decode_positions(raw)
+            if positions is None or positions.boot_id != self._boot_id or positions.identity != self._identity:
+                return None
+            self._last = raw, positions
+        positions = self._last[1]
+        return positions if self.history in (None, positions.history) else None
 
     def look_again(self) -> None:
         """Open the file anew at the next read if it was removed or replaced."""

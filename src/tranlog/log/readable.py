@@ -74,6 +74,10 @@ class ReadableLog(Protocol):
         """The log's directory."""
 
     @property
+    def history(self) -> bytes | None:
+        """The identity of its history, 16 bytes; None in the Java replicator's codec, which has none."""
+
+    @property
     def keeps_holds(self) -> bool:
         """Whether its retention waits for holds."""
 

@@ -125,6 +125,17 @@ class LogReader:
         """The log's directory."""
         return self._path
 
+    @property
+    def history(self) -> bytes:
+        """The identity of the log's history, 16 bytes. Raises LogMissingError while it has no record."""
+        segments = self._segments
+        if segments.history is None:  # it may have its first record by now
+            number = segments.row()[0][0]
+            segments.keep_open(number, segments.open(number, NO_SEQNO))
+        if segments.history is None:
+            raise LogMissingError(path=self._path, why="its first segment has no record yet")
+        return segments.history
+
     def range(self) -> LogRange:
         """Return what the log holds now. Raises CorruptRecordError, LogUnreadableError, LogMissingError."""
         with self._lock:
@@ -141,6 +152,7 @@ class LogReader:
         self._segments.epoch_limit = None if positions is None else positions.epoch
 
     def _look(self) -> None:
+        self._positions.history = self._segments.history
         positions = self._positions.read()
         if positions is not None and positions is self._taken:
             return
@@ -202,7 +214,13 @@ class LogReader:
     def _begin_scan(self) -> None:
         stored = read_index(join(self._path, INDEX_NAME), self._disk) if self._checksum else None
         checkpoint = None if stored is None else checkpoint_of(*stored)
-        found = survey(self._path, self._disk, checksum=self._checksum, checkpoint=checkpoint)
+        found = survey(
+            self._path,
+            self._disk,
+            checksum=self._checksum,
+            checkpoint=checkpoint,
+            history=self._segments.history,
+        )
         self._segments.refresh()
         decided = plan(found)
         if isinstance(decided, Refuse):

@@ -40,6 +40,8 @@ class Checkpoint:
     seqno: Seqno
     epoch: Epoch
     end: int
+    history: bytes
+    """Of the log that it was stored for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,8 @@ class Survey:
     scans: tuple[SegmentScan, ...]
     matchpoint: RecordHeader | None = None
     """Of the last living transaction, where it stands before a rollback mark that nothing follows yet."""
+    history: bytes | None = None
+    """What the segments bear; None while none of them has its first record."""
 
     @property
     def partial(self) -> bool:

@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tranlog.ids import NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.ids import NO_HISTORY, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment
 from tranlog.log.damage import BadPlace, LogFindings, Run, SegmentFindings
 from tranlog.log.format import (
     EVENT_MIN,
+    FIRST_SYNC_BYTES,
     HEADER,
     SEGMENT_BYTES_MAX,
     SYNC_BYTES,
@@ -179,7 +180,7 @@ def _plan(findings: LogFindings, keep: Keep, now_ms: int, holds: Iterable[tuple[
     rewrites: list[tuple[int, Rewrite]] = []
     breaks: list[_Break] = []
     for row in range(len(segments)):
-        _judge(segments, row, now_ms, rewrites, breaks)
+        _judge(segments, row, now_ms, findings.history or NO_HISTORY, rewrites, breaks)
     newest = segments[-1]
     short = not breaks and newest.last < findings.visible
     if not rewrites and not breaks and not short and not findings.index_is_wrong:
@@ -400,6 +401,7 @@ def _judge(
     segments: Sequence[SegmentFindings],
     row: int,
     now_ms: int,
+    history: bytes,
     rewrites: list[tuple[int, Rewrite]],
     breaks: list[_Break],
 ) -> None:
@@ -436,10 +438,11 @@ def _judge(
             rewrites.append((row, _rewrite_end(one, bad.offset, b"", "bytes behind the rotate record")))
             return
         if _was_sync(bad):
-            raw = encode_sync(lsn(one.number, bad.offset), now_ms)
+            first = history if bad.offset == HEADER.size else b""
+            raw = encode_sync(lsn(one.number, bad.offset), now_ms, first)
             why = f"a sync record of {segment_name(one.number)}"
             rewrites.append(
-                (row, Rewrite(segment=one.number, offset=bad.offset, size=SYNC_BYTES, raw=raw, ends=False, why=why))
+                (row, Rewrite(segment=one.number, offset=bad.offset, size=len(raw), raw=raw, ends=False, why=why))
             )
             continue
         last_bad = at == len(one.bad) - 1
@@ -461,7 +464,7 @@ def _judge(
 
 def _was_sync(bad: BadPlace) -> bool:
     """Whether nothing but a sync record can have stood here: so few bytes, and no transaction is missing."""
-    if bad.resumes_at != bad.offset + SYNC_BYTES:
+    if bad.resumes_at != bad.offset + (FIRST_SYNC_BYTES if bad.offset == HEADER.size else SYNC_BYTES):
         return False
     return bad.next_event is None or bad.next_event == (bad.last + 1, bad.open_fragments)
 

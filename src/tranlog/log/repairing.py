@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -21,7 +21,7 @@ import msgspec
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
-from tranlog.ids import NO_SEQNO
+from tranlog.ids import HISTORY_BYTES, NO_SEQNO
 from tranlog.log.format import segment_name
 from tranlog.log.index_table import INDEX_NAME
 from tranlog.log.opening import keep_bytes, sign_lock, storage_error, take_lock
@@ -77,13 +77,13 @@ def repair(
     if not list_segments(directory, disk):
         raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
     if dry_run:
-        before, decision = _look(directory, keep, disk, clock, progress)
+        before, decision, _ = _look(directory, keep, disk, clock, progress)
         return RepairOutcome(before=before, decision=decision, after=None, kept_in=(), report=None)
     try:
         lock = take_lock(directory, disk)
         try:
             sign_lock(directory, disk)
-            before, decision = _look(directory, keep, disk, clock, progress)
+            before, decision, history = _look(directory, keep, disk, clock, progress)
             if isinstance(decision, NothingToRepair):
                 return RepairOutcome(before=before, decision=decision, after=None, kept_in=(), report=None)
             if agree is not None:
@@ -91,7 +91,7 @@ def repair(
             if not lock.held():
                 raise LogLockedError(path=directory, holder=f"{LOCK_NAME} was replaced or removed meanwhile")
             report = write_report(directory, disk, decision, before)
-            kept = _carry_out(directory, disk, decision)
+            kept = _carry_out(directory, disk, decision, history)
             after, _ = examine(directory, disk=disk, progress=progress)
             return RepairOutcome(before=before, decision=decision, after=after, kept_in=tuple(kept), report=report)
         finally:
@@ -102,13 +102,16 @@ def repair(
 
 def _look(
     path: str, keep: Keep, disk: Disk, clock: Clock, progress: Progress | None
-) -> tuple[VerifyReport, RepairPlan | NothingToRepair]:
+) -> tuple[VerifyReport, RepairPlan | NothingToRepair, bytes]:
+    """Return what was found, what to do, and the identity of the log's history: a new one where nothing bears it."""
     report, findings = examine(path, disk=disk, progress=progress)
+    history = os.urandom(HISTORY_BYTES) if findings.history is None else findings.history
+    findings = replace(findings, history=history)
     holds = [(one.name, one.restart_seqno) for one in read_holds(path, disk=disk)]
     decision: Decision = plan(findings, keep=keep, now_ms=clock.now_ms(), holds=holds)
     if isinstance(decision, Impossible):
         raise RepairRefusedError(path=path, why=decision.why)
-    return report, decision
+    return report, decision, history
 
 
 def write_report(path: str, disk: Disk, decision: RepairPlan, before: VerifyReport) -> str:
@@ -131,13 +134,13 @@ def write_report(path: str, disk: Disk, decision: RepairPlan, before: VerifyRepo
     return name
 
 
-def _carry_out(path: str, disk: Disk, decision: RepairPlan) -> list[str]:
+def _carry_out(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> list[str]:
     """Do what was decided; return the files that hold what was taken away. Raises OSError."""
     for name in (INDEX_NAME, SPILL_TABLE_NAME):
         if disk.exists(join(path, name)):
             disk.unlink(join(path, name))
             disk.sync_dir(path)
-    _forget_positions(path, disk, decision)
+    _forget_positions(path, disk, decision, history)
     kept = [_keep_spill(path, disk, number) for number in decision.spill if disk.exists(join(path, spill_name(number)))]
     for step in decision.steps:
         name = segment_name(step.segment)
@@ -178,11 +181,11 @@ def _keep_spill(path: str, disk: Disk, number: int) -> str:
         file.close()
 
 
-def _forget_positions(path: str, disk: Disk, decision: RepairPlan) -> None:
-    """Leave of the positions nothing but the epoch, so that readers scan and the next writer begins a new one."""
+def _forget_positions(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> None:
+    """Leave of the positions nothing but epoch and history: readers scan, and the next writer begins a new one."""
     file = disk.open(join(path, POSITIONS_NAME), write=True, create=True)
     try:
-        left = Positions(boot_id="", identity=0, epoch=decision.epoch, first_seqno=NO_SEQNO)
+        left = Positions(boot_id="", identity=0, epoch=decision.epoch, first_seqno=NO_SEQNO, history=history)
         file.pwrite(encode_positions(left), 0)
         file.sync()
     finally:

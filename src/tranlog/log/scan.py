@@ -45,9 +45,10 @@ from tranlog.log.segment import (
     WINDOW_BYTES,
     SegmentReader,
     glance_at,
+    history_borne,
     join,
     list_segments,
-    refuse_foreign,
+    one_history,
     torn_size,
     written_size,
 )
@@ -366,29 +367,39 @@ def scan_behind(directory: str, disk: Disk, checkpoint: Checkpoint) -> SegmentSc
         file.close()
 
 
-def survey(directory: str, disk: Disk, *, checksum: bool = True, checkpoint: Checkpoint | None = None) -> Survey:
+def survey(
+    directory: str,
+    disk: Disk,
+    *,
+    checksum: bool = True,
+    checkpoint: Checkpoint | None = None,
+    history: bytes | None = None,
+) -> Survey:
     """Glance at every segment and walk the newest ones, back to the last complete transaction.
 
-    A walk through the checkpoint's segment begins there, unless something does not fit. Changes nothing. Raises
-    LogMissingError, LogUnreadableError, LogCodecError, LogVersionError, SegmentGoneError.
+    A walk through the checkpoint's segment begins there, unless something does not fit. `history` is the log's where
+    that is known. Changes nothing. Raises LogMissingError, LogUnreadableError, LogCodecError, LogVersionError,
+    ForeignHistoryError, SegmentGoneError.
     """
     glances: list[SegmentGlance] = []
+    borne: dict[int, bytes | None] = {}
     scans: deque[SegmentScan] = deque()
     try:
         for number in list_segments(directory, disk):
             file = disk.open(join(directory, segment_name(number)))
             try:
-                refuse_foreign(file, directory, number)
+                borne[number] = history_borne(file, directory, number)
                 glances.append(glance_at(file, number))
             finally:
                 file.close()
+        history = one_history(directory, borne, history)
         for row in range(len(glances) - 1, -1, -1):
             if glances[row].prev_seqno is None:
                 if glances[row].torn_header and row == len(glances) - 1:
                     continue
                 break
             behind = None
-            if checkpoint is not None and checkpoint.number == glances[row].number:
+            if checkpoint is not None and (checkpoint.number, checkpoint.history) == (glances[row].number, history):
                 behind = scan_behind(directory, disk, checkpoint)
             found = scan_segment(directory, disk, glances[row], checksum=checksum) if behind is None else behind
             scans.appendleft(found)
@@ -404,7 +415,7 @@ def survey(directory: str, disk: Disk, *, checksum: bool = True, checkpoint: Che
         raise SegmentGoneError(path=str(exc.filename)) from exc
     except OSError as exc:
         raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
-    return Survey(glances=tuple(glances), scans=tuple(scans), matchpoint=matchpoint)
+    return Survey(glances=tuple(glances), scans=tuple(scans), matchpoint=matchpoint, history=history)
 
 
 def _matchpoint_header(

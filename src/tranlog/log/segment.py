@@ -13,8 +13,8 @@ import contextlib
 import logging
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ from tranlog.checksum import crc32
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import (
     CorruptRecordError,
+    ForeignHistoryError,
     LogCodecError,
     LogError,
     LogMissingError,
@@ -56,6 +57,7 @@ from tranlog.log.format import (
     SyncRecord,
     event_begins,
     event_checksum_holds,
+    history_of,
     is_tungsten,
     newer_version,
     parse_event,
@@ -93,11 +95,14 @@ _SECTOR_BYTES = 512
 
 
 def directory_of(path: str | os.PathLike[str]) -> str:
-    """Return the path of a log's directory, however its opener writes it. Raises LogMissingError where none can be."""
+    """Return the absolute path of a log's directory, however its opener writes it: a chdir changes nothing afterwards.
+
+    Raises LogMissingError where none can be.
+    """
     directory = os.fspath(path)
     if "\0" in directory:
         raise LogMissingError(path=repr(directory), why="no path holds a NUL character")
-    return directory.rstrip("/") or "/"
+    return os.path.join(os.getcwd(), directory).rstrip("/") or "/"
 
 
 def join(directory: str, name: str) -> str:
@@ -365,14 +370,38 @@ def glance_at(file: DiskFile, number: int) -> SegmentGlance:
     )
 
 
-def refuse_foreign(file: DiskFile, directory: str, number: int) -> None:
-    """Raise LogCodecError for a segment in the Tungsten replicator's codec, LogVersionError for a later release's."""
+def history_borne(file: DiskFile, directory: str, number: int) -> bytes | None:
+    """Return the identity of the history that a segment bears; None where it has no whole first record.
+
+    Raises LogCodecError for a segment in the Tungsten replicator's codec, LogVersionError for a later release's,
+    ForeignHistoryError for an earlier one's, and OSError.
+    """
     head = file.pread(HEADER.size + 64, 0)
     version = newer_version(head)
     if version is not None:
         raise LogVersionError(path=directory, segment=segment_name(number), version=version)
     if is_tungsten(head):
         raise LogCodecError(path=directory, segment=segment_name(number))
+    found = history_of(head)
+    if found == b"":
+        raise ForeignHistoryError(path=directory, file=segment_name(number), found="", history="")
+    return found
+
+
+def one_history(directory: str, borne: Mapping[int, bytes | None], known: bytes | None = None) -> bytes | None:
+    """Return the one identity that segments bear, by number; None where none of them does.
+
+    Raises ForeignHistoryError for the first that differs from the `known` one or, without that, from most.
+    """
+    found = {number: history for number, history in borne.items() if history is not None}
+    if known is None and found:
+        known = Counter(found.values()).most_common(1)[0][0]
+    for number, history in found.items():
+        if known is not None and history != known:
+            raise ForeignHistoryError(
+                path=directory, file=segment_name(number), found=history.hex(), history=known.hex()
+            )
+    return known
 
 
 def list_segments(directory: str, disk: Disk) -> list[int]:
@@ -418,6 +447,8 @@ class Segments:
         self._lock = threading.Lock()
         self._row = SegmentRow(first_offset=HEADER.size)
         self.index = SeqnoIndex()
+        self.history: bytes | None = None
+        """The identity of the log's history; None while no segment has its first record."""
         self.marks: tuple[RollbackMark, ...] = ()
         """The rollback marks of this log that were ever heard of here; for readers: replaced, never changed."""
         self.epoch_limit: Epoch | None = None
@@ -464,16 +495,18 @@ class Segments:
             newest = self._row.newest_number()
             first = self._row.first_number()
         fresh: list[tuple[int, Seqno, RollbackMark | None]] = []
+        borne: dict[int, bytes | None] = {}
         for number in numbers:
             if newest is not None and number <= newest and numbers[0] <= newest:
                 continue
-            header = self._read_header(number, newest=number == numbers[-1])
+            header, borne[number] = self._read_header(number, newest=number == numbers[-1])
             if header is None:
                 break
             mark = self._read_mark(number)
             if mark is not None and self.epoch_limit is not None and mark.epoch > self.epoch_limit:
                 break
             fresh.append((number, header.prev_seqno, mark))
+        self.history = one_history(self.directory, borne, self.history)
         with self._lock:
             if first is not None and first < numbers[0]:
                 self._drop_front(numbers[0])
@@ -505,7 +538,8 @@ class Segments:
                 self.index.forget_above(Place(mark.matchpoint_seqno, mark.matchpoint_lsn))
             self.marks = (*self.marks, mark)
 
-    def _read_header(self, number: int, *, newest: bool) -> SegmentHeader | None:
+    def _read_header(self, number: int, *, newest: bool) -> tuple[SegmentHeader | None, bytes | None]:
+        """Return a segment's header, None in a rotation under way, and the history that it bears, if it does yet."""
         file = self._open(number)
         try:
             for _ in range(_READ_TRIES):  # a rotation may write the header between two of our looks
@@ -513,10 +547,10 @@ class Segments:
                 if not (isinstance(header, Partial) and newest):
                     break
                 if file.size() <= HEADER.size or only_zeros(file, 0, file.size()):
-                    return None  # a rotation under way, or cut short
-            refuse_foreign(file, self.directory, number)
+                    return None, None  # a rotation under way, or cut short
+            history = history_borne(file, self.directory, number)
             if isinstance(header, SegmentHeader):
-                return header
+                return header, history
             why = "bad header: cut short or zeros" if isinstance(header, Partial) else header.why
             raise CorruptRecordError(segment=segment_name(number), offset=0, seqno=None, why=why)
         finally:
@@ -533,7 +567,8 @@ class Segments:
     def open(self, number: int, seqno: Seqno) -> DiskFile:
         """Open a segment for reading because `seqno` is wanted; whoever is done closes it, or hands it to `keep_open`.
 
-        Raises PurgedError if it was purged meanwhile, SegmentGoneError if it is missing otherwise.
+        Raises PurgedError if it was purged meanwhile, SegmentGoneError if it is missing otherwise,
+        ForeignHistoryError if another log's stands there now.
         """
         with self._lock:
             idle = None if self._idle is None else self._idle.pop(number, None)
@@ -543,6 +578,14 @@ class Segments:
             idle.close()
         try:
             file = self._open(number)
+            try:
+                borne = {number: history_borne(file, self.directory, number)}
+                self.history = one_history(self.directory, borne, self.history)
+            except BaseException as bad:
+                file.close()
+                if isinstance(bad, OSError):
+                    raise LogUnreadableError(path=self.path(number), why=bad.strerror or str(bad)) from bad
+                raise
             return file if self.recent is None else RecentFile(file, number, self.recent)
         except FileNotFoundError as exc:
             try:
@@ -704,6 +747,8 @@ class Segments:
         """Return why a stored index is not of this log; None where its last transaction stands where it says."""
         last = index.prefix_range.last
         place = index.exact(last)
+        if built_from.history != self.history:
+            return f"it is of the history {built_from.history.hex()}"
         if place is None:
             return "it covers nothing"
         try:

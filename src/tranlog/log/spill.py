@@ -45,7 +45,14 @@ AS_IT_IS: Final = 0
 DEFLATED: Final = 1
 """Codec of a chunk: its fragments' bytes, compressed by zlib."""
 
-SPILL_HEADER_FIELDS: Final = (("magic", 4), ("version", 2), ("reserved", 2), ("created_at", 8), ("crc", 4))
+SPILL_HEADER_FIELDS: Final = (
+    ("magic", 4),
+    ("version", 2),
+    ("reserved", 2),
+    ("created_at", 8),
+    ("history", 16),
+    ("crc", 4),
+)
 CHUNK_FIELDS: Final = (
     ("record_length", 4),
     ("record_type", 1),
@@ -81,7 +88,7 @@ SPILL_TABLE_FIELDS: Final = (
 )
 TABLE_REFERENCE_FIELDS: Final = (("spill_segment", 4), ("epoch_number", 8), ("seqno", 8))
 
-SPILL_HEADER: Final = struct.Struct(">4sHHQ")
+SPILL_HEADER: Final = struct.Struct(">4sHHQ16s")
 """A spill segment's header without its crc."""
 SPILL_HEADER_BYTES: Final = SPILL_HEADER.size + CRC.size
 CHUNK: Final = struct.Struct(">IB16sIQQBI")
@@ -115,18 +122,21 @@ def spill_number(name: str) -> int | None:
 # --- bytes -----------------------------------------------------------------------------------------------
 
 
-def encode_spill_header(created_at: int) -> bytes:
-    """Return the bytes at the start of a spill segment; `created_at` is ms since 1970."""
-    body = SPILL_HEADER.pack(SPILL_MAGIC, SPILL_VERSION, 0, max(created_at, 0))
+def encode_spill_header(created_at: int, history: bytes) -> bytes:
+    """Return the bytes at the start of a spill segment of the log with this history; `created_at` is ms since 1970."""
+    body = SPILL_HEADER.pack(SPILL_MAGIC, SPILL_VERSION, 0, max(created_at, 0), history)
     return body + CRC.pack(crc32(body))
 
 
-def parse_spill_header(raw: bytes) -> int | None:
-    """Return when a spill segment was begun, ms since 1970; None if these are not the first bytes of one."""
+def parse_spill_header(raw: bytes) -> tuple[int, bytes] | None:
+    """Return when a spill segment was begun, ms since 1970, and the identity of the log's history.
+
+    None if these are not the first bytes of one.
+    """
     if len(raw) < SPILL_HEADER_BYTES or CRC.pack(crc32(raw[: SPILL_HEADER.size])) != raw[SPILL_HEADER.size :][:4]:
         return None
-    magic, version, _, created_at = SPILL_HEADER.unpack_from(raw)
-    return int(created_at) if (magic, version) == (SPILL_MAGIC, SPILL_VERSION) else None
+    magic, version, _, created_at, history = SPILL_HEADER.unpack_from(raw)
+    return (created_at, history) if (magic, version) == (SPILL_MAGIC, SPILL_VERSION) else None
 
 
 class ChunkHeader(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tranlog.disk import Disk, DiskFile
-from tranlog.errors import CorruptRecordError, LogUnreadableError
+from tranlog.errors import CorruptRecordError, ForeignHistoryError, LogUnreadableError
 from tranlog.ids import Gtid, Lsn, lsn_offset, lsn_segment
 from tranlog.log.format import Impossible, Record, RecordHeader, segment_name
 from tranlog.log.segment import join
@@ -48,9 +48,15 @@ class SpillFault:
 
 
 class SpillReader:
-    """Reads the chunks of one transaction. `verdict` is the referring record's header. Not for threads."""
+    """Reads the chunks of one transaction of the log with this history. Not for threads.
 
-    def __init__(self, directory: str, disk: Disk, reference: Reference, verdict: RecordHeader) -> None:
+    `verdict` is the referring record's header. What reads raises ForeignHistoryError for another log's spill segment.
+    """
+
+    def __init__(
+        self, directory: str, disk: Disk, reference: Reference, verdict: RecordHeader, history: bytes | None
+    ) -> None:
+        self._history = history
         self._directory = directory
         self._disk = disk
         self._reference = reference
@@ -100,7 +106,7 @@ class SpillReader:
                 self.close()  # one is enough: chunks go from segment to segment once
                 file = self._disk.open(path)
                 self._files[number] = file
-                if parse_spill_header(file.pread(SPILL_HEADER_BYTES, 0)) is None:
+                if not bears(file, self._directory, number, self._history):
                     return SpillFault(segment=spill_name(number), offset=0, why="bad header of a spill segment")
             return file.pread(size, lsn_offset(place))
         except FileNotFoundError:
@@ -155,17 +161,30 @@ class SpillReader:
         self._files = {}
 
 
-def read_spilled(directory: str, disk: Disk, verdict: RecordHeader, raw: bytes) -> Iterator[Record]:
+def bears(file: DiskFile, directory: str, number: int, history: bytes | None) -> bool:
+    """Whether an open spill segment has a whole header. Raises ForeignHistoryError where it is of another log.
+
+    `history`: the identity of this log's, None while nobody knows it. Raises OSError.
+    """
+    header = parse_spill_header(file.pread(SPILL_HEADER_BYTES, 0))
+    if header is not None and history is not None and header[1] != history:
+        raise ForeignHistoryError(path=directory, file=spill_name(number), found=header[1].hex(), history=history.hex())
+    return header is not None
+
+
+def read_spilled(
+    directory: str, disk: Disk, verdict: RecordHeader, raw: bytes, history: bytes | None
+) -> Iterator[Record]:
     """Yield the fragments of the transaction whose referring record's event field is `raw`.
 
-    Raises CorruptRecordError, LogUnreadableError.
+    Raises CorruptRecordError, ForeignHistoryError, LogUnreadableError.
     """
     reference = parse_reference(raw)
     if reference is None:
         name, offset = segment_name(lsn_segment(verdict.lsn)), lsn_offset(verdict.lsn)
         why = "a reference whose numbers contradict each other"
         raise CorruptRecordError(segment=name, offset=offset, seqno=verdict.seqno, why=why)
-    reader = SpillReader(directory, disk, reference, verdict)
+    reader = SpillReader(directory, disk, reference, verdict, history)
     try:
         for found in reader.records():
             if isinstance(found, SpillFault):
@@ -236,7 +255,7 @@ def stat_of(directory: str, disk: Disk, number: int, referred_by: Gtid | None) -
         raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
     try:
         size = file.size()
-        created_at = parse_spill_header(file.pread(SPILL_HEADER_BYTES, 0))
+        begun = parse_spill_header(file.pread(SPILL_HEADER_BYTES, 0))
         at, raw_bytes, chunks = SPILL_HEADER_BYTES, 0, 0
         first: int | None = None
         last: int | None = None
@@ -259,7 +278,7 @@ def stat_of(directory: str, disk: Disk, number: int, referred_by: Gtid | None) -
         bytes=size,
         raw_bytes=raw_bytes,
         chunks=chunks,
-        created_at=0 if created_at is None else created_at,
+        created_at=0 if begun is None else begun[0],
         first_written=first,
         last_written=last,
         referred_by=referred_by,

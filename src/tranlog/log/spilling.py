@@ -30,7 +30,7 @@ from tranlog.errors import (
     SegmentGoneError,
     SpillFailedError,
 )
-from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn_offset
+from tranlog.ids import NO_HISTORY, Epoch, Gtid, Lsn, Seqno, lsn_offset
 from tranlog.log.format import (
     HEADER,
     RECORD_BYTES_MAX,
@@ -64,7 +64,7 @@ from tranlog.log.spill import (
     parse_reference,
     spill_name,
 )
-from tranlog.log.spilled import SpillStat, list_spill, read_table, stat_of
+from tranlog.log.spilled import SpillStat, bears, list_spill, read_table, stat_of
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +175,7 @@ class Spilling:
         self._clock = clock
         self._options = options
         self._lock = threading.Lock()
+        self._history = NO_HISTORY
         self._known: dict[int, list[Gtid]] = {}  # spill segments that exist, and who refers into them
         self._unsure = False  # what refers to spill could not be found out: nothing goes
         self._next_number = 1
@@ -184,12 +185,19 @@ class Spilling:
         self._closed = False
         self._stored: SpillTable | None = None
 
-    def take_stock(self, log_segments: Sequence[int], end: int) -> None:
+    def take_stock(self, log_segments: Sequence[int], end: int, history: bytes) -> None:
         """Learn which spill segments there are and who refers into them; `end` is that of the newest log segment.
 
-        The log has been recovered. Raises OSError.
+        The log has been recovered, and `history` is its identity. Raises ForeignHistoryError, OSError.
         """
+        self._history = history
         numbers = list_spill(self._path, self._disk)
+        for number in numbers:
+            file = self._disk.open(join(self._path, spill_name(number)))
+            try:
+                bears(file, self._path, number, history)
+            finally:
+                file.close()
         table = read_table(self._path, self._disk)
         covers = 0
         found: dict[int, tuple[Gtid, ...]] = {}
@@ -273,7 +281,7 @@ class Spilling:
             file = self._disk.open(path, write=True, create=True)
             try:
                 file.truncate(0)
-                file.pwrite(encode_spill_header(self._clock.now_ms()), 0)
+                file.pwrite(encode_spill_header(self._clock.now_ms(), self._history), 0)
                 file.sync()
                 self._disk.sync_dir(self._path)
             except OSError:

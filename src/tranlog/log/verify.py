@@ -21,6 +21,7 @@ from tranlog.errors import LogMissingError, LogUnreadableError, SegmentGoneError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
 from tranlog.log.damage import BadPlace, Damage, LogFindings, Problem, Run, SegmentFindings
 from tranlog.log.format import (
+    FIRST_SYNC_BYTES,
     HEADER,
     MARK_BYTES,
     SYNC_BYTES,
@@ -44,9 +45,10 @@ from tranlog.log.segment import (
     SegmentReader,
     directory_of,
     glance_at,
+    history_borne,
     join,
     list_segments,
-    refuse_foreign,
+    one_history,
 )
 from tranlog.log.spill import Reference
 from tranlog.log.spilled import SpillFault, SpillReader
@@ -154,7 +156,8 @@ def verify(
 ) -> VerifyReport:
     """Check every record of the log at `path`, and its stored index, also while it is written to. Changes nothing.
 
-    Raises LogMissingError, LogUnreadableError, LogCodecError, SegmentGoneError (purged meanwhile: start again).
+    Raises LogMissingError, LogUnreadableError, LogCodecError, ForeignHistoryError, SegmentGoneError (purged meanwhile:
+    start again).
     """
     return examine(path, disk=disk, checksum=checksum, progress=progress)[0]
 
@@ -179,7 +182,9 @@ def examine(
         positions.close()
         visible = NO_SEQNO if published is None else published.visible_seqno
         stored = _StoredIndex(directory, disk)
-        sizes = [_size(directory, disk, number) for number in numbers]
+        fronts = {number: _front(directory, disk, number) for number in numbers}
+        sizes = [size for size, _ in fronts.values()]
+        history = one_history(directory, {number: borne for number, (_, borne) in fronts.items()})
         done = 0
         before: int | None = None
         for number, size in zip(numbers, sizes, strict=True):
@@ -188,7 +193,6 @@ def examine(
                 tally.fault(before + 1, 0, tally.last_seqno, why, Damage.MISSING)
             file = disk.open(join(directory, segment_name(number)))
             try:
-                refuse_foreign(file, directory, number)
                 watched = file if progress is None else cast(DiskFile, _Watched(file, progress, done, sum(sizes)))
                 _check_segment(
                     tally,
@@ -215,7 +219,7 @@ def examine(
     spill_bytes = sum(reference.spilled_bytes for _, reference in spilled)
     lost: list[RecordHeader] = []
     for header, reference in spilled:
-        fault = _check_spill(directory, disk, header, reference)
+        fault = _check_spill(directory, disk, header, reference, history)
         if fault is not None:
             problem = Problem(
                 segment=fault.segment, offset=fault.offset, seqno=header.seqno, why=fault.why, kind=Damage.SPILL
@@ -248,13 +252,16 @@ def examine(
         index_is_wrong=bool(stored.problems),
         marks=len(tally.marks),
         references=tuple((header.lsn, reference.segments) for header, reference in tally.references),
+        history=history,
     )
     return report, findings
 
 
-def _check_spill(directory: str, disk: Disk, header: RecordHeader, reference: Reference) -> SpillFault | None:
+def _check_spill(
+    directory: str, disk: Disk, header: RecordHeader, reference: Reference, history: bytes | None
+) -> SpillFault | None:
     """Read everything that a spilled transaction refers to; return the first fault. Raises SegmentGoneError."""
-    reader = SpillReader(directory, disk, reference, header)
+    reader = SpillReader(directory, disk, reference, header, history)
     try:
         fault = next((found for found in reader.records() if isinstance(found, SpillFault)), None)
     finally:
@@ -313,10 +320,11 @@ class _Watched:
         return getattr(self._file, name)
 
 
-def _size(directory: str, disk: Disk, number: int) -> int:
+def _front(directory: str, disk: Disk, number: int) -> tuple[int, bytes | None]:
+    """Return a segment's size, and the history that it bears."""
     file = disk.open(join(directory, segment_name(number)))
     try:
-        return file.size()
+        return file.size(), history_borne(file, directory, number)
     finally:
         file.close()
 
@@ -557,7 +565,7 @@ def _behind(reader: SegmentReader, outcome: Outcome, bad: BadRecord, found: Segm
     if isinstance(outcome, RecordHeader):  # good in itself, in the wrong place: go on from it as it is
         return _from_event(reader, bad.offset, outcome)
     claimed = getattr(outcome, "record_length", 0)
-    for length in dict.fromkeys((claimed, SYNC_BYTES, MARK_BYTES)):
+    for length in dict.fromkeys((claimed, FIRST_SYNC_BYTES if bad.offset == HEADER.size else SYNC_BYTES, MARK_BYTES)):
         if not length:
             continue
         offset = bad.offset + length

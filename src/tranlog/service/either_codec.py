@@ -81,6 +81,10 @@ class ShownLog(Protocol):
 
     path: str
 
+    @property
+    def history(self) -> bytes | None:
+        """The identity of its history; None where there is none."""
+
     def ends(self) -> tuple[int, int]:
         """Return the first and the last seqno that readers may see; -1 for both in an empty log."""
 
@@ -125,6 +129,11 @@ class NativeShown:
     def __init__(self, reader: LogReader) -> None:
         self.reader = reader
         self.path = reader.path
+
+    @property
+    def history(self) -> bytes | None:
+        """See ShownLog."""
+        return self.reader.history
 
     def ends(self) -> tuple[int, int]:
         """See ShownLog."""
@@ -264,6 +273,11 @@ class TungstenShown:
         self.reader = reader
         self.path = reader.path
         self._clock = SystemClock() if clock is None else clock
+
+    @property
+    def history(self) -> bytes | None:
+        """See ShownLog."""
+        return None
 
     def ends(self) -> tuple[int, int]:
         """See ShownLog."""

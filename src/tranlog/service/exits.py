@@ -64,6 +64,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.LogUnreadableError: _SURROUNDINGS,
     errors.LogCodecError: _SURROUNDINGS,
     errors.LogVersionError: _SURROUNDINGS,
+    errors.ForeignHistoryError: _SURROUNDINGS,
     errors.NativeLogError: _SURROUNDINGS,
     errors.MixedCodecsError: _SURROUNDINGS,
     errors.AppendOrderError: _DATA,

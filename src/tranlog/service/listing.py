@@ -304,9 +304,12 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     events: int
     oldest: SegmentShown | None
     newest: SegmentShown | None
+    history: str | None
 
 
-def overview(directory: str, segments: Sequence[SegmentShown], *, first: int, last: int) -> Overview:
+def overview(
+    directory: str, segments: Sequence[SegmentShown], *, first: int, last: int, history: bytes | None
+) -> Overview:
     """Put the overview together; -1 for both ends of a log without a transaction."""
     return Overview(
         directory=directory.rstrip("/") + "/",
@@ -317,6 +320,7 @@ def overview(directory: str, segments: Sequence[SegmentShown], *, first: int, la
         events=last - first + 1 if last >= first >= 0 else 0,
         oldest=segments[0] if segments else None,
         newest=segments[-1] if segments else None,
+        history=None if history is None else history.hex(),
     )
 
 
@@ -332,6 +336,8 @@ def overview_lines(shown: Overview) -> Iterator[str]:
         if segment is not None:
             written = datetime_text(Datetime(segment.modified_ms // 1000 * 1_000_000))
             yield f"{which} file = {segment.file} ({_megabytes(segment.bytes)}, {written})"
+    if shown.history is not None:
+        yield f"history = {shown.history}"
 
 
 def verify_lines(found: VerifyReport) -> Iterator[str]:

@@ -89,6 +89,7 @@ class LogExtent:
     """
 
     path: str
+    history: bytes
     segments: int
     uncompressed: int
     on_disk: int
@@ -191,6 +192,7 @@ def log_extent(reader: LogReader, *, clock: Clock, report: Report) -> LogExtent:
         last = _last_event(reader, cursor, stats, report) if first is not None else None
     return LogExtent(
         path=os.path.abspath(reader.path),
+        history=reader.history,
         segments=len(stats),
         uncompressed=sum(one.bytes for one in stats),
         on_disk=sum(_on_disk(reader.path, one.name) for one in stats),
@@ -287,7 +289,7 @@ def spill_json(row: SpillStat) -> dict[str, object]:
 
 
 def extent_lines(extent: LogExtent) -> Iterator[str]:
-    """Yield the lines of `tranlog log info`, in the order of printReplicationInfo."""
+    """Yield the lines of `tranlog log info`, in the order of printReplicationInfo, and behind them the history."""
     yield f"log directory: {extent.path}"
     yield f"log user data size: {_megabytes(extent.uncompressed)}"
     yield f"log on-disk size: {_megabytes(extent.on_disk)}"
@@ -298,6 +300,7 @@ def extent_lines(extent: LogExtent) -> Iterator[str]:
     for which, at in (("first", extent.first_event), ("last", extent.last_event)):
         yield f"log {which} event time: {'none' if at is None else f'{time_text(at)} UTC'}"
     yield f"now: {time_text(extent.now)} UTC"
+    yield f"log history: {extent.history.hex()}"
 
 
 def extent_json(extent: LogExtent) -> dict[str, object]:
@@ -305,6 +308,7 @@ def extent_json(extent: LogExtent) -> dict[str, object]:
     span = extent.span_s
     return {
         "path": extent.path,
+        "history": extent.history.hex(),
         "segments": extent.segments,
         "log_bytes": {"uncompressed": extent.uncompressed, "on_disk": extent.on_disk},
         "spill_bytes": {"uncompressed": extent.spill_uncompressed, "on_disk": extent.spill_on_disk},

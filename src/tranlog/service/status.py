@@ -53,10 +53,14 @@ class HoldState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogState(msgspec.Struct, frozen=True, kw_only=True):
-    """The log. Seqnos are -1 where there is none; `writer` is None while nobody writes."""
+    """The log. Seqnos are -1 where there is none; `writer` is None while nobody writes.
+
+    `history` is the identity of its history, in hex; None in the Java replicator's codec.
+    """
 
     directory: str
     writer: str | None
+    history: str | None = None
     first_seqno: int = NO_SEQNO
     last_seqno: int = NO_SEQNO
     committed_seqno: int = NO_SEQNO
@@ -210,6 +214,7 @@ def _log_state(reader: ReadableLog) -> tuple[LogState, tuple[str, int] | None]:
     state = LogState(
         directory=reader.path,
         writer=writer_of(reader.path),
+        history=None if reader.history is None else reader.history.hex(),
         first_seqno=held.first_seqno,
         last_seqno=held.last_seqno,
         committed_seqno=held.committed_seqno,

@@ -119,7 +119,7 @@ def info(
         ]
         for note in log.notes():
             say(f"note: {note}")
-        shown = listing.overview(os.path.abspath(log.path), segments, first=first, last=last)
+        shown = listing.overview(os.path.abspath(log.path), segments, first=first, last=last, history=log.history)
         if as_json:
             print_json(shown)
         else:

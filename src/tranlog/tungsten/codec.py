@@ -17,7 +17,7 @@ from typing import Final
 from zlib import crc32
 
 from tranlog.errors import RecordLimitError
-from tranlog.log.format import SYNC_BYTES, SYNC_TYPE
+from tranlog.log.format import FIRST_SYNC_BYTES, SYNC_TYPE
 from tranlog.tungsten.records import (
     BadLength,
     Damaged,
@@ -146,12 +146,12 @@ def parse_file_header(raw: bytes) -> FileHeader | Partial | Impossible:
 def is_native(raw: bytes) -> bool:
     """Whether a segment that begins with `raw` (header, and its first record's start) is in our native codec.
 
-    Source: docs/format.md: a sync record stands first in every segment. No record of the replicator's is of its type or
-    as short, so that one wrong bit makes neither of the other.
+    Source: docs/format.md: a sync record with the identity of the history stands first in every segment. No record of
+    the replicator's is of its type or of its length, so that one wrong bit makes neither of the other.
     """
     if len(raw) < FILE_HEADER.size + LENGTH.size + 1 or LENGTH.unpack_from(raw)[0] != MAGIC_NUMBER:
         return False
-    return LENGTH.unpack_from(raw, FILE_HEADER.size)[0] == SYNC_BYTES and raw[FILE_HEADER.size + 4] == SYNC_TYPE
+    return LENGTH.unpack_from(raw, FILE_HEADER.size)[0] == FIRST_SYNC_BYTES and raw[FILE_HEADER.size + 4] == SYNC_TYPE
 
 
 def checksum_problem(raw: bytes, at: int, length: int) -> str | None:

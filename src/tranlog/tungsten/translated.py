@@ -70,6 +70,8 @@ class TranslatedReader:
 
     keeps_holds = False
     """The replicator's retention knows nothing of us."""
+    history = None
+    """Its log has no identity."""
 
     def __init__(
         self, path: str, *, disk: Disk | None = None, clock: Clock | None = None, checksum: bool = True
