@@ -40,7 +40,7 @@ _SHOWN_BYTES: Final = 32
 _UNSIGNED: Final = {1: ">B", 2: ">H", 4: ">I", 8: ">Q"}
 _MOMENTS: Final = ("tstamp", "written_at")
 _PLACES: Final = ("durable_lsn", "matchpoint_lsn", "dead_start", "dead_end", "previous", "first", "last")
-_IDS: Final = ("oid",)
+_IDS: Final = ("oid", "history")
 _TEXTS: Final = ("source_id", "event_id", "shard_id", "next_file_name")
 
 
@@ -58,7 +58,7 @@ def _value(name: str, raw: bytes) -> str:
     if name in _TEXTS:
         return repr(raw.rstrip(b"\0").decode(errors="backslashreplace"))
     if name in _IDS:
-        return raw.hex()
+        return raw.hex() or "none"
     if len(raw) not in _UNSIGNED or name in ("event", "header_extension"):
         return f"{len(raw)} bytes"
     (number,) = struct.unpack(_UNSIGNED[len(raw)], raw)
@@ -308,7 +308,7 @@ def _chunks(path: str, raw: bytes, header: native.RecordHeader) -> Iterator[Chun
     reference = spill.parse_reference(raw[at : at + spill.REFERENCE.size])
     if reference is None:
         return
-    reader = SpillReader(path, OsDisk(), reference, header)
+    reader = SpillReader(path, OsDisk(), reference, header, None)
     try:
         places = reader.places()
         if isinstance(places, SpillFault):
