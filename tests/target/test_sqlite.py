@@ -288,6 +288,27 @@ def test_a_key_that_was_renamed_is_no_text(bench: Bench, path: str) -> None:
     assert bench.session.fetch("SELECT key, n FROM named") == [("x", 2)]
 
 
+@pytest.mark.parametrize("columns", [499, 501, 1999])
+def test_rows_of_many_columns_without_a_key_are_found(bench: Bench, columns: int) -> None:
+    """Two conditions for each column: joined in a row they are deeper than SQLite allows an expression to be."""
+    wide = plain("wide", *[(f"c{n}", "INT") for n in range(columns)], key=())
+    keyed = plain("keyed", *[(f"c{n}", "INT") for n in range(columns)], key=tuple(range(columns)))
+    for each in (wide, keyed):
+        bench.target.create_table(each)
+    one, two, three = (tuple(range(first, first + columns)) for first in (1, 2, 3))
+    for each in (wide, keyed):
+        bench.apply([insert(each, one), insert(each, two), update(each, one, three), delete(each, two)])
+        assert bench.rows(each) == content([three])
+
+
+def test_a_table_called_like_a_shadow_is_a_table(bench: Bench) -> None:
+    docs = plain("docs_content", ("id", "INTEGER"), ("body", ""))
+    bench.session.run_script("CREATE TABLE docs_content(id INTEGER PRIMARY KEY, body)")
+    bench.session.run_script("CREATE VIRTUAL TABLE docs USING fts5(body, content='docs_content', content_rowid='id')")
+    bench.apply([insert(docs, (1, "x"))])
+    assert bench.rows(docs) == content([(1, "x")])
+
+
 def test_a_view_is_no_table(bench: Bench) -> None:
     bench.session.run_script("CREATE VIEW v AS SELECT 1 AS a")
     with pytest.raises(TargetTableError, match="is a view's, not a table's"):
@@ -396,6 +417,12 @@ def test_affinity_is_sqlite_s_own(declared: str, expected: str) -> None:
         ("CREATE TRIGGER t AFTER INSERT ON x BEGIN SELECT 1; END", True),
         (" /* a */ -- b\n create temp trigger t", True),
         ("DROP TRIGGER IF EXISTS t", True),
+        ("CREATE /* a */ TRIGGER t AFTER INSERT ON x BEGIN SELECT 1; END", True),
+        ("CREATE/**/TRIGGER t AFTER INSERT ON x BEGIN SELECT 1; END", True),
+        ("create -- a\n temporary/* b */trigger t", True),
+        ("DROP -- a trigger\n/* b */ TRIGGER t", True),
+        ("CREATE -- a\n TABLE /* trigger */ t (x)", False),
+        ("CREATE " + "/**/ " * 5000 + "TABLE t (x)", False),
         ("CREATE TABLE trigger_log (x)", False),
         ("CREATE TABLE t (x) -- create trigger", False),
         ("", False),

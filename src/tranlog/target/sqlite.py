@@ -202,7 +202,7 @@ class SqliteSession:
         if not kinds:
             raise MissingTableError("there is no such table")
         kind, without_rowid, strict = kinds[0]
-        if kind != "table":
+        if kind not in ("table", "shadow"):  # SQLite says shadow by the name alone, also of an ordinary table
             raise MissingTableError(f"this name is a {kind}'s, not a table's")
         columns = {}
         for column, declared, hidden in self.fetch("SELECT name, type, hidden FROM pragma_table_xinfo(?1)", (name,)):

@@ -40,8 +40,12 @@ _I64_MIN: Final = -(1 << 63)
 _I64_MAX: Final = (1 << 63) - 1
 _PLAIN_TYPE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_ ]*(\([0-9+\-, .]*\))?[A-Za-z0-9_ ]*")
 _GENERATED: Final = re.compile(r"\s*generated\s+always\s*$", re.IGNORECASE)
-_COMMENTS: Final = re.compile(r"\s+|--[^\n]*(\n|$)|/\*.*?(\*/|$)", re.DOTALL)
-_TRIGGER: Final = re.compile(r"(create\s+(temp\s+|temporary\s+)?trigger|drop\s+trigger)\b", re.IGNORECASE)
+_GAP: Final = r"(?>\s+|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*+"
+_TRIGGER: Final = re.compile(
+    rf"{_GAP}(?:create\b{_GAP}(?:temp(?:orary)?\b{_GAP})?|drop\b{_GAP})trigger\b", re.IGNORECASE | re.DOTALL
+)
+_CONDITIONS: Final = 100
+"""So many are joined at a time: SQLite's limit for the depth of an expression is 1,000."""
 
 
 _ASCII_SMALL: Final = {ord(letter): letter.lower() for letter in string.ascii_uppercase}
@@ -112,10 +116,7 @@ def _names(table: TableMap, indexes: Sequence[int]) -> str:
 
 def skip_triggers(statement: str) -> str:
     """Say why a trigger is neither made nor dropped here."""
-    start = 0
-    while (gap := _COMMENTS.match(statement, start)) is not None:
-        start = gap.end()
-    if _TRIGGER.match(statement, start):
+    if _TRIGGER.match(statement):
         return "the rows that a trigger writes at the source arrive as rows; at the target it would write them twice"
     return ""
 
@@ -303,7 +304,15 @@ def _set(columns: Sequence[BoundColumn], marks: Sequence[str]) -> str:
 
 def _equal(table: str, columns: Sequence[BoundColumn], marks: Sequence[str]) -> str:
     # With the table's name in front: SQLite takes a quoted name that is no column for a text, and goes on.
-    return " AND ".join([f"{table}.{c.name} = {mark}" for c, mark in zip(columns, marks, strict=True)])
+    return _all([f"{table}.{c.name} = {mark}" for c, mark in zip(columns, marks, strict=True)])
+
+
+def _all(conditions: Sequence[str]) -> str:
+    """Return what holds where all of them do."""
+    while len(conditions) > _CONDITIONS:
+        groups = range(0, len(conditions), _CONDITIONS)
+        conditions = [f"({' AND '.join(conditions[at : at + _CONDITIONS])})" for at in groups]
+    return " AND ".join(conditions)
 
 
 def _one_of(table: str, columns: Sequence[BoundColumn], marks: Sequence[str], place: str) -> str:
@@ -314,7 +323,7 @@ def _one_of(table: str, columns: Sequence[BoundColumn], marks: Sequence[str], pl
         conditions.append(f"{name} COLLATE BINARY IS {mark}")
         if column.source.logical == LogicalType.ANY:
             conditions.append(f"typeof({name}) = typeof({mark})")
-    same = " AND ".join(conditions)
+    same = _all(conditions)
     return f"{place} = (SELECT {place} FROM {table} WHERE {same} LIMIT 1)" if place else same
 
 
