@@ -235,3 +235,24 @@ def test_rows_go_in_without_the_checks_that_their_session_had_off(run: Run) -> N
         "INSERT INTO k VALUES (2, 2)",
     )
     assert errors == []
+
+
+def test_a_column_that_moves_by_itself_has_the_source_s_value(run: Run, replicas: Replicas, database: str) -> None:
+    """ON UPDATE CURRENT_TIMESTAMP: two updates in one second leave it as it was at the source; with and without key."""
+    columns = (
+        "n INT, s VARCHAR(9), a TIMESTAMP DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP, "
+        "b DATETIME(6) DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)"
+    )
+    run(
+        f"CREATE TABLE t (id INT PRIMARY KEY, {columns})",
+        f"CREATE TABLE k ({columns})",
+        "SET timestamp = 1000000000.25",
+        "INSERT INTO t (id, n) VALUES (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6)",
+        "INSERT INTO k (n) VALUES (1), (2)",
+        "UPDATE t SET n = n + 1",
+        "UPDATE k SET n = n + 1",
+        "UPDATE t SET s = 'x' WHERE id = 1",
+    )
+    assert replicas.target.execute(f"SELECT DISTINCT b FROM {database}.t") == replicas.source.execute(
+        f"SELECT DISTINCT b FROM {database}.t"
+    )

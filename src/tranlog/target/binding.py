@@ -54,6 +54,8 @@ class TargetColumn:
     declared: str
     """The type in full, for messages."""
     generated: bool = False
+    moves: bool = False
+    """Whether an update that does not set it changes it all the same: ON UPDATE CURRENT_TIMESTAMP."""
     digits: int | None = None
     length: int | None = None
     collation: str = ""
@@ -160,6 +162,7 @@ class Binding:
         "_insert",
         "_key",
         "_key_may_be_null",
+        "_moving",
         "_target",
         "_updates",
         "_width",
@@ -178,6 +181,7 @@ class Binding:
         self._forms = forms
         self._columns = {column.index: column for column in columns}
         self._written = tuple(self._columns)
+        self._moving = tuple([column.index for column in columns if column.target.moves])
         self._width = len(table.columns)
         self._key = [self._columns[i] for i in table.primary_key if i in self._columns]
         # Without one of its columns a key finds nothing: such a table is treated as one without a key.
@@ -242,6 +246,8 @@ class Binding:
                 )
             ]
         )
+        if self._moving:
+            changed = tuple(sorted({*changed, *[i for i in self._moving if after[i] is not UNCHANGED]}))
         if changed:
             return changed
         # An update that changes nothing is still an update: the row must be there, and its triggers fire.

@@ -132,6 +132,7 @@ _PARAMETER: Final = re.compile(r"\$(\d+)")
 
 _COLUMNS: Final = """
 SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, GENERATION_EXPRESSION IS NOT NULL OR EXTRA LIKE '%%GENERATED%%',
+       EXTRA LIKE '%%on update%%',
        CAST(NUMERIC_SCALE AS SIGNED), CAST(DATETIME_PRECISION AS SIGNED),
        CAST(CHARACTER_MAXIMUM_LENGTH AS SIGNED), COLLATION_NAME
   FROM information_schema.COLUMNS
@@ -348,13 +349,14 @@ class MariadbSession:
         if kinds[0][0] not in _TABLE_TYPES:
             raise MissingTableError(f"this name is not a table's ({kinds[0][0].lower()})")
         columns = {}
-        for name, kind, declared, generated, scale, precision, length, collation in self.fetch(_COLUMNS, names):
+        for name, kind, declared, generated, moves, scale, precision, length, collation in self.fetch(_COLUMNS, names):
             columns[name] = TargetColumn(
                 name=name,
                 type_name=kind,
                 category=CATEGORY_OF.get(kind, "other"),
                 declared=declared,
                 generated=bool(generated),
+                moves=bool(moves),
                 digits=precision
                 if precision is not None
                 else scale
