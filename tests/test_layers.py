@@ -100,6 +100,7 @@ PURE = {
     "tranlog.source.mariadb.groups",
     "tranlog.source.mariadb.position",
     "tranlog.source.mariadb.rows",
+    "tranlog.ddl",
     "tranlog.statements",
     "tranlog.source.mariadb.types",
     "tranlog.source.mariadb.values",

@@ -628,12 +628,10 @@ class DdlStopError(TargetError):
     seqno: int
     text: str
     why: str
+    remedy: str = 'Apply it at the target by hand and move on by `tranlog position set`, or set ddl = "ignore"'
 
     def __str__(self) -> str:
-        return (
-            f"stopped at seqno {self.seqno}, statement {self.text!r}: {self.why}. Apply it at the target by hand and "
-            'move on by `tranlog position set`, or set ddl = "ignore"'
-        )
+        return f"stopped at seqno {self.seqno}, statement {self.text!r}: {self.why}. {self.remedy}"
 
 
 @dataclass(eq=False, kw_only=True)

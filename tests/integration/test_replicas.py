@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from tranlog.errors import DdlStopError, UnsupportedEventError
 from tranlog.testing.replicas import Replicas
 
 pytestmark = pytest.mark.integration
@@ -213,6 +214,73 @@ def test_variables_beside_a_statement(replicas: Replicas) -> None:
         replicas.open()
         replicas.run("DROP DATABASE beside")
         replicas.meet()
+
+
+def test_ddl_is_judged_by_the_databases_that_it_names(replicas: Replicas, database: str) -> None:
+    """`databases` limits statements as it limits rows: DDL elsewhere touches nothing here, and stops nothing."""
+    replicas.meet()
+    replicas.target.execute("CREATE DATABASE crm")
+    replicas.target.execute("CREATE TABLE crm.own (id INT PRIMARY KEY)")
+    try:
+        replicas.open(source={"databases": (database,)})
+        replicas.run(
+            "CREATE DATABASE crm",
+            "USE crm",
+            "CREATE TABLE own (id INT)",
+            "CREATE TABLE c (id INT)",
+            "RENAME TABLE c TO d",
+            "CREATE TABLE mysql.x (id INT)",
+            "TRUNCATE own",
+            f"CREATE TABLE {database}.t (id INT)",
+            f"ALTER TABLE {database}.t ADD KEY (id)",
+            "DROP TABLE own, d",
+            "DROP TABLE mysql.x",
+            "DROP DATABASE crm",
+            "CREATE USER somebody",
+            "DROP USER somebody",
+        )
+        replicas.meet()
+        assert replicas.differences(database) == []
+        assert replicas.target.execute("SHOW TABLES FROM crm") == [("own",)]
+        replicas.run("CREATE DATABASE crm", f"RENAME TABLE {database}.t TO crm.t")
+        with pytest.raises(UnsupportedEventError, match=r"RENAME TABLE .* several databases, of which crm is not capt"):
+            replicas.meet()
+    finally:
+        replicas.run(f"RENAME TABLE crm.t TO {database}.t", "DROP DATABASE crm", f"DROP TABLE {database}.t")
+        replicas.target.execute(f"DROP TABLE {database}.t")
+        replicas.target.execute("DROP DATABASE crm")
+        replicas.open(skip=True)
+
+
+def test_what_takes_rows_away_is_not_passed_over(replicas: Replicas, database: str) -> None:
+    """ddl = "ignore": known by what it does, not by its first word; where the rows are gone here too, it goes on."""
+    replicas.run(
+        "CREATE TABLE t (id INT PRIMARY KEY) PARTITION BY RANGE (id) (PARTITION p VALUES LESS THAN (10))",
+        "CREATE TABLE u (id INT PRIMARY KEY)",
+        "INSERT INTO t VALUES (1)",
+        "INSERT INTO u VALUES (1)",
+        database=database,
+    )
+    replicas.meet()
+    try:
+        for statement in (
+            "ALTER TABLE t TRUNCATE PARTITION p",
+            "ALTER TABLE t EXCHANGE PARTITION p WITH TABLE u",
+            "CREATE OR REPLACE TABLE t (id INT PRIMARY KEY)",
+            "DROP TABLE t",
+        ):
+            replicas.open(ddl="ignore")
+            assert replicas.run(statement, database=database) == []
+            with pytest.raises(DdlStopError, match=r"it takes rows away, which are still here.*start again"):
+                replicas.meet_target()
+            for table in ("t", "u"):
+                replicas.target.execute(f"DELETE FROM {database}.{table}")
+            replicas.open(ddl="ignore")
+            replicas.run("FLUSH TABLES", "ANALYZE TABLE u", "OPTIMIZE TABLE u", database=database)
+            replicas.meet_target()
+            replicas.target.execute(f"INSERT INTO {database}.t VALUES (1)")
+    finally:
+        replicas.open(skip=True)
 
 
 def test_rows_go_in_without_the_checks_that_their_session_had_off(run: Run) -> None:

@@ -18,8 +18,10 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.change import Op, RowChange, Statement, TableMap, TableName
+from tranlog.ddl import touched
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TransientTargetError
 from tranlog.ids import Seqno
+from tranlog.statements import StatementKind, statement_kind
 from tranlog.target.batches import Batch, Placed, batch_up, net_effect
 from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetTable, UnfitError
 from tranlog.target.dialect import Dialect
@@ -438,13 +440,20 @@ class _Attempt:
     def _run_statement(self, seqno: Seqno, statement: Statement) -> None:
         target = self._target
         sql = statement.sql if isinstance(statement.sql, str) else statement.sql.decode(errors="replace")
-        if statement.ddl and target._options.ddl == "ignore":
+        found = touched(sql, schema=statement.schema)
+        upkeep = statement_kind(sql, marked_ddl=False) is StatementKind.ADMINISTRATION or (found and not found.names)
+        if (statement.ddl or upkeep) and target._options.ddl == "ignore":
+            for name in found.emptied if found is not None else ():
+                self._check_emptied(seqno, sql, name)
             self._ignore(seqno, sql, 'ddl = "ignore"')
             return
         kind = next(
             (v for unit in self._units if unit.seqno == seqno for k, v in unit.metadata if k == "dbms_type"), ""
         )
         if kind not in target._dialect.runs_ddl_of:
+            if upkeep:
+                self._ignore(seqno, sql, "users, rights and upkeep are each server's own")
+                return
             source = f"from {kind}, " if kind else ""
             what = "" if statement.ddl else ", and it changes rows, so it is not passed over with the DDL"
             why = f"it is {source}and this target is {target.kind}{what}"
@@ -462,6 +471,25 @@ class _Attempt:
         self._statements += 1
         target._bindings.clear()
         target._homes.clear()
+
+    def _check_emptied(self, seqno: Seqno, sql: str, name: TableName) -> None:
+        """Stop at a statement that takes a table's rows away, where they are still here and it would be passed over."""
+        schema, table = name
+        remedy = f"Take the rows of all tables of {schema} away here, then `tranlog online --skip-seqno {seqno}`"
+        if table:
+            there = TableMap(schema=schema, table=table, columns=())
+            try:
+                self._session.table(there)
+            except MissingTableError:
+                return
+            if not self._session.fetch(f"SELECT 1 FROM {self._target._dialect.table_name(there)} LIMIT 1"):
+                return
+            remedy = (
+                f"Take those rows away from {schema}.{table} here and start again; where others stay, go on by "
+                f"`tranlog online --skip-seqno {seqno}`"
+            )
+        why = 'it takes rows away, which are still here: ddl = "ignore" does not pass over that'
+        raise DdlStopError(seqno=seqno, text=_shortened(sql), why=why, remedy=remedy)
 
     def _run_apart(self, seqno: Seqno, statement: Statement, text: str) -> None:
         """Run a statement that commits, once, outside the target transaction; then begin that anew, guard first."""

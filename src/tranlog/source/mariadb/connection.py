@@ -58,7 +58,7 @@ class MariadbSourceOptions:
     `source_id` names the source in every record. `server_id` must be unlike that of any other replica; None takes a
     number made from `source_id`. `start` (`now`, `earliest`, a GTID list, `binlog.000003:12345`) serves a log without
     any event. `databases` limits row changes to these; None takes all but `ignored_databases`, which hold MariaDB's
-    own tables. Statements are recorded whatever database they run in, since only parsing could tell what they touch.
+    own tables. DDL is judged in the same way, by the databases that it names.
     """
 
     host: str = "127.0.0.1"

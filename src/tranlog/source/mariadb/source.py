@@ -22,6 +22,7 @@ from typing import IO, Final
 
 from tranlog.change import NOOP, Fragment, Op, Options, Statement, TableMap
 from tranlog.clock import Clock, SystemClock
+from tranlog.ddl import touched
 from tranlog.errors import (
     DiskFailedError,
     DiskFullError,
@@ -480,6 +481,8 @@ class MariadbSource:
                         raise self._refused(group, f"the statement {_short(statement)} in a part that was rolled back")
                     raise self._refused_statement(group, statement)
                 statements += 1
+                if kind_of in (StatementKind.DDL, StatementKind.EMPTIES) and not self._concerns(statement, group):
+                    continue
                 cut = packer.add(statement, event_id=event_id, tstamp=tstamp)
                 if cut is not None:
                     yield cut
@@ -652,6 +655,24 @@ class MariadbSource:
             options=(*options, *beside),
         )
         return statement, kind
+
+    def _concerns(self, statement: Statement, group: EventGroup) -> bool:
+        """Whether DDL changes what is captured, by the names in it; users and the like are passed on.
+
+        Raises UnsupportedEventError for one that reaches from captured databases into others.
+        """
+        found = touched(_text(statement), schema=statement.schema)
+        if found is None:  # no form that we know: as a replica judges it
+            return not statement.schema or self.options.captures(statement.schema)
+        others = [schema for schema in found.databases if not self.options.captures(schema)]
+        if not others or len(others) == len(found.databases):
+            return not others
+        raise self._refused(
+            group,
+            f"the statement {_short(statement)} changes several databases, of which {', '.join(others)} is not "
+            "captured; it",
+            "Do at the targets what it does there, or add that database to the option databases. ",
+        )
 
     def _is_elsewhere(self, statement: Statement) -> bool:
         """Whether a statement that changes rows by itself does so in databases that are not captured, by its text.
