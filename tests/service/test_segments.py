@@ -21,6 +21,7 @@ from tranlog.log.reader import LogReader
 from tranlog.log.verify import verify
 from tranlog.payload import Payload, encode
 from tranlog.service import cli, thl
+from tranlog.service.operating import capture_endpoint
 from tranlog.testing.clock import ManualClock
 
 AT = 1_391_461_440_983
@@ -317,6 +318,31 @@ def test_while_somebody_writes(told: Told) -> None:
             code, out, err = told(*words)
             assert (code, out) == (4, "") and f"held by another writer (pid {os.getpid()})" in err
         assert told.names() == before
+
+
+def test_a_running_capture_adds_and_trims_itself(told: Told) -> None:
+    """tokumx-replication, "Oplog Management": addPartition and trimTo... are commands of the running server."""
+    with (
+        Log.open(told.path, source_id="till", clock=ManualClock(AT)) as log,
+        capture_endpoint(log, lambda name: None, runtime_dir=None),
+    ):
+        before = told.names()
+        added = told.json("add")
+        assert (added["closed"], added["added"]) == (before[-1], told.names()[-1])
+        assert len(told.names()) == len(before) + 1
+        told_again = told("add")
+        assert told_again[0] == 4 and "holds no transaction" in told_again[2]
+        upto = told.json("segments")["segments"][0]["last_gtid"]
+        asked = told.json("trim", "--to-gtid", upto, "--dry-run")
+        assert asked["segments"] == before[:1] and told.names()[0] == before[0]
+        done = told.json("trim", "--to-gtid", upto, "-y")
+        assert done["removed"] == before[:1] and done["bytes"] == asked["bytes"] > 0
+        assert told.names()[0] == before[1] and log.first_seqno == done["first_seqno"] == Gtid.parse(upto).seqno + 1
+        assert told("trim", "--to-time", "2030-01-01", "-y")[0] == 0
+        log.append(Fragment(source_id="till", event_id="e:30", shard_id="s", tstamp=AT, tables=(), payload=b""))
+        log.commit()
+    with Log.open(told.path, source_id="till", clock=ManualClock(AT)) as log:
+        assert log.recovered.clean
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def capture(
         config = config.with_source(source)
     with (
         open_capture(config, new_log=new_log, accept_server=accept_server) as (work, log),
-        capture_endpoint(config.log_dir, work.heartbeat, runtime_dir=runtime_dir()),
+        capture_endpoint(log, work.heartbeat, runtime_dir=runtime_dir()),
     ):
         _say_begin(log)
         with stop_signals(work.stop), Progress() as progress, _Reporter(lambda: progress.update(_capture_text(work))):
@@ -504,7 +504,7 @@ def run(
             try:
                 with stop_signals(operation.end):
                     capturing.start()
-                    with endpoint:
+                    with endpoint, capture_endpoint(log, work.heartbeat, runtime_dir=runtime_dir()):
                         done = operation.run()
             except TranlogError:
                 capturing.stop()

@@ -25,7 +25,7 @@ import msgspec
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, LogMissingError, TranlogError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.log import LogOptions
+from tranlog.log.log import Log, LogOptions
 from tranlog.log.readable import ReadableLog
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channels import ShardPlan
@@ -49,6 +49,7 @@ from tranlog.service.metrics import MetricsServer, metrics_text
 from tranlog.service.overview import Overview, overview_of
 from tranlog.service.position import set_position
 from tranlog.service.requests import (
+    AddSegment,
     Beat,
     Flush,
     GetOverview,
@@ -58,8 +59,10 @@ from tranlog.service.requests import (
     Look,
     Reload,
     Request,
+    Trim,
     WaitFor,
 )
+from tranlog.service.upkeep import carry_out
 from tranlog.service.views import NEEDS_LOG, VIEW_NAMES, json_form, process_facts, view
 from tranlog.target.options import open_target
 from tranlog.tungsten.translated import open_readable
@@ -159,6 +162,8 @@ class Operator:
                 return {"name": name, "shown": self.look(name)}
             case GetOverview():
                 return _shown(self.overview())
+            case AddSegment() | Trim():
+                raise ConfigError(option="request", value=None, why="this process applies; ask the one that captures")
             case _:
                 assert_never(request)
 
@@ -422,9 +427,9 @@ def operated(
 
 @contextlib.contextmanager
 def capture_endpoint(
-    log_dir: str, heartbeat: Callable[[str], None], *, runtime_dir: str | None
+    log: Log, heartbeat: Callable[[str], None], *, runtime_dir: str | None
 ) -> Iterator[ControlServer | None]:
-    """Serve the endpoint of a `tranlog capture`, which takes heartbeats, while the block runs."""
+    """Serve the endpoint of whoever captures into a log, while the block runs: heartbeats, and the log's upkeep."""
     began = round(time.time() * 1000)
 
     def handle(request: Request) -> dict[str, Any]:
@@ -433,15 +438,17 @@ def capture_endpoint(
                 return beat(name, heartbeat)
             case GetState():
                 return {"pipeline": CAPTURE_NAME, "state": "CAPTURING", "since_ms": began}
+            case AddSegment() | Trim():
+                return carry_out(log, request)
             case _:
                 raise ConfigError(option="request", value=None, why="this process captures; ask the one that applies")
 
-    paths = socket_paths(log_dir, CAPTURE_NAME, runtime_dir=runtime_dir)
+    paths = socket_paths(log.path, CAPTURE_NAME, runtime_dir=runtime_dir)
     try:
         # The log's lock is held: whoever answered here before is not writing it any more.
         server = open_socket(paths, handle, pipeline=CAPTURE_NAME, take_over=True)
     except ConfigError as exc:
-        logger.warning("this capture takes no heartbeats why=%s", exc)
+        logger.warning("this capture takes no heartbeats and no orders for its log why=%s", exc)
         yield None
         return
     with server:

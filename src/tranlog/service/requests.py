@@ -73,6 +73,23 @@ class Beat(_Request, frozen=True, tag_field="request", tag="heartbeat"):
     name: str
 
 
+class AddSegment(_Request, frozen=True, tag_field="request", tag="add-segment"):
+    """Of whoever captures: close the log's newest segment, and begin the next."""
+
+
+class Trim(_Request, frozen=True, tag_field="request", tag="trim"):
+    """Of whoever captures: remove the log's oldest segments, up to a seqno or by a time, ends inclusive.
+
+    `told` is what the operator asked for, in words; `hard` does not wait for holds.
+    """
+
+    to_seqno: int = -1
+    to_time_ms: int | None = None
+    told: str = ""
+    hard: bool = False
+    dry_run: bool = False
+
+
 class Look(_Request, frozen=True, tag_field="request", tag="status"):
     """The tables of one view: pipeline, stores, tasks, shards, stages, channels, watches; None: all, of one moment."""
 
@@ -83,7 +100,9 @@ class GetOverview(_Request, frozen=True, tag_field="request", tag="overview"):
     """All of it at this moment, as `tranlog top` shows it."""
 
 
-Request: TypeAlias = GetState | GoOnline | GoOffline | WaitFor | Flush | Reload | Beat | Look | GetOverview
+Request: TypeAlias = (
+    GetState | GoOnline | GoOffline | WaitFor | Flush | Reload | Beat | AddSegment | Trim | Look | GetOverview
+)
 
 
 class Envelope(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):

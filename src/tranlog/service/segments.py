@@ -1,8 +1,8 @@
 """`tranlog log`: a log's segments as an operator sees them, and as an operator adds and removes them.
 
-Owns the four commands, what they show and its text. What may go is `log.retention`'s decision, the steps on the disk
-are the log's own. The hard idea: adding and removing is the writer's business, so these two take its lock, mend what a
-crash left as it would, and begin no epoch: a log that was trimmed by hand holds the transactions that it held before.
+Owns the four commands, what they show and its text. Who adds and removes segments is `upkeep`'s. The hard idea: adding
+and removing is the writer's business. Where none runs, these two take its lock, mend what a crash left as it would, and
+begin no epoch: a log that was trimmed by hand holds the transactions that it held before.
 
 Source: tokumx-replication, "Oplog Management": oplogPartitionInfo, addPartition, trimToGTID, trimToTS,
 printReplicationInfo; conformance/tokumx.md A8.
@@ -22,15 +22,16 @@ from tranlog.disk import OsDisk
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.cursor import Cursor
 from tranlog.log.format import segment_name, segment_number
-from tranlog.log.log import Log
 from tranlog.log.lookup import OtherEpoch, find_gtid, parse_gtid, parse_time
 from tranlog.log.reader import LogReader
-from tranlog.log.retention import Limit, PurgePlan, UpToSeqno, UpToTime
+from tranlog.log.retention import UpToSeqno, UpToTime
 from tranlog.log.segment import SegmentStat
 from tranlog.log.spilled import SpillStat
+from tranlog.service.client import runtime_dir
 from tranlog.service.command import AsJson, Progress, confirm, new_app, print_json, require_command, say
 from tranlog.service.config import find_log
 from tranlog.service.exits import ExitCode
+from tranlog.service.upkeep import Trimmed, upkeep_of
 from tranlog.tungsten.reader import Seek, TungstenCursor, TungstenReader
 from tranlog.tungsten.segments import Codec, codec_of
 from tranlog.tungsten.text import time_text
@@ -384,20 +385,19 @@ def add(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False
     """Close the newest segment and start the next one.
 
     What is in the closed one can be trimmed once there is something behind it. Fails where the newest holds no
-    transaction yet. Needs the writer's lock: stop whoever writes the log; a writer adds segments by itself, every hour
-    where retention_s is below a day, else every day.
+    transaction yet. A running capture does it itself; it also adds segments unasked, every hour where retention_s is
+    below a day, else every day.
 
     \b
     Example:
       tranlog log add
     """
-    with Log.open_for_upkeep(_log_of(ctx, directory)) as log:
-        name = log.add_segment()
-        closed = log.segments()[-2].name
+    with upkeep_of(_log_of(ctx, directory), runtime_dir=runtime_dir()) as upkeep:
+        done = upkeep.add()
     if as_json:
-        print_json({"added": name, "closed": closed})
+        print_json({"added": done.added, "closed": done.closed})
     else:
-        print(f"added {name}; closed {closed}")
+        print(f"added {done.added}; closed {done.closed}")
 
 
 @log_app.command("trim")
@@ -426,8 +426,8 @@ def trim(
 
     With --to-gtid those in which nothing lives beyond that transaction; with --to-time those that were closed at that
     moment or before: the time at which `tranlog log segments` says that the next one was created. Never the newest
-    segment, nor the one with the last transaction. Needs the writer's lock: stop whoever writes the log; a writer trims
-    by itself, as retention_s and retention_bytes say.
+    segment, nor the one with the last transaction. A running capture does it itself; it also trims unasked, as
+    retention_s and retention_bytes say.
 
     A GTID reads GTID(1, 15), or is the base64 of its 16 bytes; a time reads 2011-07-01 15:15:17.5, or is ms since 1970.
     Exit code 1 if a hold keeps something of what was asked for.
@@ -445,22 +445,19 @@ def trim(
             if isinstance(found, OtherEpoch):
                 say(f"{found.wanted} is not of this log: seqno {found.wanted.seqno} is {found.found.gtid} here")
                 return ExitCode.CHECK_FAILED
-    with Log.open_for_upkeep(path) as log, Progress() as progress:
-        plan = log.trim(limit, dry_run=True)
-        sizes = {one.number: one.bytes for one in log.segments()}
-        going = sum(sizes.get(number, 0) for number in plan.gone)
+    with upkeep_of(path, runtime_dir=runtime_dir()) as upkeep, Progress() as progress:
+        plan = upkeep.trim(limit, dry_run=True)
         _tell(plan)
         if plan.gone and not dry_run:
             if not yes:
-                confirm(f"Remove {len(plan.gone)} segments, {going} bytes, up to seqno {plan.up_to}, of {path}?")
+                confirm(f"Remove {len(plan.gone)} segments, {plan.bytes} bytes, up to seqno {plan.up_to}, of {path}?")
             progress.update(f"trim: removing {len(plan.gone)} segments")
-            plan = log.trim(limit)
-        first = log.first_seqno
-    _show(plan, going, first, dry_run=dry_run, as_json=as_json)
+            plan = upkeep.trim(limit, dry_run=False)
+    _show(plan, dry_run=dry_run, as_json=as_json)
     return ExitCode.CHECK_FAILED if plan.kept_for else ExitCode.DONE
 
 
-def _limit(*, to_gtid: str | None, to_time: str | None, hard: bool) -> Limit:
+def _limit(*, to_gtid: str | None, to_time: str | None, hard: bool) -> UpToSeqno | UpToTime:
     try:
         match to_gtid, to_time:
             case str(), None:
@@ -474,22 +471,22 @@ def _limit(*, to_gtid: str | None, to_time: str | None, hard: bool) -> Limit:
     raise typer.BadParameter("give one of --to-gtid and --to-time", param_hint="--to-gtid")
 
 
-def _tell(plan: PurgePlan) -> None:
+def _tell(plan: Trimmed) -> None:
     for name in plan.kept_for:
         say(f"trim: more would go, but {name} still needs it; --past-holds does not wait for that")
     for name in plan.passed:
         say(f"trim: {name} still needs something of what goes; it will hear so when it comes back")
 
 
-def _show(plan: PurgePlan, going: int, first: Seqno, *, dry_run: bool, as_json: bool) -> None:
+def _show(plan: Trimmed, *, dry_run: bool, as_json: bool) -> None:
     names = [segment_name(number) for number in plan.gone]
-    begins = first if not dry_run or plan.up_to is None else Seqno(plan.up_to + 1)
+    begins = plan.first_seqno if not dry_run or plan.up_to is None else Seqno(plan.up_to + 1)
     if as_json:
         print_json(
             {
                 "removed": [] if dry_run else names,
                 "segments": names,
-                "bytes": going if names else 0,
+                "bytes": plan.bytes,
                 "up_to_seqno": plan.up_to,
                 "first_seqno": begins,
                 "passed": plan.passed,
@@ -502,4 +499,4 @@ def _show(plan: PurgePlan, going: int, first: Seqno, *, dry_run: bool, as_json: 
     else:
         verb = "would remove" if dry_run else "removed"
         begin = "empty" if begins == NO_SEQNO else f"at seqno {begins}"
-        print(f"{verb} {names[0]} to {names[-1]}, {len(names)} segments, {going} bytes; the log begins {begin}")
+        print(f"{verb} {names[0]} to {names[-1]}, {len(names)} segments, {plan.bytes} bytes; the log begins {begin}")
