@@ -1,7 +1,7 @@
 """`payload`: each value's bytes, the ancestor's envelope, and what is refused.
 
 Proves design/data-model.md, "The payload, in bytes". The envelope's oracle is a real protobuf library with the
-ancestor's messages (conformance/tungsten.md, B2), built here without a compiler. Round trips over random values
+messages of the shipped event.proto (conformance/tungsten.md, B2). Round trips over random values
 and random damage are in property/test_payload_bytes.py.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from msgspec.structs import replace
 
+from fix_proto import NATIVE, messages_of
 from tranlog import payload, table_map
 from tranlog.change import (
     HEARTBEAT,
@@ -653,56 +653,14 @@ def test_what_is_refused_takes_its_table_back(before: int) -> None:
 # --- the envelope, against a real protobuf library -------------------------------------------------------
 
 
-def ancestors_messages() -> Any:
-    """Build the ancestor's ReplDBMSEvent, with our field 100, and return its class."""
-    kinds = descriptor_pb2.FieldDescriptorProto
-    optional, required, repeated = kinds.LABEL_OPTIONAL, kinds.LABEL_REQUIRED, kinds.LABEL_REPEATED
-    messages: dict[str, list[tuple[int, str, Any, Any]]] = {
-        "EventOption": [(1, "name", kinds.TYPE_STRING, required), (2, "value", kinds.TYPE_STRING, required)],
-        "StatementData": [
-            (1, "defaultSchema", kinds.TYPE_STRING, optional),
-            (2, "timestamp", kinds.TYPE_INT64, optional),
-            (3, "query", kinds.TYPE_STRING, optional),
-            (4, "options", "EventOption", repeated),
-            (5, "errorCode", kinds.TYPE_INT32, required),
-            (6, "queryAsBytes", kinds.TYPE_BYTES, optional),
-        ],
-        "OneChange": [
-            (1, "type", kinds.TYPE_ENUM, required),
-            (3, "statement", "StatementData", optional),
-        ],
-        "ReplDBMSEvent": [
-            (1, "change", "OneChange", repeated),
-            (2, "metadata", "EventOption", repeated),
-            (3, "options", "EventOption", repeated),
-            (100, "packed", kinds.TYPE_BYTES, optional),
-            (101, "futureNumber", kinds.TYPE_INT64, optional),
-            (102, "futureText", kinds.TYPE_STRING, optional),
-            (103, "futureFixed32", kinds.TYPE_FIXED32, optional),
-            (104, "futureFixed64", kinds.TYPE_FIXED64, optional),
-        ],
-    }
-    file = descriptor_pb2.FileDescriptorProto(name="event.proto", package="ancestor", syntax="proto2")
-    for name, fields in messages.items():
-        message = file.message_type.add(name=name)
-        for number, field, kind, label in fields:
-            added = message.field.add(number=number, name=field, label=label)
-            if isinstance(kind, str):
-                added.type, added.type_name = kinds.TYPE_MESSAGE, f".ancestor.{kind}"
-            elif kind == kinds.TYPE_ENUM:
-                added.type, added.type_name = kind, ".ancestor.OneChange.Type"
-            else:
-                added.type = kind
-        if name == "OneChange":
-            enum = message.enum_type.add(name="Type")
-            for number, label in enumerate(("ROW_DATA", "STATEMENT_DATA", "ROW_ID_DATA"), start=1):
-                enum.value.add(name=label, number=number)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("ancestor.ReplDBMSEvent"))
-
-
-Event = ancestors_messages()
+FUTURE = """
+  optional string futureText = 102;
+  optional fixed32 futureFixed32 = 103;
+  optional fixed64 futureFixed64 = 104;
+  optional int64 futureNumber = 105;
+"""
+"""Fields that a later release might add."""
+Event = messages_of(NATIVE, more=FUTURE)["ReplDBMSEvent"]
 STATEMENT_DATA = 2
 
 

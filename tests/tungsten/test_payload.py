@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import msgspec
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from fix_proto import TUNGSTEN, messages_of
 from fix_tungsten import any_event, golden_cases, golden_segments, make_event
 from tranlog.errors import PayloadError, RecordLimitError
 from tranlog.tungsten.codec import scan
@@ -17,50 +16,8 @@ from tranlog.tungsten.payload import decode, decode_header, encode
 from tranlog.tungsten.records import EventRecord
 from tranlog.tungsten.values import Long
 
-# B2's table: number, name, type, label (1 optional, 2 required, 3 repeated).
-MESSAGES: dict[str, str] = {
-    "Header": "1 seqno int64 r, 2 fragno int32 r, 3 lastFrag bool r, 4 sourceTstamp int64 r, "
-    "5 extractedTstamp int64 r, 6 sourceId string r, 7 epochNumber int64 r, 8 eventId string r, 9 shardId string r, "
-    "10 filteredEvent bool r, 11 seqnoEnd int64 o, 12 fragnoEnd int32 o",
-    "ReplDBMSEvent": "1 change OneChange *, 2 metadata EventOption *, 3 options EventOption *",
-    "OneChange": "1 type int32 r, 2 data RowChangeData o, 3 statement StatementData o, 4 rowId RowIdData o, "
-    "5 fileFragment FileFragment o, 6 fileQuery FileQuery o, 7 fileDelete FileDelete o",
-    "StatementData": "1 defaultSchema string o, 2 timestamp int64 o, 3 query string o, 4 options EventOption *, "
-    "5 errorCode int32 r, 6 queryAsBytes bytes o",
-    "RowChangeData": "1 rowChange OneRowChange *, 2 options EventOption *",
-    "OneRowChange": "1 schemaName string r, 2 tableName string r, 3 action int32 r, 4 keySpec ColumnSpec *, "
-    "5 columnSpec ColumnSpec *, 6 keyValues RowValue *, 7 columnValues RowValue *, 8 tableId sint64 o",
-    "ColumnSpec": "1 index int32 r, 2 name string o, 3 type int32 r, 4 signed bool r, 5 length int32 r, "
-    "6 notNull bool r, 7 typeDescription string o",
-    "RowValue": "1 columnValue ColumnVal *",
-    "ColumnVal": "1 type int32 r, 2 intValue sint32 o, 3 longValue sint64 o, 4 floatValue float o, "
-    "5 doubleValue double o, 6 stringValue string o, 7 bytesValue bytes o",
-    "EventOption": "1 name string r, 2 value string r",
-    "RowIdData": "1 id int64 r, 2 type int32 o",
-    "FileFragment": "1 fileId int32 r, 2 data bytes r, 3 database string o",
-    "FileQuery": "1 statement StatementData r, 2 fileId int32 r, 3 filenameStartPos int32 r, 4 filenameEndPos int32 r",
-    "FileDelete": "1 fileId int32 r",
-}
-
-
-def oracle() -> dict[str, Any]:
-    kinds = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="tungsten.proto", package="tungsten", syntax="proto2")
-    for name, fields in MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for text in fields.split(", "):
-            number, field, kind, label = text.split()
-            added = message.field.add(number=int(number), name=field, label={"o": 1, "r": 2, "*": 3}[label])  # type: ignore[arg-type]
-            if kind in MESSAGES:
-                added.type, added.type_name = kinds.TYPE_MESSAGE, f".tungsten.{kind}"
-            else:
-                added.type = getattr(kinds, f"TYPE_{kind.upper()}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"tungsten.{name}")) for name in MESSAGES}
-
-
-ORACLE = oracle()
+ORACLE = messages_of(TUNGSTEN)
+"""B2's table."""
 
 
 def split(raw: bytes) -> tuple[bytes, bytes]:
