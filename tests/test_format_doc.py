@@ -224,7 +224,14 @@ class StoppedClock:
 
 
 def test_a_hold_is_written_as_the_page_says(page: str, tmp_path: Path) -> None:
-    positions.hold(str(tmp_path), "one", Seqno(4711), holder="postgresql://shop@db1/copy", clock=StoppedClock())
+    positions.hold(
+        str(tmp_path),
+        "one",
+        Seqno(4711),
+        applied=Seqno(4800),
+        holder="postgresql://shop@db1/copy",
+        clock=StoppedClock(),
+    )
     raw = (tmp_path / "holds" / "one").read_bytes()
     (shown,) = re.findall(r"^    (restart_seqno=.*)$", page, re.MULTILINE)
     assert raw == shown.ljust(positions.HOLD_BYTES - 1).encode() + b"\n"

@@ -27,14 +27,24 @@ from fix_log import (
     segment_names,
     segment_path,
 )
-from tranlog.errors import AbandonedError, CorruptRecordError, DiskFullError, RollbackError
+from tranlog.errors import AbandonedError, CorruptRecordError, DiskFullError, HoldError, RollbackError
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment
 from tranlog.log.cursor import Cursor
 from tranlog.log.format import MARK_BYTES, BadChecksum, Impossible, Partial, RollbackMark, encode_mark, parse_record
 from tranlog.log.gate import Gate
 from tranlog.log.index import SegmentRow
 from tranlog.log.log import Log, LogReader, drop_hold, hold
-from tranlog.log.rollback import contradiction, dead_intervals, killer, marks_behind, overtaken, refusal, still_there
+from tranlog.log.positions import MAY_HAVE_ALL, await_rollback, lock_hold, shut_out
+from tranlog.log.rollback import (
+    Needed,
+    contradiction,
+    dead_intervals,
+    killer,
+    marks_behind,
+    overtaken,
+    refusal,
+    still_there,
+)
 from tranlog.log.verify import verify
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
@@ -127,9 +137,14 @@ def test_what_a_reader_returned_is_overtaken_by_marks_that_it_did_not_know() -> 
         (gtid(1, 2), {}, "begins at seqno 3"),
         (gtid(1, 10), {}, "ends at seqno 9"),
         (gtid(2, 5), {}, "seqno 5 has epoch 1"),
-        (gtid(1, 5), {"holds": [("pipe", Seqno(6))]}, "the hold 'pipe' stands at seqno 6"),
-        (gtid(1, 5), {"holds": [("pipe", Seqno(5))]}, None),
-        (gtid(1, 5), {"holds": [("pipe", None)]}, "is damaged"),
+        (gtid(1, 5), {"holds": [Needed("pipe", Seqno(6))]}, "the hold 'pipe' stands at seqno 6"),
+        (gtid(1, 5), {"holds": [Needed("pipe", Seqno(5))]}, None),
+        (gtid(1, 5), {"holds": [Needed("pipe", Seqno(5), Seqno(5))]}, None),
+        (gtid(1, 5), {"holds": [Needed("pipe", Seqno(5), Seqno(6))]}, "'pipe' has applied up to seqno 6"),
+        (gtid(1, 5), {"holds": [Needed("pipe", Seqno(5), MAY_HAVE_ALL)]}, "may have applied up to seqno 8"),
+        (gtid(1, 8), {"holds": [Needed("pipe", Seqno(5), MAY_HAVE_ALL)]}, None),
+        (gtid(1, 8), {"holds": [Needed("pipe", Seqno(5), Seqno(5), True)]}, "'pipe' runs; stop it"),
+        (gtid(1, 5), {"holds": [Needed("pipe", None)]}, "is damaged"),
         (gtid(1, 5), {"last": Seqno(11)}, "seqno 10 to 11 are appended and not committed"),
         (gtid(1, 5), {"unfinished": "seqno 10 is open"}, "seqno 10 is open"),
         (gtid(1, 5), {"visible": Seqno(2), "last": Seqno(2)}, "no transaction"),
@@ -137,7 +152,8 @@ def test_what_a_reader_returned_is_overtaken_by_marks_that_it_did_not_know() -> 
 )
 def test_when_a_rollback_is_refused(asked: Gtid, changed: dict[str, object], why: str | None) -> None:
     given: dict[str, object] = {
-        "first": Seqno(3), "visible": Seqno(9), "last": Seqno(9), "unfinished": None, "found": Epoch(1), "holds": []
+        "first": Seqno(3), "visible": Seqno(9), "durable": Seqno(8), "last": Seqno(9), "unfinished": None,
+        "found": Epoch(1), "holds": [],
     }  # fmt: skip
     found = refusal(asked, **(given | changed))  # type: ignore[arg-type]
     assert found is None if why is None else found is not None and why in found
@@ -317,6 +333,88 @@ def test_a_refused_rollback_changes_nothing(asked: Gtid) -> None:
         log.rollback(asked)
     assert caught.value.matchpoint == asked and "Nothing was changed" in str(caught.value)
     assert (disk.calls, log.visible_seqno, log.epoch) == (calls, 20, 1)
+    log.close()
+
+
+def test_not_below_what_a_pipeline_may_have_applied() -> None:
+    """While it runs not at all; after it, below what it has said, or all there is where it has said nothing."""
+    disk = SimDisk()
+    log = filled(disk)
+    hold(PATH, "pipe", Seqno(3), applied=MAY_HAVE_ALL, disk=disk, clock=ManualClock())
+    lock = lock_hold(PATH, "pipe", disk=disk)
+    assert lock is not None and lock_hold(PATH, "pipe", disk=disk) is None
+    with pytest.raises(RollbackError, match="the pipeline 'pipe' runs; stop it first"):
+        log.rollback(gtid(1, 12))
+    lock.release()
+    with pytest.raises(RollbackError, match="ended without saying how far it was, and may have applied up to seqno 20"):
+        log.rollback(gtid(1, 12))
+    hold(PATH, "pipe", Seqno(3), applied=Seqno(12), disk=disk, clock=ManualClock())
+    with pytest.raises(RollbackError, match="the pipeline 'pipe' has applied up to seqno 12"):
+        log.rollback(gtid(1, 11))
+    assert log.rollback(gtid(1, 12)) is not None
+    log.close()
+
+
+def test_a_pipeline_that_begins_meanwhile_waits() -> None:
+    """Either the rollback sees its hold, or it sees the rollback."""
+    disk, clock = SimDisk(), ManualClock()
+    log = filled(disk)
+    await_rollback(PATH, disk=disk, clock=clock)
+    with shut_out(PATH, disk=disk):
+        with pytest.raises(HoldError, match="a rollback of the log is under way"):
+            await_rollback(PATH, disk=disk, clock=clock)
+        with pytest.raises(HoldError, match="another rollback"):
+            log.rollback(gtid(1, 12))
+    await_rollback(PATH, disk=disk, clock=clock)
+    assert log.rollback(gtid(1, 12)) is not None
+    log.close()
+
+
+Read = Callable[[Cursor], Callable[[], int | None]]
+
+
+def by_transaction(cursor: Cursor) -> Callable[[], int | None]:
+    def read() -> int | None:
+        found = cursor.next_header()
+        return None if found is None else found.seqno
+
+    return read
+
+
+def by_raw_record(cursor: Cursor) -> Callable[[], int | None]:
+    records = cursor.raw()
+    return lambda: next((one[0] for one in records), None)
+
+
+def by_pass(cursor: Cursor) -> Callable[[], int | None]:
+    """One by one, in what was read already; `next_header` where it has to look."""
+
+    def read() -> int | None:
+        begun = cursor.next_seqno
+        passed = cursor.pass_over({b"shop"}, Seqno(begun))
+        return passed if passed >= begun else by_transaction(cursor)()
+
+    return read
+
+
+@pytest.mark.parametrize("how", [by_transaction, by_raw_record, by_pass])
+@pytest.mark.parametrize("committed_only", [False, True])
+def test_a_reader_elsewhere_does_not_return_what_it_has_read_after_the_rollback_has_returned(
+    how: Read, committed_only: bool
+) -> None:
+    """All of it lies in one window, below a limit that was good."""
+    disk, clock = SimDisk(), ManualClock()
+    log = open_log(disk, clock=clock)
+    fill(log, 20)
+    with open_reader(disk, clock=clock) as reader, reader.cursor(committed_only=committed_only) as cursor:
+        read = how(cursor)
+        assert [read() for _ in range(9)] == list(range(9))
+        log.rollback(gtid(1, 12))
+        found = [read() for _ in range(5)]
+        assert found == [9, 10, 11, 12, 13] and cursor.next_header() is None
+        log.rollback(gtid(1, 7))
+        with pytest.raises(AbandonedError):
+            read()
     log.close()
 
 

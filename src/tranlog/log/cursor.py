@@ -79,6 +79,9 @@ class LogView(Protocol):
     def limit(self, *, committed_only: bool) -> Seqno:
         """Return the newest seqno that may be read now."""
 
+    def heed(self) -> None:
+        """Have `segments` know every rollback that has returned: before something is returned that was read."""
+
     def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
         """Return the limit once it has reached `seqno`, or after `timeout_s` whatever it is then."""
 
@@ -320,6 +323,7 @@ class Cursor:
             try:
                 if wanted <= self._limit or self._wait(wanted, timeout_s):
                     header = self._advance(wanted)
+                    self._view.heed()
             except BaseException as exc:
                 number = 0 if self._reader is None else self._reader.number
                 self._leave()  # the next call starts from the index again, not in the middle of something
@@ -403,6 +407,7 @@ class Cursor:
             return Seqno(seqno - 1)
         window = reader.window
         behind, following, last = pass_events(window, at, seqno, min(upto, self._limit, self._living), shards)
+        self._view.heed()
         if self._view.segments.marks is not self._marks:
             return Seqno(seqno - 1)  # a rollback came between: `next_header` heeds it
         if last >= 0:
@@ -431,7 +436,13 @@ class Cursor:
         left early, seek. Raises as `next`.
         """
         for window, places, seqno in self._blocks():
-            yield from cut_records(window, places, seqno)
+            for one in cut_records(window, places, seqno):
+                self._view.heed()
+                if self._view.segments.marks is not self._marks:
+                    self._next = Seqno(one[0])
+                    self._heed()
+                    break
+                yield one
 
     def _blocks(self) -> Iterator[tuple[bytes, list[int], Seqno]]:
         """Yield runs of records that stand side by side: bytes, where each begins and the last ends, first seqno."""
@@ -444,6 +455,7 @@ class Cursor:
                 behind, following = take_events(
                     window, self._offset - start, seqno, upto, places, verify=self._view.checksum
                 )
+                self._view.heed()
                 if places and self._view.segments.marks is self._marks:
                     self._offset = start + behind
                     self._expect = self._next = Seqno(following)
@@ -574,6 +586,7 @@ class Cursor:
         behind, following = scan_block(
             block, at, seqno, upto, checksum=self._view.checksum, selection=selection, verdicts=verdicts
         )
+        self._view.heed()
         if following == seqno or self._view.segments.marks is not self._marks:
             return None  # after a rollback `next` heeds it
         self._offset = reader.start + behind

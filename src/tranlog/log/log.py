@@ -44,7 +44,7 @@ from tranlog.log.format import (
     encode_rotate,
     segment_name,
 )
-from tranlog.log.log_end import LogEnd
+from tranlog.log.log_end import LogEnd, OwnView
 from tranlog.log.open_transaction import OpenTransaction
 from tranlog.log.opening import (
     DISK_FULL,
@@ -61,13 +61,15 @@ from tranlog.log.positions import (
     PositionsFile,
     drop_hold,
     hold,
+    is_running,
     read_holds,
+    shut_out,
 )
 from tranlog.log.prefix import Extent
 from tranlog.log.purging import limits_of
-from tranlog.log.reader import LogReader
+from tranlog.log.reader import LOOK_S, LogReader
 from tranlog.log.retention import Limit, PurgePlan, Retained, UpToSeqno, rotation_due
-from tranlog.log.rollback import refusal
+from tranlog.log.rollback import Needed, refusal
 from tranlog.log.segment import (
     SegmentStat,
     directory_of,
@@ -588,45 +590,64 @@ class Log(LogEnd):
 
         None, and no new epoch, where nothing follows it. What is abandoned stays in its segments, and no reader sees
         it. The mark takes effect as a whole or not at all, whatever a crash cuts off. A cursor that has returned
-        something of it raises AbandonedError at its next step. Raises RollbackError, LogClosedError, DiskFullError
-        (nothing was changed), DiskFailedError (open the log again and see), HoldError, LogLockedError.
+        something of it raises AbandonedError at its next step, and when this has returned, no cursor of any process
+        on this machine returns more of it. Refused while a pipeline runs, and below what one may have applied. Raises
+        RollbackError, LogClosedError, DiskFullError (nothing was changed), DiskFailedError (open the log again and
+        see), HoldError, LogLockedError.
         """
-        with self._lock:
-            while self._syncing or self._draining:
-                self._changed.wait()
-            if self._stopped is not None or self._refused:
-                self._check(get_ident())
-            header, start = self._find(matchpoint.seqno)
-            why = refusal(
-                matchpoint,
-                first=self._segments.first_seqno(),
-                visible=self._visible,
-                last=self._pending.last,
-                unfinished=self._unfinished(),
-                found=None if header is None else header.epoch,
-                holds=[(one.name, one.restart_seqno) for one in read_holds(self._path, disk=self._disk)],
-            )
-            if why is not None:
-                raise RollbackError(matchpoint=matchpoint, why=why)
-            if header is None or matchpoint.seqno == self._visible:
+        with self._lock:  # what is refused anyway, or has nothing to do, changes nothing, not even a lock
+            if self._matchpoint(matchpoint) is None:
                 return None
-            self._flush()  # a sync record may be left of a transaction that was given up
-            number = self._number + 1
-            stamp = self._clock.now_ms()
-            proof = self._sync_record(HEADER.size, self._pending.start, stamp)
-            mark = RollbackMark(
-                epoch=Epoch(self._pending.epoch + 1),
-                matchpoint_epoch=header.epoch,
-                matchpoint_seqno=header.seqno,
-                matchpoint_lsn=start,
-                dead_start=Lsn(header.lsn + header.record_length),
-                dead_end=lsn(number, HEADER.size + len(proof)),
-                last_seqno=self._visible,
-                written_at=max(self._clock.now_ms(), 0),
-            )
-            self._begin_segment(proof + encode_mark(mark), stamp)
-            self._go_back(mark, header)
-            return mark
+        with shut_out(self._path, disk=self._disk), self._lock:
+            found = self._matchpoint(matchpoint)
+            mark = None if found is None else self._roll_back(*found)
+        if mark is not None:
+            self._clock.sleep(2 * LOOK_S)
+        return mark
+
+    def _matchpoint(self, matchpoint: Gtid) -> tuple[RecordHeader, Lsn] | None:
+        """Return the matchpoint's last header and place; None where nothing follows it. Raises RollbackError."""
+        while self._syncing or self._draining:
+            self._changed.wait()
+        if self._stopped is not None or self._refused:
+            self._check(get_ident())
+        path, disk = self._path, self._disk
+        header, start = self._find(matchpoint.seqno)
+        why = refusal(
+            matchpoint,
+            first=self._segments.first_seqno(),
+            visible=self._visible,
+            durable=self._durable,
+            last=self._pending.last,
+            unfinished=self._unfinished(),
+            found=None if header is None else header.epoch,
+            holds=[
+                Needed(one.name, one.restart_seqno, one.applied_seqno, is_running(path, one.name, disk=disk))
+                for one in read_holds(path, disk=disk)
+            ],
+        )
+        if why is not None:
+            raise RollbackError(matchpoint=matchpoint, why=why)
+        return None if header is None or matchpoint.seqno == self._visible else (header, start)
+
+    def _roll_back(self, header: RecordHeader, start: Lsn) -> RollbackMark:
+        self._flush()  # a sync record may be left of a transaction that was given up
+        number = self._number + 1
+        stamp = self._clock.now_ms()
+        proof = self._sync_record(HEADER.size, self._pending.start, stamp)
+        mark = RollbackMark(
+            epoch=Epoch(self._pending.epoch + 1),
+            matchpoint_epoch=header.epoch,
+            matchpoint_seqno=header.seqno,
+            matchpoint_lsn=start,
+            dead_start=Lsn(header.lsn + header.record_length),
+            dead_end=lsn(number, HEADER.size + len(proof)),
+            last_seqno=self._visible,
+            written_at=max(self._clock.now_ms(), 0),
+        )
+        self._begin_segment(proof + encode_mark(mark), stamp)
+        self._go_back(mark, header)
+        return mark
 
     def _unfinished(self) -> str | None:
         """Return what of the writing is under way; None when nothing is."""
@@ -780,7 +801,7 @@ class Log(LogEnd):
 
     def cursor(self, *, committed_only: bool = False) -> Cursor:
         """Return a cursor that wakes as soon as there is more, standing at the first transaction."""
-        return Cursor(_OwnView(self), committed_only=committed_only)
+        return Cursor(OwnView(self), committed_only=committed_only)
 
     def close(self) -> None:
         """Commit what is complete, say in the log that it ends cleanly, and let go. Closing twice is harmless.
@@ -869,23 +890,6 @@ class Log(LogEnd):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-class _OwnView:
-    """The log as the cursors of its own process see it."""
-
-    __slots__ = ("_log", "checksum", "segments")
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self.segments = log._segments
-        self.checksum = log._options.checksum
-
-    def limit(self, *, committed_only: bool) -> Seqno:
-        return self._log._durable if committed_only else self._log._visible
-
-    def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
-        return self._log.gate(committed_only=committed_only).wait(seqno, timeout_s)
 
 
 __all__ = ["Log", "LogOptions", "LogReader", "drop_hold", "hold", "read_holds"]

@@ -639,3 +639,23 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+class OwnView:
+    """The log as the cursors of its own process see it."""
+
+    __slots__ = ("_log", "checksum", "segments")
+
+    def __init__(self, log: LogEnd) -> None:
+        self._log = log
+        self.segments = log._segments
+        self.checksum = log._options.checksum
+
+    def limit(self, *, committed_only: bool) -> Seqno:
+        return self._log._durable if committed_only else self._log._visible
+
+    def heed(self) -> None:
+        """Rollbacks are heard of at once."""
+
+    def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
+        return self._log.gate(committed_only=committed_only).wait(seqno, timeout_s)

@@ -9,7 +9,9 @@ Source: design/log-format.md, "Directory", "Who may see what".
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
@@ -18,7 +20,7 @@ import msgspec
 
 from tranlog.checksum import crc32
 from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, DiskFile, OsDisk
+from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
 from tranlog.errors import ConfigError, HoldError
 from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Lsn, Seqno
 
@@ -47,6 +49,12 @@ POSITIONS_BYTES: Final = POSITIONS.size + _CRC.size
 
 HOLD_BYTES: Final = 512
 HOLD_NAME_MAX: Final = 200
+MAY_HAVE_ALL: Final = Seqno((1 << 63) - 1)
+"""`applied_seqno` of a pipeline that runs, or that ended without saying how far it was."""
+_GATE_NAME: Final = ".rollback"
+"""In holds/: locked while a log is rolled back."""
+_GATE_WAIT_S: Final = 30.0
+_GATE_LOOK_S: Final = 0.02
 HOLDER_MAX: Final = 360
 """Bytes of a holder's own words as the line has them, escaped."""
 
@@ -209,13 +217,15 @@ class Hold:
     """What one pipeline or follower still needs: everything from `restart_seqno` on, that record included.
 
     `restart_seqno` is None where the file is damaged: it then holds everything. `written_at` is ms since 1970.
-    `holder`: who needs it, in its own words, as `fit_holder` leaves them; empty where it said nothing.
+    `holder`: who needs it, in its own words, as `fit_holder` leaves them; empty where it said nothing. `applied_seqno`:
+    the greatest that a pipeline may have put where no rollback takes it back; None of whoever only reads.
     """
 
     name: str
     restart_seqno: Seqno | None
     written_at: int
     holder: str = ""
+    applied_seqno: Seqno | None = None
 
 
 def _hold_path(path: str, name: str) -> str:
@@ -240,8 +250,10 @@ def _quoted(text: str) -> str:
     return quote(text, safe="/:@,;+?&()[]", errors="surrogatepass")
 
 
-def _encode_hold(restart_seqno: Seqno, written_at: int, holder: str) -> bytes:
+def _encode_hold(restart_seqno: Seqno, written_at: int, holder: str, applied: Seqno | None) -> bytes:
     line = f"restart_seqno={restart_seqno} written_at={written_at}"
+    if applied is not None:
+        line = f"{line} applied_seqno={applied}"
     if holder:
         line = f"{line} holder={_quoted(fit_holder(holder))}"
     return f"{line} crc={crc32(line.encode()):08x}".ljust(HOLD_BYTES - 1).encode() + b"\n"
@@ -259,6 +271,7 @@ def _decode_hold(name: str, raw: bytes) -> Hold:
             restart_seqno=Seqno(int(fields["restart_seqno"])),
             written_at=int(fields["written_at"]),
             holder=unquote(fields.get("holder", ""), errors="surrogatepass"),
+            applied_seqno=Seqno(int(fields["applied_seqno"])) if "applied_seqno" in fields else None,
         )
     except (ValueError, KeyError):
         return damaged
@@ -270,20 +283,21 @@ def hold(
     restart_seqno: Seqno,
     *,
     holder: str = "",
+    applied: Seqno | None = None,
     sync: bool = False,
     disk: Disk | None = None,
     clock: Clock | None = None,
 ) -> None:
     """Say that `name` restarts at `restart_seqno`: nothing from there on may be purged from the log at `path`.
 
-    `holder` says in words who that is. Units: a line of text of fixed size, overwritten in place; it is synced when it
-    is created, later only where `sync` asks for it, since an older hold is a safer one. Raises HoldError where it
-    cannot be written, ConfigError for an impossible name.
+    `holder` says in words who that is, `applied` how far a pipeline may have applied. Units: a line of text of fixed
+    size, overwritten in place; it is synced when it is created, later only where `sync` asks for it, since an older
+    hold is a safer one. Raises HoldError where it cannot be written, ConfigError for an impossible name.
     """
     disk = OsDisk() if disk is None else disk
     clock = SystemClock() if clock is None else clock
     file_path = _hold_path(path, name)
-    raw = _encode_hold(restart_seqno, clock.now_ms(), holder)
+    raw = _encode_hold(restart_seqno, clock.now_ms(), holder, applied)
     try:
         fresh = not disk.exists(file_path)
         if fresh:
@@ -356,3 +370,60 @@ def drop_hold(path: str, name: str, *, disk: Disk | None = None) -> None:
         return
     except OSError as exc:
         raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
+
+
+# --- holds and rollbacks ---------------------------------------------------------------------------------
+
+
+def lock_hold(path: str, name: str, *, disk: Disk | None = None) -> DiskLock | None:
+    """Lock a hold's file, which there is, as whoever runs it does; None where somebody else has. Raises HoldError."""
+    file_path = _hold_path(path, name)
+    return _lock(file_path, OsDisk() if disk is None else disk)
+
+
+def is_running(path: str, name: str, *, disk: Disk | None = None) -> bool:
+    """Whether somebody keeps the lock on a hold's file, which there is: its pipeline runs. Raises HoldError."""
+    lock = lock_hold(path, name, disk=disk)
+    if lock is not None:
+        lock.release()
+    return lock is None
+
+
+@contextlib.contextmanager
+def shut_out(path: str, *, disk: Disk) -> Iterator[None]:
+    """Have pipelines that begin wait while the log is rolled back. Raises HoldError."""
+    gate = _lock_gate(path, disk)
+    if gate is None:
+        raise HoldError(path=f"{path.rstrip('/')}/{HOLDS_DIR}", why="another rollback of the log is under way")
+    try:
+        yield
+    finally:
+        gate.release()
+
+
+def _lock_gate(path: str, disk: Disk) -> DiskLock | None:
+    directory = f"{path.rstrip('/')}/{HOLDS_DIR}"
+    try:
+        disk.make_dir(directory)
+    except OSError as exc:
+        raise HoldError(path=directory, why=exc.strerror or str(exc)) from exc
+    return _lock(f"{directory}/{_GATE_NAME}", disk)
+
+
+def await_rollback(path: str, *, disk: Disk, clock: Clock) -> None:
+    """Return when no rollback is under way that may have overlooked a hold written just now. Raises HoldError."""
+    deadline = clock.monotonic() + _GATE_WAIT_S
+    while (lock := _lock_gate(path, disk)) is None:
+        if clock.monotonic() >= deadline:
+            raise HoldError(path=f"{path.rstrip('/')}/{HOLDS_DIR}", why="a rollback of the log is under way")
+        clock.sleep(_GATE_LOOK_S)
+    lock.release()
+
+
+def _lock(path: str, disk: Disk) -> DiskLock | None:
+    try:
+        return disk.lock(path)
+    except BlockingIOError:
+        return None
+    except OSError as exc:
+        raise HoldError(path=path, why=exc.strerror or str(exc)) from exc

@@ -39,6 +39,9 @@ POLL_LONGEST_S = 0.020
 SLOW_POLL_S = 0.250
 """Where the system tells of each write, a reader looks all the same after so long: not every file system tells all."""
 
+LOOK_S = 0.050
+"""After so long a reader looks for a rollback before it returns what it has read; a rollback waits for twice that."""
+
 IndexEntry = SegmentStat
 
 
@@ -391,16 +394,24 @@ class LogReader:
 class _ReaderView:
     """The log as cursors over a reader see it."""
 
-    __slots__ = ("_reader", "checksum", "segments")
+    __slots__ = ("_look_at", "_monotonic", "_reader", "checksum", "segments")
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
+        self._monotonic = reader._clock.monotonic
+        self._look_at = 0.0
         self.segments = reader._segments
         self.checksum = reader._checksum
 
     def limit(self, *, committed_only: bool) -> Seqno:
         found = self._reader.range()
         return found.committed_seqno if committed_only else found.last_seqno
+
+    def heed(self) -> None:
+        now = self._monotonic()
+        if now >= self._look_at:
+            self._reader.range()
+            self._look_at = now + LOOK_S
 
     def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
         return self._reader._wait(seqno, committed_only, timeout_s)

@@ -20,6 +20,15 @@ from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn_text
 from tranlog.log.format import RollbackMark
 
 
+class Needed(NamedTuple):
+    """A hold, as a rollback has to heed it: see `positions.Hold`. `running`: its pipeline runs."""
+
+    name: str
+    restart_seqno: Seqno | None
+    applied_seqno: Seqno | None = None
+    running: bool = False
+
+
 class DeadInterval(NamedTuple):
     """A stretch of the log in which every record is abandoned. Ends: half-open."""
 
@@ -91,15 +100,16 @@ def refusal(
     *,
     first: Seqno,
     visible: Seqno,
+    durable: Seqno,
     last: Seqno,
     unfinished: str | None,
     found: Epoch | None,
-    holds: Iterable[tuple[str, Seqno | None]],
+    holds: Iterable[Needed],
 ) -> str | None:
     """Return why a log that holds `first` to `visible` must not be rolled back to `matchpoint`; None if it may be.
 
     `last` is the last transaction that has a place, `unfinished` says what is under way, `found` is the epoch of the
-    transaction with the matchpoint's seqno, `holds` are (name, restart_seqno), None for a damaged one.
+    transaction with the matchpoint's seqno. What is not `durable` no pipeline has applied.
     """
     seqno = matchpoint.seqno
     if unfinished is not None:
@@ -114,9 +124,18 @@ def refusal(
         return f"the log ends at seqno {visible}"
     if found != matchpoint.epoch:
         return f"seqno {seqno} has epoch {found} here"
-    for name, needed in holds:
+    for name, needed, applied, running in holds:
+        if running:
+            return f"the pipeline {name!r} runs; stop it first"
         if needed is None:
             return f"the hold {name!r} is damaged, so nobody knows how far it has come"
+        if applied is not None and min(applied, durable) > seqno:
+            if applied <= durable:
+                return f"the pipeline {name!r} has applied up to seqno {applied}"
+            return (
+                f"the pipeline {name!r} ended without saying how far it was, and may have applied up to seqno "
+                f"{durable}; run it once more and stop it"
+            )
         if needed > seqno:
             return f"the hold {name!r} stands at seqno {needed}, which would be abandoned"
     return None
@@ -124,6 +143,7 @@ def refusal(
 
 __all__ = [
     "DeadInterval",
+    "Needed",
     "contradiction",
     "dead_intervals",
     "killer",

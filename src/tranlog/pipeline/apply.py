@@ -326,9 +326,7 @@ class _Driver:
         self._phase = "starting"
         self._notes: list[str] = []
         self._last: tuple[float, Counters] | None = None
-        self._holding = Holding(
-            reader, options.log_dir, options.pipeline, disk=OsDisk(), clock=self._clock, note=self._note
-        )
+        self._holding = Holding(reader, options.pipeline, disk=OsDisk(), clock=self._clock, note=self._note)
         self._channels = 0
         """How many the pipeline has at the target, as we have written them."""
         self._limit_seqno: Seqno | None = None
@@ -381,7 +379,8 @@ class _Driver:
         )
 
     def close(self) -> None:
-        """Let go of the target and, if it is ours, of Spark."""
+        """Let go of the hold, the target and, if it is ours, of Spark."""
+        self._holding.close()
         if self._target is not None:
             self._target.close()
         if self._own_context and self._context is not None:
@@ -814,7 +813,8 @@ class _Driver:
     def _hold(self, rows: Sequence[ChannelRow]) -> None:
         """Tell the log how far the target is; and, when no task is left, whether it is anywhere."""
         begun = self._driving or not applied_nothing(rows, first=self._reader.range().first_seqno)
-        self._holding.renew(restart_seqno(rows), self._words(), begun=begun)
+        applied = None if self._driving else max((row.applied_seqno for row in rows), default=NO_SEQNO)
+        self._holding.renew(restart_seqno(rows), self._words(), begun=begun, applied=applied)
 
     def _words(self) -> str:
         return target_words(self._options.target, self._open()[0])

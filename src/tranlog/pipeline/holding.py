@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Final
 
 from tranlog.clock import Clock
-from tranlog.disk import Disk
+from tranlog.disk import Disk, DiskLock
 from tranlog.errors import HoldError
 from tranlog.ids import Seqno
-from tranlog.log.positions import Hold, fit_holder, hold, read_hold
+from tranlog.log.positions import MAY_HAVE_ALL, Hold, await_rollback, fit_holder, hold, lock_hold, read_hold
 from tranlog.log.readable import ReadableLog
 from tranlog.pipeline.progress import Known
 from tranlog.target.options import TargetOptions
@@ -51,15 +51,16 @@ class Holding:
     """One pipeline's hold, for one run. Threads: one. `note` is told once when retention will not wait."""
 
     def __init__(
-        self, reader: ReadableLog, log_dir: str, pipeline: str, *, disk: Disk, clock: Clock, note: Callable[[str], None]
+        self, reader: ReadableLog, pipeline: str, *, disk: Disk, clock: Clock, note: Callable[[str], None]
     ) -> None:
         self._reader = reader
-        self._log_dir = log_dir
+        self._log_dir = reader.path
         self._pipeline = pipeline
         self._disk = disk
         self._clock = clock
         self._note = note
-        self._written: tuple[Seqno, str] | None = None
+        self._written: tuple[Seqno, str, Seqno] | None = None
+        self._lock: DiskLock | None = None
         self._failed = False
 
     def known(self, words: str) -> Known | None:
@@ -73,24 +74,51 @@ class Holding:
             return None
 
     def begin(self, restart: Seqno, words: str) -> None:
-        """Say, before any task of ours can apply anything, for which target this pipeline needs the log from here."""
-        self._write(restart, words, sync=True)
+        """Say, before any task of ours can apply anything, for which target this pipeline needs the log from here.
 
-    def renew(self, restart: Seqno, words: str, *, begun: bool) -> None:
-        """Say how far the target is by now; not `begun`: nothing was applied there, and no task is left that could."""
-        self._write(restart, words if begun else fit_holder(_NOTHING + words), sync=False)
+        From now on the log is not rolled back, until `renew` says how far the pipeline has come. Raises HoldError
+        where a rollback that is under way does not end.
+        """
+        self._write(restart, words, MAY_HAVE_ALL, sync=True)
+        if self._lock is not None:
+            await_rollback(self._log_dir, disk=self._disk, clock=self._clock)
 
-    def _write(self, restart: Seqno, words: str, *, sync: bool) -> None:
+    def renew(self, restart: Seqno, words: str, *, begun: bool, applied: Seqno | None) -> None:
+        """Say how far the target is by now; not `begun`: nothing was applied there, and no task is left that could.
+
+        `applied`: the greatest seqno that any channel has applied, where no task is left; None while there may be.
+        """
+        told = MAY_HAVE_ALL if applied is None else applied
+        self._write(restart, words if begun else fit_holder(_NOTHING + words), told, sync=False)
+
+    def close(self) -> None:
+        """Say that this run is over; closing twice is harmless."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _write(self, restart: Seqno, words: str, applied: Seqno, *, sync: bool) -> None:
         """Write it where it says something new. A log that cannot be written to is no reason to stop."""
-        if self._written == (restart, words):
+        if self._written == (restart, words, applied) and self._lock is not None:
             return
         if not self._reader.keeps_holds:
-            self._written = restart, words
+            self._written = restart, words, applied
             self._fail("a Java replicator purges what it likes")
             return
         try:
-            hold(self._log_dir, self._pipeline, restart, holder=words, sync=sync, disk=self._disk, clock=self._clock)
-            self._written = restart, words
+            hold(
+                self._log_dir,
+                self._pipeline,
+                restart,
+                holder=words,
+                applied=applied,
+                sync=sync,
+                disk=self._disk,
+                clock=self._clock,
+            )
+            if self._lock is None:  # or an earlier driver has it still
+                self._lock = lock_hold(self._log_dir, self._pipeline, disk=self._disk)
+            self._written = restart, words, applied
             self._failed = False
         except HoldError as exc:
             self._fail(str(exc))

@@ -1,0 +1,90 @@
+"""A pipeline's hold and a rollback of its log: the real driver and channels, on threads, at SQLite."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fix_operated import ThreadContext, operation_of, options_of, running, without_java
+from fix_pipeline import SqliteTarget, Workload, write_log
+from tranlog.errors import RollbackError
+from tranlog.ids import Gtid, Seqno
+from tranlog.log.log import Log
+from tranlog.log.positions import MAY_HAVE_ALL, is_running, read_hold
+from tranlog.log.reader import LogReader
+from tranlog.pipeline import apply
+from tranlog.pipeline.apply import ApplyOptions, run_apply
+from tranlog.pipeline.states import State
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ApplyOptions:
+    without_java(monkeypatch)
+    workload = Workload(seed=7)
+    write_log(tmp_path / "log", workload, 40)
+    return options_of(tmp_path, SqliteTarget(tmp_path / "target.db", workload.tables))
+
+
+def gtid_at(log: Log, seqno: int) -> Gtid:
+    with LogReader.open(log.path) as reader:
+        header = reader.header(Seqno(seqno))
+    assert header is not None
+    return header.gtid
+
+
+def test_a_log_is_not_rolled_back_while_its_pipeline_runs_nor_below_what_that_applied(options: ApplyOptions) -> None:
+    path = options.log_dir
+    with Log.open(path, source_id="db1") as log:
+        last = log.last_seqno
+        with running(operation_of(options)) as operated:
+            operated.come_to(State.ONLINE, applied=last)
+            assert is_running(path, "p")
+            with pytest.raises(RollbackError, match="the pipeline 'p' runs; stop it first"):
+                log.rollback(gtid_at(log, last - 1))
+        found = read_hold(path, "p")
+        assert found is not None and (found.applied_seqno, is_running(path, "p")) == (last, False)
+        with pytest.raises(RollbackError, match=f"'p' has applied up to seqno {last}"):
+            log.rollback(gtid_at(log, last - 1))
+        Workload(seed=9).write(log, 5)
+        assert log.rollback(gtid_at(log, last)) is not None, "what it has not applied may go"
+
+
+def _apply_and_die(options: ApplyOptions) -> None:
+    apply.Holding.renew = lambda *given, **more: os._exit(9)  # type: ignore[method-assign]
+    run_apply(replace(options, until_seqno="now"), spark=ThreadContext())  # type: ignore[arg-type]
+
+
+def test_one_that_died_counts_as_having_applied_everything(options: ApplyOptions) -> None:
+    """It said nothing; a run that ends says it."""
+    path = options.log_dir
+    child = multiprocessing.get_context("fork").Process(target=_apply_and_die, args=(options,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 9
+    found = read_hold(path, "p")
+    assert found is not None and (found.applied_seqno, is_running(path, "p")) == (MAY_HAVE_ALL, False)
+    with Log.open(path, source_id="db1") as log:
+        last = log.last_seqno
+        with pytest.raises(RollbackError, match=f"may have applied up to seqno {last}; run it once more and stop it"):
+            log.rollback(gtid_at(log, last - 1))
+        run_apply(replace(options, until_seqno="now", take_over=True), spark=ThreadContext())  # type: ignore[arg-type]
+        Workload(seed=9).write(log, 5)
+        assert log.rollback(gtid_at(log, last)) is not None
+
+
+def test_a_relative_directory_is_held_where_it_was(options: ApplyOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver may stand elsewhere by the time it ends."""
+    path = Path(options.log_dir)
+    monkeypatch.chdir(path.parent)
+    operation = operation_of(replace(options, log_dir=path.name))
+    with Log.open(path, source_id="db1") as log, running(operation) as operated:
+        operated.come_to(State.ONLINE, applied=log.last_seqno)
+        last = log.last_seqno
+        (path.parent / "elsewhere").mkdir()
+        monkeypatch.chdir(path.parent / "elsewhere")
+    found = read_hold(str(path), "p")
+    assert found is not None and found.applied_seqno == last
