@@ -24,7 +24,8 @@ class Verdict:
 
     `missed`: acknowledged and not in the log. `lost`: acknowledged and not at the target, and changes that the log
     has more often than the target counted. `doubled`: changes that the target counted more often than the log has
-    them, and transactions that the log has more than once. `equal`: source and target, compared value by value.
+    them, and transactions that the log has more than once. `refused`: failed at the source for capture's sake. `equal`:
+    source and target, compared value by value.
     """
 
     acknowledged: int
@@ -34,12 +35,13 @@ class Verdict:
     missed: int
     lost: int
     doubled: int
+    refused: int
     equal: bool
 
     @property
     def good(self) -> bool:
-        """Whether nothing is lost or doubled."""
-        return self.equal and not (self.missed or self.lost or self.doubled)
+        """Whether nothing is lost, doubled or refused."""
+        return self.equal and not (self.missed or self.lost or self.doubled or self.refused)
 
 
 def judge(service: Service) -> Verdict:
@@ -55,12 +57,20 @@ def judge(service: Service) -> Verdict:
         logged=logged_changes(service.log),
         counted=target.counted([f"{schema}.{table}" for schema, table, _ in service.load.tables]),
         there=there,
+        refused=service.load.refused(),
         equal=bool(compared["equal"]),
     )
 
 
 def weigh(
-    *, acknowledged: list[int], ledgers: Iterable[str], logged: Counts, counted: Counts, there: set[int], equal: bool
+    *,
+    acknowledged: list[int],
+    ledgers: Iterable[str],
+    logged: Counts,
+    counted: Counts,
+    there: set[int],
+    refused: int,
+    equal: bool,
 ) -> Verdict:
     """Hold the counts against each other. Pure."""
     captured, applied = _ledger_inserts(logged, ledgers), _ledger_inserts(counted, ledgers)
@@ -72,6 +82,7 @@ def weigh(
         missed=sum(number not in captured for number in acknowledged),
         lost=sum(number not in there for number in acknowledged) + (logged - counted).total(),
         doubled=(counted - logged).total() + sum(count - 1 for count in captured.values()),
+        refused=refused,
         equal=equal,
     )
 

@@ -6,11 +6,15 @@ hot row, a table without a key, and a row of another shard, which makes it seria
 
 MariaDB's writers are threads: what they write lives and dies with the server. SQLite's are processes of their own,
 since there the application is the database: kill -9 of one of them is SQLite's crash. Such a process is this very file,
-run as a program; it appends each id to a file as soon as COMMIT has returned.
+run as a program; it appends each id to a file as soon as COMMIT has returned. Half of its transactions have the form
+that every ORM gives them: BEGIN, SELECT, UPDATE, COMMIT. SQLite refuses such a one when somebody has committed between
+its read and its write, and the writers keep out of each other's way then (by a lock on a file); so each one that is
+refused is capture's doing.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -40,6 +44,9 @@ STOP_S = 120.0
 PAUSE_S = 0.02
 """Between two transactions of one writer: two cores have a whole pipeline to run beside it."""
 
+READ_TO_WRITE_S = 0.005
+"""So long a transaction of the ORM's form thinks at most."""
+
 Start = Callable[[str, list[str]], Process]
 """Starts a program of ours under a name, in the environment of the run."""
 
@@ -68,6 +75,9 @@ class Load(Protocol):
 
     def acknowledged(self) -> list[int]:
         """Return the ids of the transactions whose COMMIT returned."""
+
+    def refused(self) -> int:
+        """Return how many transactions the source has refused because capture wrote beside them."""
 
 
 # --- MariaDB -----------------------------------------------------------------------------------------------
@@ -175,6 +185,10 @@ class MariaDbLoad:
         """Return the ids whose COMMIT returned."""
         return [number for writer in (*self._ended, *self._writing) for number in list(writer.acknowledged)]
 
+    def refused(self) -> int:
+        """Return 0: the binlog is read, and nothing is written."""
+        return 0
+
 
 # --- SQLite ------------------------------------------------------------------------------------------------
 
@@ -214,7 +228,7 @@ class SqliteLoad:
         """Start the processes that do not run."""
         for number in range(SQLITE_WRITERS):
             if number not in self.writers:
-                arguments = [str(self.path), str(number), str(self.seed), str(self._acknowledged_by(number))]
+                arguments = [str(self.path), str(number), str(self.seed), str(self._folder)]
                 command = [sys.executable, str(Path(__file__).resolve()), *arguments]
                 self.writers[number] = self._start(f"writer-{number}", command)
 
@@ -248,17 +262,21 @@ class SqliteLoad:
 
     def acknowledged(self) -> list[int]:
         """Return the ids whose COMMIT returned."""
-        files = [self._acknowledged_by(number) for number in range(SQLITE_WRITERS)]
-        return [int(line) for file in files if file.exists() for line in file.read_text().split()]
+        return self._told("acknowledged")
 
-    def _acknowledged_by(self, number: int) -> Path:
-        return self._folder / f"acknowledged-{number}"
+    def refused(self) -> int:
+        """Return how many failed with SQLITE_BUSY_SNAPSHOT."""
+        return len(self._told("refused"))
+
+    def _told(self, what: str) -> list[int]:
+        files = [self._folder / f"{what}-{number}" for number in range(SQLITE_WRITERS)]
+        return [int(line) for file in files if file.exists() for line in file.read_text().split()]
 
 
 class SqliteWriter:
     """What one of the processes does, until SIGTERM or until it is killed."""
 
-    def __init__(self, path: str, number: int, seed: int, acknowledged: str) -> None:
+    def __init__(self, path: str, number: int, seed: int, folder: str) -> None:
         self.shop = sqlite.connect(path)
         self.homes = STORES[number::SQLITE_WRITERS]
         low = number * IDS_PER_WRITER
@@ -268,7 +286,11 @@ class SqliteWriter:
             known += [row[0] for row in self.shop.execute(of_ours, (low, low + IDS_PER_WRITER - 1)) if row[0]]
         self.next_id = max(known) + 1
         self.rng = random.Random(f"{seed}/sqlite/{number}/{self.next_id}")
-        self.acknowledged = os.open(acknowledged, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self.acknowledged, self.refused = (
+            os.open(f"{folder}/{what}-{number}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            for what in ("acknowledged", "refused")
+        )
+        self.turns = os.open(f"{folder}/turns", os.O_RDWR | os.O_CREAT, 0o644)
         self.ending = False
         signal.signal(signal.SIGTERM, self._end)
 
@@ -283,9 +305,12 @@ class SqliteWriter:
                     # One write(2) of one short line: after a kill it is there whole or not at all.
                     os.write(self.acknowledged, b"%d\n" % self.next_id)
                 self.next_id += 1
-            except apsw.BusyError:
+            except apsw.BusyError as exc:
+                if getattr(exc, "extendedresult", 0) == apsw.SQLITE_BUSY_SNAPSHOT:
+                    os.write(self.refused, b"%d\n" % self.next_id)
                 if self.shop.in_transaction:
                     self.shop.execute("ROLLBACK")
+            fcntl.flock(self.turns, fcntl.LOCK_UN)
             time.sleep(PAUSE_S)
         self.shop.close()
 
@@ -293,7 +318,15 @@ class SqliteWriter:
         """Do one transaction; False when it was rolled back."""
         rng, shop = self.rng, self.shop
         home = rng.choice(self.homes)
-        shop.execute("BEGIN IMMEDIATE")
+        if rng.random() < 0.5:
+            fcntl.flock(self.turns, fcntl.LOCK_EX)
+            shop.execute("BEGIN")
+            ((pieces,),) = shop.execute(f"SELECT pieces FROM {home}_stock WHERE id = 0").fetchall()
+            time.sleep(rng.random() * READ_TO_WRITE_S)
+            shop.execute(f"UPDATE {home}_stock SET pieces = ? WHERE id = 0", (pieces + 1,))
+        else:
+            fcntl.flock(self.turns, fcntl.LOCK_SH)
+            shop.execute("BEGIN IMMEDIATE")
         shop.execute(f"INSERT INTO {home}_ledger VALUES (?, ?)", (self.next_id, rng.randrange(1000)))
         if rng.random() < 0.5:
             shop.execute(f"UPDATE {home}_stock SET pieces = pieces + 1 WHERE id = ?", (rng.randrange(STOCK),))

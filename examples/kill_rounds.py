@@ -5,9 +5,10 @@ captured into a log of its own and applied by Spark on four channels into one se
 harms (`kill_harms`) and starts again what is gone. At the end, and at each `--check-every` rounds, the writers pause,
 everything is applied, and `kill_judge` holds all counts against each other.
 
-It prints one JSON object and ends with 1 unless nothing is lost or doubled, source and target are equal, every process
-ended as it should, and every kind of harm was done often enough: once in ten rounds. A seed repeats the harms, their
-order and the waits between them; what the processes are doing at that moment, it cannot repeat.
+It prints one JSON object and ends with 1 unless nothing is lost or doubled, no transaction was refused for capture's
+sake, source and target are equal, every process ended as it should, and every kind of harm was done often enough: once
+in ten rounds. A seed repeats the harms, their order and the waits between them; what the processes are doing at that
+moment, it cannot repeat.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class Rounds:
         """Return the one object: sums over the services, and each service's figures."""
         per_service = {name: dataclasses.asdict(verdict) for name, verdict in self.verdicts.items()}
         judged = len(per_service) == len(self.services)
-        summed = ("acknowledged", "captured", "applied", "changes", "missed", "lost", "doubled")
+        summed = ("acknowledged", "captured", "applied", "changes", "missed", "lost", "doubled", "refused")
         sums = {name: sum(one[name] for one in per_service.values()) if judged else None for name in summed}
         return {
             "rounds": self.done,
@@ -195,8 +196,8 @@ def run(folder: Path, options: Options) -> dict[str, object]:
 
 def proves(result: dict[str, object]) -> bool:
     """Whether a result is one of a run in which nothing went wrong."""
-    wrong = (result["missed"], result["lost"], result["doubled"])
-    return "failed" not in result and result["equal"] is True and wrong == (0, 0, 0)
+    wrong = (result["missed"], result["lost"], result["doubled"], result["refused"])
+    return "failed" not in result and result["equal"] is True and wrong == (0, 0, 0, 0)
 
 
 def say(text: str) -> None:

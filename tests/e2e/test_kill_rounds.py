@@ -82,7 +82,9 @@ def test_the_judge_counts_what_is_lost_and_what_is_doubled(kill_judge: ModuleTyp
         {("s.ledger", "INSERT", "|0"): 1, ("s.ledger", "INSERT", "|7"): 1, ("s.visits", "INSERT", "|1"): 3}
     )
 
-    def weigh(counted: Counter[tuple[str, str, str]], *, acknowledged: list[int], of_log: Counter = logged):  # type: ignore[no-untyped-def, type-arg]
+    def weigh(
+        counted: Counter[tuple[str, str, str]], *, acknowledged: list[int], of_log: Counter = logged, refused: int = 0
+    ):  # type: ignore[no-untyped-def, type-arg]
         there = {int(key[1:]) for relation, _, key in counted if relation == "s.ledger"}
         return kill_judge.weigh(
             acknowledged=acknowledged,
@@ -90,11 +92,12 @@ def test_the_judge_counts_what_is_lost_and_what_is_doubled(kill_judge: ModuleTyp
             logged=of_log,
             counted=counted,
             there=there,
+            refused=refused,
             equal=True,
         )
 
     good = weigh(logged, acknowledged=[7])
-    assert good.good
+    assert good.good and not weigh(logged, acknowledged=[7], refused=1).good
     assert (good.acknowledged, good.captured, good.applied, good.changes) == (1, 1, 1, 5)
     twice = weigh(logged + Counter({("s.visits", "INSERT", "|1"): 1}), acknowledged=[7])
     assert (twice.doubled, twice.lost, twice.good) == (1, 0, False)
