@@ -42,8 +42,8 @@ from tranlog.source.mariadb.events import (
 from tranlog.source.mariadb.groups import GroupAssembler
 from tranlog.source.mariadb.position import BinlogPosition, parse_gtids, parse_start
 from tranlog.source.mariadb.rows import rows_decoder
-from tranlog.source.mariadb.source import MariadbSource, _WaitingEvents
-from tranlog.source.mariadb.types import KnownTable, declared_labels, table_map, types_in_binlog
+from tranlog.source.mariadb.source import MariadbSource, WaitingEvents
+from tranlog.source.mariadb.types import CatalogColumn, KnownTable, declared_labels, table_map, types_in_binlog
 from tranlog.source.mariadb.values import uncompressed
 from tranlog.source.mariadb.wire import EventSplitter
 from tranlog.statements import StatementKind, statement_kind
@@ -118,6 +118,15 @@ class CatalogOfNothing:
         types = KNOWN.get(name)
         return None if types is None else KnownTable(types=types)
 
+    def columns(self, schema: str, name: str) -> list[CatalogColumn]:
+        return []
+
+    def primary_key(self, schema: str, name: str) -> tuple[str, ...]:
+        return ()
+
+    def unchanged_since(self, schema: str, name: str, second: int) -> bool:
+        return True
+
     def foreign_key_edges(self) -> Iterable[Any]:
         return ()
 
@@ -136,7 +145,7 @@ def carry() -> Callable[[Iterable[bytes]], int]:
     def run(chunks: Iterable[bytes]) -> int:
         splitter = EventSplitter()
         assembler = GroupAssembler(
-            BinlogPosition(), new_store=lambda: _WaitingEvents(1 << 20, None), transaction_bytes_max=1 << 30
+            BinlogPosition(), new_store=lambda: WaitingEvents(1 << 20, None), transaction_bytes_max=1 << 30
         )
         source._forget_tables()
         carried = 0

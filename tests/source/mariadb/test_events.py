@@ -34,7 +34,7 @@ from tranlog.source.mariadb.events import (
     uncompressed_event,
 )
 from tranlog.source.mariadb.groups import EventGroup, GroupAssembler
-from tranlog.source.mariadb.position import BinlogPosition, DomainGtid, parse_gtids
+from tranlog.source.mariadb.position import BinlogPosition, DomainGtid, gtid_text, parse_gtids
 from tranlog.source.mariadb.wire import EventSplitter, ServerWord
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "mariadb"
@@ -228,14 +228,15 @@ def test_a_gtid_event() -> None:
     """The 13 bytes, the group-commit id, XA names and the phases of an ALTER behind them."""
     plain = parse_gtid(gtid_event(42, 0b1100, domain=7))
     assert plain.gtid == DomainGtid(7, 1, 42)
-    assert not (plain.standalone or plain.ddl or plain.xa) and plain.group_commit_id is None
+    assert not (plain.standalone or plain.ddl or plain.xid) and plain.group_commit_id is None
     assert parse_gtid(gtid_event(1, 0b100001)).ddl
     grouped = parse_gtid(gtid_event(1, 0b110, rest=struct.pack("<Q", 991)))
     assert grouped.group_commit_id == 991
     assert parse_gtid(gtid_event(1, 0b110, rest=struct.pack("<QB", 991, 2))).alter_phase == "start"
     xa = struct.pack("<iBB", 1, 1, 0) + b"q"
-    assert parse_gtid(gtid_event(1, 64 | 4, rest=xa)).xa
-    assert parse_gtid(gtid_event(1, 128 | 9, rest=xa)).xa
+    prepares, ends = parse_gtid(gtid_event(1, 64 | 4, rest=xa)), parse_gtid(gtid_event(1, 128 | 9, rest=xa))
+    assert str(prepares.xid) == str(ends.xid) == "X'71',X'',1"
+    assert (prepares.ends_xa, ends.ends_xa) == (False, True)
     with pytest.raises(EventFormatError):
         parse_gtid(make_event(EventType.GTID, b"\0" * 12))
     with pytest.raises(EventFormatError):
@@ -461,12 +462,7 @@ def test_names_of_events() -> None:
 
 def test_transactions_of_a_real_stream() -> None:
     """Boundaries by XID, COMMIT and single statements; over files; positions of all domains; savepoints."""
-    events = events_of("transactions")
-    prepared = next(at for at, event in enumerate(events) if event[4] == EventType.GTID and parse_gtid(event).xa)
-    taker = assembler()
-    found = groups_of(events[:prepared], taker)
-    with pytest.raises(UnsupportedEventError, match="the XA transaction with GTID 0-1-14") as caught:
-        taker.feed(events[prepared])
+    found = groups_of(events_of("transactions"))
     assert [place_of(group) for group in found] == [
         "0-1-1;binlog.000001:448",
         "0-1-2;binlog.000001:614",
@@ -483,8 +479,13 @@ def test_transactions_of_a_real_stream() -> None:
         "0-1-11,7-1-2;binlog.000004:729",
         "0-1-12,7-1-2;binlog.000004:899",
         "0-1-13,7-1-2;binlog.000004:1142",
+        "0-1-14,7-1-2;binlog.000004:1470",
+        "0-1-15,7-1-2;binlog.000004:1597",
     ]
-    assert caught.value.event_id == str(found[-1].position)
+    prepared, committed = found[-2:]
+    assert (prepared.xa, prepared.changes, prepared.behind) == ("prepare", 1, parse_gtids("0-1-13,7-1-2"))
+    assert (committed.xa, committed.changes, list(committed.events)) == ("commit", 0, [])
+    assert prepared.gtid.xid == committed.gtid.xid and str(committed.gtid.xid) == "X'71',X'',1"
     assert [group.void for group in found].index(True) == 11 and sum(group.void for group in found) == 1
     savepoint, rolled_back = found[5], found[6]
     assert savepoint.taken_back == ((3, 6),)
@@ -504,6 +505,21 @@ def test_a_position_goes_on_from_the_one_it_was_given() -> None:
 
 ROWS = make_event(EventType.WRITE_ROWS_V1, bytes(20))
 XID = make_event(EventType.XID, bytes(8))
+
+
+def test_a_stream_that_begins_in_front_of_the_position() -> None:
+    """What the log has comes again, marked; what is behind it in its domain does not count as the position's."""
+    position = BinlogPosition(gtids=parse_gtids("0-1-2,3-1-5"), file="binlog.000001", offset=100)
+    taker = GroupAssembler(
+        position, new_store=Store, transaction_bytes_max=1 << 20, opened_at=parse_gtids("0-1-1,3-1-3")
+    )
+    events = []
+    for sequence, domain in ((4, 3), (2, 0), (3, 0), (5, 3), (6, 3)):
+        events += [gtid_event(sequence, 1, domain=domain), query_event(b"CREATE TABLE t (a INT)")]
+    found = groups_of(events, taker)
+    assert [group.again for group in found] == [True, True, False, True, False]
+    assert [gtid_text(group.position.gtids) for group in found if not group.again] == ["0-1-3,3-1-5", "0-1-3,3-1-6"]
+    assert not taker.repeats
 
 
 def test_savepoints_nest() -> None:
@@ -546,7 +562,6 @@ def test_events_at_the_wrong_place(events: list[bytes], words: str) -> None:
         (make_event(EventType.INCIDENT, b"\1\0"), "INCIDENT event: the server lost changes"),
         (make_event(EventType.START_ENCRYPTION), "START_ENCRYPTION event"),
         (make_event(EventType.LOAD), "a LOAD event"),
-        (make_event(EventType.XA_PREPARE), "an XA transaction"),
         (make_event(EventType.WRITE_ROWS_V0), "WRITE_ROWS_V0 event"),
         (make_event(EventType.TRANSACTION_PAYLOAD), "TRANSACTION_PAYLOAD event"),
         (make_event(200), "an? event of the unknown type 200"),

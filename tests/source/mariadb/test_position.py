@@ -30,6 +30,7 @@ numbers = st.integers(0, (1 << 32) - 1)
 proofs = {
     "server": st.just("") | st.from_regex(r"[A-Za-z0-9+/=]{8}", fullmatch=True),
     "last": st.none() | st.builds(LastTransaction, numbers, numbers, numbers),
+    "prepared": st.none() | gtids,
 }
 positions = st.builds(BinlogPosition, gtids=gtids, **proofs) | st.builds(
     BinlogPosition, gtids=gtids, file=files, offset=st.integers(4, 1 << 40), **proofs
@@ -55,6 +56,7 @@ def test_an_event_id_names_all_domains_in_their_order() -> None:
         last=LastTransaction(0, 378, 0xA),
     )
     assert str(proven) == "0-1-42;binlog.000003:12345;rLCTv1jW:0:378:0000000a"
+    assert str(BinlogPosition(gtids=parse_gtids("0-1-42"), prepared=parse_gtids("0-1-40"))) == "0-1-42;xa=0-1-40"
 
 
 @pytest.mark.parametrize(

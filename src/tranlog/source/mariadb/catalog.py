@@ -20,6 +20,7 @@ import msgspec
 from tranlog.change import TableName
 from tranlog.errors import PositionLostError, SourceError, SourceSetupError
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
+from tranlog.source.mariadb.events import Xid
 from tranlog.source.mariadb.position import (
     OFFSETS_WRAP_AT,
     SERVER_CHARACTERS,
@@ -131,7 +132,22 @@ class Catalog:
     # Positions.
 
     def first_position(self) -> BinlogPosition:
-        """Return where a log without any event starts. Raises SourceSetupError, PositionLostError."""
+        """Return where a log without any event starts. Raises SourceSetupError, PositionLostError.
+
+        Where an XA transaction may have been prepared in front of it, the binlog is read from its beginning for that.
+        """
+        position = self._first()
+        start = parse_start(self._options.start)
+        if isinstance(start, StartEarliest) or not (
+            self.prepared_xids() or (not isinstance(start, StartNow) and self._has_committed_xa())
+        ):
+            return position
+        return msgspec.structs.replace(position, prepared=self._at_file(self.oldest_file(), _FILE_START, "").gtids)
+
+    def _has_committed_xa(self) -> bool:
+        return int(self._control.rows("SHOW GLOBAL STATUS LIKE 'Com_xa_commit'")[0][1]) > 0
+
+    def _first(self) -> BinlogPosition:
         text = self._options.start
         start = parse_start(text)
         match start:
@@ -161,6 +177,10 @@ class Catalog:
             )
         return BinlogPosition(gtids=parse_gtids(gtids), file=file, offset=offset)
 
+    def oldest_file(self) -> str:
+        """Return the oldest file of the binlog that is not purged."""
+        return self._files()[0][0]
+
     def _files(self) -> list[tuple[str, int]]:
         """Return the binlog's files and their sizes, the oldest first; there is at least one."""
         files = [(str(row[0]), int(row[1])) for row in self._control.rows("SHOW BINARY LOGS")]
@@ -189,7 +209,10 @@ class Catalog:
             raise PositionLostError(event_id=str(position), why=why)
         server = self.server()
         kept = tuple(gtid for gtid in position.gtids if gtid.domain in state)
-        on = msgspec.structs.replace(position, gtids=kept, server=server)
+        prepared = position.prepared
+        if prepared is not None:
+            prepared = tuple(gtid for gtid in prepared if gtid.domain in state)
+        on = msgspec.structs.replace(position, gtids=kept, server=server, prepared=prepared)
         if accepted:
             return Resumption(position=msgspec.structs.replace(on, file="", offset=0, last=None))
         files = self._files()
@@ -227,6 +250,24 @@ class Catalog:
             way_on="Where this server has what that one had (a replica, a primary, the same server moved), "
             "`tranlog capture --accept-server` goes on by GTID. ",
         )
+
+    def lost_branches(self, position: BinlogPosition, why: str) -> PositionLostError:
+        """Return the refusal of a place in front of a prepared XA transaction that the server does not have."""
+        listed = "; ".join(map(str, self.prepared_xids())) or "none any more"
+        return PositionLostError(
+            event_id=str(position),
+            why="an XA transaction was prepared behind GTIDs "
+            f"{gtid_text(position.prepared or ()) or '(none)'} and had not ended, and what it changed is not to be had "
+            f"({why}); prepared there are now: {listed}",
+        )
+
+    def prepared_xids(self) -> list[Xid]:
+        """Return the XA transactions that are prepared at the server."""
+        xids = []
+        for form, gtrid_bytes, _, data in self._control.rows("XA RECOVER"):
+            name = data if isinstance(data, bytes) else data.encode()
+            xids.append(Xid(int(form), name[:gtrid_bytes], name[gtrid_bytes:]))
+        return xids
 
     def _wrote(self, position: BinlogPosition) -> bool:
         own = self.server_id()

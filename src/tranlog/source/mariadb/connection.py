@@ -97,6 +97,8 @@ class MariadbSourceOptions:
     connect_timeout_s: float = 10.0
     position_interval_s: float = 10.0
     """How often the position moves by an empty transaction while nothing that is captured happens."""
+    xa_warn_s: float = 600.0
+    """From this age on a warning names an XA transaction that is prepared and has not ended."""
 
     def check(self) -> None:
         """Raise ConfigError for an impossible value."""
@@ -124,7 +126,7 @@ class MariadbSourceOptions:
         for option in ("heartbeat_s", "connect_timeout_s"):
             if getattr(self, option) <= 0:
                 raise ConfigError(option=option, value=getattr(self, option), why="must be more than 0 seconds")
-        for option in ("reconnect_s", "position_interval_s"):
+        for option in ("reconnect_s", "position_interval_s", "xa_warn_s"):
             if getattr(self, option) < 0:
                 raise ConfigError(option=option, value=getattr(self, option), why="must not be negative")
 

@@ -306,18 +306,30 @@ _EXTRA_COMMIT_ALTER = 4
 _EXTRA_ROLLBACK_ALTER = 8
 
 
+class Xid(msgspec.Struct, frozen=True):
+    """The name of an XA transaction."""
+
+    form: int
+    gtrid: bytes
+    bqual: bytes
+
+    def __str__(self) -> str:
+        return f"X'{self.gtrid.hex()}',X'{self.bqual.hex()}',{self.form}"
+
+
 class GtidEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The first event of a transaction.
 
     `standalone`: one statement follows and no commit event. `group_commit_id`: shared by the transactions that were
-    committed together. `xa`: it prepares or ends an XA transaction. `alter_phase`: "start" and "rollback" are the
-    parts of a two-phase ALTER that change nothing.
+    committed together. `xid`: of the XA transaction that it prepares, or (`ends_xa`) commits or rolls back.
+    `alter_phase`: "start" and "rollback" are the parts of a two-phase ALTER that change nothing.
     """
 
     gtid: DomainGtid
     standalone: bool
     ddl: bool
-    xa: bool
+    xid: Xid | None
+    ends_xa: bool
     group_commit_id: int | None
     alter_phase: str | None
 
@@ -331,14 +343,15 @@ def parse_gtid(event: bytes) -> GtidEvent:
         raise EventFormatError(why=f"a GTID event of {len(event)} bytes") from exc
     commit_id = None
     alter_phase = None
+    xid = None
     if flags & (_FL_GROUP_COMMIT_ID | _FL_PREPARED_XA | _FL_COMPLETED_XA) or event[32:].strip(b"\0"):
         reader = _Reader(event, HEADER_BYTES + _GTID_POST.size, len(event), "a GTID event")
         if flags & _FL_GROUP_COMMIT_ID:
             commit_id = reader.number(8)
         if flags & (_FL_PREPARED_XA | _FL_COMPLETED_XA):
-            reader.take(4)
-            sizes = reader.take(2)
-            reader.take(sum(sizes))
+            form = int.from_bytes(reader.take(4), "little", signed=True)
+            gtrid_bytes, bqual_bytes = reader.take(2)
+            xid = Xid(form, reader.take(gtrid_bytes), reader.take(bqual_bytes))
         extra = reader.byte() if reader.left() else 0
         if extra & _EXTRA_START_ALTER:
             alter_phase = "start"
@@ -350,7 +363,8 @@ def parse_gtid(event: bytes) -> GtidEvent:
         gtid=DomainGtid(domain, server_id, sequence),
         standalone=bool(flags & _FL_STANDALONE),
         ddl=bool(flags & _FL_DDL),
-        xa=bool(flags & (_FL_PREPARED_XA | _FL_COMPLETED_XA)),
+        xid=xid,
+        ends_xa=bool(flags & _FL_COMPLETED_XA),
         group_commit_id=commit_id,
         alter_phase=alter_phase,
     )

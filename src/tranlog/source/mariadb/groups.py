@@ -10,9 +10,9 @@ Source: design/sources.md, "MariaDB".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 from zlib import crc32
 
 import msgspec
@@ -55,12 +55,18 @@ class EventStore(Protocol):
         """Forget the events."""
 
 
+XaStep = Literal["prepare", "commit", "rollback"]
+
+
 class EventGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One committed transaction of the source, still in its own bytes.
 
     `position` is the one after it, `timestamp` the seconds of its last event, `size` the bytes of its events.
     `taken_back` are half-open ranges of event numbers that a ROLLBACK or a savepoint undid. `void`: the group is one
-    of the parts of a two-phase ALTER that change nothing.
+    of the parts of a two-phase ALTER that change nothing. `changes` counts events of captured rows, and statements.
+    `xa` says what it does to the XA transaction `gtid.xid`. `behind` are the GTIDs in front of one that
+    prepares. `again`: it comes
+    for the second time, since the stream was opened in front of the position.
     """
 
     gtid: GtidEvent
@@ -70,6 +76,10 @@ class EventGroup(msgspec.Struct, frozen=True, kw_only=True):
     events: EventStore
     taken_back: tuple[tuple[int, int], ...]
     void: bool
+    changes: int
+    xa: XaStep | None
+    behind: tuple[DomainGtid, ...]
+    again: bool
 
     def is_taken_back(self, number: int) -> bool:
         """Whether the event with this number, from 0, was undone within its transaction."""
@@ -113,17 +123,23 @@ class GroupAssembler:
         new_store: Callable[[], EventStore],
         transaction_bytes_max: int,
         captures: Callable[[str], bool] = lambda _: True,
+        opened_at: tuple[DomainGtid, ...] | None = None,
     ) -> None:
+        """`opened_at`: the stream begins behind these GTIDs, in front of `position`."""
         self._new_store = new_store
         self._limit = transaction_bytes_max
         self._captures = captures
         self._schemas: dict[bytes, bool] = {}
         self._gtids = position.by_domain()
+        self._reached = dict(self._gtids) if opened_at is None else {gtid.domain: gtid for gtid in opened_at}
+        # Up to these everything comes again.
+        self._again = {d: gtid for d, gtid in self._gtids.items() if self._reached.get(d) != gtid}
         self._position = position
         self._file = position.file
         self._files: set[str] = set()  # that this stream has come through
         self._seen: set[int] = set()  # domains of which it has brought a transaction
         self._gtid: GtidEvent | None = None
+        self._xa: XaStep | None = None
         self._store: EventStore | None = None
         self.incomplete = 0
         """Transactions that a crash of the server left without an end, and that were therefore dropped."""
@@ -132,6 +148,11 @@ class GroupAssembler:
     def position(self) -> BinlogPosition:
         """The position after the last whole transaction."""
         return self._position
+
+    @property
+    def repeats(self) -> bool:
+        """Whether transactions up to the position are still to come again."""
+        return bool(self._again)
 
     @property
     def inside(self) -> bool:
@@ -159,6 +180,10 @@ class GroupAssembler:
             return None
         if kind == _XID:
             return self._complete(event)
+        if kind == EventType.XA_PREPARE and self._gtid is not None:
+            # With its first byte set it is a commit in one phase.
+            self._xa = None if event[HEADER_BYTES : HEADER_BYTES + 1] == b"\1" else "prepare"
+            return self._complete(event)
         if kind == _QUERY:
             return self._query(event)
         if kind == EventType.ROTATE:
@@ -181,15 +206,10 @@ class GroupAssembler:
         if self._gtid is not None:
             raise EventFormatError(why=f"{self._place(event)}: a transaction begins inside {self._gtid.gtid}")
         gtid = parse_gtid(event)
-        if gtid.xa:
-            raise self._stop(
-                event,
-                f"the XA transaction with GTID {gtid.gtid}",
-                "XA transactions are not captured: commit without XA PREPARE. " + START_ANEW,
-            )
         self._gtid = gtid
         self._store = self._new_store()
-        self._count = 0
+        self._xa = None
+        self._count = self._changes = 0
         self._size = self._stored = len(event)
         _, _, _, size, end, _ = HEADER.unpack_from(event)
         self._start = end - size
@@ -211,14 +231,17 @@ class GroupAssembler:
             self._checksum = crc32(memoryview(event)[_AFTER_FLAGS:], self._checksum ^ kind)
             if event[_TABLE_NUMBER] in self._passed:
                 return
+            self._changes += 1
         store.append(event)
         self._count += 1
         self._stored += len(event)
         if self._stored > self._limit:
             assert self._gtid is not None
+            tables = tables_of(store)
+            named = f", with changes of {tables}," if tables else ""
             raise self._stop(
                 event,
-                f"the transaction with GTID {self._gtid.gtid}{_changes_of(store)} has {self._stored} bytes so far, and "
+                f"the transaction with GTID {self._gtid.gtid}{named} has {self._stored} bytes so far, and "
                 f"the option "
                 f"transaction_bytes_max allows {self._limit}",
                 "Raise the option if the disks have room for it, then start capture again",
@@ -240,10 +263,13 @@ class GroupAssembler:
     def _query(self, event: bytes) -> EventGroup | None:
         if self._gtid is None:
             raise EventFormatError(why=f"{self._place(event)}: a statement outside of a transaction")
+        words = _control_words(event)
+        if self._gtid.ends_xa and words is not None and words[0] == "XA":
+            self._xa = "commit" if words[1].upper().startswith("COMMIT") else "rollback"
+            return self._complete(event)
         if self._gtid.standalone:
             self._keep_statement(event)
             return self._complete(event)
-        words = _control_words(event)
         if words is None:
             self._keep_statement(event)
             return None
@@ -261,6 +287,8 @@ class GroupAssembler:
                     raise self._stop(event, f"a rollback to the savepoint {words[1]}, which was not set", START_ANEW)
                 self._taken_back.append((start, self._count))
                 return None
+            case "XA" if self._gtid.xid is not None and words[1].upper().startswith("END"):
+                return None
             case "SAVEPOINT":
                 self._savepoints[words[1]] = self._count
                 return None
@@ -268,6 +296,7 @@ class GroupAssembler:
                 raise self._stop(event, f"the statement {' '.join(words)}", START_ANEW)
 
     def _keep_statement(self, event: bytes) -> None:
+        self._changes += 1
         self._checksum = crc32(_text_of(event), self._checksum)
         self._keep(event)
 
@@ -279,7 +308,14 @@ class GroupAssembler:
         last = LastTransaction(
             gtid.gtid.domain, (end - self._start) & 0xFFFFFFFF, crc32(timestamp.to_bytes(4, "little"), self._checksum)
         )
-        self._advance(gtid.gtid, end, last)
+        reached, domain = self._reached, gtid.gtid.domain
+        behind = tuple(reached[one] for one in sorted(reached)) if self._xa == "prepare" else ()
+        reached[domain] = gtid.gtid
+        again = domain in self._again
+        if not again:
+            self._advance(gtid.gtid, end, last)
+        elif self._again[domain] == gtid.gtid:
+            del self._again[domain]
         self._gtid = None
         self._store = None
         return EventGroup(
@@ -290,6 +326,10 @@ class GroupAssembler:
             events=store,
             taken_back=tuple(self._taken_back),
             void=gtid.alter_phase in ("start", "rollback"),
+            changes=self._changes,
+            xa=self._xa,
+            behind=behind,
+            again=again,
         )
 
     def _advance(self, gtid: DomainGtid, end: int, last: LastTransaction) -> None:
@@ -308,11 +348,15 @@ class GroupAssembler:
         """
         for domain, begins in {gtid.domain: gtid for gtid in parse_gtid_list(event)}.items():
             ends = self._gtids.get(domain)
-            if ends == begins or (
-                ends is not None
-                and domain not in self._seen
-                and len(self._gtids) > 1
-                and begins.sequence < ends.sequence
+            if (
+                domain in self._again
+                or ends == begins
+                or (
+                    ends is not None
+                    and domain not in self._seen
+                    and len(self._gtids) > 1
+                    and begins.sequence < ends.sequence
+                )
             ):
                 continue
             raise PositionLostError(
@@ -339,8 +383,6 @@ class GroupAssembler:
     def _unsupported(self, event: bytes) -> UnsupportedEventError:
         kind = event[4]
         name = event_name(kind)
-        if kind == EventType.XA_PREPARE:
-            return self._stop(event, "an XA transaction", "Commit without XA PREPARE. " + START_ANEW)
         if kind == EventType.INCIDENT:
             return self._stop(
                 event, "an INCIDENT event: the server lost changes before it could write them", START_ANEW
@@ -348,14 +390,14 @@ class GroupAssembler:
         return self._stop(event, f"a {name}", START_ANEW)
 
 
-def _changes_of(store: EventStore) -> str:
-    """Name the tables whose changes wait in a store, for a message; the first few."""
+def tables_of(events: Iterable[bytes]) -> str:
+    """Name the tables whose changes wait, for a message; the first few."""
     names: dict[str, None] = {}
-    for event in store:
+    for event in events:
         if event[4] == _TABLE_MAP and len(names) < _NAMED_TABLES:
             with suppress(EventFormatError):
                 names[".".join(table_map_name(event))] = None
-    return f", with changes of {', '.join(names)}," if names else ""
+    return ", ".join(names)
 
 
 def _end_of_names(event: bytes) -> int:

@@ -53,6 +53,8 @@ class BinlogPosition(msgspec.Struct, frozen=True, kw_only=True):
 
     `gtids` are sorted by domain, at most one of each. `file` is empty where only the GTIDs are known; `offset` is
     the end of the last transaction in `file`. `server` is the beginning of the server's uid, empty where it has none.
+    `prepared` are the GTIDs in front of the oldest XA transaction that is prepared, neither committed nor rolled back,
+    and has changes that are captured; None: there is none.
     """
 
     gtids: tuple[DomainGtid, ...] = ()
@@ -60,14 +62,17 @@ class BinlogPosition(msgspec.Struct, frozen=True, kw_only=True):
     offset: int = 0
     server: str = ""
     last: LastTransaction | None = None
+    prepared: tuple[DomainGtid, ...] | None = None
 
     def __str__(self) -> str:
-        """Return the event id: `0-1-42,1-1-7;binlog.000003:12345;rLCTv1jW:0:378:5d2f0a91`."""
+        """Return the event id: `0-1-42,1-1-7;binlog.000003:12345;rLCTv1jW:0:378:5d2f0a91`, and `;xa=0-1-40,1-1-7`."""
         text = f"{gtid_text(self.gtids)};{self.file}:{self.offset}" if self.file else gtid_text(self.gtids)
         last = self.last
         if last is not None:
-            return f"{text};{self.server}:{last.domain}:{last.size}:{last.checksum:08x}"
-        return f"{text};{self.server}" if self.server else text
+            text = f"{text};{self.server}:{last.domain}:{last.size}:{last.checksum:08x}"
+        elif self.server:
+            text = f"{text};{self.server}"
+        return text if self.prepared is None else f"{text};xa={gtid_text(self.prepared)}"
 
     @classmethod
     def parse(cls, text: str) -> BinlogPosition:
@@ -77,6 +82,9 @@ class BinlogPosition(msgspec.Struct, frozen=True, kw_only=True):
         if parts and (place := _FILE.fullmatch(parts[0])):
             file, offset = place[1], int(place[2])
             del parts[0]
+        prepared = None
+        if parts and parts[-1].startswith("xa="):
+            prepared = parse_gtids(parts.pop()[3:])
         if parts and parts[0] and (proof := _PROOF.fullmatch(parts[0])):
             server = proof[1]
             if proof[2]:
@@ -84,7 +92,7 @@ class BinlogPosition(msgspec.Struct, frozen=True, kw_only=True):
             del parts[0]
         if parts:
             raise ValueError(f"not a binlog's file and offset: {parts[0]!r}; they read binlog.000003:12345")
-        return cls(gtids=parse_gtids(gtids), file=file, offset=offset, server=server, last=last)
+        return cls(gtids=parse_gtids(gtids), file=file, offset=offset, server=server, last=last, prepared=prepared)
 
     def by_domain(self) -> dict[int, DomainGtid]:
         """Return the GTIDs by their domain."""

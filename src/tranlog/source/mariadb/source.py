@@ -10,15 +10,13 @@ Source: design/sources.md, "MariaDB".
 
 from __future__ import annotations
 
-import errno
 import logging
-import struct
-import tempfile
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Final
+from typing import Final
+
+import msgspec
 
 from tranlog.change import NOOP, Fragment, Op, Options, Statement, TableMap
 from tranlog.clock import Clock, SystemClock
@@ -28,10 +26,12 @@ from tranlog.errors import (
     DiskFullError,
     PositionLostError,
     SourceError,
+    SourceSetupError,
     SourceUnavailableError,
     UnsupportedEventError,
 )
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
+from tranlog.source.mariadb.branches import PreparedBranches
 from tranlog.source.mariadb.catalog import Catalog
 from tranlog.source.mariadb.charsets import statement_text
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
@@ -42,6 +42,7 @@ from tranlog.source.mariadb.events import (
     BinlogTable,
     EventFormatError,
     EventType,
+    Xid,
     annotation,
     parse_beside,
     parse_query,
@@ -58,6 +59,7 @@ from tranlog.source.mariadb.position import BinlogPosition
 from tranlog.source.mariadb.rows import RowsEncoder, rows_encoder
 from tranlog.source.mariadb.stream import BinlogStream
 from tranlog.source.mariadb.types import MariadbType, named_by_catalog, table_map, types_in_binlog
+from tranlog.source.mariadb.waiting import WaitingEvents
 from tranlog.source.packer import TransactionPacker
 from tranlog.statements import StatementKind, databases_named, statement_kind
 
@@ -66,9 +68,9 @@ logger = logging.getLogger(__name__)
 _RETRY_FIRST_S: Final = 0.1
 _RETRY_LONGEST_S: Final = 2.0
 _PAUSE_SLICE_S: Final = 0.1
+_BRANCHES_EVERY_S: Final = 10.0
 _LAYOUTS_MAX: Final = 20_000
 _ANNOTATIONS_MAX: Final = 100
-_EVENT_LENGTH: Final = struct.Struct("<I")
 _SEQUENCE_COLUMNS: Final = (
     "next_not_cached_value",
     "minimum_value",
@@ -92,6 +94,8 @@ class MariadbSourceStatus:
     released: str | None
     reconnects: int
     keyless_tables: tuple[str, ...]
+    prepared: tuple[str, ...]
+    """XA transactions with captured changes that are prepared, neither committed nor rolled back: xid and tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +149,10 @@ class MariadbSource:
         self._retry_s = _RETRY_FIRST_S
         self._reconnects = 0
         self._released: str | None = None
+        self._branches = PreparedBranches(options.memory_bytes)
+        self._branches_at = 0.0
+        self._unread: set[Xid] = set()  # prepared when the log began, and not yet met in the binlog
+        self._reads_again = False  # whether the stream begins in front of the position, for the sake of branches
         self._layouts: dict[bytes, _Layout | None] = {}
         self._rule = options.shard_rule
         self._keys_known = False
@@ -173,6 +181,9 @@ class MariadbSource:
         PositionLostError; then nothing was read.
         """
         self._disconnect()
+        self._branches.clear()
+        self._unread.clear()
+        self._reads_again = True
         self._stopping = False
         self._failure = None
         self._lost_at = None
@@ -189,6 +200,8 @@ class MariadbSource:
         if event_id is None:
             self._catalog.check_setup()
             self._position = self._catalog.first_position()
+            if self._position.prepared is not None:
+                self._unread = set(self._catalog.prepared_xids())
             self._told = None
         else:
             self._position = _read_event_id(event_id)
@@ -202,18 +215,31 @@ class MariadbSource:
         """Check the set-up and the position, and open the stream there."""
         self._catalog.check_setup()
         self._position = continue_from(self._catalog, self.options, self._position, accepted=self.accept_server)
+        opened_at = self._position.prepared if self._reads_again else None
+        if opened_at is not None:
+            self._branches.clear()
         self._know_keys()
         self._charsets, self._collations = self._catalog.collations()
-        stream = BinlogStream(self.options, self._position)
+        try:
+            begins = self._position.gtids if opened_at is None else opened_at
+            stream = BinlogStream(self.options, msgspec.structs.replace(self._position, gtids=begins))
+        except PositionLostError as exc:
+            if opened_at is None:
+                raise
+            raise self._catalog.lost_branches(self._position, exc.why) from exc
         self._stream = stream
         if self._stopping:  # `stop` sets this first, then looks for the stream
             stream.interrupt()
         self._assembler = GroupAssembler(
             self._position,
-            new_store=lambda: _WaitingEvents(self.options.memory_bytes, self.options.spool_directory),
+            new_store=lambda: WaitingEvents(self.options.memory_bytes, self.options.spool_directory),
             transaction_bytes_max=self.options.transaction_bytes_max,
             captures=self.options.captures,
+            opened_at=opened_at,
         )
+        self._reads_again = opened_at is not None
+        if self._reads_again and not self._assembler.repeats:
+            self._know_branches()
         if self.accept_server:
             self.accept_server = False
             self._told = None  # so that the log knows it before anything else
@@ -253,6 +279,7 @@ class MariadbSource:
     def close(self) -> None:
         """Free connections and temporary files; closing twice is harmless."""
         self._disconnect()
+        self._branches.clear()
 
     def status(self) -> MariadbSourceStatus:
         """Return where this source stands."""
@@ -264,6 +291,7 @@ class MariadbSource:
             released=self._released,
             reconnects=self._reconnects,
             keyless_tables=tuple(self._keyless),
+            prepared=self._branches.names(),
         )
 
     # Reading.
@@ -283,7 +311,9 @@ class MariadbSource:
         deadline = self._clock.monotonic() + timeout_s
         handed = 0
         try:
-            if self._told is None:
+            if self._told is None and self._reads_again:
+                self._next_group(deadline - self._clock.monotonic())
+            if self._told is None and not self._reads_again:
                 yield self._position_fragment()
             while handed < self.options.read_bytes and not self._stopping:
                 group = self._next_group(0.0 if handed else deadline - self._clock.monotonic())
@@ -320,20 +350,59 @@ class MariadbSource:
             self._disconnect()
             raise
 
+    def _end_branch(self, group: EventGroup) -> None:
+        """Hold what an XA transaction prepares, forget what it ends; forget the events of all others."""
+        if group.xa == "prepare" and group.changes:
+            self._branches.hold(group)
+            return
+        group.events.close()
+        if group.xa is not None and group.gtid.xid is not None:
+            self._branches.end(group.gtid.xid)
+
+    def _know_branches(self) -> None:
+        """Take note that all branches that are prepared at the position have been read."""
+        self._reads_again = False
+        if self._unread:
+            raise SourceSetupError(
+                why=f"{self.options.where} has prepared XA transactions that its binlog does not hold any more: "
+                + "; ".join(sorted(map(str, self._unread))),
+                remedy="End them by XA COMMIT or XA ROLLBACK, then start the log",
+            )
+        self._position = msgspec.structs.replace(self._position, prepared=self._branches.oldest())
+
+    def _after(self, group: EventGroup) -> BinlogPosition:
+        """Return the position behind a transaction, with the place of the oldest branch that is then prepared."""
+        prepared = self._branches.oldest(but=group.gtid.xid)
+        if group.xa == "prepare" and group.changes and prepared is None:
+            prepared = group.behind
+        return group.position if prepared is None else msgspec.structs.replace(group.position, prepared=prepared)
+
     def _done(self, group: EventGroup, *, told: bool) -> None:
         self._pending = None
-        self._position = group.position
-        group.events.close()
+        self._position = self._after(group)
+        self._end_branch(group)
         if told:
-            self._told = group.position
+            self._told = self._position
             self._told_at = self._clock.monotonic()
         else:
             self._passed_over = group.timestamp * 1000
 
     def _is_time_to_tell(self) -> bool:
+        if self._branches:
+            self._warn_of_branches()
         if self._told == self._position:
             return False
         return self._clock.monotonic() - self._told_at >= self.options.position_interval_s
+
+    def _warn_of_branches(self) -> None:
+        """Say once of each branch that it waits for long, and that the binlog in front of it is purged."""
+        now = self._clock.monotonic()
+        if now < self._branches_at:
+            return
+        self._branches_at = now + _BRANCHES_EVERY_S
+        oldest = self._catalog.oldest_file()
+        for text in self._branches.warnings(self._clock.now_ms() // 1000, self.options.xa_warn_s, oldest):
+            logger.warning("%s", text)
 
     def _position_fragment(self) -> Fragment:
         """Return an empty transaction that carries the position on."""
@@ -360,7 +429,13 @@ class MariadbSource:
                     group = assembler.feed(event)
                 except EventFormatError as exc:
                     raise self._damaged(exc) from exc
-                if group is not None:
+                if group is not None and group.again:
+                    self._end_branch(group)
+                    if group.gtid.xid is not None:
+                        self._unread.discard(group.gtid.xid)
+                    if not assembler.repeats:
+                        self._know_branches()
+                elif group is not None:
                     self._pending = group
                     return group
             if self._stopping:
@@ -385,10 +460,10 @@ class MariadbSource:
             self._events.extend(events)
 
     def _is_inside(self) -> bool:
-        """Whether a part of a transaction has come, and its end has not."""
+        """Whether a part of what belongs together has come, and its end has not."""
         if self._stream is None or self._assembler is None:
             return False
-        return self._assembler.inside or self._stream.inside
+        return self._reads_again or self._assembler.inside or self._stream.inside
 
     def _lose(self, error: SourceUnavailableError) -> None:
         """Drop the connection, and with it a transaction whose end had not come."""
@@ -441,20 +516,21 @@ class MariadbSource:
 
     def _fragments(self, group: EventGroup) -> Iterator[Fragment]:
         """Yield a transaction's fragments; none when nothing in it is captured."""
-        if group.void:
+        held = self._branches.of(group.gtid.xid) if group.xa == "commit" else group
+        if group.void or held is None or group.xa in ("prepare", "rollback"):
             return
         if not (self._keys_known or group.gtid.standalone):
             self._know_keys()
         packer = self._packer
         packer.begin(self._rule)
-        event_id = str(group.position)
+        event_id = str(self._after(group))
         tstamp = group.timestamp * 1000
         layouts: dict[int, _Layout | None] = {}
         annotations: list[tuple[str, str]] = []
         beside: list[tuple[str, str]] = []
         statements = 0
-        taken_back = bool(group.taken_back)
-        for number, event in enumerate(group.events):
+        taken_back = bool(held.taken_back)
+        for number, event in enumerate(held.events):
             kind = event[4]
             if kind == _TABLE_MAP:
                 layouts[table_number(event)] = self._layout(event, group)
@@ -465,7 +541,7 @@ class MariadbSource:
                     raise self._broken(group, "rows of a table without a table map") from exc
                 if layout is None:
                     continue
-                if taken_back and group.is_taken_back(number):
+                if taken_back and held.is_taken_back(number):
                     self._check_undone(layout, group)
                     continue
                 yield from self._rows(event, layout, group, event_id, tstamp)
@@ -473,7 +549,7 @@ class MariadbSource:
                 statement, kind_of = self._statement(event, group, tuple(beside))
                 beside.clear()
                 # What defines a table commits by itself: a rollback behind it takes nothing back.
-                undone = taken_back and kind_of is not StatementKind.DDL and group.is_taken_back(number)
+                undone = taken_back and kind_of is not StatementKind.DDL and held.is_taken_back(number)
                 if undone or (kind_of is StatementKind.ROWS and self.options.statements == "stop"):
                     if self._is_elsewhere(statement):
                         continue
@@ -785,59 +861,3 @@ def _read_event_id(event_id: str) -> BinlogPosition:
         raise PositionLostError(
             event_id=event_id, why=f"it is no position in a MariaDB's binlog ({exc}): this log is of another source"
         ) from exc
-
-
-class _WaitingEvents:
-    """The events of one transaction: in memory up to a limit, beyond it in a temporary file without a name."""
-
-    __slots__ = ("_directory", "_events", "_file", "_limit", "_size")
-
-    def __init__(self, limit: int, directory: str | None) -> None:
-        self._events: list[bytes] = []
-        self._size = 0
-        self._limit = limit
-        self._directory = directory
-        self._file: IO[bytes] | None = None
-
-    def append(self, event: bytes) -> None:
-        self._events.append(event)
-        self._size += len(event)
-        if self._size > self._limit:
-            self._spill()
-
-    def _spill(self) -> None:
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._directory, prefix="tranlog-")  # noqa: SIM115
-            for event in self._events:
-                self._file.write(_EVENT_LENGTH.pack(len(event)))
-                self._file.write(event)
-        except OSError as exc:
-            self.close()
-            raise self._failed(exc) from exc
-        self._events.clear()
-        self._size = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        file = self._file
-        if file is not None:
-            try:
-                file.seek(0)
-                while head := file.read(_EVENT_LENGTH.size):
-                    yield file.read(_EVENT_LENGTH.unpack(head)[0])
-            except OSError as exc:
-                raise self._failed(exc) from exc
-        yield from self._events
-
-    def _failed(self, error: OSError) -> DiskFullError | DiskFailedError:
-        path = self._directory or tempfile.gettempdir()
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return DiskFullError(path=path)
-        return DiskFailedError(path=path, why=str(error))
-
-    def close(self) -> None:
-        self._events.clear()
-        if self._file is not None:
-            with suppress(OSError):  # what could not be written is not wanted any more
-                self._file.close()
-            self._file = None
