@@ -1618,6 +1618,38 @@ def test_rows_without_metadata_have_the_catalogs_names(
         server.execute("SET GLOBAL binlog_row_metadata = FULL")
 
 
+def test_the_hidden_columns_of_long_unique_keys_are_left_out(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """A unique key over a BLOB is a hash in a column that no SELECT shows, and the binlog holds it."""
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    run(
+        mariadb,
+        mariadb_database,
+        "CREATE TABLE t (id INT PRIMARY KEY, x LONGTEXT, y BLOB, n INT, UNIQUE (x), UNIQUE (y, x))",
+        "CREATE TABLE own (id INT PRIMARY KEY, x TEXT, DB_ROW_HASH_1 BIGINT, UNIQUE (x))",
+        "INSERT INTO t VALUES (1, 'abc', 'b', 3), (2, NULL, 'c', NULL), (3, '', '', 1)",
+        "INSERT INTO own VALUES (1, 'abc', 7), (2, NULL, NULL)",
+    )
+    metadata = mariadb.execute("SELECT @@binlog_row_metadata")[0][0]
+    mariadb.execute("SET GLOBAL binlog_row_metadata = MINIMAL")
+    try:
+        run(mariadb, mariadb_database, "UPDATE t SET n = 5 WHERE id < 3", "DELETE FROM t WHERE id = 3")
+    finally:
+        mariadb.execute(f"SET GLOBAL binlog_row_metadata = {metadata}")
+    replica = Replica()
+    for transaction in follower.catch_up():
+        replica.apply(transaction)
+    tables = selected(mariadb, mariadb_database)
+    replica.assert_equals(tables)
+    found = {change.table.table: change.table for t in follower.transactions for change in t.rows}
+    assert {name: [c.name for c in table.columns] for name, table in found.items()} == {
+        "t": ["id", "x", "y", "n"],
+        "own": ["id", "x", "DB_ROW_HASH_1"],
+    }
+    assert all(found[name] == table for name, (table, _) in tables.items())
+
+
 def test_sequences_are_no_tables(
     mariadb: MariaDbAddress,
     mariadb_database: str,

@@ -86,6 +86,7 @@ class _Shape:
     """All that a decoder or an encoder depends on: tables of equal shapes share one."""
 
     columns: tuple[tuple[FieldType, int, MariadbType], ...]
+    shown: int
     encodes: bool
 
 
@@ -97,14 +98,19 @@ def rows_decoder(table: BinlogTable, types: Sequence[MariadbType]) -> RowsDecode
     return cast(RowsDecoder, _checked(table, types, encodes=False))
 
 
-def rows_encoder(table: BinlogTable, types: Sequence[MariadbType]) -> RowsEncoder:
-    """Return what gives a table's rows as `payload.encode_row` writes them; else as `rows_decoder`."""
-    return cast(RowsEncoder, _checked(table, types, encodes=True))
+def rows_encoder(table: BinlogTable, types: Sequence[MariadbType], *, shown: int | None = None) -> RowsEncoder:
+    """Return what gives a table's rows as `payload.encode_row` writes them; else as `rows_decoder`.
+
+    `shown`: so many columns from the first are of use; what the rows hold behind them is left out.
+    """
+    return cast(RowsEncoder, _checked(table, types, encodes=True, shown=shown))
 
 
-def _checked(table: BinlogTable, types: Sequence[MariadbType], *, encodes: bool) -> Callable[[bytes, int], list[Any]]:
+def _checked(
+    table: BinlogTable, types: Sequence[MariadbType], *, encodes: bool, shown: int | None = None
+) -> Callable[[bytes, int], list[Any]]:
     columns = tuple((column.kind, column.length, kind) for column, kind in zip(table.columns, types, strict=True))
-    decode = _compile(_Shape(columns=columns, encodes=encodes))
+    decode = _compile(_Shape(columns=columns, shown=len(columns) if shown is None else shown, encodes=encodes))
     name = f"{table.schema}.{table.table}"
 
     def checked(event: bytes, at: int) -> list[Any]:
@@ -136,7 +142,7 @@ def rows_decoder_source(shape: _Shape, scope: dict[str, Any]) -> str:
     null_bytes = (count + 7) // 8
     scope["from_bytes"] = int.from_bytes
     nulls = "raw[at]" if null_bytes == 1 else f"from_bytes(raw[at : at + {null_bytes}], 'little')"
-    row = "(" + ", ".join(f"c{at}" for at in range(count)) + ",)"
+    row = "(" + ", ".join(f"c{at}" for at in range(shape.shown)) + ",)"
     null = "None"
     if shape.encodes:
         pieces = [piece.as_coded() for piece in pieces]

@@ -58,7 +58,7 @@ from tranlog.source.mariadb.history import continue_from
 from tranlog.source.mariadb.position import BinlogPosition
 from tranlog.source.mariadb.rows import RowsEncoder, rows_encoder
 from tranlog.source.mariadb.stream import BinlogStream
-from tranlog.source.mariadb.types import MariadbType, named_by_catalog, table_map, types_in_binlog
+from tranlog.source.mariadb.types import MariadbType, named_by_catalog, shown_columns, table_map, types_in_binlog
 from tranlog.source.mariadb.waiting import WaitingEvents
 from tranlog.source.packer import TransactionPacker
 from tranlog.statements import StatementKind, databases_named, statement_kind
@@ -653,12 +653,13 @@ class MariadbSource:
             types = types_in_binlog(binlog_table, collations=self._charsets, known=known)
         else:
             binlog_table, types = self._named(binlog_table, event, group)
+        shown = shown_columns(binlog_table, known)
         table = table_map(
             schema,
             name,
             [
                 kind.column(column.name, nullable=column.nullable)
-                for kind, column in zip(types, binlog_table.columns, strict=True)
+                for kind, column in zip(types[:shown], binlog_table.columns[:shown], strict=True)
             ],
             primary_key=binlog_table.primary_key,
             known=known,
@@ -669,12 +670,12 @@ class MariadbSource:
                 "A table has no primary key: its rows are found by all their values, which is slow. table=%s",
                 table.name,
             )
-        count = len(table.columns)
+        count = len(types)
         bits = ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
         head = bytes([count]) if count < 251 else b"\xfc" + count.to_bytes(2, "little")
         return _Layout(
             table=table,
-            encode=rows_encoder(binlog_table, types),
+            encode=rows_encoder(binlog_table, types, shown=shown),
             columns=count,
             full=head + bits,
             full_twice=head + bits + bits,

@@ -420,6 +420,24 @@ def type_in_catalog(table: str, column: CatalogColumn) -> MariadbType:
             raise UnsupportedTypeError(table=table, column=column.name, type_name=column.column_type)
 
 
+_HASH_OF_KEY: Final = re.compile(r"DB_ROW_HASH_\d+")
+
+
+def shown_columns(table: BinlogTable, known: KnownTable | None) -> int:
+    """Return how many columns a table shows: behind them rows hold the server's own hashes of long unique keys."""
+    shown = len(table.columns)
+    while shown > 1:
+        last = table.columns[shown - 1]
+        if (
+            last.kind is not FieldType.LONGLONG
+            or not _HASH_OF_KEY.fullmatch(last.name)
+            or (known is not None and last.name in known.types)
+        ):
+            break
+        shown -= 1
+    return shown
+
+
 def named_by_catalog(
     table: BinlogTable, listed: Sequence[CatalogColumn], primary_key: Sequence[str], collations: Mapping[int, str]
 ) -> tuple[BinlogTable, tuple[MariadbType, ...]] | None:
@@ -429,9 +447,14 @@ def named_by_catalog(
     """
     columns: list[BinlogColumn] = []
     types: list[MariadbType] = []
-    if len(table.columns) != len(listed):
+    shown = len(listed)
+    hidden = tuple(
+        replace(column, name=f"DB_ROW_HASH_{number}", unsigned=True)
+        for number, column in enumerate(table.columns[shown:], start=1)
+    )
+    if len(table.columns) < shown or any(column.kind is not FieldType.LONGLONG for column in hidden):
         return None
-    for column, declared in zip(table.columns, listed, strict=True):
+    for column, declared in zip(table.columns[:shown], listed, strict=True):
         kind = type_in_catalog(f"{table.schema}.{table.table}", declared)
         labelled = kind.family in (Family.ENUM, Family.SET)
         number = next((at for at, charset in collations.items() if charset == (kind.charset or BINARY)), None)
@@ -456,7 +479,8 @@ def named_by_catalog(
         types.append(kind)
     place = {column.name: at for at, column in enumerate(columns)}
     key = tuple(place[name] for name in primary_key)
-    return replace(table, columns=tuple(columns), primary_key=key, complete=True), tuple(types)
+    types += [MariadbType(family=Family.INTEGER, name="bigint", unsigned=True)] * len(hidden)
+    return replace(table, columns=(*columns, *hidden), primary_key=key, complete=True), tuple(types)
 
 
 def _label_bytes(kind: MariadbType) -> int:
