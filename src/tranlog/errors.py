@@ -526,6 +526,22 @@ class PositionLostError(SourceError):
 
 
 @dataclass(eq=False, kw_only=True)
+class SourceClaimedError(SourceError):
+    """The source is another log's: one log at a time follows it. `claim` and `ours` name the two."""
+
+    where: str
+    claim: str
+    ours: str
+
+    def __str__(self) -> str:
+        return (
+            f"the source at {self.where} is claimed by another log ({self.claim}), and this one is {self.ours}: a copy "
+            "of that log, or a new one. Go on with that log, or give the source to this one by "
+            "`tranlog capture --take-source`"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
 class UnsupportedEventError(SourceError):
     """The source sent something that must not be skipped and cannot be carried."""
 

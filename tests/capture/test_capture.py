@@ -50,10 +50,8 @@ class Place:
         for value in values:
             self.db.execute("INSERT INTO t(a) VALUES(?)", (value,))
 
-    def waiting(self) -> int:
-        (count,) = self.db.execute("SELECT count(*) FROM _tranlog_outbox").fetchone() or (0,)
-        assert isinstance(count, int)
-        return count
+    def outbox(self) -> list[int]:
+        return [number for (number,) in self.db.execute("SELECT id FROM _tranlog_outbox ORDER BY id")]
 
 
 @pytest.fixture
@@ -88,8 +86,10 @@ def test_what_was_committed_is_in_the_log_and_freed(place: Place) -> None:
         assert status.last_seqno == log.durable_seqno == 4
         assert status.last_event_id == log.last_event_id()
         assert status.payload_bytes > 100 and status.lag_ms is not None and 0 <= status.lag_ms < 60_000
-        assert place.waiting() == 0
+        assert place.outbox() == [1, 2, 3, 4]  # the writers' to free
     source.close()
+    connect(place.path).execute("INSERT INTO t(a) VALUES('five')")
+    assert place.outbox() == [4, 5]
     assert logged(place.log_path)[1:] == [("main.t", ["one"]), ("main.t", ["two"]), ("main.t", ["three", "four"])]
 
 
@@ -301,7 +301,8 @@ def test_a_full_disk_refuses_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_a_source_behind_the_log_is_refused(place: Place) -> None:
     place.insert(1)
     place.catch_up()
-    place.db.execute("UPDATE _tranlog_source SET captured = 1")  # as an older copy of the database has it
+    with place.db:  # as an older copy of the database has it
+        place.db.execute("DELETE FROM _tranlog_outbox WHERE id = (SELECT max(id) FROM _tranlog_outbox)")
     source = place.source()
     with Log.open(place.log_path, source_id="shop") as log:
         with pytest.raises(PositionLostError, match="older copy"):

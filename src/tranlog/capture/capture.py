@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
+from tranlog.capture.holder import holder_of
 from tranlog.change import HEARTBEAT, NOOP, Fragment
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import ConfigError, SourceError
@@ -22,7 +23,7 @@ from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.log import Log
 from tranlog.payload import Payload, encode
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.source.source import Source
+from tranlog.source.source import ClaimedSource, Source
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +81,27 @@ class Capture:
     """
 
     def __init__(
-        self, source: Source, log: Log, *, options: CaptureOptions | None = None, clock: Clock | None = None
+        self,
+        source: Source,
+        log: Log,
+        *,
+        options: CaptureOptions | None = None,
+        clock: Clock | None = None,
+        resume_after: str | None = None,
+        take_source: bool = False,
     ) -> None:
+        """Bring them together; nothing is read or claimed before the first run.
+
+        `resume_after` is the event id to go on behind where the log has none: what a cleared log left. `take_source`:
+        a source that another log has claimed becomes this one's.
+        """
         self._options = options if options is not None else CaptureOptions()
         self._options.check()
         self._source = source
         self._log = log
         self._clock = clock if clock is not None else SystemClock()
+        self._resume_after = resume_after
+        self._take_source = take_source
         self._stop = threading.Event()
         # appended, complete and not yet durable
         self._batch_last: Fragment | None = None
@@ -178,11 +193,15 @@ class Capture:
 
     def _begin(self) -> None:
         """Start the source where the log ends, and free it of what was synced but not freed the last time."""
-        self._log.commit()
-        event_id = self._log.last_event_id()
-        self._source.start(event_id)
+        log, source = self._log, self._source
+        log.commit()
+        if isinstance(source, ClaimedSource):
+            source.claim(history=log.history, holder=holder_of(log.path, disk=log.disk), take=self._take_source)
+        event_id = log.last_event_id() or self._resume_after
+        source.start(event_id)
+        self._take_source = False  # another log that takes it from now on keeps it
         if event_id is not None:
-            self._source.release(event_id)
+            source.release(event_id)
 
     def _take(self, fragments: Iterator[Fragment], stop: threading.Event) -> None:
         """Carry over what one read of the source gives, and make it durable."""

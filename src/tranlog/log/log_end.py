@@ -146,6 +146,11 @@ class LogEnd:
         _WRITERS.add(self)
 
     @property
+    def disk(self) -> Disk:
+        """The disk on which its directory is."""
+        return self._disk
+
+    @property
     def path(self) -> str:
         """The log's directory."""
         return self._path

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, cast
 
 from tranlog.capture.capture import Capture
 from tranlog.capture.thl_source import ThlSource, ThlSourceOptions
-from tranlog.change import Fragment
 from tranlog.errors import ConfigError, TargetError, TargetUnavailableError
 from tranlog.ids import Gtid
 from tranlog.log.log import Log
@@ -109,38 +108,6 @@ def _positions_at_target(config: Config) -> list[ChannelRow]:
         raise TargetUnavailableError(where=where, why=why) from exc
 
 
-class ResumedSource:
-    """A source that goes on behind `event_id` where the log does not know where to: after a clearing.
-
-    Threads: as the source behind it.
-    """
-
-    def __init__(self, source: Source, event_id: str) -> None:
-        self._source = source
-        self._event_id = event_id
-        self.source_id = source.source_id
-
-    def start(self, event_id: str | None) -> None:
-        """Start behind the given event id, else behind the one that the cleared log left."""
-        self._source.start(self._event_id if event_id is None else event_id)
-
-    def read(self, timeout_s: float) -> Iterator[Fragment]:
-        """Yield the fragments that are there; see `Source.read`."""
-        return self._source.read(timeout_s)
-
-    def release(self, event_id: str) -> None:
-        """Free the source up to `event_id`."""
-        self._source.release(event_id)
-
-    def stop(self) -> None:
-        """Make a waiting `read` end soon."""
-        self._source.stop()
-
-    def close(self) -> None:
-        """Free connections."""
-        self._source.close()
-
-
 def _checked(options: SourceOptions, accept_server: bool) -> Source:
     source = check_source(options)
     if accept_server:
@@ -151,25 +118,33 @@ def _checked(options: SourceOptions, accept_server: bool) -> Source:
 
 
 @contextmanager
-def open_capture(config: Config, *, new_log: bool, accept_server: bool = False) -> Iterator[tuple[Capture, Log]]:
+def open_capture(
+    config: Config, *, new_log: bool, accept_server: bool = False, take_source: bool = False
+) -> Iterator[tuple[Capture, Log]]:
     """Open log and source for a capture that has not begun; both are closed at the end.
 
-    `accept_server`: an operator vouches for a MariaDB that cannot prove to have the log's history.
+    `accept_server`: an operator vouches for a MariaDB that cannot prove to have the log's history. `take_source`: one
+    gives this log a SQLite source that another log has claimed.
     While it is open, threads take turns every `SWITCH_INTERVAL_S`. Raises what opening either raises, and
     `find_beginning`. A source that is not there leaves the log as it is, also
     without the no-op with which a writer begins.
     """
     source: Source = _checked(config.wanted_source(), accept_server)
     beginning = find_beginning(config, new_log=new_log)
-    if beginning.event_id is not None:
-        source = ResumedSource(source, beginning.event_id)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         with Log.open(
             config.log_dir, source_id=source.source_id, options=config.log, start_after=beginning.after
         ) as log:
-            yield Capture(source, log, options=config.capture), log
+            capture = Capture(
+                source,
+                log,
+                options=config.capture,
+                resume_after=beginning.event_id,
+                take_source=take_source,
+            )
+            yield capture, log
     finally:
         sys.setswitchinterval(interval)
         source.close()

@@ -217,11 +217,18 @@ def capture(
     once: Annotated[bool, typer.Option("--once", "-once", help="Capture what the source has by now, and end.")] = False,
     new_log: NewLog = False,
     accept_server: AcceptServer = False,
+    take_source: Annotated[
+        bool, typer.Option("--take-source", "-take-source", help="Follow a source that another log has claimed.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Carry the source's transactions into the log.
 
     Runs until SIGTERM or Ctrl-C. A transaction is freed at the source once the log has it durable.
+
+    One log follows a SQLite source: it is claimed for the log's history and directory. A copy of the log, one that was
+    moved to another disk, or a new one in another directory gets it by --take-source only, and a capture that still
+    runs for the other then stops.
 
     \b
     Example:
@@ -233,7 +240,7 @@ def capture(
     if source is not None:
         config = config.with_source(source)
     with (
-        open_capture(config, new_log=new_log, accept_server=accept_server) as (work, log),
+        open_capture(config, new_log=new_log, accept_server=accept_server, take_source=take_source) as (work, log),
         capture_endpoint(log, work.heartbeat, runtime_dir=runtime_dir()),
     ):
         _say_begin(log)

@@ -95,6 +95,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.SourceSetupError: _SURROUNDINGS,
     errors.SourceUnavailableError: _SURROUNDINGS,
     errors.PositionLostError: _DATA,
+    errors.SourceClaimedError: _DATA,
     errors.UnsupportedEventError: _DATA,
     errors.UnsupportedTypeError: _DATA,
     errors.ForeignWriterError: _DATA,

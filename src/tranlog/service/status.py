@@ -13,7 +13,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -244,7 +244,7 @@ def _source_state(options: SourceOptions, captured: tuple[str, int] | None) -> S
             now_at=_thl_end(options.path),
         )
     if isinstance(options, SqliteSourceOptions):
-        waiting, size = _outbox(options.path)
+        waiting, size = _outbox(options.path, event_id)
         return SourceState(
             kind="sqlite",
             where=options.path,
@@ -294,25 +294,27 @@ def source_event_id(options: SourceOptions) -> str:
     if isinstance(options, ThlSourceOptions):
         return _thl_end(options.path)
     if isinstance(options, SqliteSourceOptions):
+        from tranlog.source.sqlite.claim import Place
         from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
 
-        newest = f"coalesce((SELECT max(id) FROM main.{OUTBOX_TABLE} WHERE last), captured)"
-        row = _read_outbox(options.path, f"SELECT uuid, {newest} FROM main.{SOURCE_TABLE}")
-        return "" if row is None or not row[1] else f"{row[0]}:{row[1]}"
+        sql = (
+            f"SELECT uuid, id, token FROM main.{SOURCE_TABLE}, main.{OUTBOX_TABLE} WHERE last ORDER BY id DESC LIMIT 1"
+        )
+        row: Any = _read_outbox(options.path, sql)
+        return "" if row is None else f"{row[0]}:{Place(*row[1:]).text}"
     return _binlog_end(options)
 
 
-def _outbox(path: str) -> tuple[int, int]:
-    """Return how many transactions wait in a SQLite source's outbox, and their bytes."""
+def _outbox(path: str, captured: str) -> tuple[int, int]:
+    """Return how many transactions of a SQLite source's outbox are not captured yet, and the bytes of all of it."""
+    from tranlog.source.sqlite.claim import place_of
     from tranlog.source.sqlite.schema import OUTBOX_TABLE
 
-    sql = f"SELECT count(*) FILTER (WHERE last), coalesce(sum(length(changes)), 0) FROM main.{OUTBOX_TABLE}"
-    row = _read_outbox(path, sql)
-    if row is None:
-        return 0, 0
-    waiting, size = row
-    assert isinstance(waiting, int) and isinstance(size, int)
-    return waiting, size
+    found = place_of(captured)
+    behind = 0 if found is None else found[1].id
+    sql = f"SELECT count(*) FILTER (WHERE last AND id > {behind}), sum(length(changes)) FROM main.{OUTBOX_TABLE}"
+    row: Any = _read_outbox(path, sql)
+    return (0, 0) if row is None else (row[0], row[1] or 0)
 
 
 def _read_outbox(path: str, sql: str) -> tuple[object, ...] | None:

@@ -7,7 +7,7 @@ exactly once per position, in commit order, and forgets nothing before `release`
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tranlog.change import Fragment, TableMap
 from tranlog.types import Value
@@ -44,6 +44,17 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Free connections; closing twice is harmless."""
+
+
+@runtime_checkable
+class ClaimedSource(Source, Protocol):
+    """A source that knows which log it is for, and lets no other one follow it."""
+
+    def claim(self, *, history: bytes, holder: str, take: bool) -> None:
+        """Say who follows it from the next `start` on: the log of that history, in the directory of that holder.
+
+        `start` then raises SourceClaimedError where it is another holder's, unless it is to `take` it.
+        """
 
 
 class TableReader(Protocol):

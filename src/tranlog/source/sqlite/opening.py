@@ -8,6 +8,8 @@ time; so one of two writers can wait for ever. A try each millisecond gets its t
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import apsw
 
@@ -16,6 +18,8 @@ from tranlog.errors import SourceSetupError
 from tranlog.source.sqlite.schema import install_in, read_installed, register_guard
 
 _RETRY_S = 0.001
+_WAL_BYTES = 64 << 20
+"""A WAL that one large transaction, or a reader that took long, has made larger is cut to this when it begins anew."""
 
 
 class Patience:
@@ -63,6 +67,7 @@ def open_database(
                 remedy="Keep the database on a local disk and run `PRAGMA journal_mode=WAL` on it",
             )
         db.execute("PRAGMA main.synchronous=FULL")
+        db.execute(f"PRAGMA main.journal_size_limit={_WAL_BYTES}").fetchall()
         register_guard(db)
     except apsw.NotADBError as exc:
         db.close()
@@ -86,6 +91,19 @@ def _enter_wal(db: apsw.Connection, patience: Patience) -> object:
             tries += 1
 
 
+@contextmanager
+def db_transaction(db: apsw.Connection, *, write: bool) -> Iterator[None]:
+    """A transaction of a plain connection, for reading or for writing: committed, or rolled back by what is raised."""
+    db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
 def install(path: str | os.PathLike[str]) -> str:
     """Prepare a database for capture and return its uuid; adopt tables that a foreign program has made.
 
@@ -93,9 +111,8 @@ def install(path: str | os.PathLike[str]) -> str:
     """
     db, _ = open_database(os.fspath(path), busy_timeout_s=10.0, clock=SystemClock())
     try:
-        db.execute("BEGIN IMMEDIATE")
-        install_in(db)
-        db.execute("COMMIT")
+        with db_transaction(db, write=True):
+            install_in(db)
         installed = read_installed(db, os.fspath(path))
         assert installed is not None
         return installed.uuid

@@ -1,8 +1,8 @@
 """The outbox as its writers see it: the pieces of the open transaction, inserted in that same transaction.
 
-Owns `_tranlog_outbox`'s rows until COMMIT; `source` reads and frees them afterwards, `raw` is what stands in them. The
-hard idea: a COMMIT may be refused (a deferred constraint) and the transaction goes on, so what was written for it can
-be taken back.
+Owns `_tranlog_outbox`'s rows until COMMIT, and when a writer frees what capture has carried over (`claim` says what
+may go); `source` reads them, `raw` is what stands in them. The hard idea: a COMMIT may be refused (a deferred
+constraint) and the transaction goes on, so what was written for it can be taken back.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ import apsw
 
 from tranlog.clock import Clock
 from tranlog.errors import SourceError
+from tranlog.source.sqlite.claim import free, read_progress
 from tranlog.source.sqlite.raw import encode_piece
 from tranlog.source.sqlite.recorder import RowRecorder
-from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
+from tranlog.source.sqlite.schema import OUTBOX_TABLE
 
-ID_STEP = 0xFFFF
-"""Outbox ids rise by a random step up to this, less one: a database restored from an older copy does not hand out
-again the ids that a log already has, and so is found out."""
+FREE_EVERY_COMMITS = 16
+FREE_EVERY_S = 1.0
+"""A writer looks so often for rows to free: a look reads a file, and freeing takes some pages more in the WAL."""
 
-# Above every id there ever was: one that is not in the outbox any more was freed, and `captured` is not below it.
-_INSERT = f"""
-INSERT INTO main.{OUTBOX_TABLE}(id, last, tstamp, changes) VALUES(
-    max((SELECT captured FROM main.{SOURCE_TABLE}), COALESCE((SELECT max(id) FROM main.{OUTBOX_TABLE}), 0))
-    + 1 + (random() & {ID_STEP}), ?, ?, ?)"""
+# SQLite gives the largest id plus 1, which is above every id there ever was: the last row captured is never freed.
+_INSERT = f"INSERT INTO main.{OUTBOX_TABLE}(last, tstamp, token, synced, changes) VALUES(?, ?, random(), ?, ?)"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -48,10 +46,13 @@ class RowTooLargeError(SourceError):
 
 
 class OutboxWriter:
-    """Writes one connection's transactions into the outbox, one at a time. Not for threads."""
+    """Writes one connection's transactions into the outbox of the database `uuid`, one at a time. Not for threads."""
 
-    def __init__(self, db: apsw.Connection, recorder: RowRecorder, *, piece_bytes: int, clock: Clock) -> None:
+    def __init__(
+        self, db: apsw.Connection, recorder: RowRecorder, *, uuid: str, piece_bytes: int, clock: Clock
+    ) -> None:
         self._db = db
+        self._uuid = uuid
         self._recorder = recorder
         self._piece_bytes = piece_bytes
         self._clock = clock
@@ -61,6 +62,10 @@ class OutboxWriter:
         """Whether changes of the transaction have been taken already."""
         self.rows_written = 0
         """How many rows SQLite has counted as changed for the outbox, ever."""
+        self.synced = True
+        """Whether a commit waits until the WAL is durable."""
+        self._commits = FREE_EVERY_COMMITS  # since the last look for what to free
+        self._look_at = 0.0
 
     def reset(self) -> None:
         """Forget the transaction, which has ended. Runs no SQL."""
@@ -81,6 +86,19 @@ class OutboxWriter:
         self._finishing = True
         self._first_written = None
         self._write(last=True)
+        self._commits += 1
+        if self._commits >= FREE_EVERY_COMMITS or self._clock.monotonic() >= self._look_at:
+            self._free()
+
+    def _free(self) -> None:
+        """Free some of what the log has durable, in the open transaction; see `claim.free`."""
+        more = False
+        progress = read_progress(self._db.filename)
+        if progress is not None and progress.uuid == self._uuid:
+            count, more = free(self._db, progress, below=progress.place.id)
+            self.rows_written += count
+        self._commits = FREE_EVERY_COMMITS if more else 0
+        self._look_at = self._clock.monotonic() + FREE_EVERY_S
 
     def take_back(self) -> bool:
         """Undo a `finish`, whole or not, since the transaction goes on; return whether there was one."""
@@ -116,7 +134,7 @@ class OutboxWriter:
         rowid = db.last_insert_rowid()
         piece = encode_piece(head, changes)
         try:
-            db.execute(_INSERT, (last, now, piece))
+            db.execute(_INSERT, (last, now, self.synced, piece))
         except apsw.TooBigError as exc:
             raise RowTooLargeError(
                 tables=self._recorder.table_names(), size=len(piece), limit=db.limit(apsw.SQLITE_LIMIT_LENGTH)

@@ -31,7 +31,7 @@ from tranlog.types import CharsetBytes, LogicalType, Value
 SOURCE_TABLE = "_tranlog_source"
 OUTBOX_TABLE = "_tranlog_outbox"
 OWN_PREFIX = "_tranlog_"
-OUTBOX_VERSION = 3
+OUTBOX_VERSION = 4
 GUARD_FUNCTION = "tranlog_write_through_source_sqlite_connect"
 """A foreign writer reads this name in its error: no such function."""
 GUARD_PREFIX = "_tranlog_guard_"
@@ -41,13 +41,16 @@ _CREATE_SOURCE = f"""
 CREATE TABLE {SOURCE_TABLE}(
     uuid TEXT NOT NULL,        -- names this database in every event id
     version INTEGER NOT NULL,  -- of these two tables
-    captured INTEGER NOT NULL  -- outbox id up to which the log has everything, and which it ended with
+    history BLOB,              -- the claim: identity of the history of the log that this source is for
+    holder TEXT                -- and of the directory in which that log goes on
 )"""
 _CREATE_OUTBOX = f"""
 CREATE TABLE {OUTBOX_TABLE}(
     id INTEGER PRIMARY KEY,
     last INTEGER NOT NULL,     -- 1: the last piece of its transaction
     tstamp INTEGER NOT NULL,   -- ms since 1970
+    token INTEGER NOT NULL,    -- random, part of the event id
+    synced INTEGER NOT NULL,   -- 0: committed without a sync of the WAL
     changes BLOB NOT NULL      -- in their raw form, with the tables' maps and shards of that moment
 )"""
 
@@ -306,22 +309,23 @@ class Installed:
     """The one row of `_tranlog_source`."""
 
     uuid: str
-    captured: int
+    history: bytes | None
+    holder: str | None
 
 
 def read_installed(db: apsw.Connection, path: str) -> Installed | None:
     """Return the database's identity, None where nothing is installed. Raises SourceSetupError for a newer layout."""
     if not has_table(db, SCHEMA, SOURCE_TABLE):
         return None
-    for row in db.execute(f"SELECT uuid, version, captured FROM main.{SOURCE_TABLE}"):
-        name, version, captured = row
+    for (version,) in db.execute(f"SELECT version FROM main.{SOURCE_TABLE}").fetchall():
         if version != OUTBOX_VERSION:
             raise SourceSetupError(
                 why=f"{path} was set up by another release (layout {version}, this one knows {OUTBOX_VERSION})",
                 remedy="Use that release, or a newer one",
             )
-        assert isinstance(name, str) and isinstance(captured, int)
-        return Installed(uuid=name, captured=captured)
+        ((name, history, holder),) = db.execute(f"SELECT uuid, history, holder FROM main.{SOURCE_TABLE}").fetchall()
+        assert isinstance(name, str) and isinstance(history, bytes | None) and isinstance(holder, str | None)
+        return Installed(uuid=name, history=history, holder=holder)
     raise SourceSetupError(
         why=f"{path} has a table {SOURCE_TABLE} without its row",
         remedy="Restore the database from a copy",
@@ -333,7 +337,7 @@ def install_in(db: apsw.Connection) -> None:
     if not has_table(db, SCHEMA, SOURCE_TABLE):
         db.execute(_CREATE_SOURCE)
         db.execute(_CREATE_OUTBOX)
-        db.execute(f"INSERT INTO main.{SOURCE_TABLE} VALUES(?, ?, 0)", (str(uuid.uuid4()), OUTBOX_VERSION))
+        db.execute(f"INSERT INTO main.{SOURCE_TABLE} VALUES(?, ?, NULL, NULL)", (str(uuid.uuid4()), OUTBOX_VERSION))
     guard_tables(db, sorted(read_schema(db).unguarded))
 
 

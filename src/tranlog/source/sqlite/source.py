@@ -1,10 +1,11 @@
 """SQLite as a source: reads the outbox that the writers' connections fill.
 
-Owns following `_tranlog_outbox` in id order, freeing it, and the checks at start. Leaves writing it to
-`writer`, whose `connect` is the only door for writers. The hard idea: an event id is the database's uuid and
-an outbox id. The database knows up to which id the log has everything (`captured`, moved with the rows' deletion),
-and ids rise by random steps; so an id that is neither `captured` nor in the outbox comes from another history: a
-database restored from a copy, even if it was written since.
+Owns following `_tranlog_outbox` in id order, the claim on the database, and the checks at start. Leaves writing the
+outbox to `writer`, whose `connect` is the only door for writers, and freeing it to them too, for as long as they
+commit (`claim`). The hard idea: an event id is the database's uuid, an outbox id and that row's random token, and the
+last row that was read stays in the outbox. Every look finds it there in the read transaction in which it reads new
+rows. Where it does not, the database is another one than the log knows: put back to an older state, followed by
+another capture, or written by somebody who should not.
 
 Payloads are made here, at capture, from the raw form that writers store. Which shard a transaction belongs to is
 decided here too, from facts that the writer stores in the same transaction: the tables touched, whether a statement is
@@ -21,8 +22,10 @@ import logging
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import apsw
 
@@ -32,17 +35,20 @@ from tranlog.errors import (
     ConfigError,
     ForeignWriterError,
     PositionLostError,
+    SourceClaimedError,
     SourceError,
     SourceSetupError,
     SourceUnavailableError,
 )
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
-from tranlog.source.sqlite.opening import Patience, open_database
+from tranlog.source.sqlite.claim import Claim, Place, Progress, free, place_of, read_progress, sync_wal, write_progress
+from tranlog.source.sqlite.opening import Patience, db_transaction, open_database
 from tranlog.source.sqlite.raw import SCHEMA, ChangesDamagedError, read_piece
 from tranlog.source.sqlite.schema import (
     OUTBOX_TABLE,
     SOURCE_TABLE,
+    Installed,
     SqliteSchema,
     TablePlan,
     install_in,
@@ -55,12 +61,20 @@ from tranlog.types import Value
 
 logger = logging.getLogger(__name__)
 
-_PAGE = 256
-_RELEASE_WAIT_S = 0.05
+_PAGE_ROWS = 256
+_PAGE_BYTES = 1 << 20
+"""A look reads so many rows at most, and no more of them once they hold so many bytes. It ends before anything is done
+with them: for as long as a read transaction lasts, the WAL cannot begin anew."""
+_TELL_EVERY_S = 0.2
+"""The progress file is written so often at most: each time costs two syncs."""
+_FREE_AFTER_S = 60.0
+_FREE_EVERY_S = 0.1
+"""What was durable for so long and no writer has freed, capture frees: a part, then a pause."""
 _READ = (
-    "SELECT id, last, COALESCE(CAST(tstamp AS INTEGER), 0), COALESCE(CAST(changes AS BLOB), x'') "
-    f"FROM main.{OUTBOX_TABLE} WHERE id > ? ORDER BY id LIMIT {_PAGE}"
+    "SELECT id, token, last, synced, COALESCE(CAST(tstamp AS INTEGER), 0), COALESCE(CAST(changes AS BLOB), x'') "
+    f"FROM main.{OUTBOX_TABLE} WHERE id > ? ORDER BY id LIMIT {_PAGE_ROWS}"
 )
+_LOOK = f"SELECT history, holder, (SELECT token FROM main.{OUTBOX_TABLE} WHERE id = ?) FROM main.{SOURCE_TABLE}"
 _DBMS_METADATA = (("dbms_type", "sqlite"),)
 
 
@@ -112,11 +126,17 @@ class SqliteSource:
         self._clock = clock if clock is not None else SystemClock()
         self._stopped = threading.Event()
         self._reader: apsw.Connection | None = None
-        self._writer: apsw.Connection | None = None
+        self._freeing: apsw.Connection | None = None
+        self._claim: Claim | None = None
+        self._take = False
         self._uuid = ""
-        self._next_after = 0
-        self._release_up_to = 0
-        self._released = 0
+        self._after = 0
+        self._token: int | None = None  # of the row with that id; None where there is no such row yet
+        self._durable: Place | None = None
+        self._told: Place | None = None
+        self._tell_at = self._free_at = 0.0
+        self._due: deque[tuple[float, int]] = deque()  # since when rows are durable: at that time those up to that id
+        self._overdue = self._freed = 0
         self._file: tuple[int, int] = (0, 0)
         self._data_version = -1
         self._schema: SqliteSchema | None = None
@@ -142,30 +162,30 @@ class SqliteSource:
             why = f"{path} is no SQLite database that can be read: {exc}"
             raise SourceSetupError(why=why, remedy="Check path and permissions") from exc
 
+    def claim(self, *, history: bytes, holder: str, take: bool = False) -> None:
+        """Say whose the source is to be from the next start on; see `ClaimedSource.claim`."""
+        self._claim = Claim(history, holder)
+        self._take = take
+
     def start(self, event_id: str | None) -> None:
-        """Check that the database is what the log follows, and get ready to read on. See `Source.start`."""
+        """Check that the database is what the log follows, and get ready to read on. See `Source.start`.
+
+        Without a claim it only reads: nothing is freed. Raises SourceClaimedError, too.
+        """
         path = self.options.path
         self.close()
         self.check()
-        self._reader, _ = self._open()
-        reader = self._reader
+        self._reader = reader = self._open()[0]
         try:
-            # Capture's own writes need not survive a loss of power: a restart skips what the log has.
-            self._writer, patience = self._open()
-            self._writer.execute("PRAGMA main.synchronous=NORMAL")
-            patience.timeout_s = _RELEASE_WAIT_S
-            installed = read_installed(reader, path)
-            if installed is None:
+            if read_installed(reader, path) is None:
                 if event_id is not None:
                     raise PositionLostError(event_id=event_id, why=f"{path} was never captured, or is another database")
-                reader.execute("BEGIN IMMEDIATE")
-                install_in(reader)
-                reader.execute("COMMIT")
-                installed = read_installed(reader, path)
-                assert installed is not None
-            self._uuid = installed.uuid
-            self._released = self._release_up_to = installed.captured
-            self._next_after = self._position(reader, event_id, installed.uuid, installed.captured)
+                with db_transaction(reader, write=True):
+                    install_in(reader)
+            self._take_up(reader, event_id)
+            self._durable = self._told = None
+            self._due.clear()
+            self._overdue = self._freed = 0
             status = os.stat(path)
             self._file = (status.st_dev, status.st_ino)
             self._data_version = -1
@@ -186,35 +206,95 @@ class SqliteSource:
         except apsw.Error as exc:
             raise SourceUnavailableError(where=self.options.path, why=str(exc)) from exc
 
-    def _position(self, db: apsw.Connection, event_id: str | None, uuid: str, captured: int) -> int:
-        """Return the outbox id to read after."""
+    def _take_up(self, db: apsw.Connection, event_id: str | None) -> None:
+        """Find the row to read after, and claim the source where that was not done yet, in one transaction."""
+        path, ours = self.options.path, self._claim
+        installed = read_installed(db, path)
+        assert installed is not None
+        write = ours is not None and ours != (installed.history, installed.holder)
+        with db_transaction(db, write=write):
+            installed = read_installed(db, path)
+            assert installed is not None
+            theirs = _claim_of(installed)
+            if ours is not None and theirs is not None and theirs.holder != ours.holder and not self._take:
+                raise SourceClaimedError(where=path, claim=str(theirs), ours=str(ours))
+            self._uuid = installed.uuid
+            self._after, self._token = self._position(db, event_id, theirs)
+            if write:
+                db.execute(f"UPDATE main.{SOURCE_TABLE} SET history = ?, holder = ?", ours)
+
+    def _position(self, db: apsw.Connection, event_id: str | None, theirs: Claim | None) -> tuple[int, int | None]:
+        """Return the outbox id to read after, and the token of that row."""
+        path = self.options.path
         if event_id is None:
-            if captured:
-                logger.info(
-                    "another log has captured this source before, path=%s up_to=%d", self.options.path, captured
-                )
-            return captured
-        name, _, number = event_id.rpartition(":")
-        if not number.isdecimal() or not name:
+            return self._beginning(db, theirs)
+        found = place_of(event_id)
+        if found is None:
             raise PositionLostError(event_id=event_id, why="it is no event id of a SQLite source")
-        at = int(number)
-        if name != uuid:
-            raise PositionLostError(
-                event_id=event_id, why=f"{self.options.path} is another database, with the uuid {uuid}"
-            )
-        if at < captured:
-            raise PositionLostError(
-                event_id=event_id,
-                why=f"the source has already freed its changes up to {uuid}:{captured}: this log is older, or a copy",
-            )
-        if at > captured:
-            rows = db.execute(f"SELECT last FROM main.{OUTBOX_TABLE} WHERE id = ?", (at,)).fetchall()
-            if rows != [(1,)]:
-                raise PositionLostError(
-                    event_id=event_id,
-                    why=f"{self.options.path} does not know this transaction: it was restored from an older copy",
+        name, place = found
+        if name != self._uuid:
+            why = f"{path} is another database, with the uuid {self._uuid}"
+            raise PositionLostError(event_id=event_id, why=why)
+        if db.execute(f"SELECT 1 FROM main.{OUTBOX_TABLE} WHERE id = ? AND token = ? AND last", place).fetchall():
+            return place
+        raise PositionLostError(event_id=event_id, why=self._where_it_went(db, place.id))
+
+    def _beginning(self, db: apsw.Connection, theirs: Claim | None) -> tuple[int, int | None]:
+        """Return where a log without any event begins: with what no log has had before, as far as anybody knows.
+
+        Ids begin at 1 and have no gap, so a smaller one that is missing was freed, and then the oldest transaction
+        there is the last one captured, or an older one.
+        """
+        path = self.options.path
+        ((first,),) = db.execute(f"SELECT coalesce(min(id), 1) FROM main.{OUTBOX_TABLE}").fetchall()
+        assert isinstance(first, int)
+        if self._claim is None:
+            return first - 1, None
+        if theirs is None or theirs.history == self._claim.history:
+            if first > 1:
+                why = (
+                    f"{path} has freed what it committed before {self._uuid}:{first}, and this log holds nothing of it"
                 )
-        return at
+                raise PositionLostError(event_id="", why=why)
+            return 0, None
+        told = read_progress(db.filename)
+        if told is not None and (told.uuid, told.history) == (self._uuid, theirs.history):
+            known = f"SELECT 1 FROM main.{OUTBOX_TABLE} WHERE id = ? AND token = ?"
+            if db.execute(known, told.place).fetchall():
+                logger.info("another log has captured this source before, path=%s up_to=%d", path, told.place.id)
+                return told.place
+        logger.warning(
+            "another log has captured this source before, and nobody says up to where: this one begins with the oldest "
+            "transaction that may be new, path=%s",
+            path,
+        )
+        if first == 1:
+            return 0, None
+        oldest: list[Any] = db.execute(
+            f"SELECT id, token FROM main.{OUTBOX_TABLE} WHERE last ORDER BY id LIMIT 1"
+        ).fetchall()
+        return oldest[0] if oldest else (first - 1, None)
+
+    def _where_it_went(self, db: apsw.Connection, number: int) -> str:
+        """Say why the outbox does not hold the last row that was captured, though that one is never freed."""
+        path, at = self.options.path, f"{self._uuid}:{number}"
+        ((first, last),) = db.execute(f"SELECT min(id), max(id) FROM main.{OUTBOX_TABLE}").fetchall()
+        if first is None:
+            return (
+                f"the outbox of {path} is empty: something other than capture deleted from it, or the database was put "
+                "back to a copy from before its first transaction"
+            )
+        assert isinstance(first, int) and isinstance(last, int)
+        if last < number:
+            return f"{path} ends at {self._uuid}:{last}: it was put back to an older copy"
+        if first > number:
+            return (
+                f"{path} has already freed its changes up to {at}: this log is older than the one that captured them, "
+                "a copy of it or rolled back; or something other than capture deleted them"
+            )
+        if db.execute(f"SELECT 1 FROM main.{OUTBOX_TABLE} WHERE id = ?", (number,)).fetchall():
+            return f"{path} has another transaction as {at}: it was put back to an older copy, and written since"
+        return f"something other than capture deleted {at} from the outbox of {path}"
 
     def read(self, timeout_s: float) -> Iterator[Fragment]:
         """Yield the fragments that are there; see `Source.read`."""
@@ -227,9 +307,10 @@ class SqliteSource:
                     found = True
                     yield fragment
                 self._data_version = version
+            self._tell()
+            self._free_overdue()
             if found or self._stopped.is_set():
                 return
-            self._free()
             left = end - self._clock.monotonic()
             if left <= 0:
                 self._check_file()
@@ -251,40 +332,79 @@ class SqliteSource:
         raise AssertionError("PRAGMA data_version returned nothing")
 
     def _fragments(self) -> Iterator[Fragment]:
-        reader = self._connected()
         complete = True
-        complete_after = self._next_after
-        while True:
-            found = 0
-            try:
-                for number, last, tstamp, changes in reader.execute(_READ, (self._next_after,)):
-                    found += 1
-                    fragment = self._fragment(number, tstamp, changes, first=complete, last=bool(last))
+        complete_at = self._after, self._token
+        try:
+            while rows := self._rows():
+                while rows:
+                    number, token, last, tstamp, changes = rows.popleft()
+                    place = Place(number, token)
+                    fragment = self._fragment(place, tstamp, changes, first=complete, last=bool(last))
                     del changes
-                    self._next_after = number
+                    self._after, self._token = place
                     complete = bool(last)
                     if complete:
-                        complete_after = number
+                        complete_at = place
                     yield fragment
-            except GeneratorExit:
-                self._next_after = complete_after  # left in the middle: that transaction comes again, whole
-                raise
-            except apsw.Error as exc:
-                raise SourceUnavailableError(where=self.options.path, why=str(exc)) from exc
-            if not found:
-                break
+        except GeneratorExit:
+            self._after, self._token = complete_at  # left in the middle: that transaction comes again, whole
+            raise
         if not complete:
             raise SourceError(
-                f"the outbox of {self.options.path} ends inside a transaction, at id {self._next_after}: something "
+                f"the outbox of {self.options.path} ends inside a transaction, at id {self._after}: something "
                 "other than capture deleted from it. Restore the database from a copy"
             )
 
-    def _fragment(self, number: int, tstamp: int, changes: bytes, *, first: bool, last: bool) -> Fragment:
+    def _rows(self) -> deque[tuple[int, int, int, int, bytes]]:
+        """Return the next rows of the outbox: id, token, last, time, changes. Raises what ends capture for good."""
+        reader, path = self._connected(), self.options.path
+        rows: deque[tuple[int, int, int, int, bytes]] = deque()
+        expected, size, durable = self._after, 0, True
+        try:
+            with db_transaction(reader, write=False):
+                self._check_place(reader)
+                cursor = reader.cursor()
+                for number, token, last, synced, tstamp, changes in cursor.execute(_READ, (self._after,)):
+                    expected += 1
+                    if number != expected:
+                        raise SourceError(
+                            f"the outbox of {path} lacks the row {expected}, and {number} is there: something other "
+                            "than capture deleted from it. Restore the database from a copy"
+                        )
+                    rows.append((number, token, last, tstamp, changes))
+                    durable = durable and bool(synced)
+                    size += len(changes)
+                    if size >= _PAGE_BYTES:
+                        break
+                cursor.close(True)
+            if not durable:
+                sync_wal(reader.filename)
+        except (apsw.Error, OSError) as exc:
+            raise SourceUnavailableError(where=path, why=str(exc)) from exc
+        return rows
+
+    def _check_place(self, db: apsw.Connection) -> None:
+        """Find the last row that was read where it must be, and the claim as ours, in the open transaction."""
+        ((history, holder, token),) = db.execute(_LOOK, (self._after,)).fetchall() or ((None, None, None),)
+        if self._claim is not None and history is not None and (history, holder) != self._claim:
+            assert isinstance(history, bytes) and isinstance(holder, str)
+            theirs = Claim(history, holder)
+            raise SourceClaimedError(where=self.options.path, claim=str(theirs), ours=str(self._claim))
+        if self._token is not None and token != self._token:
+            at = f"{self._uuid}:{Place(self._after, self._token).text}"
+            raise PositionLostError(event_id=at, why=self._where_it_went(db, self._after))
+        if self._claim is not None and history is None:
+            raise SourceError(
+                f"{self.options.path} was put back to a copy from before this log followed it; what the log ends with "
+                "is still there. Start capture again"
+            )
+
+    def _fragment(self, place: Place, tstamp: int, changes: bytes, *, first: bool, last: bool) -> Fragment:
         """Return the fragment that a row of the outbox becomes; `first` and `last` of its transaction."""
         packer = self._packer
         if first:
             packer.begin(self._rule)
-        event_id = f"{self._uuid}:{number}"
+        event_id = f"{self._uuid}:{place.text}"
         try:
             piece = read_piece(changes)
             for table in piece.tables:
@@ -295,7 +415,7 @@ class SqliteSource:
                 else:
                     packer.add_encoded(*change, event_id=event_id, tstamp=tstamp)
         except ChangesDamagedError as exc:
-            raise ChangesDamagedError(path=self.options.path, outbox_id=number, why=exc.why) from exc
+            raise ChangesDamagedError(path=self.options.path, outbox_id=place.id, why=exc.why) from exc
         if last:
             return packer.finish(event_id=event_id, tstamp=tstamp, metadata=_DBMS_METADATA)
         return packer.take(event_id=event_id, tstamp=tstamp)
@@ -305,11 +425,8 @@ class SqliteSource:
         reader = self._connected()
         if self._schema is not None and schema_version(reader) == self._schema.version:
             return
-        reader.execute("BEGIN")
-        try:
+        with db_transaction(reader, write=False):
             schema = read_schema(reader)
-        finally:
-            reader.execute("COMMIT")
         for name in sorted(schema.unguarded):
             raise ForeignWriterError(
                 table=f"{SCHEMA}.{name}",
@@ -364,54 +481,87 @@ class SqliteSource:
             raise SourceUnavailableError(where=self.options.path, why="the file was removed or replaced while open")
 
     def release(self, event_id: str) -> None:
-        """Delete from the outbox up to and including `event_id`; while a writer holds the lock, later."""
-        number = int(event_id.rpartition(":")[2])
-        self._release_up_to = max(self._release_up_to, number)
-        self._free()
+        """Let writers free what lies below `event_id`; the row itself stays until a later one is durable."""
+        found = place_of(event_id)
+        assert found is not None
+        self._durable = found[1]
+        due, now = self._due, self._clock.monotonic()
+        if len(due) > 1 and due[-1][0] - due[-2][0] < 1:
+            due.pop()  # one a second is enough; the older rows of the two wait a little longer
+        due.append((now, self._durable.id))
+        self._tell()
 
-    def _free(self) -> None:
-        up_to = self._release_up_to
-        if up_to == self._released:
+    def _tell(self, *, now: bool = False) -> None:
+        """Write the progress file when that is due, or `now`. Nothing depends on it but the outbox's size."""
+        place, claim = self._durable, self._claim
+        if place is None or claim is None or place == self._told:
             return
-        writer = self._writer
-        assert writer is not None
+        if not now and self._clock.monotonic() < self._tell_at:
+            return
+        self._tell_at = self._clock.monotonic() + _TELL_EVERY_S
+        reader = self._connected()
         try:
-            writer.execute("BEGIN IMMEDIATE")
-        except apsw.BusyError:
+            if reader.execute(f"SELECT history, holder FROM main.{SOURCE_TABLE}").fetchall() != [claim]:
+                return  # the next look says whose it is
+            write_progress(reader.filename, Progress(uuid=self._uuid, history=claim.history, place=place))
+        except (apsw.Error, OSError) as exc:
+            if "progress file" not in self._warned:
+                self._warned.add("progress file")
+                logger.warning(
+                    "progress file not written, so writers free nothing path=%s why=%s", reader.filename, exc
+                )
+            return
+        self._told = place
+
+    def _free_overdue(self) -> None:
+        """Free a part of what is durable for long, and no writer has freed. A writer's lock is not waited for."""
+        now, due, claim, place = self._clock.monotonic(), self._due, self._claim, self._durable
+        while due and now - due[0][0] >= _FREE_AFTER_S:
+            self._overdue = due.popleft()[1]
+        if self._overdue == self._freed or now < self._free_at or claim is None or place is None:
+            return
+        self._free_at = now + _FREE_EVERY_S
+        try:
+            left = self._connected().execute(
+                f"SELECT 1 FROM main.{OUTBOX_TABLE} WHERE id < ? LIMIT 1", (self._overdue,)
+            )
+            if not left.fetchall():
+                self._freed = self._overdue
+                return
+            if self._freeing is None:
+                # What it does need not survive a loss of power: then it is done again.
+                self._freeing, patience = self._open()
+                self._freeing.execute("PRAGMA main.synchronous=NORMAL")
+                patience.timeout_s = 0
+            with db_transaction(self._freeing, write=True):
+                free(self._freeing, Progress(uuid=self._uuid, history=claim.history, place=place), below=self._overdue)
+        except (apsw.FullError, apsw.BusyError):
             return  # writers go first; the rows stay until the next time, and nothing depends on it
         except apsw.Error as exc:
             raise SourceUnavailableError(where=self.options.path, why=str(exc)) from exc
-        try:
-            writer.execute(f"DELETE FROM main.{OUTBOX_TABLE} WHERE id <= ?", (up_to,))
-            writer.execute(f"UPDATE main.{SOURCE_TABLE} SET captured = ?", (up_to,))
-            writer.execute("COMMIT")
-        except apsw.Error as exc:
-            if writer.in_transaction:
-                writer.execute("ROLLBACK")
-            if isinstance(exc, apsw.FullError | apsw.BusyError):
-                return
-            raise SourceUnavailableError(where=self.options.path, why=str(exc)) from exc
-        self._released = up_to
 
     def stop(self) -> None:
         """Make a waiting `read` end soon."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Free what the log has, then the connections."""
-        if self._writer is not None and self._release_up_to > self._released:
-            try:
-                self._free()
-            except SourceUnavailableError as exc:
-                logger.info("the outbox was not freed at the end path=%s why=%s", self.options.path, exc.why)
-        for db in (self._reader, self._writer):
+        """Say what the log has, then close the connections."""
+        if self._reader is not None:
+            self._tell(now=True)
+        for db in (self._reader, self._freeing):
             if db is not None:
                 db.close(True)
-        self._reader = self._writer = None
+        self._reader = self._freeing = None
 
     def _connected(self) -> apsw.Connection:
         assert self._reader is not None, "start() was not called"
         return self._reader
+
+
+def _claim_of(installed: Installed) -> Claim | None:
+    if installed.history is None or installed.holder is None:
+        return None
+    return Claim(installed.history, installed.holder)
 
 
 class SqliteTables:

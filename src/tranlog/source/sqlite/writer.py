@@ -10,6 +10,7 @@ Source: design/sources.md, "SQLite, the embedded default".
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -40,6 +41,8 @@ from tranlog.source.sqlite.schema import (
     typed_row,
 )
 from tranlog.source.sqlite.statement import PlainInsert, StatementKind, classify, fold, is_blank, plain_insert
+
+logger = logging.getLogger(__name__)
 
 Bindings: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
@@ -125,7 +128,9 @@ class Connection:
             raise
         self._recorder = RowRecorder(self._db, self._schema)
         self._buffer = self._recorder.buffer
-        self._outbox = OutboxWriter(self._db, self._recorder, piece_bytes=fragment_bytes, clock=self._clock)
+        self._outbox = OutboxWriter(
+            self._db, self._recorder, uuid=self.uuid, piece_bytes=fragment_bytes, clock=self._clock
+        )
         self._flush_bytes = FLUSH_FRAGMENTS * fragment_bytes
         self._running = 0  # writing statements in progress; more than one when an SQL function runs SQL
         self._checked = False  # the write lock is held and the schema known
@@ -582,7 +587,14 @@ class Connection:
         wanted = (("main.journal_mode", "wal"), ("main.synchronous", 2), ("locking_mode", "normal"))
         for name, value in wanted:
             ((now,),) = db.execute(f"PRAGMA {name}").fetchall()
-            if now == value or (name == "main.synchronous" and now == 3):
+            if name == "main.synchronous" and now in (1, 2, 3):
+                if now == 1 and self._outbox.synced:
+                    logger.warning(
+                        "synchronous=NORMAL: a loss of power may take the last commits of this connection path=%s",
+                        self.path,
+                    )
+                self._outbox.synced = now != 1  # else capture syncs the WAL first, so that no log gets ahead
+            if now == value or (name == "main.synchronous" and now in (1, 3)):
                 continue
             db.execute(f"PRAGMA {name} = {value}").fetchall()
             db.execute("SELECT 1 FROM main.sqlite_schema LIMIT 1").fetchall()  # with the next use a lock is let go
