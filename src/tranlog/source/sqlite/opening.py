@@ -15,6 +15,7 @@ import apsw
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import SourceSetupError
+from tranlog.source.sqlite.libraries import check_alone, watch
 from tranlog.source.sqlite.schema import install_in, read_installed, register_guard
 
 _RETRY_S = 0.001
@@ -53,10 +54,12 @@ def open_database(
     if path in ("", ":memory:") or path.startswith("file:"):
         raise SourceSetupError(why=f"{path!r} is no file of its own", remedy="Name a database file by its path")
     flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
+    check_alone(path)
     try:
         db = apsw.Connection(path, flags=flags)
     except apsw.CantOpenError as exc:
         raise SourceSetupError(why=f"{path} cannot be opened: {exc}", remedy="Check path and permissions") from exc
+    watch(db)
     patience = Patience(busy_timeout_s, clock)
     try:
         db.set_busy_handler(patience)
