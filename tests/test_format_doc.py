@@ -23,11 +23,10 @@ from tranlog import payload
 from tranlog import table_map as table_map_module
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import HISTORY_BYTES, Seqno
-from tranlog.log import bucket, index, index_table, positions, purge_notes, segment, spill
+from tranlog.log import bucket, cleared, index, index_table, positions, purge_notes, segment, spill
 from tranlog.log import format as log_format
 from tranlog.log.log import Log
 from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
-from tranlog.service import clearing
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source import packer
 from tranlog.source.packer import TransactionPacker
@@ -146,7 +145,7 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    homes = (log_format, positions, segment, clearing, index_table, purge_notes, spill)
+    homes = (log_format, positions, segment, cleared, index_table, purge_notes, spill)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
         assert name.strip("`").startswith(value)

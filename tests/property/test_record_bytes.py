@@ -33,6 +33,7 @@ from tranlog.capture.capture import Capture
 from tranlog.change import RowChange, Statement
 from tranlog.errors import LogError, LogUnreadableError, PayloadError, RecordLimitError
 from tranlog.ids import Gtid, Seqno
+from tranlog.log.cleared import MARK_NAME, read_mark
 from tranlog.log.format import (
     END,
     EVENT_TYPE,
@@ -57,7 +58,7 @@ from tranlog.log.log import Log
 from tranlog.log.positions import POSITIONS_BYTES, Positions, decode_positions, hold, read_holds
 from tranlog.log.verify import verify
 from tranlog.payload import PayloadBuilder, decode, decode_table_map, encode_table_map
-from tranlog.service.clearing import MARK_NAME, clear_log, read_mark
+from tranlog.service.clearing import clear_log
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 from tranlog.source.sqlite.raw import ChangesDamagedError, read_piece
 from tranlog.testing.clock import ManualClock

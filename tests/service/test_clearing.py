@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from tranlog.change import Fragment
+from tranlog.disk import OsDisk
 from tranlog.errors import CorruptRecordError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.log.cleared import MARK_NAME, behind_all, read_mark
 from tranlog.log.log import Log, LogOptions, hold, read_holds
 from tranlog.log.reader import LogReader
 from tranlog.payload import Payload, encode
-from tranlog.service.clearing import MARK_NAME, Mark, begin_after, clear_log, has_records, read_mark, removal_order
-from tranlog.target.target import ChannelRow
+from tranlog.service.clearing import clear_log, has_records, removal_order
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
 
@@ -44,29 +45,56 @@ def gtid(epoch: int, seqno: int) -> Gtid:
     return Gtid(Epoch(epoch), Seqno(seqno))
 
 
-def row(epoch: int, seqno: int) -> ChannelRow:
-    return ChannelRow(channel=0, epoch=Epoch(epoch), applied_seqno=Seqno(seqno))
-
-
-MARK = Mark(epoch=3, seqno=500, event_id="e", cleared_at=0)
-
-
 @pytest.mark.parametrize(
-    ("mark", "rows", "after"),
+    ("known", "after"),
     [
-        (None, [], None),
-        (None, [row(0, -1)], None),
-        (MARK, [], gtid(3, 500)),
-        (None, [row(2, 70), row(1, 80)], gtid(2, 80)),
-        (MARK, [row(2, 600)], gtid(3, 600)),
-        (MARK, [row(4, 70)], gtid(4, 500)),
-        (None, [row(0, 499)], gtid(0, 499)),
+        ([], None),
+        ([gtid(0, -1)], None),
+        ([gtid(3, 500)], gtid(3, 500)),
+        ([gtid(2, 70), gtid(1, 80)], gtid(2, 80)),
+        ([gtid(3, 500), gtid(2, 600)], gtid(3, 600)),
+        ([gtid(3, 500), gtid(4, 70)], gtid(4, 500)),
+        ([gtid(0, 499)], gtid(0, 499)),
     ],
 )
-def test_a_new_log_begins_behind_whatever_knows_a_position(
-    mark: Mark | None, rows: list[ChannelRow], after: Gtid | None
+def test_a_new_log_begins_behind_whatever_knows_a_position(known: list[Gtid], after: Gtid | None) -> None:
+    assert behind_all(known) == after
+
+
+def test_any_writer_begins_behind_a_cleared_log(tmp_path: Path) -> None:
+    """format.md, "The directory"; decision 0005: no GTID twice, by the public API too, and the source goes on."""
+    path = tmp_path / "log"
+    last = write(path, 198)
+    with LogReader.open(path) as reader:
+        history = reader.history
+    clear_log(str(path))
+    with Log.open(path, source_id="till") as log:
+        assert (log.epoch, log.first_seqno) == (last.epoch + 1, last.seqno + 1)
+        assert log.last_event_id() == "e:197", "where a source resumes behind"
+        assert log.history == history
+    with Log.open(path, source_id="till") as log:
+        assert (log.epoch, log.history, log.last_event_id()) == (last.epoch + 2, history, "e:197")
+    clear_log(str(path), keep_position=False)
+    with Log.open(path, source_id="till", start_after=gtid(1, 1_000)) as log:
+        assert (log.epoch, log.first_seqno) == (last.epoch + 3, 1_001)
+        assert log.last_event_id() is None
+
+
+def test_a_writer_that_was_cut_off_before_its_first_record_is_followed_by_one_that_begins_there(
+    tmp_path: Path,
 ) -> None:
-    assert begin_after(mark, rows) == after
+    path = tmp_path / "log"
+    last = write(path, 5)
+    clear_log(str(path))
+    write(path, 0)
+    segment = path / "thl.data.0000000001"
+    raw = segment.read_bytes()
+    (path / "positions").unlink()
+    for end in (0, 10, 16, 30):
+        segment.write_bytes(raw[:end])
+        with Log.open(path, source_id="till") as log:
+            assert (log.epoch, log.first_seqno, log.last_event_id()) == (last.epoch + 1, last.seqno + 1, "e:4"), end
+        (path / "positions").unlink()
 
 
 def test_a_cleared_log_goes_on_behind_itself(tmp_path: Path) -> None:
@@ -82,9 +110,7 @@ def test_a_cleared_log_goes_on_behind_itself(tmp_path: Path) -> None:
     assert read_holds(str(path)) == []
     with pytest.raises(LogMissingError, match="nothing to clear"):
         clear_log(str(path))
-    mark = read_mark(str(path))
-    assert mark is not None
-    again = write(path, 1, start_after=begin_after(mark, []))
+    again = write(path, 1)
     assert again.epoch > last.epoch and again.seqno == last.seqno + 2  # a no-op stands between
     assert clear_log(str(path)).mark.gtid == again
 
@@ -103,7 +129,7 @@ def test_a_damaged_log_needs_to_be_told_its_end(tmp_path: Path) -> None:
     (path / "thl.data.0000000002").unlink()
     with pytest.raises(CorruptRecordError):
         clear_log(str(path))
-    assert has_records(str(path)) and read_mark(str(path)) is None
+    assert has_records(str(path)) and read_mark(str(path), disk=OsDisk()) is None
     assert clear_log(str(path), after=gtid(7, 1000)).mark.gtid == gtid(7, 1000)
     assert not has_records(str(path))
 
@@ -111,7 +137,7 @@ def test_a_damaged_log_needs_to_be_told_its_end(tmp_path: Path) -> None:
 def test_a_damaged_mark_is_no_mark_of_zero(tmp_path: Path) -> None:
     (tmp_path / MARK_NAME).write_text("{")
     with pytest.raises(LogUnreadableError, match="says which GTIDs were handed out"):
-        read_mark(str(tmp_path))
+        read_mark(str(tmp_path), disk=OsDisk())
 
 
 def test_segments_go_from_the_front_and_before_what_derives_from_them() -> None:
@@ -138,8 +164,7 @@ def test_a_loss_of_power_at_any_call_repeats_no_gtid() -> None:
             break
         for seed in range(6):
             survived = disk.after_crash(random.Random(seed))
-            mark = read_mark("/log", disk=survived)
-            again = write("/log", 1, disk=survived, clock=ManualClock(), start_after=begin_after(mark, []))
+            again = write("/log", 1, disk=survived, clock=ManualClock())
             replay = f"crash at call {point}, seed {seed}"
             assert again.epoch > last.epoch and again.seqno > last.seqno, replay
             with LogReader.open("/log", disk=survived, clock=ManualClock()) as reader:

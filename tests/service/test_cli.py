@@ -16,11 +16,12 @@ from pathlib import Path
 import apsw
 import pytest
 
+from tranlog.disk import OsDisk
 from tranlog.errors import ConfigError
 from tranlog.ids import Gtid, Seqno
+from tranlog.log.cleared import MARK_NAME, read_mark
 from tranlog.log.log import Log, hold, read_holds
 from tranlog.service import cli, thl
-from tranlog.service.clearing import MARK_NAME, read_mark
 from tranlog.service.config import Config, load
 from tranlog.service.template import SOURCES, TARGETS, template
 from tranlog.source.mariadb.connection import MariadbSourceOptions
@@ -624,7 +625,7 @@ def test_after_a_reset_no_gtid_and_no_transaction_comes_twice(shop: Shop) -> Non
 def test_forgetting_the_sources_position(shop: Shop) -> None:
     shop("capture --once")
     assert shop("reset -y --forget-position")[0] == 0
-    mark = read_mark("log")
+    mark = read_mark("log", disk=OsDisk())
     assert mark is not None and mark.event_id == ""
 
 
@@ -659,7 +660,7 @@ def test_a_damaged_log_is_cleared_on_the_operators_word(shop: Shop) -> None:
     assert code == 3 and "damaged log" in err and err.count("\n") == 1
     code = cli.main(["reset", "-y", "--after", "GTID(1, 2)"])
     assert code == 0
-    mark = read_mark("log")
+    mark = read_mark("log", disk=OsDisk())
     assert mark is not None and mark.gtid == Gtid.parse("GTID(1, 2)")
     assert shop("capture --once")[0] == 0
 

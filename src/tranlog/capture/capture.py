@@ -87,20 +87,17 @@ class Capture:
         *,
         options: CaptureOptions | None = None,
         clock: Clock | None = None,
-        resume_after: str | None = None,
         take_source: bool = False,
     ) -> None:
         """Bring them together; nothing is read or claimed before the first run.
 
-        `resume_after` is the event id to go on behind where the log has none: what a cleared log left. `take_source`:
-        a source that another log has claimed becomes this one's.
+        `take_source`: a source that another log has claimed becomes this one's.
         """
         self._options = options if options is not None else CaptureOptions()
         self._options.check()
         self._source = source
         self._log = log
         self._clock = clock if clock is not None else SystemClock()
-        self._resume_after = resume_after
         self._take_source = take_source
         self._stop = threading.Event()
         # appended, complete and not yet durable
@@ -197,7 +194,7 @@ class Capture:
         log.commit()
         if isinstance(source, ClaimedSource):
             source.claim(history=log.history, holder=holder_of(log.path, disk=log.disk), take=self._take_source)
-        event_id = log.last_event_id() or self._resume_after
+        event_id = log.last_event_id()
         source.start(event_id)
         self._take_source = False  # another log that takes it from now on keeps it
         if event_id is not None:

@@ -108,8 +108,9 @@ class Log(LogEnd):
         """Take the lock, mend what a crash left, open a new epoch and write its no-op, synced.
 
         The directory is created if missing; its parent must exist. `start_after` and `history` only matter for a log
-        without records: it begins behind that position, in a higher epoch, and has that identity, 16 bytes, where it
-        takes over every transaction of another log; by default one of its own, random. Raises LogLockedError,
+        without records: it begins behind that position and behind what it held before it was cleared, in a higher
+        epoch, and has that identity, 16 bytes, where it takes over every transaction of another log; by default that
+        of the cleared log, or a new one, random. Raises LogLockedError,
         CorruptRecordError, LogMissingError, LogUnreadableError, LogCodecError, ForeignHistoryError, DiskFullError,
         DiskFailedError, ConfigError.
         """
@@ -172,8 +173,7 @@ class Log(LogEnd):
         directory = directory_of(path)
         if begin:
             check_source_id(source_id)
-        history = os.urandom(HISTORY_BYTES) if history is None else history
-        assert len(history) == HISTORY_BYTES
+        assert history is None or len(history) == HISTORY_BYTES
         try:
             make_directory(directory, disk)
             lock_file = take_lock(directory, disk)
@@ -187,7 +187,7 @@ class Log(LogEnd):
             raise storage_error(exc, directory) from exc
         return log
 
-    def _recover(self, start_after: Gtid | None, history: bytes, begin: bool) -> None:
+    def _recover(self, start_after: Gtid | None, history: bytes | None, begin: bool) -> None:
         opened = open_newest(self._path, self._disk, self._segments, start_after=start_after, history=history)
         self.recovered = opened.report
         self._file = opened.file
@@ -200,6 +200,8 @@ class Log(LogEnd):
         if opened.last_header is not None and opened.last_first_lsn is not None:
             self._visible_ids = pending.ids = (opened.last_header.source_id, opened.last_header.event_id)
             self._visible_start = opened.last_first_lsn
+        elif opened.event_id:
+            self._visible_ids = pending.ids = (self._source_id, opened.event_id)
         pending.epoch = opened.epoch if begin else Epoch(opened.epoch - 1)
         self._segments.adopt_index(opened.index)
         self._positions = PositionsFile(self._path, self._disk)

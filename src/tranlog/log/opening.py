@@ -30,9 +30,22 @@ from tranlog.errors import (
     LogUnreadableError,
     RecordLimitError,
 )
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.ids import (
+    HISTORY_BYTES,
+    NO_EPOCH,
+    NO_SEQNO,
+    Epoch,
+    Gtid,
+    Lsn,
+    Seqno,
+    lsn,
+    lsn_offset,
+    lsn_segment,
+    lsn_text,
+)
 from tranlog.log.allocation import empty_transaction, size_of
 from tranlog.log.bucket import Place
+from tranlog.log.cleared import Mark, behind_all, read_mark
 from tranlog.log.format import HEADER, SEQNO_MAX, RecordHeader, encode_header, segment_name
 from tranlog.log.index import BuiltFrom, Entry, SegmentRow, SeqnoIndex
 from tranlog.log.index_table import INDEX_NAME, read_index
@@ -94,6 +107,8 @@ class OpenedSegment:
     report: RecoveryReport
     index: SeqnoIndex
     """Covers every complete transaction."""
+    event_id: str = ""
+    """Up to where the source was captured, of a log without records."""
 
 
 def make_directory(path: str, disk: Disk) -> None:
@@ -159,19 +174,26 @@ def storage_error(exc: OSError, path: str) -> LogError:
 
 
 def open_newest(
-    path: str, disk: Disk, segments: Segments, *, start_after: Gtid | None, history: bytes
+    path: str, disk: Disk, segments: Segments, *, start_after: Gtid | None, history: bytes | None
 ) -> OpenedSegment:
     """Survey the directory, mend what a crash left, and open the newest segment; `segments` learns the row.
 
-    A log without records gets the identity `history`. The lock is held. Raises CorruptRecordError,
-    LogUnreadableError, LogCodecError, ForeignHistoryError, and OSError.
+    A log without records begins behind `start_after` and its own mark, and has the identity `history`, or that of the
+    log that was cleared, or a new one, random. The lock is held. Raises CorruptRecordError, LogUnreadableError,
+    LogCodecError, ForeignHistoryError, and OSError.
     """
     sign_lock(path, disk)
     published = read_positions(path, disk)
     stored = read_index(join(path, INDEX_NAME), disk)
     found = survey(path, disk, checkpoint=None if stored is None else checkpoint_of(*stored))
     decided = plan(found)
-    segments.history = history if found.history is None else found.history
+    mark: Mark | None = None
+    if isinstance(decided, NewLog) or (isinstance(decided, Continue) and decided.last_header is None):
+        mark = read_mark(path, disk=disk)
+    if mark is not None:
+        start_after = behind_all([mark.gtid] if start_after is None else [mark.gtid, start_after])
+        history = history or bytes.fromhex(mark.history)
+    segments.history = found.history or history or os.urandom(HISTORY_BYTES)
     if published is not None and found.history not in (None, published.history):
         published = None
     epoch = NO_EPOCH if published is None else published.epoch
@@ -200,6 +222,7 @@ def open_newest(
                 epoch=Epoch(epoch + 1),
                 report=RecoveryReport(created=True, clean=True),
                 index=SeqnoIndex(after=last),
+                event_id="" if mark is None else mark.event_id,
             )
         case Continue():
             segments.adopt_survey(found)
@@ -208,7 +231,8 @@ def open_newest(
             elif start_after is not None:
                 epoch = max(epoch, start_after.epoch)
             epoch = max(epoch, decided.mark_epoch)
-            return _continue(path, disk, segments, found, stored, decided, published, Epoch(epoch + 1))
+            opened = _continue(path, disk, segments, found, stored, decided, published, Epoch(epoch + 1))
+            return opened if mark is None else replace(opened, event_id=mark.event_id)
 
 
 def checkpoint_of(index: SeqnoIndex, built_from: BuiltFrom) -> Checkpoint | None:

@@ -13,15 +13,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from tranlog.capture.capture import Capture
 from tranlog.capture.thl_source import ThlSource, ThlSourceOptions
 from tranlog.errors import ConfigError, TargetError, TargetUnavailableError
 from tranlog.ids import Gtid
+from tranlog.log.cleared import behind_all
 from tranlog.log.log import Log
-from tranlog.service.clearing import begin_after, has_records, read_mark
+from tranlog.service.clearing import has_records
 from tranlog.service.config import Config, SourceKind, source_kind
 from tranlog.service.position import read_rows
 from tranlog.source.source import Source, TableReader
@@ -71,27 +71,15 @@ def open_tables(options: SourceOptions) -> TableReader:
     return MariadbTables(options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """Where a log is to begin. `after`: behind this GTID; `event_id`: what of the source the log had before."""
+def find_beginning(config: Config, *, new_log: bool) -> Gtid | None:
+    """Return behind which position of the target a log without records begins; its own mark is the log's to heed.
 
-    after: Gtid | None = None
-    event_id: str | None = None
-
-
-def find_beginning(config: Config, *, new_log: bool) -> Beginning:
-    """Say where the log begins if it has no records; one that has some goes on where it ends.
-
-    With `new_log` the target is not asked. Raises TargetUnavailableError where it does not answer, LogUnreadableError
-    for a damaged mark.
+    A channel that has applied nothing counts too: it stands in front of what it will apply first. With `new_log` the
+    target is not asked. Raises TargetUnavailableError where it does not answer.
     """
-    if has_records(config.log_dir):
-        return Beginning()
-    mark = read_mark(config.log_dir)
-    rows = [] if new_log else _positions_at_target(config)
-    return Beginning(
-        after=begin_after(mark, rows), event_id=mark.event_id if mark is not None and mark.event_id else None
-    )
+    if new_log or has_records(config.log_dir):
+        return None
+    return behind_all([Gtid(row.epoch, row.applied_seqno) for row in _positions_at_target(config)])
 
 
 def _positions_at_target(config: Config) -> list[ChannelRow]:
@@ -130,21 +118,12 @@ def open_capture(
     without the no-op with which a writer begins.
     """
     source: Source = _checked(config.wanted_source(), accept_server)
-    beginning = find_beginning(config, new_log=new_log)
+    after = find_beginning(config, new_log=new_log)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        with Log.open(
-            config.log_dir, source_id=source.source_id, options=config.log, start_after=beginning.after
-        ) as log:
-            capture = Capture(
-                source,
-                log,
-                options=config.capture,
-                resume_after=beginning.event_id,
-                take_source=take_source,
-            )
-            yield capture, log
+        with Log.open(config.log_dir, source_id=source.source_id, options=config.log, start_after=after) as log:
+            yield Capture(source, log, options=config.capture, take_source=take_source), log
     finally:
         sys.setswitchinterval(interval)
         source.close()

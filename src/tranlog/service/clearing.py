@@ -1,8 +1,7 @@
-"""Clearing a log so that it can never hand out a GTID twice, and where a log without records is to begin.
+"""Clearing a log so that it can never hand out a GTID twice.
 
-Owns the mark that a cleared log leaves behind, the order in which its files go, and the choice of a new log's first
-position. The hard idea: a target remembers how far it is by seqno and epoch; a log that began again at 0 would make
-it skip what it has never seen. So whatever knows a position, the mark or the target, has a say in where to begin.
+Owns the order in which a log's files go, and what is written into the mark that stays, which is `log.cleared`'s. The
+hard idea: a clearing can be cut off at any call, so the mark comes first, and then the segments go from the front.
 
 Source: design/log-format.md, last paragraph; thl-internals, "Clearing Log Files".
 """
@@ -12,24 +11,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
-from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
-from tranlog.log.format import segment_number
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid
+from tranlog.log.cleared import MARK_NAME, Mark, behind_all, read_mark
+from tranlog.log.format import segment_name, segment_number
 from tranlog.log.opening import read_holder
 from tranlog.log.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.reader import LogReader
-from tranlog.log.segment import LOCK_NAME
+from tranlog.log.segment import LOCK_NAME, history_borne, join, list_segments
 from tranlog.log.spill import SPILL_TABLE_NAME, spill_number
-from tranlog.target.target import ChannelRow
-
-MARK_NAME: Final = "cleared"
-_NUMBER_MAX: Final = (1 << 63) - 1
 
 CAVEATS: Final = (
     "Clear a log only while its source is idle. What was committed there and is not in the log yet may otherwise be "
@@ -40,20 +36,6 @@ CAVEATS: Final = (
 """What the document warns of, in two sentences for the operator."""
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cleared log leaves: the last GTID that it had handed out, and the source's position there."""
-
-    epoch: Annotated[int, msgspec.Meta(ge=0, le=_NUMBER_MAX)]
-    seqno: Annotated[int, msgspec.Meta(ge=NO_SEQNO, le=_NUMBER_MAX)]
-    event_id: str
-    cleared_at: int
-
-    @property
-    def gtid(self) -> Gtid:
-        """The last GTID that was handed out."""
-        return Gtid(Epoch(self.epoch), Seqno(self.seqno))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clearing:
     """What a clearing removes: the files, in the order in which they go, and the mark that stays."""
@@ -61,19 +43,6 @@ class Clearing:
     mark: Mark
     files: tuple[str, ...]
     bytes: int
-
-
-def begin_after(mark: Mark | None, rows: Iterable[ChannelRow]) -> Gtid | None:
-    """Return the position behind which a log without records begins; None: at seqno 0, epoch 1. Pure.
-
-    A channel that has applied nothing counts too: it stands in front of what it will apply first.
-    """
-    known = [(row.epoch, row.applied_seqno) for row in rows]
-    if mark is not None:
-        known.append((Epoch(mark.epoch), Seqno(mark.seqno)))
-    epoch = max((epoch for epoch, _ in known), default=Epoch(0))
-    seqno = max((seqno for _, seqno in known), default=NO_SEQNO)
-    return None if (epoch, seqno) == (0, NO_SEQNO) else Gtid(epoch, seqno)
 
 
 def removal_order(names: Iterable[str]) -> list[str]:
@@ -86,25 +55,6 @@ def removal_order(names: Iterable[str]) -> list[str]:
     segments = [name for name in listed if segment_number(name) is not None]
     segments += [name for name in listed if spill_number(name) is not None or name == SPILL_TABLE_NAME]
     return segments + [name for name in listed if name == POSITIONS_NAME or name.startswith("index.")]
-
-
-def read_mark(path: str, *, disk: Disk | None = None) -> Mark | None:
-    """Return the mark of the log at `path`; None where it was never cleared. Raises LogUnreadableError."""
-    disk = OsDisk() if disk is None else disk
-    name = os.path.join(path, MARK_NAME)
-    try:
-        file = disk.open(name)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as exc:
-        raise LogUnreadableError(path=name, why=exc.strerror or str(exc)) from exc
-    try:
-        return msgspec.json.decode(file.pread(file.size(), 0), type=Mark)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as exc:
-        why = f"the mark of the last clearing is damaged ({exc}); it says which GTIDs were handed out"
-        raise LogUnreadableError(path=name, why=why) from exc
-    finally:
-        file.close()
 
 
 def has_records(path: str, *, disk: Disk | None = None) -> bool:
@@ -176,12 +126,27 @@ def _last_handed_out(path: str, after: Gtid | None, disk: Disk, clock: Clock) ->
                 event_id = last.event_id
     else:
         found.append(after)
+    last_gtid = behind_all(found) or Gtid(NO_EPOCH, NO_SEQNO)
     return Mark(
-        epoch=max((gtid.epoch for gtid in found), default=0),
-        seqno=max((gtid.seqno for gtid in found), default=NO_SEQNO),
+        epoch=last_gtid.epoch,
+        seqno=last_gtid.seqno,
         event_id=event_id,
         cleared_at=clock.now_ms(),
+        history=_history(path, disk),
     )
+
+
+def _history(path: str, disk: Disk) -> str:
+    """Return the identity that the first segment which tells one bears, in hex."""
+    for number in list_segments(path, disk):
+        file = disk.open(join(path, segment_name(number)))
+        try:
+            found = history_borne(file, path, number)
+        finally:
+            file.close()
+        if found is not None:
+            return found.hex()
+    return ""
 
 
 def _write_mark(path: str, mark: Mark, disk: Disk) -> None:
