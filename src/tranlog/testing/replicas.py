@@ -10,7 +10,8 @@ Source: MariaDB's manual, "CHANGE MASTER TO", "MASTER_GTID_WAIT".
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,7 +19,7 @@ from tranlog.change import Change, Fragment
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
 from tranlog.payload import decode
 from tranlog.source.mariadb import MariadbSource, MariadbSourceOptions
-from tranlog.source.mariadb.position import BinlogPosition, parse_gtids
+from tranlog.source.mariadb.position import BinlogPosition, gtid_text, parse_gtids
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import Advance, ChannelRow, Target, Unit
 from tranlog.testing.servers import MariaDbAddress, MariaDbServer, OptionValue
@@ -173,15 +174,39 @@ class Replicas:
         if code != 0:
             raise AssertionError(f"the native replica did not reach {position}: {self.replica_error()}")
 
+    def replica_to(self, position: str) -> bool:
+        """Run the native replica, which stands, up to a list of GTIDs, and stop it there; whether it came so far."""
+        if self.replica.execute("SELECT @@global.gtid_slave_pos") == [(position,)]:
+            return True
+        self.replica.execute(f"START SLAVE UNTIL master_gtid_pos = '{position}'")
+        deadline = time.monotonic() + WAIT_S
+        while self._replica_status()["Slave_SQL_Running"] != "No":
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return not self.replica_error()
+
+    def replica_skip(self) -> None:
+        """Stop the native replica, and have it go on, at the next `replica_to`, where the source now stands."""
+        ((position,),) = self.source.execute("SELECT @@global.gtid_binlog_pos")
+        self.replica.execute("STOP SLAVE")
+        self.replica.execute(f"SET GLOBAL gtid_slave_pos = '{position}'")
+
     def replica_error(self) -> str:
         """Return why the native replica has stopped, empty where it runs."""
-        with contextlib.closing(self.replica.connect()) as session, session.cursor() as cursor:
-            cursor.execute("SHOW SLAVE STATUS")
-            status = dict(zip([column[0] for column in cursor.description], cursor.fetchone() or (), strict=False))
+        status = self._replica_status()
         return f"{status.get('Last_IO_Error', '')}{status.get('Last_SQL_Error', '')}"
 
-    def meet_target(self) -> None:
-        """Apply to our target all that the source has written by now."""
+    def _replica_status(self) -> dict[str, Any]:
+        with contextlib.closing(self.replica.connect()) as session, session.cursor() as cursor:
+            cursor.execute("SHOW SLAVE STATUS")
+            return dict(zip([column[0] for column in cursor.description], cursor.fetchone() or (), strict=False))
+
+    def meet_target(self, *, before: Callable[[Sequence[Change], str], None] | None = None) -> None:
+        """Apply to our target all that the source has written by now.
+
+        `before` is called with each transaction, and the GTIDs up to which everything has been applied.
+        """
         assert self._follower is not None
         ((position,),) = self.source.execute("SELECT @@global.gtid_binlog_pos")
         wanted = BinlogPosition(gtids=parse_gtids(position)).by_domain()
@@ -193,6 +218,9 @@ class Replicas:
             for fragment in self._follower.read(1.0):
                 fragments.append(fragment)
                 if fragment.last:
+                    if before is not None and self._position is not None:
+                        changes = [change for one in fragments for change in decode(one.payload).changes]
+                        before(changes, gtid_text(BinlogPosition.parse(self._position).gtids))
                     self._apply(fragments)
                     fragments = []
 
