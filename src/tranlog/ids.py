@@ -6,6 +6,7 @@ epoch is never reused, so two logs that hold the same GTID hold the same history
 
 from __future__ import annotations
 
+import base64
 import re
 import struct
 from typing import NewType
@@ -30,6 +31,7 @@ NO_HISTORY = bytes(HISTORY_BYTES)
 
 _GTID_BYTES = struct.Struct(">QQ")
 _GTID_TEXT = re.compile(r"GTID\(\s*([0-9]{1,19})\s*,\s*([0-9]{1,19})\s*\)")
+_BINDATA = re.compile(r"""BinData\(\s*\d+\s*,\s*["']([^"']*)["']\s*\)""")
 _NUMBER_MAX = (1 << 63) - 1  # records and targets hold seqno and epoch as signed 64-bit integers
 
 
@@ -45,6 +47,10 @@ class Gtid(msgspec.Struct, frozen=True, order=True, gc=False):
     def __str__(self) -> str:
         return f"GTID({self.epoch}, {self.seqno})"
 
+    def to_base64(self) -> str:
+        """Return the base64 of the 16 bytes, as TokuMX shows a GTID."""
+        return base64.b64encode(self.to_bytes()).decode()
+
     def to_bytes(self) -> bytes:
         """Return 16 bytes, two big-endian u64, whose byte order is the GTIDs' order."""
         return _GTID_BYTES.pack(self.epoch, self.seqno)
@@ -59,10 +65,17 @@ class Gtid(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @classmethod
     def parse(cls, text: str) -> Gtid:
-        """Read the text form, `GTID(1, 15)`. Raises ValueError for anything else."""
+        """Read a GTID as people have it: `GTID(1, 15)`, the base64 of its 16 bytes, or that in `BinData(0, "...")`.
+
+        Raises ValueError for anything else.
+        """
         match = _GTID_TEXT.fullmatch(text.strip())
         if match is None:
-            raise ValueError(f"not a GTID: {text!r}; a GTID reads GTID(1, 15)")
+            packed = _BINDATA.fullmatch(text.strip())
+            try:
+                return cls.from_bytes(base64.b64decode(text.strip() if packed is None else packed[1], validate=True))
+            except ValueError as exc:  # binascii.Error is one
+                raise ValueError(f"not a GTID: {text!r}; it reads GTID(1, 15), or is the base64 of 16 bytes") from exc
         epoch, seqno = int(match[1]), int(match[2])
         if epoch > _NUMBER_MAX or seqno > _NUMBER_MAX:
             raise ValueError(f"not a GTID: {text!r}; its numbers end at {_NUMBER_MAX}")

@@ -10,7 +10,7 @@ from fix_log import PATH, append_large, fill, flip, make_fragment, open_log, ope
 from tranlog.errors import CorruptRecordError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.format import RecordHeader
-from tranlog.log.lookup import OtherEpoch, find_event, find_gtid, find_time, gtid_base64, parse_gtid, parse_time
+from tranlog.log.lookup import OtherEpoch, find_event, find_gtid, find_time, parse_time
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
@@ -31,11 +31,11 @@ def test_a_gtid_is_read_in_each_of_its_forms() -> None:
     """tokumx-replication: a GTID is 16 bytes, shown as base64 or as GTID(1, 15)."""
     gtid = Gtid(Epoch(1), Seqno(15))
     for text in ("GTID(1, 15)", "GTID(1,15)", " GTID( 1 , 15 ) ", BASE64_1_15, f'BinData(0,"{BASE64_1_15}")'):
-        assert parse_gtid(text) == gtid
-    assert gtid_base64(gtid) == BASE64_1_15
+        assert Gtid.parse(text) == gtid
+    assert gtid.to_base64() == BASE64_1_15
     for text in ("", "15", "GTID(1)", "AAAA", BASE64_1_15[:-1], "GTID(1, 99999999999999999999)", 'BinData(0,"AA==")'):
         with pytest.raises(ValueError, match="not a GTID"):
-            parse_gtid(text)
+            Gtid.parse(text)
 
 
 def test_a_time_is_read_as_it_is_shown() -> None:

@@ -94,7 +94,9 @@ def test_what_is_replaced_is_refused_with_a_reason(name: str) -> None:
     [
         ("bufferSize", -1, "a whole number, 0 or more"),
         ("bufferSize", True, "a whole number, 0 or more"),
-        ("bufferSize", 0, "the buffer holds at least one byte"),
+        ("bufferSize", 0, "never less than the page size"),
+        ("bufferSize", 1, "never less than the page size"),
+        ("bufferSize", 4_095, "never less than the page size"),
         ("logFileSize", "100 MB", "a whole number, 0 or more"),
         ("doCheckSum", 1, "it is true or false"),
         ("logFileRetention", "a week", "an interval reads 7d, 12h"),

@@ -16,7 +16,6 @@ from tranlog.change import Fragment
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.format import segment_name
 from tranlog.log.log import Log, LogOptions, hold
-from tranlog.log.lookup import gtid_base64
 from tranlog.log.reader import LogReader
 from tranlog.log.verify import verify
 from tranlog.payload import Payload, encode
@@ -179,7 +178,16 @@ def test_spill_segments_tell_who_refers_into_them(tmp_path: Path, capsys: pytest
     assert spill["referred_by"] == found["segments"][-1]["last_gtid"] == "GTID(1, 1)"
     assert spill["raw_bytes"] > 3_000 and spill["chunks"] >= 1
     assert f"{spill['name']}  referred to up to GTID(1, 1)" in told("segments")[1]
-    assert told.json("info")["spill_bytes"]["uncompressed"] == spill["raw_bytes"]
+    extent = told.json("info")
+    assert extent["spill_bytes"] == {"uncompressed": spill["raw_bytes"], "on_disk": spill["on_disk"]}
+    assert extent["total_bytes"] == {
+        kind: extent["log_bytes"][kind] + extent["spill_bytes"][kind] for kind in ("uncompressed", "on_disk")
+    }
+    assert f"{spill['bytes']} written, {spill['on_disk']} on disk" in told("segments")[1]
+    assert [line.split(":")[0] for line in told("info")[1].splitlines()[-3:-1]] == [
+        "total user data size",
+        "total on-disk size",
+    ]
 
 
 def test_noops_at_the_end_are_no_events(told: Told) -> None:
@@ -224,7 +232,7 @@ def test_the_documents_example(told: Told) -> None:
     """A8.6: "using the example above, either of these commands will trim the oldest partition away"."""
     rows = told.json("segments")["segments"]
     by_time = shutil.copytree(told.path, told.path.parent / "by time")
-    assert told.json("trim", "--to-gtid", gtid_base64(Gtid.parse(rows[0]["last_gtid"])), "-y") == {
+    assert told.json("trim", "--to-gtid", Gtid.parse(rows[0]["last_gtid"]).to_base64(), "-y") == {
         "removed": [rows[0]["name"]],
         "segments": [rows[0]["name"]],
         "bytes": rows[0]["bytes"],

@@ -12,7 +12,6 @@ import pytest
 from fix_tungsten import GOLDEN, make_event
 from tranlog.change import Fragment
 from tranlog.log.log import Log, LogOptions
-from tranlog.log.lookup import gtid_base64
 from tranlog.payload import Payload, encode
 from tranlog.service import thl
 from tranlog.tungsten.directory import TungstenLog
@@ -82,7 +81,7 @@ def damage(log: Path, number: int = 3) -> None:
 def test_one_transaction_by_gtid_and_event(log_dir: Path, dash: str, capsys: pytest.CaptureFixture[str]) -> None:
     from tranlog.ids import Epoch, Gtid, Seqno
 
-    base64 = gtid_base64(Gtid(Epoch(1), Seqno(15)))
+    base64 = Gtid(Epoch(1), Seqno(15)).to_base64()
     for arguments in (["gtid", "GTID(1, 15)"], ["gtid", base64], ["event", "e:15"]):
         name, value = arguments
         assert listed(log_dir, [dash + name, value], capsys) == (0, [15], "")

@@ -10,9 +10,6 @@ Source: issue 5, item 6; tokumx-replication (GTID); design/replication.md, "Wall
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,8 +18,6 @@ from typing import Final, TypeAlias
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.format import RecordHeader
 from tranlog.log.reader import LogReader
-
-_BINDATA: Final = re.compile(r"""BinData\(\s*\d+\s*,\s*["']([^"']*)["']\s*\)""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +39,6 @@ def _nobody(seqno: int) -> None:
 
 TimeBounds = MutableMapping[int, int]
 """The latest commit time in a segment, ms since 1970, by the segment's number. Closed segments only."""
-
-
-def parse_gtid(text: str) -> Gtid:
-    """Read a GTID as people have it: `GTID(1, 15)`, the base64 of its 16 bytes, or that in `BinData(0, "...")`.
-
-    Raises ValueError.
-    """
-    stripped = text.strip()
-    if stripped.startswith("GTID"):
-        return Gtid.parse(stripped)
-    match = _BINDATA.fullmatch(stripped)
-    try:
-        raw = base64.b64decode(match[1] if match is not None else stripped, validate=True)
-        return Gtid.from_bytes(raw)
-    except (binascii.Error, ValueError) as exc:
-        raise ValueError(f"not a GTID: {text!r}; it reads GTID(1, 15), or is the base64 of 16 bytes") from exc
-
-
-def gtid_base64(gtid: Gtid) -> str:
-    """Return the base64 of a GTID's 16 bytes; `parse_gtid` reads it."""
-    return base64.b64encode(gtid.to_bytes()).decode()
 
 
 def parse_time(text: str) -> int:

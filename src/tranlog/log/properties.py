@@ -59,6 +59,14 @@ def _number(value: object) -> int:
     return value
 
 
+def _buffer_bytes(value: object) -> int:
+    """Never less than a page of the storage, as there."""
+    size = _number(value)
+    if size < PAGE_BYTES:
+        raise ValueError(f"it is never less than the page size, {PAGE_BYTES} bytes")
+    return size
+
+
 def _flag(value: object) -> bool:
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
         return value.strip().lower() == "true"
@@ -92,8 +100,11 @@ def _serializer(value: object) -> None:
 
 _CATALOG: Final = "positions are kept at the target, in the transaction that changes it: set {0} in [target]"
 
+PAGE_BYTES: Final = 4096
+"""Of the storage."""
+
 PROPERTIES: Final = (
-    Property(name="bufferSize", ours="buffer_bytes", read=_number),
+    Property(name="bufferSize", ours="buffer_bytes", read=_buffer_bytes),
     Property(name="doCheckSum", ours="checksum", read=_flag),
     Property(name="eventSerializer", read=_serializer),
     Property(name="flushIntervalMillis", ours="flush_interval_s", read=_flush_interval_s),

@@ -34,7 +34,7 @@ from tranlog.errors import ConfigError, NotInLogError, PurgedError
 from tranlog.ids import Gtid
 from tranlog.log.arrow import COLUMNS, Unit
 from tranlog.log.columns import ALL, Selection
-from tranlog.log.lookup import OtherEpoch, find_event, find_gtid, find_time, parse_gtid, parse_time
+from tranlog.log.lookup import OtherEpoch, find_event, find_gtid, find_time, parse_time
 from tranlog.log.reader import LogReader
 
 T = TypeVar("T")
@@ -183,7 +183,7 @@ def _bound(options: Mapping[str, str], end: str) -> Bound:
         raise ConfigError(option=given[1], value=options[given[1]], why=f"{given[0]} says already where to {end}")
     return Bound(
         seqno=_number(options, f"{end}Seqno", least=0),
-        gtid=_parsed(options, f"{end}Gtid", parse_gtid),
+        gtid=_parsed(options, f"{end}Gtid", Gtid.parse),
         time_ms=_parsed(options, f"{end}Time", parse_time),
         event_id=options.get(f"{end}Event"),
     )

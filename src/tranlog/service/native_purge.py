@@ -51,7 +51,7 @@ def plan_purge(low: int | None, high: int | None, *, first: int, last: int) -> P
     from_front = low is None or low <= first
     to_end = high is None or high >= last
     if from_front and to_end:
-        return Refused(why="that is all of it; `tranlog reset --log` removes it and keeps its GTIDs from coming again")
+        return Refused(why="that is all of it; `tranlog reset` removes it and keeps its GTIDs from coming again")
     if (low is not None and low > last) or (high is not None and high < first):
         return Refused(why=f"it holds seqno {first} to {last}")
     if from_front:

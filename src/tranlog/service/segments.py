@@ -22,7 +22,7 @@ from tranlog.disk import OsDisk
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.cursor import Cursor
 from tranlog.log.format import segment_name, segment_number
-from tranlog.log.lookup import OtherEpoch, find_gtid, parse_gtid, parse_time
+from tranlog.log.lookup import OtherEpoch, find_gtid, parse_time
 from tranlog.log.reader import LogReader
 from tranlog.log.retention import UpToSeqno, UpToTime
 from tranlog.log.segment import SegmentStat
@@ -258,6 +258,8 @@ def segment_json(row: SegmentRow) -> dict[str, object]:
         "name": row.name,
         "first_gtid": None if row.first_gtid is None else str(row.first_gtid),
         "last_gtid": None if row.last_gtid is None else str(row.last_gtid),
+        "first_gtid_base64": None if row.first_gtid is None else row.first_gtid.to_base64(),
+        "last_gtid_base64": None if row.last_gtid is None else row.last_gtid.to_base64(),
         "created_at": row.created_at,
         "created": None if row.created_at is None else time_text(row.created_at),
         "bytes": row.bytes,
@@ -265,17 +267,17 @@ def segment_json(row: SegmentRow) -> dict[str, object]:
     }
 
 
-def spill_lines(rows: Sequence[SpillStat]) -> Iterator[str]:
-    """Yield a line for each spill segment, behind those of the log's own."""
-    for row in rows:
+def spill_lines(rows: Sequence[tuple[SpillStat, int]]) -> Iterator[str]:
+    """Yield a line for each spill segment and what is set aside for it, behind those of the log's own."""
+    for row, on_disk in rows:
         referred = "nothing refers to it" if row.referred_by is None else f"referred to up to {row.referred_by}"
         yield (
             f"{row.name}  {referred}  created {time_text(row.created_at)}  "
-            f"{row.raw_bytes} bytes in {row.chunks} chunks, {row.bytes} on disk"
+            f"{row.raw_bytes} bytes in {row.chunks} chunks, {row.bytes} written, {on_disk} on disk"
         )
 
 
-def spill_json(row: SpillStat) -> dict[str, object]:
+def spill_json(row: SpillStat, on_disk: int) -> dict[str, object]:
     """Return one spill segment for a program."""
     return {
         "number": row.number,
@@ -286,11 +288,12 @@ def spill_json(row: SpillStat) -> dict[str, object]:
         "chunks": row.chunks,
         "raw_bytes": row.raw_bytes,
         "bytes": row.bytes,
+        "on_disk": on_disk,
     }
 
 
 def extent_lines(extent: LogExtent) -> Iterator[str]:
-    """Yield the lines of `tranlog log info`, in the order of printReplicationInfo, and behind them the history."""
+    """Yield the lines of `tranlog log info`, in the order of printReplicationInfo, and behind them ours."""
     yield f"log directory: {extent.path}"
     yield f"log user data size: {_megabytes(extent.uncompressed)}"
     yield f"log on-disk size: {_megabytes(extent.on_disk)}"
@@ -301,6 +304,8 @@ def extent_lines(extent: LogExtent) -> Iterator[str]:
     for which, at in (("first", extent.first_event), ("last", extent.last_event)):
         yield f"log {which} event time: {'none' if at is None else f'{time_text(at)} UTC'}"
     yield f"now: {time_text(extent.now)} UTC"
+    yield f"total user data size: {_megabytes(extent.uncompressed + extent.spill_uncompressed)}"
+    yield f"total on-disk size: {_megabytes(extent.on_disk + extent.spill_on_disk)}"
     yield f"log history: {extent.history.hex()}"
 
 
@@ -313,6 +318,10 @@ def extent_json(extent: LogExtent) -> dict[str, object]:
         "segments": extent.segments,
         "log_bytes": {"uncompressed": extent.uncompressed, "on_disk": extent.on_disk},
         "spill_bytes": {"uncompressed": extent.spill_uncompressed, "on_disk": extent.spill_on_disk},
+        "total_bytes": {
+            "uncompressed": extent.uncompressed + extent.spill_uncompressed,
+            "on_disk": extent.on_disk + extent.spill_on_disk,
+        },
         "first_event": extent.first_event,
         "last_event": extent.last_event,
         "t_first": None if extent.first_event is None else time_text(extent.first_event),
@@ -344,16 +353,16 @@ def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = 
       tranlog log segments --dir /backup/log --json
     """
     path = _log_of(ctx, directory)
-    spill: list[SpillStat] = []
+    spill: list[tuple[SpillStat, int]] = []
     with Progress() as progress:
         if codec_of(path) is Codec.TUNGSTEN:
             rows = tungsten_rows(TungstenReader.open(path), report=progress.update)
         else:
             with LogReader.open(path) as reader:
                 rows = segment_rows(reader, report=progress.update)
-                spill = reader.spill_segments()
+                spill = [(one, _on_disk(reader.path, one.name)) for one in reader.spill_segments()]
     if as_json:
-        print_json({"segments": [segment_json(row) for row in rows], "spill": [spill_json(row) for row in spill]})
+        print_json({"segments": [segment_json(row) for row in rows], "spill": [spill_json(*row) for row in spill]})
     else:
         for line in (*segment_lines(rows), *spill_lines(spill)):
             print(line)
@@ -441,7 +450,7 @@ def trim(
     limit = _limit(to_gtid=to_gtid, to_time=to_time, hard=past_holds)
     if isinstance(limit, UpToSeqno) and to_gtid is not None:
         with LogReader.open(path) as reader:
-            found = find_gtid(reader, parse_gtid(to_gtid))
+            found = find_gtid(reader, Gtid.parse(to_gtid))
             if isinstance(found, OtherEpoch):
                 say(f"{found.wanted} is not of this log: seqno {found.wanted.seqno} is {found.found.gtid} here")
                 return ExitCode.CHECK_FAILED
@@ -461,7 +470,7 @@ def _limit(*, to_gtid: str | None, to_time: str | None, hard: bool) -> UpToSeqno
     try:
         match to_gtid, to_time:
             case str(), None:
-                gtid = parse_gtid(to_gtid)
+                gtid = Gtid.parse(to_gtid)
                 return UpToSeqno(seqno=gtid.seqno, told=str(gtid), hard=hard)
             case None, str():
                 at_ms = parse_time(to_time)

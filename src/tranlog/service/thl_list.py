@@ -19,9 +19,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
-from tranlog.ids import Seqno
+from tranlog.ids import Gtid, Seqno
 from tranlog.log.format import segment_number
-from tranlog.log.lookup import parse_gtid, parse_time
+from tranlog.log.lookup import parse_time
 from tranlog.service.command import Progress, log_of, say, stop_signals
 from tranlog.service.either_codec import (
     Form,
@@ -152,7 +152,7 @@ def select(
         return OfFile(name=file)
     try:
         if gtid is not None:
-            return LookUp(sought=parse_gtid(gtid))
+            return LookUp(sought=Gtid.parse(gtid))
         if time is not None:
             return LookUp(sought=parse_time(time), high=high)
     except ValueError as exc:
