@@ -5,6 +5,7 @@ Proves: design/sources.md, "SQLite, the embedded default"; issue 3, item 4.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import sqlite3
@@ -19,7 +20,7 @@ import pytest
 
 from fix_sqlite import Replica, changes_of, content
 from tranlog.change import Change, Op, RowChange, Statement, TableName
-from tranlog.errors import SourceError, SourceSetupError, UnsupportedTypeError
+from tranlog.errors import ForeignWriterError, SourceError, SourceSetupError, UnsupportedTypeError
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, connect, install
 from tranlog.types import CharsetBytes
@@ -837,6 +838,113 @@ def test_attaching_a_captured_database_is_refused(captured: Captured, tmp_path: 
     other.execute("CREATE TABLE plain.x(a)")
     other.execute("INSERT INTO plain.x VALUES(1)")
     assert other.execute("SELECT count(*) FROM _tranlog_outbox").fetchall() == [(0,)]
+    other.close()
+
+
+@pytest.mark.parametrize("opened", ["BEGIN", "SAVEPOINT s"])
+def test_a_captured_database_attached_in_a_transaction_is_not_committed_to(
+    captured: Captured, tmp_path: Path, opened: str
+) -> None:
+    """There SQLite cannot detach it again."""
+    other = connect(tmp_path / "other.db")
+    other.execute("CREATE TABLE own(a)")
+    other.execute(opened)
+    with pytest.raises(SourceSetupError, match="captured itself"):
+        other.execute("ATTACH ? AS a", (captured.path,))
+    other.execute("INSERT INTO a.u VALUES(1, 1)")
+    with pytest.raises(SourceSetupError, match="captured itself"):
+        other.execute("COMMIT" if opened == "BEGIN" else "RELEASE s")
+    other.rollback()
+    with pytest.raises(SourceSetupError, match="captured itself"):
+        other.execute("INSERT INTO a.u VALUES(1, 1)")
+    assert captured.rows("SELECT * FROM u") == []
+    other.execute("DETACH a")
+    other.execute("INSERT INTO own VALUES(1)")
+    other.close()
+
+
+def test_a_database_that_is_captured_after_it_was_attached_is_not_committed_to(
+    captured: Captured, tmp_path: Path
+) -> None:
+    plain = str(tmp_path / "plain.db")
+    captured.db.execute("ATTACH ? AS plain", (plain,))
+    captured.db.execute("CREATE TABLE plain.x(a)")
+    captured.db.execute("INSERT INTO plain.x VALUES(1)")
+    connect(plain).close()
+    with pytest.raises(SourceSetupError, match="captured itself"):
+        captured.db.execute("INSERT INTO plain.x VALUES(2)")
+    assert captured.db.execute("SELECT * FROM plain.x").fetchall() == [(1,)]
+
+
+# --- foreign DDL -----------------------------------------------------------------------------------------
+
+FOREIGN_DDL = {
+    "ALTER TABLE t ADD COLUMN more": "main.t bypassed capture: a foreign program has altered it",
+    "ALTER TABLE t RENAME TO z": "main.t bypassed capture: a foreign program has dropped or renamed it",
+    "ALTER TABLE t RENAME COLUMN a TO z": "main.t bypassed capture: a foreign program has altered it",
+    "DROP TABLE t": "main.t bypassed capture: a foreign program has dropped or renamed it",
+    "CREATE TABLE a_new_one(a)": "main.a_new_one bypassed capture: a foreign program made it",
+}
+
+
+@pytest.mark.parametrize("sql", FOREIGN_DDL)
+@pytest.mark.parametrize("running", [True, False])
+def test_foreign_ddl_stops_capture_until_it_is_adopted(captured: Captured, sql: str, running: bool) -> None:
+    """Whatever our writers do meanwhile, DDL of their own too: they go on."""
+    captured.db.execute("INSERT INTO u VALUES(1, 1)")
+    source = SqliteSource(SqliteSourceOptions(path=captured.path, source_id="s"))
+    if running:
+        source.start(None)
+    captured.raw.execute(sql)
+    captured.db.execute("INSERT INTO u VALUES(2, 2)")
+    captured.db.execute("CREATE TABLE own(a)")
+    with contextlib.suppress(apsw.SQLError):
+        captured.db.execute("ALTER TABLE t ADD COLUMN of_ours")
+    with pytest.raises(ForeignWriterError, match=FOREIGN_DDL[sql]):
+        list(source.read(0)) if running else source.start(None)
+    source.close()
+    install(captured.path)
+    connect(captured.path).close()
+    source.start(None)
+    assert sum(1 for _ in source.read(0)) >= 3
+    captured.db.execute("INSERT INTO u VALUES(3, 3)")
+    assert sum(1 for _ in source.read(0)) == 1
+    source.close()
+
+
+def test_what_is_no_change_of_a_table_is_not_foreign_ddl(captured: Captured) -> None:
+    source = SqliteSource(SqliteSourceOptions(path=captured.path, source_id="s"))
+    source.start(None)
+    for sql in ("VACUUM", "CREATE INDEX i ON u(x)", "CREATE VIEW v AS SELECT 1", "ANALYZE", "DROP INDEX i"):
+        captured.raw.execute(sql)
+        captured.db.execute("INSERT INTO u VALUES(1, 1)")
+        assert list(source.read(0))
+    source.close()
+
+
+def test_ddl_of_several_of_our_connections_is_none(captured: Captured) -> None:
+    other = connect(captured.path)
+    source = SqliteSource(SqliteSourceOptions(path=captured.path, source_id="s"))
+    source.start(None)
+    assert sum(1 for _ in source.read(0)) == 2
+    for number in range(4):
+        for db in (captured.db, other):
+            table = f"n{number}_{db is other}"
+            db.execute(f"CREATE TABLE {table}(a)")
+            db.execute("SAVEPOINT s")
+            db.execute(f"ALTER TABLE {table} ADD COLUMN b")
+            db.execute("ROLLBACK TO s")
+            db.execute(f"ALTER TABLE {table} ADD COLUMN c")
+            db.execute("RELEASE s")
+            db.execute("BEGIN")
+            db.execute(f"DROP TABLE {table}")
+            db.execute("ROLLBACK")
+            db.execute("INSERT INTO u VALUES(1, 1)")
+            assert sum(1 for _ in source.read(0)) == 3
+    other.execute("DROP TABLE n0_True")
+    captured.db.execute("INSERT INTO u VALUES(1, 1)")
+    assert sum(1 for _ in source.read(0)) == 2
+    source.close()
     other.close()
 
 

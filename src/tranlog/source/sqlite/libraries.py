@@ -36,7 +36,7 @@ _ours: Final[WeakSet[apsw.Connection]] = WeakSet()
 def check_alone(path: str) -> None:
     """Refuse to open a file that something else in this process has open. Raises SourceSetupError."""
     file = _identity(path)
-    if not apsw.using_amalgamation or file is None or any(_identity(db.filename) == file for db in apsw.connections()):
+    if not apsw.using_amalgamation or file is None or any(_has(db, file) for db in apsw.connections()):
         return  # with a connection of our library there the descriptors are its own, as far as anybody can tell
     with contextlib.suppress(FileNotFoundError):
         for number in os.listdir(_FDS):
@@ -68,9 +68,17 @@ def _on_event(event: str, arguments: tuple[object, ...]) -> None:
     if file is None:
         return
     for db in apsw.connections():
-        if db in _ours and _identity(db.filename) == file:
+        if db in _ours and _has(db, file):
             why = f"Python's sqlite3 is to open {name}, which is open in this process through ours"
             raise SourceSetupError(why=why, remedy=_REMEDY)
+
+
+def _has(db: apsw.Connection, file: tuple[int, int]) -> bool:
+    """Whether a connection has a file open, as its main database or attached."""
+    names = ["main"]
+    with contextlib.suppress(apsw.Error):  # another thread is using it
+        names = db.db_names()
+    return any(_identity(db.db_filename(name)) == file for name in names)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

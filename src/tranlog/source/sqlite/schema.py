@@ -15,13 +15,16 @@ Source: design/sources.md, "SQLite, the embedded default".
 from __future__ import annotations
 
 import uuid
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import apsw
+import msgspec
 
 from tranlog.change import Column, ForeignKey, TableMap, TableName
-from tranlog.errors import SourceSetupError
+from tranlog.errors import ForeignWriterError, SourceSetupError
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
 from tranlog.source.sqlite.bulk import InsertFacts
 from tranlog.source.sqlite.raw import SCHEMA, real_columns
@@ -42,7 +45,8 @@ CREATE TABLE {SOURCE_TABLE}(
     uuid TEXT NOT NULL,        -- names this database in every event id
     version INTEGER NOT NULL,  -- of these two tables
     history BLOB,              -- the claim: identity of the history of the log that this source is for
-    holder TEXT                -- and of the directory in which that log goes on
+    holder TEXT,               -- and of the directory in which that log goes on
+    tables BLOB NOT NULL       -- the tables as our connections made them, or `install` found them
 )"""
 _CREATE_OUTBOX = f"""
 CREATE TABLE {OUTBOX_TABLE}(
@@ -337,8 +341,58 @@ def install_in(db: apsw.Connection) -> None:
     if not has_table(db, SCHEMA, SOURCE_TABLE):
         db.execute(_CREATE_SOURCE)
         db.execute(_CREATE_OUTBOX)
-        db.execute(f"INSERT INTO main.{SOURCE_TABLE} VALUES(?, ?, NULL, NULL)", (str(uuid.uuid4()), OUTBOX_VERSION))
+        first = (str(uuid.uuid4()), OUTBOX_VERSION)
+        db.execute(f"INSERT INTO main.{SOURCE_TABLE} VALUES(?, ?, NULL, NULL, x'')", first)
     guard_tables(db, sorted(read_schema(db).unguarded))
+    _note(db, table_marks(db))
+
+
+def table_marks(db: apsw.Connection) -> dict[str, int]:
+    """Return what tells one state of a table from another: of each that is captured, the CRC-32 of its stored SQL."""
+    listed = (
+        "SELECT s.name, s.sql FROM main.sqlite_schema s JOIN pragma_table_list l ON l.schema = 'main' "
+        "AND l.name = s.name AND l.type = 'table' WHERE s.type = 'table'"
+    )
+    rows: list[Any] = db.execute(listed).fetchall()
+    return {name: zlib.crc32(sql.encode()) for name, sql in rows if not name.startswith(("sqlite_", OWN_PREFIX))}
+
+
+def note_tables(db: apsw.Connection, before: dict[str, int]) -> None:
+    """Note in `_tranlog_source` what the open transaction has made of the tables, which were as in `before`.
+
+    A table that was not as noted even then stays so: what a foreign program did to it is not covered by ours.
+    """
+    noted, after = _noted(db), table_marks(db)
+    for name in before.keys() | after.keys():
+        if before.get(name) != after.get(name) and noted.get(name) == before.get(name):
+            if name in after:
+                noted[name] = after[name]
+            else:
+                del noted[name]
+    _note(db, noted)
+
+
+def _note(db: apsw.Connection, marks: dict[str, int]) -> None:
+    db.execute(f"UPDATE main.{SOURCE_TABLE} SET tables = ?", (msgspec.msgpack.encode(marks),))
+
+
+def _noted(db: apsw.Connection) -> dict[str, int]:
+    ((raw,),) = db.execute(f"SELECT tables FROM main.{SOURCE_TABLE}").fetchall()
+    assert isinstance(raw, bytes)
+    return msgspec.msgpack.decode(raw, type=dict[str, int])
+
+
+def check_tables(db: apsw.Connection, path: str) -> None:
+    """Refuse tables that are not as noted, inside a transaction. Raises ForeignWriterError."""
+    noted, found = _noted(db), table_marks(db)
+    for name in sorted(noted.keys() | found.keys()):
+        if noted.get(name) != found.get(name):
+            did = "dropped or renamed" if name not in found else "altered" if name in noted else "made"
+            raise ForeignWriterError(
+                table=f"{SCHEMA}.{name}",
+                why=f"a foreign program has {did} it in {path}, which the log does not know. Bring the target's tables "
+                "to the same state, with their rows, then adopt it by tranlog.source.sqlite.install(path)",
+            )
 
 
 def _unguarded(db: apsw.Connection, plans: dict[str, TablePlan]) -> Iterator[str]:

@@ -51,6 +51,7 @@ from tranlog.source.sqlite.schema import (
     Installed,
     SqliteSchema,
     TablePlan,
+    check_tables,
     install_in,
     read_installed,
     read_schema,
@@ -427,6 +428,8 @@ class SqliteSource:
             return
         with db_transaction(reader, write=False):
             schema = read_schema(reader)
+            if not schema.unguarded:
+                check_tables(reader, self.options.path)
         for name in sorted(schema.unguarded):
             raise ForeignWriterError(
                 table=f"{SCHEMA}.{name}",

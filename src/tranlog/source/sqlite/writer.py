@@ -33,11 +33,13 @@ from tranlog.source.sqlite.schema import (
     guard_tables,
     has_table,
     install_in,
+    note_tables,
     quote,
     read_insert_facts,
     read_installed,
     read_schema,
     schema_version,
+    table_marks,
     typed_row,
 )
 from tranlog.source.sqlite.statement import PlainInsert, StatementKind, classify, fold, is_blank, plain_insert
@@ -135,6 +137,7 @@ class Connection:
         self._running = 0  # writing statements in progress; more than one when an SQL function runs SQL
         self._checked = False  # the write lock is held and the schema known
         self._ddl_seen = False
+        self._tables_before: dict[str, int] = {}  # before the first DDL of the transaction
         self._schema_stale = False
         self._by_savepoint = False  # the transaction was opened by SAVEPOINT: the last RELEASE commits it
         self._changes_of_setup = self._db.total_changes()
@@ -277,6 +280,8 @@ class Connection:
                 run.lazy = True
             elif not run.writes:
                 self._before_write(run)
+                if not self._ddl_seen:
+                    self._tables_before = table_marks(self._db)
         elif kind is StatementKind.RELEASE:
             if self._by_savepoint and self._buffer.outermost(run.savepoint):
                 self._before_commit()
@@ -604,14 +609,26 @@ class Connection:
             )
 
     def _after_attach(self) -> None:
-        """Refuse to attach a captured database: what is written there through this connection would be missed."""
-        for name in self._db.db_names():
-            if name not in (SCHEMA, "temp") and has_table(self._db, name, SOURCE_TABLE):
-                self._db.execute(f"DETACH {quote(name)}")
-                raise SourceSetupError(
-                    why=f"the attached database {name!r} is captured itself, and writes to it would be missed",
-                    remedy="Open it by a connection of its own",
-                )
+        """Refuse to attach a captured database; in a transaction, which keeps it attached, each COMMIT does."""
+        try:
+            self._check_attached()
+        except SourceSetupError:
+            if not self._db.in_transaction:
+                for name in self._attached_captured():
+                    self._db.execute(f"DETACH {quote(name)}")
+            raise
+
+    def _check_attached(self) -> None:
+        """Refuse a captured database beside the main one: what is written there through this connection is missed."""
+        for name in self._attached_captured():
+            raise SourceSetupError(
+                why=f"the attached database {name!r} is captured itself, and writes to it would be missed",
+                remedy="Detach it, outside a transaction, and open it by a connection of its own",
+            )
+
+    def _attached_captured(self) -> list[str]:
+        names = [name for name in self._db.db_names() if name not in (SCHEMA, "temp")]
+        return [name for name in names if has_table(self._db, name, SOURCE_TABLE)]
 
     # --- the outbox ---
 
@@ -625,9 +642,14 @@ class Connection:
 
     def _before_commit(self) -> None:
         """Write what the transaction changed into the outbox, in the transaction itself."""
+        if self._recorder.others:
+            self._check_attached()
         if self._outbox.open or len(self._buffer):
             if self._changes_before is None:
                 self._changes_before = self._db.changes()
+            if self._ddl_seen:
+                note_tables(self._db, self._tables_before)
+                self._outbox.rows_written += 1
             self._outbox.finish()
 
     def _commit_own(self) -> None:
