@@ -36,6 +36,8 @@ from tranlog.errors import (
 from tranlog.payload import decode
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.mariadb import MariadbSource
+from tranlog.source.mariadb.catalog import Catalog
+from tranlog.source.mariadb.connection import Control
 from tranlog.source.mariadb.tables import MariadbTables
 from tranlog.source.source import Source, TableReader
 from tranlog.testing.servers import MariaDbAddress, MariaDbServer
@@ -1648,6 +1650,55 @@ def test_the_hidden_columns_of_long_unique_keys_are_left_out(
         "own": ["id", "x", "DB_ROW_HASH_1"],
     }
     assert all(found[name] == table for name, (table, _) in tables.items())
+
+
+def test_locked_tables_delay_the_catalog_only_where_they_are_captured(
+    mariadb: MariaDbAddress,
+    mariadb_database: str,
+    follow: Callable[..., Follower],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A CREATE TABLE ... SELECT locks its table to the catalog, which then leaves it out: asked again, not believed."""
+    other = f"{mariadb_database}_other"
+    run(mariadb, "", f"CREATE DATABASE {other}", f"CREATE TABLE {mariadb_database}.p (id INT PRIMARY KEY)")
+    rule = ShardRule(kind=ShardRuleKind.TABLE)
+
+    def busy(database: str, seconds: int) -> threading.Thread:
+        thread = threading.Thread(
+            target=run,
+            args=(
+                mariadb,
+                database,
+                f"CREATE TABLE k (id INT PRIMARY KEY, CONSTRAINT f FOREIGN KEY (id) REFERENCES "
+                f"{mariadb_database}.p (id)) SELECT 1 AS id FROM (SELECT SLEEP({seconds})) x WHERE 0",
+            ),
+        )
+        thread.start()
+        time.sleep(0.5)
+        return thread
+
+    thread = busy(other, 6)
+    begun = time.monotonic()
+    options = options_for(mariadb, databases=(mariadb_database,), shard_rule=rule)
+    follow(options)
+    assert time.monotonic() - begun < 4 and thread.is_alive()
+    thread.join()
+    thread = busy(mariadb_database, 6)
+    with caplog.at_level(logging.WARNING, logger="tranlog"):
+        follower = follow(options)
+    assert any("is locked: its definition is asked for again" in record.getMessage() for record in caplog.records)
+    assert not thread.is_alive()
+    thread.join()
+    run(mariadb, mariadb_database, "INSERT INTO p VALUES (1)")
+    assert {t.shard for t in follower.catch_up() if t.rows} == {f"{mariadb_database}.k"}, "f joins k and p"
+    run(mariadb, "", f"DROP DATABASE {other}")
+    impatient = Control(options_for(mariadb))
+    run(mariadb, mariadb_database, "DROP TABLE k")
+    thread = busy(mariadb_database, 6)
+    with pytest.raises(SourceUnavailableError, match="is locked"):
+        Catalog(options, impatient).foreign_key_edges()
+    impatient.close()
+    thread.join()
 
 
 def test_sequences_are_no_tables(

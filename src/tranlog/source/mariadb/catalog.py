@@ -389,12 +389,11 @@ class Catalog:
 
         Raises SourceSetupError for one that changes rows which the binlog does not hold, unless `cascades` allows it.
         """
-        rows = self._control.rows(
+        rows = self._of_captured(
             "SELECT constraint_schema, table_name, unique_constraint_schema, referenced_table_name, constraint_name, "
             "update_rule, delete_rule FROM information_schema.referential_constraints "
-            "ORDER BY constraint_schema, table_name, constraint_name"
+            "WHERE constraint_schema = %s ORDER BY table_name, constraint_name"
         )
-        rows = [row for row in rows if self._options.captures(str(row[0]))]
         if self._options.cascades == "refuse":
             self._refuse_cascades(rows)
         return [((str(row[0]), str(row[1])), (str(row[2]), str(row[3]))) for row in rows]
@@ -476,15 +475,16 @@ class Catalog:
 
     def captured_tables(self) -> list[tuple[str, str, bool]]:
         """Return (schema, table, whether system-versioned) of the captured tables, in order."""
-        rows = self._control.rows(
+        rows = self._of_captured(
             "SELECT table_schema, table_name, table_type FROM information_schema.tables "
-            "WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') ORDER BY table_schema, table_name"
+            "WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND table_schema = %s ORDER BY table_name"
         )
-        return [
-            (str(row[0]), str(row[1]), row[2] == "SYSTEM VERSIONED")
-            for row in rows
-            if self._options.captures(str(row[0]))
-        ]
+        return [(str(row[0]), str(row[1]), row[2] == "SYSTEM VERSIONED") for row in rows]
+
+    def _of_captured(self, sql: str) -> list[tuple[Any, ...]]:
+        """Ask about each captured database by itself: a table that is locked elsewhere does not delay it."""
+        schemas = sorted(str(row[0]) for row in self._control.rows("SHOW DATABASES"))
+        return [row for schema in filter(self._options.captures, schemas) for row in self._control.rows(sql, (schema,))]
 
 
 def _state(text: str) -> list[tuple[int, int, int]]:

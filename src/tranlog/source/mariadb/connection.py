@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 SYSTEM_DATABASES: Final = ("mysql", "information_schema", "performance_schema", "sys")
 _SESSION_TIMEOUT_S: Final = 7 * 24 * 3600
 _LOCK_WAIT_S: Final = 30
+_CATALOG_WAIT_S: Final = 5
+"""So long one question waits for a table that is locked, and a stop for the question."""
 
 _AWAY: Final = frozenset(
     {
@@ -149,7 +151,9 @@ class MariadbSourceOptions:
         return schema not in self.ignored_databases
 
 
-def connect(options: MariadbSourceOptions, **settings: Any) -> pymysql.Connection[Any]:
+def connect(
+    options: MariadbSourceOptions, *, lock_wait_s: int = _LOCK_WAIT_S, **settings: Any
+) -> pymysql.Connection[Any]:
     """Open a session in UTC that outlives idle days. Raises SourceUnavailableError, SourceSetupError."""
     try:
         connection: pymysql.Connection[Any] = pymysql.connect(
@@ -169,7 +173,7 @@ def connect(options: MariadbSourceOptions, **settings: Any) -> pymysql.Connectio
             with connection.cursor() as cursor:
                 cursor.execute(
                     f"SET SESSION time_zone = '+00:00', wait_timeout = {_SESSION_TIMEOUT_S}, "
-                    f"net_write_timeout = {_SESSION_TIMEOUT_S}, lock_wait_timeout = {_LOCK_WAIT_S}"
+                    f"net_write_timeout = {_SESSION_TIMEOUT_S}, lock_wait_timeout = {lock_wait_s}"
                 )
         except BaseException:
             close(connection)
@@ -228,11 +232,13 @@ def _text(error: BaseException) -> str:
 class Control:
     """The session beside the stream, for questions to the server. Opened when needed, opened again when lost.
 
+    A question about a table that is locked is asked again while `patient` says so.
     Threads: one.
     """
 
-    def __init__(self, options: MariadbSourceOptions) -> None:
+    def __init__(self, options: MariadbSourceOptions, *, patient: Callable[[], bool] = lambda: False) -> None:
         self._options = options
+        self._patient = patient
         self._connection: pymysql.Connection[Any] | None = None
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
@@ -240,23 +246,45 @@ class Control:
 
         Raises: SourceUnavailableError, SourceSetupError.
         """
-        fresh = self._connection is None
-        try:
-            return self._run(sql, parameters)
-        except SourceUnavailableError:
-            self.close()
-            if fresh:
-                raise
-        return self._run(sql, parameters)
+        while True:
+            fresh = self._connection is None
+            try:
+                found = self._run(sql, parameters)
+            except SourceUnavailableError:
+                self.close()
+                if fresh:
+                    raise
+                found = self._run(sql, parameters)
+            if found is not None:
+                return found
+            if not self._patient():
+                raise SourceUnavailableError(
+                    where=self._options.where, why=f"a table of its catalog is locked ({' '.join(sql.split())[:100]})"
+                )
+            logger.warning("A table that is captured is locked: its definition is asked for again. sql=%s", sql)
 
-    def _run(self, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+    def _run(self, sql: str, parameters: Sequence[object]) -> list[tuple[Any, ...]] | None:
+        """Return the answer; None where a lock kept the server from it."""
         if self._connection is None:
-            self._connection = connect(self._options, read_timeout=_LOCK_WAIT_S * 4, write_timeout=_LOCK_WAIT_S * 4)
+            self._connection = connect(
+                self._options,
+                lock_wait_s=_CATALOG_WAIT_S,
+                read_timeout=_LOCK_WAIT_S * 4,
+                write_timeout=_LOCK_WAIT_S * 4,
+            )
         try:
             with self._connection.cursor() as cursor:
                 cursor.execute(sql, tuple(parameters) or None)
-                return list(cursor.fetchall())
+                found = list(cursor.fetchall())
+                # The catalog leaves a locked table out, and only a warning says so.
+                if cursor.warning_count:
+                    cursor.execute("SHOW WARNINGS")
+                    if any(code == ER.LOCK_WAIT_TIMEOUT for _, code, _ in cursor.fetchall()):
+                        return None
+                return found
         except (pymysql.err.MySQLError, OSError) as exc:
+            if exc.args and exc.args[0] == ER.LOCK_WAIT_TIMEOUT:
+                return None
             raise translated(exc, self._options) from exc
 
     def close(self) -> None:

@@ -129,7 +129,7 @@ class MariadbSource:
         self.accept_server = False
         """Set by a caller on an operator's word: the next connection takes the server for one of the log's history."""
         self._clock: Clock = clock if clock is not None else SystemClock()
-        self._control = Control(options)
+        self._control = Control(options, patient=lambda: not self._stopping)
         self._catalog = Catalog(options, self._control)
         self._packer = TransactionPacker(
             source_id=options.source_id, rule=options.shard_rule, fragment_bytes=options.fragment_bytes
