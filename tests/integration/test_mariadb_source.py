@@ -1701,6 +1701,44 @@ def test_locked_tables_delay_the_catalog_only_where_they_are_captured(
     thread.join()
 
 
+def test_uuids_in_front_of_what_capture_has_not_seen_yet(
+    mariadb: MariaDbAddress, mariadb_database: str, follow: Callable[..., Follower]
+) -> None:
+    """A UUID looks like a BINARY(16): its type is that of the definition as of then, not the catalog's of today."""
+    columns = "id INT PRIMARY KEY, u UUID, i INET6, b BINARY(16)"
+    values = "(1, '123e4567-e89b-12d3-a456-426655440000', '::1', 'b')"
+    old = ("renamed", "altered", "dropped", "turned")
+    run(mariadb, mariadb_database, *(f"CREATE TABLE {name} ({columns})" for name in old))
+    follower = follow(options_for(mariadb, databases=(mariadb_database,)))
+    run(
+        mariadb,
+        mariadb_database,
+        *(f"CREATE TABLE new_{name} ({columns})" for name in old),
+        *(f"INSERT INTO {kind}{name} VALUES {values}" for kind in ("", "new_") for name in old),
+        *(f"ALTER TABLE {kind}altered DROP COLUMN u, DROP COLUMN i" for kind in ("", "new_")),
+        *(f"RENAME TABLE {kind}renamed TO {kind}other" for kind in ("", "new_")),
+        *(f"INSERT INTO {kind}other SELECT 2, u, i, b FROM {kind}other" for kind in ("", "new_")),
+        *(f"DROP TABLE {kind}{name}" for kind in ("", "new_") for name in ("other", "dropped")),
+        *(f"ALTER TABLE {kind}turned MODIFY u BINARY(16)" for kind in ("", "new_")),
+        *(f"UPDATE {kind}turned SET u = 'x'" for kind in ("", "new_")),
+    )
+    found = [
+        (change.table.table.removeprefix("new_"), [column.source_type for column in change.table.columns])
+        for transaction in follower.catch_up()
+        for change in transaction.rows
+    ]
+    uuids = ["int", "uuid", "inet6", "binary(16)"]
+    turned = ["int", "binary(16)", "inet6", "binary(16)"]
+    assert found == [
+        *[(name, uuids) for name in old],
+        *[(name, uuids) for name in old],
+        ("other", uuids),
+        ("other", uuids),
+        ("turned", turned),
+        ("turned", turned),
+    ]
+
+
 def test_sequences_are_no_tables(
     mariadb: MariaDbAddress,
     mariadb_database: str,

@@ -118,6 +118,12 @@ class CatalogOfNothing:
         types = KNOWN.get(name)
         return None if types is None else KnownTable(types=types)
 
+    def as_of(self, schema: str, name: str, second: int) -> KnownTable | None:
+        return self.table(schema, name)
+
+    def note_statement(self, schema: str, sql: str) -> None:
+        """Nothing is remembered."""
+
     def columns(self, schema: str, name: str) -> list[CatalogColumn]:
         return []
 

@@ -30,6 +30,7 @@ from tranlog.source.mariadb.types import (
     KnownForeignKey,
     KnownTable,
     MariadbType,
+    alike_after,
     declared_labels,
     table_map,
     type_in_catalog,
@@ -662,3 +663,27 @@ def test_keys_only_over_columns_that_are_there() -> None:
     assert found.unique_keys == ((1,),)
     assert [key.columns for key in found.foreign_keys] == [(1, 0)]
     assert table_map("s", "t", found.columns, primary_key=[], known=None).unique_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("sql", "after"),
+    [
+        (
+            "CREATE OR REPLACE TABLE IF NOT EXISTS `t``1` (id INT, `u u` UUID NOT NULL, i inet6, b BINARY( 16 ), "
+            "c BINARY(17), d VARBINARY(16) COMMENT 'x UUID')",
+            {("s", "t`1"): {"u u": "uuid", "i": "inet6", "b": "binary(16)"}},
+        ),
+        ("CREATE TABLE o . t (id INET4 /* , x UUID */)", {("o", "t"): {"id": "inet4"}}),
+        ("ALTER TABLE t ADD COLUMN n INT, DROP v", {("s", "t"): {"u": "uuid", "b": "binary(16)"}}),
+        ("ALTER TABLE s.t MODIFY b UUID, ADD x INET6 FIRST", {("s", "t"): {"u": "uuid", "b": "uuid", "x": "inet6"}}),
+        ("ALTER TABLE t CHANGE u w BINARY(16)", {("s", "t"): {"b": "binary(16)", "w": "binary(16)"}}),
+        ("ALTER TABLE t DROP COLUMN u, RENAME TO o.t2", {("o", "t2"): {"b": "binary(16)"}}),
+        ("RENAME TABLE t TO x.y, `a` TO b", {("x", "y"): {"u": "uuid", "b": "binary(16)"}, ("s", "b"): {}}),
+        ("DROP TABLE t", {}),
+        ("CREATE TABLE t LIKE x", {}),
+    ],
+)
+def test_what_a_statement_says_of_columns_that_look_alike(sql: str, after: dict[object, object]) -> None:
+    """UUID, INET6 and BINARY(16) are one in the binlog; a definition as of then is told by statements."""
+    before = {("s", "t"): {"u": "uuid", "b": "binary(16)"}}
+    assert alike_after("s", sql, before) == after

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -36,7 +36,13 @@ from tranlog.source.mariadb.position import (
     parse_start,
     why_lost,
 )
-from tranlog.source.mariadb.types import CatalogColumn, KnownForeignKey, KnownTable
+from tranlog.source.mariadb.types import (
+    CatalogColumn,
+    KnownForeignKey,
+    KnownTable,
+    alike_after,
+    alike_in_binlog,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +53,8 @@ _WANTED: Final = (
 )
 _FILE_START: Final = 4
 """Every binlog file begins with four bytes that are no event."""
+_ALIKE_MAX: Final = 50_000
+"""Of so many tables it is remembered which columns the binlog does not tell apart."""
 _CHANGES_OTHER_ROWS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
 
 
@@ -68,6 +76,7 @@ class Catalog:
         self._options = options
         self._control = control
         self._known: dict[TableName, KnownTable | None] = {}
+        self._alike: dict[TableName, dict[str, str]] = {}
 
     # Settings.
 
@@ -323,20 +332,59 @@ class Catalog:
             self._known[name] = self._ask(schema, table)
         return self._known[name]
 
+    def as_of(self, schema: str, table: str, second: int) -> KnownTable | None:
+        """Return what is known of a table's types in this second; None when nothing is.
+
+        The catalog's word is taken where the table has not changed since. Where it has, columns that the binlog does
+        not tell apart (UUID, INET6, BINARY) are what they were when the table was last seen unchanged, or created.
+        """
+        known = self.table(schema, table)
+        name = (schema, table)
+        before = self._alike.get(name)
+        if known is not None and known.changed_at is not None and known.changed_at < second:
+            self._note(name, alike_in_binlog(known.types))
+        elif before is not None:
+            return KnownTable(types=before) if known is None else replace(known, types={**known.types, **before})
+        return known
+
+    def note_statement(self, schema: str, sql: str) -> None:
+        """Remember what a statement says of such columns: the table may be gone, or another one, when rows come."""
+        for name, columns in alike_after(schema, sql, self._alike).items():
+            if self._options.captures(name[0]):
+                self._note(name, columns)
+
+    def note_present(self) -> None:
+        """Remember such columns of all captured tables."""
+        for schema, table, column, declared in self._of_captured(
+            "SELECT table_schema, table_name, column_name, column_type FROM information_schema.columns "
+            "WHERE table_schema = %s AND data_type IN ('uuid', 'inet6', 'inet4', 'binary')"
+        ):
+            self._note((str(schema), str(table)), alike_in_binlog({str(column): str(declared)}), more=True)
+
+    def _note(self, name: TableName, columns: dict[str, str], *, more: bool = False) -> None:
+        if more:
+            columns = {**self._alike.get(name, {}), **columns}
+        self._alike.pop(name, None)
+        if columns:
+            self._alike[name] = columns
+            if len(self._alike) > _ALIKE_MAX:
+                del self._alike[next(iter(self._alike))]
+
     def _ask(self, schema: str, table: str) -> KnownTable | None:
-        tables = self._control.rows(
-            "SELECT t.table_type, e.transactions FROM information_schema.tables t "
-            "LEFT JOIN information_schema.engines e ON e.engine = t.engine "
-            "WHERE t.table_schema = %s AND t.table_name = %s",
-            (schema, table),
-        )
-        if not tables:
-            return None
+        # In this order: what is changed between the two questions has the later time.
         columns = self._control.rows(
             "SELECT column_name, column_type FROM information_schema.columns "
             "WHERE table_schema = %s AND table_name = %s",
             (schema, table),
         )
+        tables = self._control.rows(
+            "SELECT t.table_type, e.transactions, IF(t.engine = 'InnoDB', UNIX_TIMESTAMP(t.create_time), NULL) "
+            "FROM information_schema.tables t LEFT JOIN information_schema.engines e ON e.engine = t.engine "
+            "WHERE t.table_schema = %s AND t.table_name = %s",
+            (schema, table),
+        )
+        if not tables:
+            return None
         return KnownTable(
             types={str(name): str(spelled) for name, spelled in columns},
             # The old rows of a system-versioned table repeat what is unique among its present ones.
@@ -344,6 +392,7 @@ class Catalog:
             foreign_keys=self._foreign_keys(schema, table),
             transactional=tables[0][1] == "YES",
             sequence=tables[0][0] == "SEQUENCE",
+            changed_at=None if tables[0][2] is None else int(tables[0][2]),
         )
 
     def _unique_keys(self, schema: str, table: str) -> tuple[tuple[str, ...], ...]:

@@ -210,6 +210,7 @@ class MariadbSource:
             self._told = None if self._rule.kind is ShardRuleKind.TABLE else self._position
         self._told_at = self._clock.monotonic()
         self._connect()
+        self._catalog.note_present()
 
     def _connect(self) -> None:
         """Check the set-up and the position, and open the stream there."""
@@ -559,6 +560,7 @@ class MariadbSource:
                 statements += 1
                 if kind_of in (StatementKind.DDL, StatementKind.EMPTIES) and not self._concerns(statement, group):
                     continue
+                self._catalog.note_statement(statement.schema, _text(statement))
                 cut = packer.add(statement, event_id=event_id, tstamp=tstamp)
                 if cut is not None:
                     yield cut
@@ -650,7 +652,8 @@ class MariadbSource:
                 logger.warning("A sequence is no table: its values are not captured. sequence=%s.%s", schema, name)
             return None
         if binlog_table.complete:
-            types = types_in_binlog(binlog_table, collations=self._charsets, known=known)
+            then = self._catalog.as_of(schema, name, HEADER.unpack_from(event)[0])
+            types = types_in_binlog(binlog_table, collations=self._charsets, known=then)
         else:
             binlog_table, types = self._named(binlog_table, event, group)
         shown = shown_columns(binlog_table, known)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tranlog.change import Column, ForeignKey, TableMap
+from tranlog.change import Column, ForeignKey, TableMap, TableName
 from tranlog.errors import UnsupportedTypeError
 from tranlog.source.mariadb.charsets import BINARY, bytes_per_character, text_decoder
 from tranlog.source.mariadb.events import BinlogColumn, BinlogTable, EventFormatError, FieldType
@@ -118,7 +118,7 @@ class KnownTable:
     """What the catalog says of a table now: it may have been altered since a row of it was written.
 
     `types` by column, as information_schema spells them; keys by the names of their columns; `transactional` says
-    whether a ROLLBACK undoes its changes.
+    whether a ROLLBACK undoes its changes; `changed_at` is the second of its last definition, None where nobody knows.
     """
 
     types: Mapping[str, str]
@@ -126,6 +126,7 @@ class KnownTable:
     foreign_keys: tuple[KnownForeignKey, ...] = ()
     transactional: bool = True
     sequence: bool = False
+    changed_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +209,65 @@ _BY_CATALOG: Final = {
     "inet4": (4, MariadbType(family=Family.INET, name="inet4")),
 }
 """Types that the binlog shows as BINARY of so many bytes."""
+_ALIKE: Final = re.compile(r"uuid|inet[46]|binary\((?:4|16)\)")
+_NAME: Final = r"(?:`(?:[^`]|``)+`|[\w$]+)"
+_TABLE: Final = rf"({_NAME})(?:\s*\.\s*({_NAME}))?"
+_CREATED: Final = re.compile(
+    rf"\s*CREATE\s+(?:OR\s+REPLACE\s+)?TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?{_TABLE}\s*\(", re.IGNORECASE
+)
+_ALTERED: Final = re.compile(rf"\s*ALTER\s+(?:ONLINE\s+|IGNORE\s+)*TABLE\s+(?:IF\s+EXISTS\s+)?{_TABLE}", re.IGNORECASE)
+_RENAMED: Final = re.compile(r"\s*RENAME\s+TABLES?\b", re.IGNORECASE)
+_ONE_RENAMED: Final = re.compile(rf"{_TABLE}\s+(?:NOWAIT\s+|WAIT\s+\d+\s+)?TO\s+{_TABLE}", re.IGNORECASE)
+_RENAMED_TO: Final = re.compile(rf"\bRENAME\s+(?:TO|AS)\s+{_TABLE}", re.IGNORECASE)
+_DECLARED: Final = re.compile(rf"({_NAME})\s+(UUID|INET[46]|BINARY\s*\(\s*(?:4|16)\s*\))(?!\w)", re.IGNORECASE)
+_UNSAID: Final = re.compile(r"'(?:[^'\\]|''|\\.)*'|/\*.*?\*/|--\s[^\n]*|\#[^\n]*", re.DOTALL)
+
+
+def alike_in_binlog(types: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of a table that the binlog does not tell apart, with the types that the catalog gives them."""
+    return {name: declared for name, declared in types.items() if _ALIKE.fullmatch(declared)}
+
+
+def alike_after(
+    schema: str, sql: str, before: Mapping[TableName, Mapping[str, str]]
+) -> dict[TableName, dict[str, str]]:
+    """Return what a statement, run in `schema`, says of such columns, by table; nothing of tables that it leaves alone.
+
+    Read as far as that goes: what an ALTER TABLE names counts as changed, to what it declares.
+    """
+    bare = _UNSAID.sub(" ", sql)
+    if (match := _CREATED.match(bare)) is not None:
+        return {_table_named(schema, match[1], match[2]): _declared(bare, match.end())}
+    if (match := _ALTERED.match(bare)) is not None:
+        table = _table_named(schema, match[1], match[2])
+        text = bare[match.end() :]
+        columns = {
+            name: declared
+            for name, declared in before.get(table, {}).items()
+            if not re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", text, re.IGNORECASE)
+        } | _declared(text, 0)
+        renamed = _RENAMED_TO.search(text)
+        return {table if renamed is None else _table_named(schema, renamed[1], renamed[2]): columns}
+    if _RENAMED.match(bare) is not None:
+        return {
+            _table_named(schema, one[3], one[4]): dict(before.get(_table_named(schema, one[1], one[2]), {}))
+            for one in _ONE_RENAMED.finditer(bare)
+        }
+    return {}
+
+
+def _declared(text: str, start: int) -> dict[str, str]:
+    return {_unquoted(one[1]): re.sub(r"\s", "", one[2].lower()) for one in _DECLARED.finditer(text, start)}
+
+
+def _table_named(schema: str, first: str, second: str | None) -> TableName:
+    return (schema, _unquoted(first)) if second is None else (_unquoted(first), _unquoted(second))
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
+
+
 _OLD_TIME_DECLARED: Final = re.compile(r"(time|datetime|timestamp)(?:\((\d)\))?\s*/\* mariadb-5\.3 \*/")
 
 
