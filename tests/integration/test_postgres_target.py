@@ -373,6 +373,52 @@ def test_numbers_that_would_be_rounded_are_refused(bench: Bench) -> None:
         bench.apply([insert(tab, (2, Decimal("1.5010")))])
 
 
+@pytest.mark.parametrize(
+    ("declared", "fits", "cut", "why"),
+    [
+        ("varchar(3)", "abc", "abc ", "would cut spaces off"),
+        ("varchar(3)", "ab ", "    ", "would cut spaces off"),
+        ("char(3)", " a", "a ", "loses spaces at the end"),
+        ("name", "é" * 31, "é" * 32, "would cut the text"),
+        ('"char"', "a", "ab", "would cut the text"),
+    ],
+)
+@pytest.mark.parametrize("several", [False, True], ids=["one row", "a batch"])
+def test_text_that_would_be_cut_is_refused(
+    bench: Bench, declared: str, fits: str, cut: str, why: str, several: bool
+) -> None:
+    """What PostgreSQL does without an error is looked for: spaces beyond a length, a name's bytes, char's padding."""
+    tab = table("t", ID, column("v", TEXT, "text"))
+    sql(bench, f"CREATE SCHEMA shop; CREATE TABLE shop.t (id int PRIMARY KEY, v {declared})")
+    bench.apply([insert(tab, (n, fits)) for n in range(9 if several else 1)])
+    assert set(bench.session.fetch("SELECT v::text FROM shop.t")) == {(fits,)}
+    with pytest.raises(ConflictError, match=why) as caught:
+        bench.apply([insert(tab, (100 + n, cut if n == 0 else fits)) for n in range(9 if several else 1)])
+    assert caught.value.key == "(id=100)"
+
+
+def test_a_value_beyond_an_index_is_a_conflict(bench: Bench) -> None:
+    """It is the row's matter, not the server's: seqno, table and key are named, and no service manager repeats it."""
+    tab = table("t", ID, column("v", TEXT, "text"))
+    sql(bench, "CREATE SCHEMA shop; CREATE TABLE shop.t (id int PRIMARY KEY, v text UNIQUE)")
+    text = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=8000))
+    with pytest.raises(ConflictError, match="index row size") as caught:
+        bench.apply([insert(tab, (1, "short")), insert(tab, (2, text))])
+    assert (caught.value.key, caught.value.table) == ("(id=2)", "shop.t")
+
+
+def test_an_override_of_read_only_is_said(
+    postgres: PostgresAddress,
+    postgres_database: str,
+    options: TargetOptions,
+    open_bench: Callable[[TargetOptions], Bench],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    postgres.execute(f"ALTER DATABASE {postgres_database} SET default_transaction_read_only = on")
+    open_bench(options)
+    assert "default_transaction_read_only is on; it is off in tranlog's own sessions" in caplog.text
+
+
 def test_identity_columns_and_partitions(bench: Bench) -> None:
     """What the source numbered stays; a ctid names a row of each partition, and only the right one is hit."""
     sql(

@@ -11,6 +11,7 @@ Source: PostgreSQL's manual, "Client Connection Defaults", "Error Codes", "Pipel
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -38,6 +39,8 @@ except ImportError as exc:
         value="postgres",
         why="the library psycopg is missing; install the package with its extra: pip install 'tranlog[postgres]'",
     ) from exc
+
+logger = logging.getLogger(__name__)
 
 _SETTINGS: Final = {
     "TimeZone": "UTC",
@@ -72,6 +75,8 @@ FLUSH_EVERY: Final = 32
 
 _TRY_AGAIN: Final = frozenset({"40001", "40P01", "57014", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 _LOCK_TIMEOUT: Final = "55P03"
+_TOO_LARGE: Final = "54000"
+"""A value that an index cannot hold: of the server's limits the one that is a row's matter."""
 _MISSING: Final = frozenset({"42P01", "42703", "3F000"})
 _DUPLICATE: Final = frozenset({"23505", "23P01"})
 _SURROUNDINGS: Final = ("53", "54", "58", "F0", "XX")
@@ -165,6 +170,13 @@ class PostgresSession:
             settings = {**_SETTINGS, "idle_in_transaction_session_timeout": str(round(options.idle_timeout_s * 1000))}
             if options.triggers == "off":
                 settings["session_replication_role"] = "replica"
+            ((read_only,),) = self.fetch("SELECT current_setting('default_transaction_read_only')")
+            if read_only == "on":
+                logger.warning(
+                    "The target's default_transaction_read_only is on; it is off in tranlog's own sessions, which "
+                    "write there. target=%s",
+                    self._where,
+                )
             calls = [f"set_config(${n}, ${n + 1}, false)" for n in range(1, 2 * len(settings), 2)]
             self.fetch(f"SELECT {', '.join(calls)}", [part for setting in settings.items() for part in setting])
             ((self.identity,),) = self.fetch(
@@ -298,6 +310,8 @@ class PostgresSession:
             return TransientTargetError(why=why)
         if code == _LOCK_TIMEOUT:
             return LockTimeoutError(why)
+        if code == _TOO_LARGE:
+            return MisfitError(why, table=exc.diag.table_name or "")
         if code in _MISSING:
             return MissingTableError(why)
         if code[:2] in _SURROUNDINGS or code in _REFUSED:
@@ -325,6 +339,7 @@ class PostgresSession:
                 generated=generated,
                 declared=declared,
                 digits=_digits(typname, typmod),
+                length=_length(typname, typmod),
             )
         unique = frozenset([name for name, _ in self.fetch(_UNIQUE, names)])
         return TargetTable(columns=columns, unique=unique, place="ctid", order_unseen=rows[0][9])
@@ -408,6 +423,13 @@ def _message(exc: psycopg.Error) -> str:
         detail = f" ({exc.diag.message_detail})" if exc.diag.message_detail else ""
         return f"{exc.diag.message_primary}{detail}"
     return " ".join(str(exc).split())
+
+
+def _length(typname: str, typmod: int) -> int | None:
+    """Return how much text a column keeps: characters of the standard's types, bytes of PostgreSQL's own for names."""
+    if typname in ("varchar", "bpchar"):
+        return typmod - 4 if typmod > 0 else None
+    return {"name": 63, "char": 1}.get(typname)
 
 
 def _digits(typname: str, typmod: int) -> int | None:

@@ -204,7 +204,7 @@ def _refuse_nul(text: str) -> str:
 
 
 def _charset_bytes(value: CharsetBytes) -> NoReturn:
-    raise UnfitError(f"bytes that are no text in {value.charset} cannot be stored as text")
+    raise UnfitError(f"bytes that are no text in {value.charset}, or not its only ones, cannot be stored as text")
 
 
 def _zero_date(value: ZeroDate) -> NoReturn:
@@ -317,6 +317,7 @@ def _writer(column: BoundColumn) -> Callable[[Value], str | None]:
     if column.source.logical == LogicalType.ANY:
         writes = {kind: writes[kind] for kind in _ANY_TYPES[target.category]}
     digits = target.digits if may_round(column.source, target) else None
+    check_length = _check_length(target)
 
     def write(value: Value) -> str | None:
         if value is None:
@@ -331,6 +332,8 @@ def _writer(column: BoundColumn) -> Callable[[Value], str | None]:
             )
         try:
             text = to_text(value)
+            if check_length is not None:
+                check_length(text)
         except UnfitError as exc:
             raise UnfitError(f"column {name}: {exc}") from None
         if digits is not None and len(fraction_digits(text)) > digits:
@@ -338,6 +341,25 @@ def _writer(column: BoundColumn) -> Callable[[Value], str | None]:
         return text
 
     return write
+
+
+def _check_length(target: TargetColumn) -> Callable[[str], None] | None:
+    """Return what raises UnfitError for a text that the column would cut or pad without an error; None: it does not."""
+    length = target.length
+    in_bytes = target.type_name in ("name", '"char"')
+    pads = target.category == "char"
+    if not (in_bytes or pads or (target.category == "text" and length is not None)):
+        return None
+
+    def check(text: str) -> None:
+        if in_bytes and len(text.encode()) > (length or 0):
+            raise UnfitError(f"it is {target.declared} here and would cut the text; make the column text")
+        if length is not None and len(text) > length and text[length:].isspace():
+            raise UnfitError(f"it is {target.declared} here and would cut spaces off; make the column text")
+        if pads and text.endswith(" "):
+            raise UnfitError(f"it is {target.declared} here, which loses spaces at the end; make the column text")
+
+    return check
 
 
 _NONE: Final = type(None)
@@ -355,6 +377,7 @@ def _array_writer(column: BoundColumn) -> Callable[[list[Value]], str]:
     category = column.target.category
     bare = _BARE_ARRAYS.get(category)
     is_text = category in ("text", "char") and column.source.logical in (LogicalType.ANY, LogicalType.TEXT)
+    is_text = is_text and _check_length(column.target) is None
 
     def write_array(values: list[Value]) -> str:
         if bare is not None and bare.issuperset(map(type, values)):
