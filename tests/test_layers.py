@@ -95,7 +95,7 @@ PURE = {
     "tranlog.source.sqlite.bulk",
     "tranlog.source.sqlite.raw",
     "tranlog.source.sqlite.statement",
-    "tranlog.source.mariadb.charsets",
+    "tranlog.charsets",
     "tranlog.source.mariadb.events",
     "tranlog.source.mariadb.groups",
     "tranlog.source.mariadb.position",

@@ -119,8 +119,12 @@ class Bit(msgspec.Struct, frozen=True):
     value: int
 
 
+ENUM_ERROR: Final = "enum error"
+"""The type name of an `Other` that is MariaDB's error value of an ENUM which has an empty label too."""
+
+
 class EnumLabel(msgspec.Struct, frozen=True):
-    """The label of an ENUM value; the empty label is MariaDB's error value."""
+    """The label of an ENUM value; one that its ENUM does not have, the empty one, is MariaDB's error value."""
 
     label: str
 

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from tranlog.errors import DdlStopError, UnsupportedEventError
-from tranlog.testing.replicas import Replicas
+from fix_target import content
+from tranlog.errors import ConflictError, DdlStopError, UnsupportedEventError
+from tranlog.source.mariadb import MariadbSourceOptions, MariadbTables
+from tranlog.target.options import TargetOptions, open_target
+from tranlog.testing.replicas import OWN_DATABASE, Replicas
 
 pytestmark = pytest.mark.integration
 
@@ -324,3 +327,159 @@ def test_a_column_that_moves_by_itself_has_the_source_s_value(run: Run, replicas
     assert replicas.target.execute(f"SELECT DISTINCT b FROM {database}.t") == replicas.source.execute(
         f"SELECT DISTINCT b FROM {database}.t"
     )
+
+
+ANY_MODE = "SET sql_mode = ''"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        pytest.param(
+            [
+                "CREATE TABLE t (id INT PRIMARY KEY, f FLOAT(4,3), d DOUBLE(6,2), g FLOAT(7,4))",
+                "INSERT INTO t VALUES (1, 9.999, 1234.56, 123.4567), (2, 0.001, 0.01, 0.0001)",
+                "UPDATE t SET f = 1.234 WHERE id = 1",
+                "CREATE TABLE k (f FLOAT(4,3), n INT)",
+                "INSERT INTO k VALUES (9.999, 1), (9.998, 1)",
+                "UPDATE k SET n = 2 WHERE n = 1 AND f > 9.9985",
+            ],
+            id="float(m,d)",
+        ),
+        pytest.param(
+            [
+                ANY_MODE,
+                "CREATE TABLE t (id INT PRIMARY KEY, d DATE, t DATETIME, s TIMESTAMP NULL, u TIMESTAMP(3) NOT NULL)",
+                "INSERT INTO t VALUES (1, 0, 0, 0, 0), (2, '2020-00-10', '2020-02-00 01:02:03', NULL, NOW())",
+                "UPDATE t SET d = '2020-02-31', u = 0",
+            ],
+            id="zeros in dates",
+        ),
+        pytest.param(
+            [
+                ANY_MODE,
+                "CREATE TABLE t (id INT PRIMARY KEY, a INT, b VARCHAR(2) AS (CONCAT(a, a)) STORED, "
+                "c INT AS (10 / a) STORED, d TINYINT AS (a * 100) VIRTUAL)",
+                "INSERT INTO t (id, a) VALUES (1, 0), (2, 1234), (3, 5)",
+                "UPDATE t SET a = 0 WHERE id = 3",
+                "DELETE FROM t WHERE id = 2",
+            ],
+            id="generated columns that cut",
+        ),
+        pytest.param(
+            [
+                ANY_MODE,
+                "CREATE TABLE t (id INT PRIMARY KEY, e ENUM('a','b'), f ENUM('x',''), s SET('p','q',''))",
+                "INSERT INTO t VALUES (1, 'zz', 'zz', 'r'), (2, 'a', '', ''), (3, '', '', 4), (4, 0, 2, NULL)",
+                "UPDATE t SET e = 'nn' WHERE id = 2",
+                "CREATE TABLE k (f ENUM('x',''), n INT)",
+                "INSERT INTO k VALUES (0, 1), (2, 1), ('x', 1)",
+                "UPDATE k SET n = 2 WHERE f + 0 = 2",
+                "DELETE FROM k WHERE f + 0 = 0",
+                "CREATE TABLE u (e ENUM('a','b') PRIMARY KEY, n INT)",
+                "INSERT INTO u VALUES (0, 1), ('a', 1)",
+                "UPDATE u SET n = 3 WHERE e + 0 = 0",
+            ],
+            id="an enum's error value",
+        ),
+        pytest.param(
+            [
+                "CREATE TABLE t (a INT AS (1) STORED)",
+                "INSERT INTO t VALUES (DEFAULT), (DEFAULT)",
+                "DELETE FROM t LIMIT 1",
+                "CREATE TABLE k (a INT, b INT AS (a + 1) STORED)",
+                "INSERT INTO k (a) VALUES (1), (1)",
+                "DELETE FROM k LIMIT 1",
+                "UPDATE k SET a = 5",
+            ],
+            id="generated columns alone",
+        ),
+        pytest.param(
+            [
+                "CREATE TABLE t (id INT PRIMARY KEY, a VARCHAR(9) CHARACTER SET sjis, b TEXT CHARACTER SET cp932, "
+                "c CHAR(9) CHARACTER SET ujis, d VARCHAR(9) CHARACTER SET big5, e VARCHAR(9) CHARACTER SET swe7, "
+                "f VARCHAR(9) CHARACTER SET dec8, g VARCHAR(9) CHARACTER SET cp1256, h VARCHAR(9) CHARACTER SET greek, "
+                "i VARCHAR(9) CHARACTER SET gbk, j VARCHAR(9) CHARACTER SET ucs2)",
+                "INSERT INTO t VALUES (1, _sjis x'433A5C746D70', _cp932 x'8790815F5C', _ujis x'A1C05C', "
+                "_big5 x'A15A5C', _swe7 x'616263', _dec8 x'e4', _cp1256 x'8ac7', _greek x'c1a4', "
+                "_gbk x'5c8140', _ucs2 x'D800')",
+                "UPDATE t SET a = _sjis x'5c815f', b = _cp932 x'81e0'",
+                "INSERT INTO t (id, a) VALUES (2, 'a'), (3, _sjis x'815f'), (4, _sjis x'5c')",
+                "UPDATE t SET a = CONCAT(a, a)",
+            ],
+            id="charsets",
+        ),
+        pytest.param(
+            [
+                "CREATE TABLE t (a VARCHAR(9) CHARACTER SET sjis PRIMARY KEY, b CHAR(5) CHARACTER SET swe7, n INT)",
+                "INSERT INTO t VALUES (_sjis x'5c5c', _swe7 x'616263', 1), (_sjis x'815f', _swe7 x'5b', 1)",
+                "UPDATE t SET n = 2",
+                "DELETE FROM t WHERE a = _sjis x'5c5c'",
+                "CREATE TABLE k (a VARCHAR(9) CHARACTER SET sjis, b CHAR(5) CHARACTER SET swe7, n INT)",
+                "INSERT INTO k VALUES (_sjis x'5c', _swe7 x'616263', 1), (_sjis x'815f', _swe7 x'61', 1)",
+                "UPDATE k SET n = 2 WHERE a = _sjis x'815f'",
+                "DELETE FROM k WHERE n = 1",
+            ],
+            id="charsets of keys",
+        ),
+    ],
+)  # fmt: skip
+def test_rows_go_in_as_the_source_has_them(run: Run, replicas: Replicas, database: str, statements: list[str]) -> None:
+    """The same kind and columns: the same bytes, whatever a strict session says; verify reads them so."""
+    assert run(*statements) == []
+    tables = MariadbTables(MariadbSourceOptions(port=replicas.source.port, databases=(database,)))
+    target = open_target(TargetOptions(kind="mariadb", dsn=replicas.target.dsn(OWN_DATABASE)))
+    try:
+        for table in tables.tables():
+            here = content(target.rows(table))
+            assert here == content(tables.rows(table))
+            assert here or table.table == "none"
+    finally:
+        tables.close()
+        target.close()
+
+
+def test_verify_compares_bytes(run: Run, replicas: Replicas, database: str) -> None:
+    """One text in other bytes, and the ENUM's error value beside an empty label, are differences."""
+    run(
+        ANY_MODE,
+        "CREATE TABLE t (id INT PRIMARY KEY, a VARCHAR(9) CHARACTER SET sjis, e ENUM('x',''))",
+        "INSERT INTO t VALUES (1, _sjis x'5c', 0)",
+    )
+    tables = MariadbTables(MariadbSourceOptions(port=replicas.source.port, databases=(database,)))
+    target = open_target(TargetOptions(kind="mariadb", dsn=replicas.target.dsn(OWN_DATABASE)))
+    try:
+        (table,) = tables.tables()
+        there = content(tables.rows(table))
+        for change in ("a = _sjis x'815f'", "a = _sjis x'5c', e = 2"):
+            replicas.target.execute(f"UPDATE {database}.t SET {change}")
+            assert content(target.rows(table)) != there
+    finally:
+        tables.close()
+        target.close()
+
+
+def test_rows_that_a_narrower_column_would_change_are_refused(replicas: Replicas, database: str) -> None:
+    """Where the target's columns are others, its session is strict as ever."""
+    replicas.run(
+        ANY_MODE,
+        "CREATE TABLE t (id INT PRIMARY KEY, a VARCHAR(5), n INT)",
+        "CREATE TABLE f (id INT PRIMARY KEY, f FLOAT(6,3))",
+        database=database,
+    )
+    replicas.meet()
+    replicas.target.execute(f"ALTER TABLE {database}.t MODIFY a VARCHAR(3) NOT NULL, MODIFY n TINYINT")
+    replicas.target.execute(f"ALTER TABLE {database}.f MODIFY f FLOAT(6,1)")
+    try:
+        for statement, why in (
+            ("INSERT INTO t VALUES (1, 'abcd', 1)", "too long"),
+            ("INSERT INTO t VALUES (2, 'abc', 1000)", "Out of range"),
+            ("INSERT INTO t VALUES (3, NULL, 1)", "cannot be null"),
+            ("INSERT INTO f VALUES (1, 1.25)", "would round"),
+        ):
+            replicas.run(statement, database=database)
+            with pytest.raises(ConflictError, match=why):
+                replicas.meet()
+            replicas.open(skip=True)
+    finally:
+        replicas.open(skip=True)

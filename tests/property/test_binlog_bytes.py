@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from fix_mutation import Fuzz, mutated
+from tranlog.charsets import CHARSET_NAMES, text_decoder
 from tranlog.errors import SourceError
 from tranlog.payload import decode, encode_row, encode_table_map
-from tranlog.source.mariadb.charsets import CHARSET_NAMES, text_decoder
 from tranlog.source.mariadb.connection import MariadbSourceOptions
 from tranlog.source.mariadb.events import (
     HEADER_BYTES,

@@ -53,6 +53,7 @@ class TargetColumn:
     category: str
     declared: str
     """The type in full, for messages."""
+    nullable: bool = True
     generated: bool = False
     moves: bool = False
     """Whether an update that does not set it changes it all the same: ON UPDATE CURRENT_TIMESTAMP."""
@@ -72,6 +73,8 @@ class TargetTable:
     columns: Mapping[str, TargetColumn]
     unique: frozenset[str]
     place: str
+    engine: str = ""
+    """Of a table whose changes no rollback takes back: what stores it."""
     order_unseen: bool = False
     """Whether nothing at the target sees in which order rows of different keys change within a target transaction: no
     trigger, rule or foreign key from or to the table, and one unique index. False where that is not known."""

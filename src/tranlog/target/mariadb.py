@@ -11,6 +11,7 @@ Source: MariaDB's manual, "Server System Variables", "GET_LOCK", "KILL", "Inform
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import uuid
@@ -40,6 +41,8 @@ except ImportError as exc:
         value="mariadb",
         why="the library PyMySQL is missing; install the package with its extra: pip install 'tranlog[mariadb]'",
     ) from exc
+
+logger = logging.getLogger(__name__)
 
 FEW_ROWS: Final = 4
 """So few rows of an UPDATE go one by one: a join with the rows costs the server as much as four plain statements."""
@@ -132,14 +135,15 @@ _PARAMETER: Final = re.compile(r"\$(\d+)")
 
 _COLUMNS: Final = """
 SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, GENERATION_EXPRESSION IS NOT NULL OR EXTRA LIKE '%%GENERATED%%',
-       EXTRA LIKE '%%on update%%',
+       EXTRA LIKE '%%on update%%', IS_NULLABLE = 'YES',
        CAST(NUMERIC_SCALE AS SIGNED), CAST(DATETIME_PRECISION AS SIGNED),
        CAST(CHARACTER_MAXIMUM_LENGTH AS SIGNED), COLLATION_NAME
   FROM information_schema.COLUMNS
  WHERE TABLE_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2
  ORDER BY ORDINAL_POSITION""".replace("%%", "%")
 _TABLE_TYPE: Final = """
-SELECT TABLE_TYPE FROM information_schema.TABLES
+SELECT TABLE_TYPE, IF(TABLE_TYPE = 'VIEW' OR e.TRANSACTIONS = 'YES', '', COALESCE(t.ENGINE, 'not known'))
+  FROM information_schema.TABLES t LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE
  WHERE TABLE_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2"""
 _TABLE_TYPES: Final = ("BASE TABLE", "SYSTEM VERSIONED")
 
@@ -200,7 +204,12 @@ class MariadbSession:
         if sock is not None and sock.family != socket.AF_UNIX:
             for option, value in _KEEPALIVE:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        ((version,),) = self.fetch("SELECT VERSION()")
+        ((version, read_only),) = self.fetch("SELECT VERSION(), @@tx_read_only")
+        if read_only == 1:
+            logger.warning(
+                "The target's tx_read_only is on; it is off in tranlog's own sessions, which write there. target=%s",
+                self._where,
+            )
         if "MariaDB" not in version:
             raise unavailable(self._where, f"it is no MariaDB, but {version}")
         self._execute(f"SET NAMES utf8mb4 COLLATE {COLLATION}")
@@ -349,12 +358,14 @@ class MariadbSession:
         if kinds[0][0] not in _TABLE_TYPES:
             raise MissingTableError(f"this name is not a table's ({kinds[0][0].lower()})")
         columns = {}
-        for name, kind, declared, generated, moves, scale, precision, length, collation in self.fetch(_COLUMNS, names):
+        for row in self.fetch(_COLUMNS, names):
+            name, kind, declared, generated, moves, nullable, scale, precision, length, collation = row
             columns[name] = TargetColumn(
                 name=name,
                 type_name=kind,
                 category=CATEGORY_OF.get(kind, "other"),
                 declared=declared,
+                nullable=bool(nullable),
                 generated=bool(generated),
                 moves=bool(moves),
                 digits=precision
@@ -367,7 +378,7 @@ class MariadbSession:
                 labels=catalog_labels(declared),
             )
         # Updates that change a key go row by row, so no column needs to be known as unique.
-        return TargetTable(columns=columns, unique=frozenset(), place="")
+        return TargetTable(columns=columns, unique=frozenset(), place="", engine=kinds[0][1])
 
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
         cursor = self._connection.cursor(SSCursor)

@@ -19,7 +19,9 @@ from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
 from tranlog.change import Column, Op, TableMap
+from tranlog.charsets import text_decoder
 from tranlog.target.binding import (
+    STRICT,
     BoundColumn,
     Form,
     MismatchError,
@@ -32,6 +34,7 @@ from tranlog.target.binding import (
 from tranlog.target.dialect import Dialect
 from tranlog.target.text_forms import TEXT_OF, bits_text, fraction_digits, round_f32, text_reader, with_digits
 from tranlog.types import (
+    ENUM_ERROR,
     F32,
     Bit,
     CharsetBytes,
@@ -358,7 +361,7 @@ def _number(value: float) -> str:
 
 
 def _charset_bytes(value: CharsetBytes) -> NoReturn:
-    raise UnfitError(f"bytes that are no text in {value.charset} cannot be stored as text")
+    raise UnfitError(f"bytes that are no text in {value.charset}, or not its only ones, cannot be stored as text")
 
 
 def _no_infinity(value: InfiniteDate) -> NoReturn:
@@ -475,6 +478,16 @@ def _check(column: BoundColumn) -> Callable[[str], None] | None:
 
         return check_label
     digits = target.digits if may_round(column.source, target) else None
+    if digits is not None and target.category in ("float4", "float8"):
+        single = target.category == "float4"
+
+        def check_rounding(text: str) -> None:
+            value = float(text)
+            kept = round(value, digits)
+            if not (round_f32(kept) == round_f32(value) if single else kept == value):
+                raise UnfitError(f"is {declared} here and would round {text}")
+
+        return check_rounding
     if digits is not None:
 
         def check_digits(text: str) -> None:
@@ -507,10 +520,18 @@ def _writer(column: BoundColumn, *, compared: bool = False) -> Callable[[Value],
     bare = category in _BARE or (compared and category == "decimal")
     check = _check(column)
     fixed = target.length if category == "binary" else None
+    charset = _charset(target)
+    places = {label: 1 << at for at, label in enumerate(target.labels)}
 
     def write(value: Value) -> str:
         if value is None:
             return "NULL"
+        if isinstance(value, CharsetBytes) and value.charset == charset:
+            return f"_{charset} x'{value.raw.hex()}'"
+        if category == "enum" and _is_error(value, target):
+            return "0"
+        if category == "set" and isinstance(value, SetLabels) and set(value.labels) <= places.keys():
+            return str(sum([places[label] for label in value.labels]))
         to_text = writes.get(type(value))
         if to_text is None:
             if isinstance(value, Unchanged):
@@ -537,6 +558,42 @@ def _writer(column: BoundColumn, *, compared: bool = False) -> Callable[[Value],
     return write
 
 
+def _charset(target: TargetColumn) -> str:
+    return target.collation.partition("_")[0] if target.category in _LENGTH_COUNTS else ""
+
+
+def _has_codes(column: Column, target: TargetColumn) -> bool:
+    """Whether text is compared and read by its bytes: a charset of both sides may have several codes for it."""
+    return column.charset == _charset(target) and column.charset not in ("utf8mb4", "utf8mb3")
+
+
+def _is_error(value: Value, target: TargetColumn) -> bool:
+    """Whether a value is MariaDB's error value of an ENUM."""
+    return value == Other(ENUM_ERROR, "0") or (value == EnumLabel("") and "" not in target.labels)
+
+
+def _alike(column: BoundColumn) -> bool:
+    """Whether a column is declared as the source's is, so that it holds whatever that one does."""
+    source, target = column.source, column.target
+    if source.nullable and not target.nullable:
+        return False
+    if target.category in ("enum", "set"):
+        return source.source_type.startswith(target.type_name) and _declared_labels(source) == target.labels
+    declared = _WIDTHS.sub(r"\1", target.declared.removesuffix(" zerofill"))
+    return source.source_type == declared and (source.charset or "") == _charset(target)
+
+
+def _relaxed(columns: Sequence[BoundColumn]) -> tuple[str, ...]:
+    """Return what the session need not mind when these columns are set: rows go in as the source holds them.
+
+    Zeros in dates, an ENUM's error value, what a generated column makes of the others: all were stored there.
+    """
+    return (STRICT,) if all(map(_alike, columns)) else ()
+
+
+_WIDTHS: Final = re.compile(r"^((?:tiny|small|medium|big)?int|year|float|double)\([\d,]+\)")
+
+
 # --- values out -----------------------------------------------------------------------------------------------------
 
 _FROM_SERVER: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?: (\d\d:\d\d:\d\d)(\.\d+)?)?")
@@ -546,7 +603,13 @@ _INTEGER: Final = re.compile(r"-?\d+")
 
 def selected(column: Column, target: TargetColumn, name: str) -> str:
     """Return what to select of a column: a FLOAT as it is, not with the six digits that the server shows."""
-    return f"CAST({name} AS DOUBLE)" if target.category == "float4" else name
+    if target.category == "float4":
+        return f"CAST({name} AS DOUBLE)"
+    if _has_codes(column, target):
+        return f"CAST({name} AS BINARY)"
+    if target.category in ("enum", "set") and column.logical in (LogicalType.ENUM, LogicalType.SET):
+        return f"CAST({name} AS UNSIGNED)"
+    return name
 
 
 def reader(column: Column, target: TargetColumn) -> Callable[[Any], Value]:
@@ -556,7 +619,15 @@ def reader(column: Column, target: TargetColumn) -> Callable[[Any], Value]:
         if _any_kind(column, target) == _NUMERIC:
             return _read_number
         return float if category == "float8" else lambda stored: stored
+    if _has_codes(column, target):
+        return text_decoder(column.charset or "")
     match category:
+        case "enum" if logical == LogicalType.ENUM:
+            labels = (Other(ENUM_ERROR, "0") if "" in target.labels else EnumLabel(""), *map(EnumLabel, target.labels))
+            return lambda stored: labels[stored]
+        case "set" if logical == LogicalType.SET:
+            members = target.labels
+            return lambda stored: SetLabels(tuple([one for at, one in enumerate(members) if stored >> at & 1]))
         case "integer":
             return bool if logical == LogicalType.BOOL else lambda stored: stored
         case "bit":
@@ -622,16 +693,19 @@ class MariadbForms:
     def insert(self, table: str, columns: Sequence[BoundColumn]) -> Form:
         names = ", ".join([c.name for c in columns])
         sql = f"INSERT INTO {table} ({names}) VALUES {ROWS_HERE}"
-        return Form(op=Op.INSERT, sql=sql, bind=_bind_rows([(c.index, _writer(c)) for c in columns]))
+        bind = _bind_rows([(c.index, _writer(c)) for c in columns])
+        return Form(op=Op.INSERT, sql=sql, bind=bind, relaxed=_relaxed(columns))
 
     def update(
         self, table: str, changed: Sequence[BoundColumn], key: Sequence[BoundColumn], *, width: int, alone: bool
     ) -> Form:
         values = [(width + c.index, _writer(c)) for c in changed]
         found = [(c.index, _writer(c, compared=True)) for c in key]
-        one = Form(op=Op.UPDATE, sql="", bind=_bind_updates(table, changed, values, key, found))
-        # Run row by row, so that rows may pass each other's keys as they did at the source.
-        if alone or not all(map(_joins, key)):
+        relaxed = _relaxed(changed)
+        one = Form(op=Op.UPDATE, sql="", bind=_bind_updates(table, changed, values, key, found), relaxed=relaxed)
+        # Run row by row, so that rows may pass each other's keys as they did at the source; and where a column of rows
+        # that come with the statement would be of one charset, whatever each value is in.
+        if alone or not all(map(_joins, key)) or any([_has_codes(c.source, c.target) for c in changed]):
             return one
         names = ", ".join([f"c{n}" for n in range(len(key) + len(changed))])
         on = " AND ".join([f"t.{c.name} = v.c{n}" for n, c in enumerate(key)])
@@ -639,7 +713,8 @@ class MariadbForms:
         rows = f"(WITH v({names}) AS (VALUES {ROWS_HERE}) SELECT * FROM v) AS v"
         # STRAIGHT_JOIN: the rows that came first, then each one's place in the table by its key.
         sql = f"UPDATE {rows} STRAIGHT_JOIN {table} AS t ON {on} SET {to}"
-        return Form(op=Op.UPDATE, sql=sql, bind=_bind_rows([*found, *values]), distinct=True, one=one)
+        bind = _bind_rows([*found, *values])
+        return Form(op=Op.UPDATE, sql=sql, bind=bind, distinct=True, one=one, relaxed=relaxed)
 
     def delete(self, table: str, key: Sequence[BoundColumn]) -> Form:
         found = [(c.index, _writer(c, compared=True)) for c in key]
@@ -669,7 +744,7 @@ class MariadbForms:
                 for row in rows
             ]
 
-        return Form(op=Op.UPDATE, sql="", bind=bind, limit=1)
+        return Form(op=Op.UPDATE, sql="", bind=bind, limit=1, relaxed=_relaxed(changed))
 
     def delete_image(self, table: str, image: Sequence[BoundColumn], *, nulls: tuple[bool, ...], place: str) -> Form:
         same = _image(image, nulls)
@@ -722,9 +797,11 @@ def _bind_deletes(table: str, key: Sequence[BoundColumn], found: _Written) -> Ca
 def _image(image: Sequence[BoundColumn], nulls: tuple[bool, ...]) -> Callable[[Row], str]:
     """Return what makes the condition of being equal to a row's before image, to the last byte."""
     compared = [
-        (_exactly(c), c.index, None if null else _writer(c, compared=True))
-        for c, null in zip(image, nulls, strict=True)
+        (_exactly(c), c.index, None if null else _image_writer(c)) for c, null in zip(image, nulls, strict=True)
     ]
+
+    if not compared:
+        return lambda row: "1"  # a table of generated columns alone: all its rows are equal
 
     def condition(row: Row) -> str:
         return " AND ".join(
@@ -734,10 +811,34 @@ def _image(image: Sequence[BoundColumn], nulls: tuple[bool, ...]) -> Callable[[R
     return condition
 
 
+def _image_writer(column: BoundColumn) -> Callable[[Value], str]:
+    """Return what makes a literal that `_exactly` is compared with."""
+    write, target = _writer(column, compared=True), column.target
+    charset = _charset(target)
+
+    def write_bytes(value: Value) -> str:
+        if isinstance(value, CharsetBytes) and value.charset == charset:
+            return f"x'{value.raw.hex()}'"
+        return f"CAST(CONVERT({write(value)} USING {charset}) AS BINARY)"
+
+    def write_number(value: Value) -> str:
+        text = write(value)
+        label = value.label if isinstance(value, EnumLabel) else value
+        return text if isinstance(value, SetLabels) or text == "0" else str(target.labels.index(str(label)) + 1)
+
+    if _has_codes(column.source, target):
+        return write_bytes
+    return write_number if target.category in ("enum", "set") else write
+
+
 def _exactly(column: BoundColumn) -> str:
     """Return the expression whose equality is that of the value itself, whatever the column's collation."""
+    if _has_codes(column.source, column.target):
+        return f"CAST({column.name} AS BINARY)"
     match column.target.category:
-        case "text" | "char" | "enum" | "set" | "other" if column.target.collation != COLLATION:
+        case "enum" | "set":
+            return f"CAST({column.name} AS UNSIGNED)"
+        case "text" | "char" | "other" if column.target.collation != COLLATION:
             return f"CONVERT({column.name} USING utf8mb4) COLLATE {COLLATION}"
         case "geometry":
             return f"CAST({column.name} AS BINARY)"

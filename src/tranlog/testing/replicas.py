@@ -42,8 +42,8 @@ _ROUTINES: Final = (
     "ORDER BY routine_type, routine_name"
 )
 _COLUMNS: Final = (
-    "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
-    "ORDER BY ordinal_position"
+    "SELECT column_name, IF(data_type IN ('enum', 'set'), 'UNSIGNED', 'BINARY') FROM information_schema.columns "
+    "WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
 )
 
 
@@ -314,7 +314,7 @@ def described(server: MariaDbAddress, *databases: str) -> dict[str, object]:
                     continue
                 period = " FOR SYSTEM_TIME ALL" if kind == "SYSTEM VERSIONED" else ""
                 named = rows(_COLUMNS, schema, table)
-                columns = ", ".join([f"CAST({_quoted(column)} AS BINARY)" for (column,) in named])
+                columns = ", ".join([f"CAST({_quoted(column)} AS {as_type})" for column, as_type in named])
                 found[f"{name}[]"] = sorted(map(repr, rows(f"SELECT {columns} FROM {where}{period}")))
     return found
 

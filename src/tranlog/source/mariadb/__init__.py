@@ -1,7 +1,7 @@
 """MariaDB as a source: its binlog, followed from a GTID position.
 
 Bytes come from `connection` and `stream` and are cut by `wire`; `events` says what they are, `groups` puts events
-together to transactions, `rows` makes a decoder per table from `types`, `values` and `charsets`. `source` hands
+together to transactions, `rows` makes a decoder per table from `types`, `values` and `tranlog.charsets`. `source` hands
 transactions out and knows where it is (`position`); `catalog` and `tables` ask the server by SQL.
 """
 

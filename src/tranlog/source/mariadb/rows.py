@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 from uuid import UUID
 
+from tranlog.charsets import is_utf8, text_decoder
 from tranlog.payload import (
     encode_bytes,
     encode_datetime,
@@ -29,7 +30,6 @@ from tranlog.payload import (
     encode_utf8,
     encode_value,
 )
-from tranlog.source.mariadb.charsets import is_utf8, text_decoder
 from tranlog.source.mariadb.events import BinlogTable, EventFormatError, FieldType
 from tranlog.source.mariadb.types import Family, MariadbType
 from tranlog.source.mariadb.values import (
@@ -40,6 +40,7 @@ from tranlog.source.mariadb.values import (
     datetime2,
     decimal_bytes,
     decimal_text,
+    enum_values,
     inet_value,
     old_datetime,
     old_time,
@@ -50,7 +51,7 @@ from tranlog.source.mariadb.values import (
     uncompressed,
     year_value,
 )
-from tranlog.types import F32, CharsetBytes, EnumLabel, Value
+from tranlog.types import F32, CharsetBytes, Value
 
 Row = tuple[Value, ...]
 RowsDecoder = Callable[[bytes, int], list[Row]]
@@ -303,8 +304,7 @@ def _piece(at: int, kind: FieldType, length: int, typed: MariadbType, scope: dic
         case FieldType.ENUM | FieldType.SET if length not in range(1, 9) or (kind == FieldType.ENUM and length > 2):
             raise EventFormatError(why=f"a {kind.name} of {length} bytes")
         case FieldType.ENUM:
-            # 0 is the server's error value, which it shows as an empty label.
-            labels = (EnumLabel(""), *map(EnumLabel, typed.labels))
+            labels = enum_values(typed.labels)
             scope[name] = labels
             scope[f"{name}_coded"] = tuple(map(encode_other, labels))
             return _Piece(code="B" if length == 1 else "H", size=length, value=name + "[{}]", coded=name + "_coded[{}]")

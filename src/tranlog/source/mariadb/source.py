@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from tranlog.change import NOOP, Fragment, Op, Options, Statement, TableMap
+from tranlog.charsets import statement_text
 from tranlog.clock import Clock, SystemClock
 from tranlog.ddl import touched
 from tranlog.errors import (
@@ -33,7 +34,6 @@ from tranlog.errors import (
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
 from tranlog.source.mariadb.branches import PreparedBranches
 from tranlog.source.mariadb.catalog import Catalog
-from tranlog.source.mariadb.charsets import statement_text
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
 from tranlog.source.mariadb.events import (
     HEADER,

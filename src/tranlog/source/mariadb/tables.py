@@ -19,13 +19,13 @@ import pymysql
 import pymysql.cursors
 
 from tranlog.change import TableMap
+from tranlog.charsets import text_decoder
 from tranlog.errors import UnsupportedTypeError
 from tranlog.source.mariadb.catalog import Catalog
-from tranlog.source.mariadb.charsets import text_decoder
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions, close, connect, translated
 from tranlog.source.mariadb.types import Family, MariadbType, table_map, type_in_catalog
-from tranlog.source.mariadb.values import date_value, datetime_value, instant_value, set_value
-from tranlog.types import F32, Bit, Datetime, EnumLabel, Other, Time, Value
+from tranlog.source.mariadb.values import date_value, datetime_value, enum_values, instant_value, set_value
+from tranlog.types import F32, Bit, Datetime, Other, Time, Value
 
 _READ_TIMEOUT_S: Final = 600
 _PERIOD: Final = MariadbType(family=Family.TIMESTAMP, name="timestamp", decimals=6)
@@ -165,7 +165,7 @@ def _reading(kind: MariadbType) -> tuple[str, FromServer]:
         case Family.BYTES | Family.GEOMETRY:
             return "{}", _bytes
         case Family.ENUM:
-            labels = (EnumLabel(""), *map(EnumLabel, kind.labels))
+            labels = enum_values(kind.labels)
             return "{} + 0", lambda raw: labels[int(float(raw))]
         case Family.SET:
             # As a number, but not by `+ 0`: that is a double, and a set has up to 64 members.

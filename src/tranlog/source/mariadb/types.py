@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tranlog.change import Column, ForeignKey, TableMap, TableName
+from tranlog.charsets import BINARY, bytes_per_character, text_decoder
 from tranlog.errors import UnsupportedTypeError
-from tranlog.source.mariadb.charsets import BINARY, bytes_per_character, text_decoder
 from tranlog.source.mariadb.events import BinlogColumn, BinlogTable, EventFormatError, FieldType
 from tranlog.types import CharsetBytes, LogicalType
 

@@ -14,7 +14,20 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Final
 
-from tranlog.types import Bit, Date, Datetime, Instant, Other, SetLabels, Time, Value, ZeroDate, date_from_civil
+from tranlog.types import (
+    ENUM_ERROR,
+    Bit,
+    Date,
+    Datetime,
+    EnumLabel,
+    Instant,
+    Other,
+    SetLabels,
+    Time,
+    Value,
+    ZeroDate,
+    date_from_civil,
+)
 
 _MEMO_LIMIT: Final = 1 << 16
 _DAY_MICROS: Final = 86_400_000_000
@@ -283,6 +296,12 @@ def bit_bytes(width: int) -> tuple[int, FromBytes]:
 def year_value(stored: int) -> int:
     """Return a YEAR from its byte: 0, or 1901 to 2155."""
     return stored + 1900 if stored else 0
+
+
+def enum_values(labels: tuple[str, ...]) -> tuple[Value, ...]:
+    """Return an ENUM's values by their numbers. 0 is the server's error value, which it shows as an empty label."""
+    error = Other(ENUM_ERROR, "0") if "" in labels else EnumLabel("")
+    return (error, *map(EnumLabel, labels))
 
 
 def set_value(labels: tuple[str, ...], bits: int) -> SetLabels:

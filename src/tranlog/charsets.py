@@ -1,8 +1,10 @@
 """Text in MariaDB's charsets: which bytes are which text, as the server itself converts them.
 
 Owns the table of charsets. Pure. The hard idea: a charset of the same name in Python and in MariaDB often differs in
-a few characters, and text must mean at a target what it means at the source. So a charset is decoded only as far as
-both agree, which a test holds against a real server; everything else travels as bytes with the charset's name.
+a few characters, and some charsets have several codes for one character. Text must mean at a target what it means at
+the source, and be the same bytes there where the charset is the same. So a text is decoded only as far as Python and
+the server agree and the server would make the same bytes of it again, which a test holds against a real server;
+everything else travels as bytes with the charset's name.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class _Charset:
 
     `codec` is Python's, None for none that agrees. `width` is the most bytes that a character takes. Of one byte:
     `patch` are bytes that the server reads in another way than Python; of more: what to put for Python's characters.
-    `without` are characters of Python's codec that the server does not have. `ascii` says that bytes below 128 are
+    `without` are characters of Python's codec that the server does not have, or makes other bytes of; they stand as
+    Python has them, in front of `patch`. `ascii` says that bytes below 128 are
     ASCII, for charsets without a codec.
     """
 
@@ -37,10 +40,10 @@ class _Charset:
 _CHARSETS: Final = {
     "ascii": _Charset(codec="ascii"),
     "armscii8": _Charset(codec=None),
-    "big5": _Charset(codec="big5", width=2),
+    "big5": _Charset(codec="big5", width=2, without="\u2574\uffe3\u02cd\u2571\u2572\u5140\u5341"),
     "cp1250": _Charset(codec="cp1250"),
     "cp1251": _Charset(codec="cp1251"),
-    "cp1256": _Charset(codec="cp1256"),
+    "cp1256": _Charset(codec="cp1256", without="\u0679\u0688\u06a9\u0691\u06ba\u06be\u06c1\u06d2"),
     "cp1257": _Charset(codec="cp1257"),
     "cp850": _Charset(codec="cp850"),
     "cp852": _Charset(codec="cp852"),
@@ -50,6 +53,7 @@ _CHARSETS: Final = {
     "eucjpms": _Charset(
         codec="euc_jp",
         width=3,
+        without="\xa6\u2116",
         patch=(
             (0x301C, 0xFF5E),
             (0x2016, 0x2225),
@@ -63,7 +67,7 @@ _CHARSETS: Final = {
     "gb2312": _Charset(codec="gb2312", width=2),
     "gbk": _Charset(codec="gbk", width=2),
     "geostd8": _Charset(codec=None),
-    "greek": _Charset(codec="iso8859_7", patch=((0xA1, 0x02BD), (0xA2, 0x02BC))),
+    "greek": _Charset(codec="iso8859_7", patch=((0xA1, 0x02BD), (0xA2, 0x02BC)), without="\u20ac\u20af\u037a"),
     "hebrew": _Charset(codec="iso8859_8", patch=((0xAF, 0x203E),)),
     "hp8": _Charset(codec="hp_roman8"),
     "keybcs2": _Charset(codec=None),
@@ -76,11 +80,11 @@ _CHARSETS: Final = {
     "latin7": _Charset(codec="iso8859_13"),
     "macce": _Charset(codec="mac_latin2"),
     "macroman": _Charset(codec="mac_roman"),
-    "sjis": _Charset(codec="shift_jis", width=2, patch=((0xFF3C, 0x5C),)),
+    "sjis": _Charset(codec="shift_jis", width=2, patch=((0xFF3C, 0x5C),), without="\\"),
     "swe7": _Charset(codec=None, ascii=False),
     "tis620": _Charset(codec="tis_620"),
     "ucs2": _Charset(codec="utf_16_be", width=2),
-    "ujis": _Charset(codec="euc_jp", width=3, patch=((0xFF3C, 0x5C),)),
+    "ujis": _Charset(codec="euc_jp", width=3, without="\uff3c"),
     "utf16": _Charset(codec="utf_16_be", width=4),
     "utf16le": _Charset(codec="utf_16_le", width=4),
     "utf32": _Charset(codec="utf_32_be", width=4),
@@ -112,7 +116,7 @@ def text_decoder(charset: str) -> Callable[[bytes], Text]:
     if charset == "ucs2":
         return _ucs2
     if known.width == 1:
-        return _one_byte(charset, known.codec, dict(known.patch))
+        return _one_byte(charset, known.codec, dict(known.patch), known.without)
     return _many_bytes(charset, known.codec, dict(known.patch), frozenset(known.without))
 
 
@@ -140,11 +144,11 @@ def _ucs2(raw: bytes) -> Text:
     return text if len(text) * 2 == len(raw) else CharsetBytes("ucs2", raw)
 
 
-def _one_byte(charset: str, codec: str, patch: dict[int, int]) -> Callable[[bytes], Text]:
+def _one_byte(charset: str, codec: str, patch: dict[int, int], without: str) -> Callable[[bytes], Text]:
     # U+FFFE in the table makes charmap_decode raise: the hole of a charset.
     table = "".join(
         chr(patch[byte]) if byte in patch else bytes([byte]).decode(codec, "ignore") or "\ufffe" for byte in range(256)
-    )
+    ).translate(dict.fromkeys(map(ord, without), "\ufffe"))
     charmap_decode = codecs.charmap_decode
 
     def decode(raw: bytes) -> Text:
@@ -156,11 +160,28 @@ def _one_byte(charset: str, codec: str, patch: dict[int, int]) -> Callable[[byte
     return decode
 
 
+_NEC_LEADS: Final = (0xED, 0xEE)
+_IBM: Final = [
+    (high, low) for high in (0xFA, 0xFB, 0xFC) for low in range(0x40, 0x4C if high == 0xFC else 0xFD) if low != 0x7F
+]
+
+
 def _many_bytes(charset: str, codec: str, patch: dict[int, int], without: frozenset[str]) -> Callable[[bytes], Text]:
+    unicode = codec.startswith("utf")
+    # Python prefers NEC's codes for IBM's characters, the server IBM's.
+    others = {bytes((high, low)).decode(codec): bytes((high, low)) for high, low in _IBM} if codec == "cp932" else {}
+
+    def encoded(char: str) -> bytes:
+        raw = char.encode(codec)
+        return others.get(char, raw) if raw[0] in _NEC_LEADS else raw
+
     def decode(raw: bytes) -> Text:
         try:
             text = raw.decode(codec)
         except UnicodeDecodeError:
+            return CharsetBytes(charset, raw)
+        # Of several codes for a character one comes back.
+        if not unicode and not raw.isascii() and b"".join([encoded(char) for char in text]) != raw:
             return CharsetBytes(charset, raw)
         if without and not without.isdisjoint(text):
             return CharsetBytes(charset, raw)

@@ -1,4 +1,4 @@
-"""source/mariadb/charsets: text as the server reads it. The integration tests hold every code against a server."""
+"""charsets: text as the server reads it. The integration tests hold every code against a server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranlog.source.mariadb.charsets import CHARSET_NAMES, bytes_per_character, text_decoder
+from tranlog.charsets import CHARSET_NAMES, bytes_per_character, text_decoder
 from tranlog.types import CharsetBytes
 
 
@@ -17,8 +17,8 @@ from tranlog.types import CharsetBytes
         ("utf8mb3", "日本é".encode(), "日本é"),
         ("latin1", b"\x80\x81\x8d\x9d\xe9\xff", "€\x81\x8d\x9déÿ"),
         ("ascii", b"abc\x00\x7f", "abc\x00\x7f"),
-        ("sjis", b"\x81\x5f\x93\xfa\\", "\\日\\"),
-        ("ujis", b"\xa1\xc0", "\\"),
+        ("sjis", b"\x81\x5f\x93\xfa", "\\日"),
+        ("ujis", b"\\\xa4\xa2", "\\あ"),
         ("eucjpms", b"\xa1\xc1", "～"),
         ("euckr", b"\x81\x41", "갂"),
         ("cp866", b"\xfc\xfd", "ⁿ²"),
@@ -32,6 +32,7 @@ from tranlog.types import CharsetBytes
         ("dec8", b"plain", "plain"),
         ("cp1251", "Жя".encode("cp1251"), "Жя"),
         ("cp932", "日ﾊ".encode("cp932"), "日ﾊ"),
+        ("cp932", b"\xfa\x5c\x81\xe0", "纊≒"),
     ],
 )
 def test_text(charset: str, raw: bytes, text: str) -> None:
@@ -55,6 +56,13 @@ def test_text(charset: str, raw: bytes, text: str) -> None:
         ("cp932", b"\x80"),
         ("cp932", b"a\xfd"),
         ("sjis", b"\x81"),
+        ("sjis", b"C:\\tmp"),
+        ("ujis", b"\xa1\xc0"),
+        ("cp932", b"\x87\x90"),
+        ("cp932", b"\xed\x40"),
+        ("big5", b"\xa1\x5a"),
+        ("cp1256", b"\x8a"),
+        ("greek", b"\xa4"),
         ("collation 9999", b"abc"),
     ],
 )
