@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from fix_target import content
-from tranlog.errors import ConflictError, DdlStopError, UnsupportedEventError
+from tranlog.errors import ConflictError, DdlStopError, TargetTableError, UnsupportedEventError
 from tranlog.source.mariadb import MariadbSourceOptions, MariadbTables
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.replicas import OWN_DATABASE, Replicas
@@ -481,5 +481,31 @@ def test_rows_that_a_narrower_column_would_change_are_refused(replicas: Replicas
             with pytest.raises(ConflictError, match=why):
                 replicas.meet()
             replicas.open(skip=True)
+    finally:
+        replicas.open(skip=True)
+
+
+@pytest.mark.parametrize("engine", ["MyISAM", "Aria", "MEMORY", "CSV"])
+def test_tables_without_transactions(replicas: Replicas, database: str, engine: str) -> None:
+    """Refused by name at their first row, or made InnoDB by option; never rows that a second try would double."""
+    made = f"CREATE TABLE t (id INT NOT NULL) ENGINE = {engine}"
+    replicas.run(made, "INSERT INTO t VALUES (1), (2)", database=database)
+    with pytest.raises(TargetTableError, match=f"its engine is {engine}, which has no transactions.*ENGINE = InnoDB"):
+        replicas.meet()
+    assert replicas.target.execute(f"SELECT * FROM {database}.t") == []
+    replicas.target.execute(f"ALTER TABLE {database}.t ENGINE = InnoDB")
+    try:
+        replicas.open(engine="innodb")
+        replicas.run(
+            *(f"CREATE TABLE u (id INT NOT NULL) ENGINE = {engine}", "INSERT INTO u VALUES (1)"),
+            f"ALTER TABLE u ADD x INT NOT NULL DEFAULT 0, ENGINE = {engine}",
+            "INSERT INTO u VALUES (2, 2)",
+            database=database,
+        )
+        replicas.meet()
+        for table in ("t", "u"):
+            rows = f"SELECT * FROM {database}.{table}"
+            assert replicas.target.execute(rows) == replicas.replica.execute(rows)
+            assert "InnoDB" in replicas.target.execute(f"SHOW CREATE TABLE {database}.{table}")[0][1]
     finally:
         replicas.open(skip=True)

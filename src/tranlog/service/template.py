@@ -131,6 +131,7 @@ dsn = "mariadb://root@127.0.0.1:3306/tranlog"  # a database that is there; `tran
 #: password_file = "target.password"  # or password_env = "NAME"; default: the dsn's
 #: idle_timeout_s = @  # the server ends a session of ours that stopped inside a transaction
 #: connect_timeout_s = @
+#: engine = @  # "innodb": tables of MyISAM and the like, which have no transactions, are made InnoDB here
 """,
     "null": """\
 [target]

@@ -207,6 +207,15 @@ class DatabaseTarget:
             target = self._session.table(table)
         except MissingTableError as exc:
             raise TargetTableError(table=table.name, why=str(exc), seqno=seqno) from exc
+        if target.engine:
+            raise TargetTableError(
+                table=table.name,
+                why=f"its engine is {target.engine}, which has no transactions, so that rows would be there twice when "
+                "a target transaction is tried again",
+                seqno=seqno,
+                remedy=f"ALTER TABLE {self._dialect.table_name(table)} ENGINE = InnoDB here, and start again; with "
+                'engine = "innodb" DDL makes no others',
+            )
         quote = self._dialect.quote
         names = {quote(name): column for name, column in target.columns.items()}
         columns = []
@@ -439,7 +448,7 @@ class _Attempt:
 
     def _run_statement(self, seqno: Seqno, statement: Statement) -> None:
         target = self._target
-        sql = statement.sql if isinstance(statement.sql, str) else statement.sql.decode(errors="replace")
+        sql = _statement_text(statement)
         found = touched(sql, schema=statement.schema)
         upkeep = statement_kind(sql, marked_ddl=False) is StatementKind.ADMINISTRATION or (found and not found.names)
         if (statement.ddl or upkeep) and target._options.ddl == "ignore":
@@ -501,8 +510,22 @@ class _Attempt:
         (unit,) = self._units
         number, self._run_once = self._run_once, self._run_once + 1
         target._once.run(self._advance, unit, number, statement, text)
+        if target._options.engine == "innodb":
+            found = touched(_statement_text(statement), schema=statement.schema)
+            for schema, table in found.names if found is not None else ():
+                self._make_transactional(TableMap(schema=schema, table=table, columns=()))
         session.begin()
         target._positions.guard(self._advance)
+
+    def _make_transactional(self, table: TableMap) -> None:
+        """Give a table that a statement has made an engine with transactions, before any row comes."""
+        try:
+            engine = self._session.table(table).engine
+        except MissingTableError:
+            return
+        if engine:
+            logger.warning("a table is made InnoDB here table=%s engine=%s", table.name, engine)
+            self._session.run(f"ALTER TABLE {self._target._dialect.table_name(table)} ENGINE = InnoDB")
 
     def _ignore(self, seqno: Seqno, sql: str, why: str) -> None:
         self._ignored += 1
@@ -514,6 +537,11 @@ class _Attempt:
                 seqno,
                 _shortened(sql),
             )
+
+
+def _statement_text(statement: Statement) -> str:
+    """Return a statement's text, as far as it is one."""
+    return statement.sql if isinstance(statement.sql, str) else statement.sql.decode(errors="replace")
 
 
 def _kind_of_run(change: RowChange | Statement) -> tuple[str, str] | None:

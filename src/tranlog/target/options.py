@@ -42,6 +42,10 @@ class TargetOptions:
     """Whether the target's own triggers run while changes are applied. `off` needs a superuser at PostgreSQL, and
     turns off foreign keys there too; SQLite's foreign keys are always off, since their cascades arrive as rows. MariaDB
     cannot turn triggers off."""
+    engine: Literal["refuse", "innodb"] = "refuse"
+    """MariaDB: tables of an engine without transactions (MyISAM, Aria, MEMORY, CSV), whose rows would double when a
+    target transaction is tried again. `refuse`: named when the first of their rows comes. `innodb`: tables that the
+    log's DDL makes so are made InnoDB here; others are refused."""
     lock_timeout_s: float = 10.0
     """Seconds to wait for a lock on our own tables, at SQLite for the write lock, before who has it is named. Long
     enough for any target transaction. A replaced task that has it is ended much sooner: `position.FREEING_AFTER_S`."""
@@ -83,6 +87,8 @@ class TargetOptions:
             raise _refuse("path", self.path, f"a {self.kind} target has a dsn, and no path")
         if self.ddl not in ("stop", "ignore"):
             raise _refuse("ddl", self.ddl, 'either "stop" or "ignore"')
+        if self.engine not in ("refuse", "innodb"):
+            raise _refuse("engine", self.engine, 'either "refuse" or "innodb"')
         if self.triggers not in ("fire", "off"):
             raise _refuse("triggers", self.triggers, 'either "fire" or "off"')
         for name in ("lock_timeout_s", "connect_timeout_s"):
