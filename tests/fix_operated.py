@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fix_pipeline import AnyTarget
-from tranlog.pipeline import apply
+from tranlog.pipeline import apply, engine
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus
 from tranlog.pipeline.operation import OnError, Operation
 from tranlog.pipeline.replanning import PlanOrders
@@ -43,6 +43,9 @@ class _Parts:
             for key, value in part():
                 shares[which(key)].append(pickle.loads(pickle.dumps((key, value))))
         return _Parts([share.copy for share in shares])
+
+    def run(self, function: Callable[[Iterable[Any]], Iterable[Any]], numbers: Sequence[int]) -> list[Any]:
+        return [one for number in numbers for one in function(self._parts[number]())]
 
     def collect(self) -> list[Any]:
         with ThreadPoolExecutor(len(self._parts)) as pool:
@@ -76,6 +79,11 @@ class ThreadContext:
 
     def cancelJobGroup(self, group: str) -> None:
         """Its tasks go on until their position is taken from them, as those of a stale executor would."""
+
+    def runJob(
+        self, parts: _Parts, function: Callable[[Iterable[Any]], Iterable[Any]], numbers: Sequence[int]
+    ) -> list[Any]:
+        return parts.run(function, numbers)
 
     def parallelize(self, tasks: Sequence[Any], number: int) -> _Parts:
         assert len(tasks) == number
@@ -156,4 +164,5 @@ def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the driver go on without Java, and report often."""
     monkeypatch.setattr(apply, "find_java", lambda: "")
     monkeypatch.setattr(apply, "lives", lambda context: True)
+    monkeypatch.setattr(engine, "lives", lambda context: True)
     monkeypatch.setattr(apply, "ALIVE_INTERVAL_S", 0.05)

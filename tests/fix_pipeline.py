@@ -21,7 +21,7 @@ from tranlog.ids import Seqno
 from tranlog.log.log import Log, LogOptions
 from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskResult, run_task
 from tranlog.pipeline.channels import ShardPlan
-from tranlog.pipeline.progress import Counters
+from tranlog.pipeline.progress import Counters, totals
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.mariadb_url import read_url
@@ -266,7 +266,7 @@ def counters(options: TargetOptions, pipeline: str = "p") -> Counters:
     """Return the sum of all channels' counters."""
     target = open_target(options)
     try:
-        return sum((Counters.parse(row.stats) for row in target.read_channels(pipeline)), Counters())
+        return totals(target.read_channels(pipeline))
     finally:
         target.close()
 

@@ -75,6 +75,7 @@ PURE = {
     "tranlog.pipeline.progress",
     "tranlog.pipeline.shard_list",
     "tranlog.pipeline.states",
+    "tranlog.pipeline.troubles",
     "tranlog.pipeline.view",
     "tranlog.queues.records",
     "tranlog.queues.state",

@@ -97,7 +97,7 @@ def drive(options: ApplyOptions, stage: Connection) -> None:
         "find_java": lambda: "",
         "ALIVE_INTERVAL_S": 0.05,
         "long_running": lambda tasks: _submit(tuple(tasks)),
-        "windowed": lambda window: _submit(tuple(Share(window, channel) for channel in range(len(window.tasks)))),
+        "windowed": lambda window: lambda channel: _submit((Share(window, channel),)),
     }
     assert patched.keys() <= vars(apply).keys()
     vars(apply).update(patched)

@@ -14,7 +14,7 @@ import pytest
 from fix_pipeline import Workload, write_log
 from tranlog.errors import ConfigError, EngineError, LogMissingError
 from tranlog.log.reader import LogReader
-from tranlog.pipeline.channel import ChannelTask, log_mark, open_log
+from tranlog.pipeline.channel import ChannelTask
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.cluster import (
     EngineOptions,
@@ -25,6 +25,7 @@ from tranlog.pipeline.cluster import (
     master_kind,
     shown,
 )
+from tranlog.pipeline.log_mark import log_mark, open_log
 from tranlog.target.options import TargetOptions
 from tranlog.testing.servers import free_port
 
@@ -180,11 +181,11 @@ def test_a_worker_without_the_log_is_named_with_the_path(tmp_path: Path) -> None
     with LogReader.open(str(tmp_path / "log")) as reader:
         mark = log_mark(reader)
     assert mark is not None and mark.seqno == 0
-    open_log(task(tmp_path / "log", log_mark=mark)).close()
+    open_log(str(tmp_path / "log"), checksum=True, mark=mark).close()
     host = socket.gethostname()
     with pytest.raises(EngineError, match=rf"the worker on {host} cannot read the log at {tmp_path}/nowhere: .*Mount"):
-        open_log(task(tmp_path / "nowhere", log_mark=mark))
+        open_log(str(tmp_path / "nowhere"), checksum=True, mark=mark)
     with pytest.raises(EngineError, match=rf"the worker on {host} has at {tmp_path}/another is another log"):
-        open_log(task(tmp_path / "another", log_mark=mark))
+        open_log(str(tmp_path / "another"), checksum=True, mark=mark)
     with pytest.raises(LogMissingError):
-        open_log(task(tmp_path / "nowhere"))
+        open_log(str(tmp_path / "nowhere"), checksum=True, mark=None)

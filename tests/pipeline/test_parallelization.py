@@ -19,11 +19,11 @@ from tranlog.errors import EngineError, TargetTableError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.log import Log
 from tranlog.log.reader import LogReader
-from tranlog.pipeline import apply
 from tranlog.pipeline.apply import ApplyOptions
-from tranlog.pipeline.channel import TaskEnd, log_mark
+from tranlog.pipeline.channel import TaskEnd
 from tranlog.pipeline.channels import Parallelization, ShardPlan
 from tranlog.pipeline.filters import Delay, Exclude, Filter, Rename
+from tranlog.pipeline.limit_search import LimitSearch
 from tranlog.pipeline.limits import (
     Limit,
     SeqnoRanges,
@@ -33,6 +33,7 @@ from tranlog.pipeline.limits import (
     UntilSeqno,
     UntilTime,
 )
+from tranlog.pipeline.log_mark import log_mark
 from tranlog.pipeline.operation import OnError, OnlineOrder
 from tranlog.pipeline.states import State
 from tranlog.pipeline.window import Window, apply_share, split_windows
@@ -196,14 +197,14 @@ def test_a_limit_is_looked_for_once(tmp_path: Path, target: SqliteTarget) -> Non
     """Window by window, each header is looked at once for a limit that does not come, and not once for each window."""
     options = replace(options_of(tmp_path, target), parallelization=Parallelization.MEMORY, window_bytes=SMALL)
     looked: list[tuple[Seqno, Seqno]] = []
-    search = apply._Driver._search
+    search = LimitSearch._search
 
-    def counted(driver: apply._Driver, watched: object, first: Seqno, last: Seqno) -> Seqno | None:
+    def counted(self: LimitSearch, watched: object, first: Seqno, last: Seqno, *more: object) -> Seqno | None:
         looked.append((first, last))
-        return search(driver, watched, first, last)  # type: ignore[arg-type]
+        return search(self, watched, first, last, *more)  # type: ignore[arg-type]
 
     with Writer(options.log_dir) as writer, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apply._Driver, "_search", counted)
+        patch.setattr(LimitSearch, "_search", counted)
         writer.write(60)
         with running(operation_of(options), online=False) as operated:
             operated.come_to(State.OFFLINE_NORMAL)

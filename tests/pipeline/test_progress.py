@@ -28,6 +28,7 @@ from tranlog.pipeline.progress import (
     nearest_limit,
     plan_start,
     restart_seqno,
+    totals,
 )
 from tranlog.target.target import ChannelRow, PipelineRow
 
@@ -257,7 +258,7 @@ def test_another_plan_is_adopted_at_one_seqno(wanted: ShardPlan) -> None:
     assert isinstance(plan, Run) and plan.plan == wanted and not plan.keep_assignment
     assert positions(plan) == [(channel, 60, 2) for channel in range(wanted.channels)]
     assert {row.event_id for row in plan.rows} == {"e60"}
-    counted = sum((Counters.parse(row.stats) for row in plan.rows), Counters())
+    counted = totals(plan.rows)
     assert counted == Counters(changes=7, serial=1), "what was done so far is not forgotten"
 
 

@@ -18,7 +18,7 @@ from fix_pipeline import SqliteTarget, Workload, check_equal, positions, run_thr
 from tranlog.errors import ConfigError, EngineError, StateError
 from tranlog.ids import Seqno
 from tranlog.log.log import Log
-from tranlog.pipeline import apply
+from tranlog.pipeline import apply, engine
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus
 from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.limits import Limit, UntilEvent, UntilSeqno
@@ -235,7 +235,7 @@ def test_slots_for_the_plan_that_has_to_drain(
         asked.append(master)
         raise EngineError(why="no Spark here", remedy="")
 
-    monkeypatch.setattr(apply, "build_context", build)
+    monkeypatch.setattr(engine, "build_context", build)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     target.query("UPDATE tranlog_channel SET applied_seqno = 0, event_id = '', epoch = 0 WHERE channel = 2")
     with pytest.raises(EngineError, match="no Spark here"):

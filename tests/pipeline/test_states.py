@@ -6,14 +6,15 @@ import pytest
 
 from tranlog.pipeline.states import Happening, Refused, State, step
 
-# Rows: state; columns: ready, asked online, running, asked offline, ended, failed. "-" is a refusal.
+# Rows: state; columns: ready, asked online, running, stuck, asked offline, ended, failed. "-" is a refusal.
 TABLE = """
-START                      OFFLINE:NORMAL -                          -             -              -              -
-OFFLINE:NORMAL             -              GOING-ONLINE:SYNCHRONIZING -             OFFLINE:NORMAL -              -
-OFFLINE:ERROR              -              GOING-ONLINE:SYNCHRONIZING -             OFFLINE:NORMAL -              -
-GOING-ONLINE:SYNCHRONIZING -              -                          ONLINE        GOING-OFFLINE  OFFLINE:NORMAL OFFLINE:ERROR
-ONLINE                     -              -                          ONLINE        GOING-OFFLINE  OFFLINE:NORMAL OFFLINE:ERROR
-GOING-OFFLINE              -              -                          GOING-OFFLINE GOING-OFFLINE  OFFLINE:NORMAL OFFLINE:ERROR
+START                      OFFLINE:NORMAL -                          -             -               -              -              -
+OFFLINE:NORMAL             -              GOING-ONLINE:SYNCHRONIZING -             -               OFFLINE:NORMAL -              -
+OFFLINE:ERROR              -              GOING-ONLINE:SYNCHRONIZING -             -               OFFLINE:NORMAL -              -
+GOING-ONLINE:SYNCHRONIZING -              -                          ONLINE        ONLINE:DEGRADED GOING-OFFLINE  OFFLINE:NORMAL OFFLINE:ERROR
+ONLINE                     -              -                          ONLINE        ONLINE:DEGRADED GOING-OFFLINE  OFFLINE:NORMAL OFFLINE:ERROR
+ONLINE:DEGRADED            -              -                          ONLINE        ONLINE:DEGRADED GOING-OFFLINE  OFFLINE:NORMAL OFFLINE:ERROR
+GOING-OFFLINE              -              -                          GOING-OFFLINE GOING-OFFLINE   GOING-OFFLINE  OFFLINE:NORMAL OFFLINE:ERROR
 """  # noqa: E501
 
 ROWS = [line.split() for line in TABLE.strip().splitlines()]
@@ -51,7 +52,7 @@ def test_every_state_is_reached_and_left() -> None:
         assert {State.ONLINE, State.OFFLINE_NORMAL, State.OFFLINE_ERROR} <= seen
 
 
-@pytest.mark.parametrize("state", [State.ONLINE, State.GOING_ONLINE, State.GOING_OFFLINE])
+@pytest.mark.parametrize("state", [State.ONLINE, State.DEGRADED, State.GOING_ONLINE, State.GOING_OFFLINE])
 def test_a_refusal_says_what_to_do(state: State) -> None:
     found = step(state, Happening.ASKED_ONLINE)
     assert isinstance(found, Refused)

@@ -25,10 +25,8 @@ from tranlog.disk import OsDisk
 from tranlog.errors import (
     ConfigError,
     EngineError,
-    LogError,
     LogMissingError,
     PipelineHeldError,
-    ReplacedError,
     TargetAheadError,
     TargetPositionError,
     TargetUnavailableError,
@@ -37,49 +35,51 @@ from tranlog.errors import (
 )
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.readable import ReadableLog
-from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, content_of, log_mark
+from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd
 from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.cluster import (
     EngineOptions,
     MasterKind,
-    count_slots,
-    explain_failure,
     master_kind,
     too_few_slots,
 )
+from tranlog.pipeline.engine import LostSessionError, SlotWatch, start_engine, wait_for_slots
 from tranlog.pipeline.filter_chain import Chain
 from tranlog.pipeline.filters import Filter, check_filters
 from tranlog.pipeline.holding import Holding, target_words
-from tranlog.pipeline.job import Job, long_running, windowed
-from tranlog.pipeline.limits import Limit, SeqnoRanges, UntilGtid, UntilSeqno, Watched, reached
+from tranlog.pipeline.job import Jobs, Submit, long_running, windowed
+from tranlog.pipeline.limit_search import LimitSearch
+from tranlog.pipeline.limits import Limit, SeqnoRanges, Watched
+from tranlog.pipeline.log_mark import log_mark
 from tranlog.pipeline.progress import (
     Ahead,
     Counters,
     Drain,
     Held,
     Lag,
+    LastError,
     Lost,
     Purged,
-    Resubmissions,
     Run,
     applied_nothing,
     check_pipeline_name,
     lag,
-    nearest_limit,
     plan_start,
     restart_seqno,
+    totals,
+    with_error,
 )
 from tranlog.pipeline.replanning import PlanOrder, PlanOrders, check_running
 from tranlog.pipeline.session import (
-    build_context,
     check_pyspark,
     check_slots,
     default_master,
     find_java,
-    kept_master,
     lives,
-    restore_scratch,
+    stop_context,
 )
+from tranlog.pipeline.tending import CANCEL_WAIT_S, TRY_S, Tending
+from tranlog.pipeline.troubles import DRIVER, Trouble, Troubles
 from tranlog.pipeline.window import Window
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
@@ -98,11 +98,9 @@ ALIVE_WATCH_S = 2.5
 ALIVE_LOOK_S = 1.3
 """How long to look before Spark is started: a driver that is well moves it within this time."""
 _TICK_S = 0.05
-_STOP_WAIT_S = 60.0
-"""How long tasks that were told to stop may take for the target transaction they are in, before they are cancelled."""
-_CANCEL_WAIT_S = 10.0
-_REPLACED_WAIT_S = 5.0
-_DAEMON = "tranlog.pipeline.daemon"
+_START_TICK_S = 0.2
+"""How often a driver looks whether all channels have been claimed."""
+_ABORT_WAIT_S = 1.0
 _Result = TypeVar("_Result")
 
 
@@ -149,7 +147,9 @@ class ApplyOptions:
     """The same, in transactions."""
     group: GroupBounds = field(default_factory=GroupBounds)
     retry_s: float = 30.0
-    """How long to try to reach a target that is away before giving up."""
+    """How long a start, until all channels are claimed, and a bounded run try to use a target that is away."""
+    give_up_s: float | None = None
+    """How long one that runs goes on while a channel cannot use the target; None: for ever, with growing pauses."""
     resubmit: int = 5
     """How often a failing job is submitted again without any position having moved."""
     checksum: bool = True
@@ -193,13 +193,19 @@ class ApplyOptions:
         if self.max_offline_interval_s is not None and self.max_offline_interval_s <= 0:
             why = "must be above 0; leave it out for no bound"
             raise ConfigError(option="max_offline_interval_s", value=self.max_offline_interval_s, why=why)
-        for option, number in (("retry_s", self.retry_s), ("resubmit", self.resubmit)):
+        given_up = 0 if self.give_up_s is None else self.give_up_s
+        for option, number in (("retry_s", self.retry_s), ("resubmit", self.resubmit), ("give_up_s", given_up)):
             if number < 0:
                 raise ConfigError(option=option, value=number, why="must be 0 or more")
 
     def wanted_master(self) -> str:
         """Return the master to run on."""
         return self.master or default_master(self.plan().channels)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it is to end by itself."""
+        return self.until_seqno is not None or self.limit is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +221,11 @@ class ChannelStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyStatus:
-    """Where a pipeline stands, about once a second. Rates are per second, since the report before."""
+    """Where a pipeline stands, about once a second. Rates are per second, since the report before.
+
+    `phase`: starting, running (all channels of the wanted plan have been claimed), draining, stopping. `troubles`: who
+    cannot use the target. `slots`: how many tasks Spark can run at a time.
+    """
 
     pipeline: str
     holder: str
@@ -228,6 +238,13 @@ class ApplyStatus:
     changes_per_s: float
     total: Counters
     notes: tuple[str, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    slots: int = 0
+
+    @property
+    def stuck(self) -> bool:
+        """Whether some channel cannot go on."""
+        return bool(self.troubles) or self.slots < len(self.channels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +331,7 @@ class _Driver:
         self._clock = SystemClock()
         self._report = report
         self._context = context
+        self._given_context = context is not None
         self._own_context = context is None and not keep_spark
         self._keep_spark = keep_spark
         since = datetime_text(Datetime(self._clock.now_ms() // 1000 * 1_000_000))
@@ -326,15 +344,21 @@ class _Driver:
         self._phase = "starting"
         self._notes: list[str] = []
         self._last: tuple[float, Counters] | None = None
-        self._holding = Holding(reader, options.pipeline, disk=OsDisk(), clock=self._clock, note=self._note)
+        self._holding = Holding(reader, options.pipeline, disk=OsDisk(), clock=self._clock, note=self.note)
         self._channels = 0
         """How many the pipeline has at the target, as we have written them."""
-        self._limit_seqno: Seqno | None = None
-        """Where a limit was found that a seqno does not tell beforehand."""
-        self._looked = NO_SEQNO
-        """Up to where it was looked for in vain."""
-        self._short = False
-        self._resubmissions = Resubmissions(allowed=options.resubmit)
+        self._limit = LimitSearch(reader, options.limit)
+        self._slots = SlotWatch(wait_s=options.engine.slots_wait_s)
+        self._tendings: list[Tending] = []
+        self._troubles = Troubles()
+        self._seen: Sequence[ChannelRow] = ()
+        """The channels' rows as last read."""
+        self._taken_tokens: dict[int, int] = {}
+        """The channels' tokens before any task of the plan had claimed one."""
+        self._claimed = False
+        """Whether all channels of the plan have been; in memory, also while there is nothing to apply."""
+        self._began = False
+        """Whether they ever were, in this run."""
 
     def run(self) -> ApplyResult:
         """Take the pipeline, run it, give it back."""
@@ -344,38 +368,48 @@ class _Driver:
         self._target = open_target(options.target)
         # Refuse before Spark is started, where a first look is enough; starting it is part of a longer one.
         looked_at = time.monotonic()
-        row = self._persist(lambda: self._open()[0].read_pipeline(options.pipeline))
+        row = self.persist(lambda: self._open()[0].read_pipeline(options.pipeline))
         self._token = 0 if row is None else row.token
-        first = self._decide(alive=self._persist(lambda: self._moves(row, looked_at + ALIVE_LOOK_S)))
+        first = self._decide(alive=self.persist(lambda: self._moves(row, looked_at + ALIVE_LOOK_S)))
         context = self._start_spark(first)
-        self._decide(alive=self._persist(lambda: self._moves(row, looked_at + ALIVE_WATCH_S)))
-        self._persist(self._target.ensure_tables)
+        self._decide(alive=self.persist(lambda: self._moves(row, looked_at + ALIVE_WATCH_S)))
+        self.persist(self._target.ensure_tables)
         end = TaskEnd.STOPPED
         try:
             while not self._stop.is_set():
                 self._planning = False
-                plan = self._persist(self._take)
+                plan = self.persist(self._take)
                 self._leave_out()
                 check_slots(context.master or "", plan.plan.channels)
-                if isinstance(plan, Run):
-                    self._phase = "running"
-                    self._answer(plan)
-                    end = self._run(context, plan.plan, until)
-                    if self._planning and end is TaskEnd.STOPPED:
-                        continue
-                    break
-                # A user's limit in front of the drain's wins; then the new plan waits for the next start.
-                self._phase = "draining"
-                end = self._run(context, plan.plan, plan.upto if until is None else min(until, plan.upto))
+                try:
+                    if isinstance(plan, Run):
+                        self._phase = "starting"
+                        self._answer(plan)
+                        end = self._run(context, plan.plan, until)
+                        if self._planning and end is TaskEnd.STOPPED:
+                            continue
+                        break
+                    # A user's limit in front of the drain's wins; then the new plan waits for the next start.
+                    self._phase = "draining"
+                    end = self._run(context, plan.plan, plan.upto if until is None else min(until, plan.upto))
+                except LostSessionError:
+                    context = self._new_session(context, plan)
+                    continue
                 if self._planning and end is TaskEnd.STOPPED:
                     continue
-                if end is TaskEnd.STOPPED or restart_seqno(self._persist(self._rows)) < plan.upto:
+                if end is TaskEnd.STOPPED or restart_seqno(self.persist(self._rows)) < plan.upto:
                     break
-            status = self._beat()
+            status = self.persist(self._beat)
+        except TranlogError as exc:
+            self._release(exc)
+            raise
         finally:
             self._release()
         return ApplyResult(
-            end=end, status=status, resubmissions=self._resubmissions.total, seconds=time.monotonic() - began
+            end=end,
+            status=status,
+            resubmissions=sum(one.resubmissions for one in self._tendings),
+            seconds=time.monotonic() - began,
         )
 
     def close(self) -> None:
@@ -399,26 +433,32 @@ class _Driver:
 
     def _start_spark(self, plan: Run | Drain) -> SparkContext:
         """Start Spark with a slot for each channel, those of an earlier plan among them, which may have to drain."""
-        options = self._options
         channels = max(self._wanted.channels, plan.plan.channels)
         if self._context is None:
-            master = options.master or default_master(channels)
-            _check_drain(master, self._wanted.channels, channels)
-            if self._keep_spark:
-                master = kept_master(options.master, channels)
-            settings = {"spark.python.daemon.module": _DAEMON}
-            if master_kind(master) is MasterKind.STANDALONE:
-                settings["spark.cores.max"] = str(channels)  # unset, it would take all that there are
-            app = f"tranlog apply {options.pipeline}"
-            self._context = build_context(master, app, settings, options.engine)
-        master = self._context.master or ""
-        _check_drain(master, self._wanted.channels, channels)
-        deadline = time.monotonic() + options.engine.slots_wait_s
-        while (slots := count_slots(self._context)) < channels and not self._stop.is_set():
-            if time.monotonic() > deadline or not lives(self._context):
-                raise too_few_slots(master, slots=slots, channels=channels)
-            time.sleep(_TICK_S)
+            self._context = start_engine(
+                self._options, wanted=self._wanted.channels, channels=channels, keep_spark=self._keep_spark
+            )
+        wait_for_slots(
+            self._context, self._options, wanted=self._wanted.channels, channels=channels, going_on=self._going_on
+        )
         return self._context
+
+    def _going_on(self) -> bool:
+        """Show that we live, while Spark is waited for; return whether to go on waiting."""
+        if self._driving and time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + ALIVE_INTERVAL_S
+            self.persist(self.keep_alive)
+        return not self._stop.is_set()
+
+    def _new_session(self, context: SparkContext, plan: Run | Drain) -> SparkContext:
+        """Leave a cluster session that has no slots any more for another. Raises EngineError where that has none."""
+        if self._given_context:
+            raise too_few_slots(context.master or "", slots=0, channels=plan.plan.channels)
+        self.note("the cluster has had no slot for too long: Spark was started again")
+        stop_context()
+        self._context = None
+        self._slots = SlotWatch(wait_s=self._options.engine.slots_wait_s)
+        return self._start_spark(plan)
 
     def _moves(self, row: PipelineRow | None, until: float) -> bool:
         """Whether another driver moves what it was in `row`, looking once and then until the time has come."""
@@ -509,7 +549,7 @@ class _Driver:
             holder=self._holder,
             channels=plan.plan.channels,
             shard_rule=plan.plan.text(),
-            rows=plan.rows,
+            rows=with_error(plan.rows, None),
             keep_assignment=not isinstance(plan, Run) or plan.keep_assignment,
         )
         self._driving = True
@@ -520,8 +560,11 @@ class _Driver:
             logger.info("%s pipeline=%s", note, name)
         return plan
 
-    def _release(self) -> None:
-        """Leave the pipeline to nobody: it also ends whatever task of ours might still run."""
+    def _release(self, error: TranlogError | None = None) -> None:
+        """Leave the pipeline to nobody: it also ends whatever task of ours might still run.
+
+        `error`: why the run ends; kept beside channel 0's position until the next run's first.
+        """
         if not self._driving:
             return
         target, name = self._open()
@@ -529,154 +572,120 @@ class _Driver:
             target.reconnect()
             row = target.read_pipeline(name)
             if row is not None and row.token == self._token:
-                target.take(
-                    pipeline=name,
-                    expected_token=self._token,
-                    holder=NOBODY,
-                    channels=row.channels,
-                    shard_rule=row.shard_rule,
-                    rows=None,
-                    keep_assignment=True,
-                )
-                rows = self._rows()
+
+                def leave(token: int, rows: Sequence[ChannelRow] | None) -> int:
+                    return target.take(
+                        pipeline=name,
+                        expected_token=token,
+                        holder=NOBODY,
+                        channels=row.channels,
+                        shard_rule=row.shard_rule,
+                        rows=rows,
+                        keep_assignment=True,
+                    )
+
+                token, rows = leave(self._token, None), self._rows()
+                if error is not None:
+                    leave(token, with_error(rows, LastError.of(error, at_ms=self.now_ms())))
                 self._driving = False
                 self._hold(rows)
         except TranlogError as exc:
             logger.warning("could not give the pipeline back pipeline=%s why=%s", name, exc)
+        self._driving = False
 
     def _leave_out(self) -> None:
         """Record what is not to be applied, before any task of ours can come to it."""
         target, name = self._open()
         wanted = self._options.leave_out
         if wanted:
-            self._persist(lambda: target.leave_out(pipeline=name, token=self._token, ranges=wanted.ranges))
-            self._note(f"leaves out seqno {wanted.text()}, as asked for")
+            self.persist(lambda: target.leave_out(pipeline=name, token=self._token, ranges=wanted.ranges))
+            self.note(f"leaves out seqno {wanted.text()}, as asked for")
 
-    def _note(self, note: str) -> None:
+    def now_ms(self) -> int:
+        """Return the wall clock's time."""
+        return self._clock.now_ms()
+
+    def note(self, note: str) -> None:
+        """Add a note to what is reported, once."""
         if note not in self._notes:
             self._notes.append(note)
             logger.info("%s pipeline=%s", note, self._options.pipeline)
 
-    # --- the limit ---
-
-    def _look_ahead(self, until: Seqno | None) -> tuple[Seqno | None, Watched | None, Seqno]:
-        """Return the limit as a seqno where the log shows it, else what the tasks are to watch for, and from where on.
-
-        What is committed by now is searched here, so that channels which stand apart all end at the first match behind
-        the slowest; none has passed what comes later. Raises ConfigError for a GTID of another history.
-        """
-        if self._limit_seqno is not None:
-            return nearest_limit(until, self._limit_seqno), None, NO_SEQNO
-        match self._options.limit:
-            case None:
-                return until, None, NO_SEQNO
-            case UntilSeqno(seqno=seqno):
-                return nearest_limit(until, seqno), None, NO_SEQNO
-            case UntilGtid(gtid=gtid):
-                header = self._reader.header(gtid.seqno)
-                if header is not None and header.epoch != gtid.epoch:
-                    why = f"this log has GTID({header.epoch}, {gtid.seqno}) in its place"
-                    raise ConfigError(option="--until-gtid", value=str(gtid), why=why)
-                return nearest_limit(until, gtid.seqno), None, NO_SEQNO
-            case watched:
-                restart = restart_seqno(self._persist(self._rows))
-                upto = self._reader.range().committed_seqno
-                # The slowest may not have come to where it was looked for already, window by window.
-                found = self._search(watched, Seqno(max(restart, self._looked) + 1), upto)
-                if found is None:
-                    self._looked = max(self._looked, upto)
-                    return until, watched, upto
-                self._limit_seqno = found  # a later look begins behind it
-                return nearest_limit(until, found), None, NO_SEQNO
-
-    def _search(self, watched: Watched, first: Seqno, last: Seqno) -> Seqno | None:
-        if first > last:
-            return None
-        beat_at = time.monotonic() + ALIVE_INTERVAL_S
-        with self._reader.cursor(committed_only=True) as cursor:
-            cursor.seek(first)
-            while not self._stop.is_set():
-                header = cursor.next_header(0.0)
-                if time.monotonic() >= beat_at:  # it may be long, and nobody is to take us for dead
-                    self._persist(self._target_keep_alive)
-                    beat_at = time.monotonic() + ALIVE_INTERVAL_S
-                if header is None or header.seqno > last:
-                    return None
-                found = reached(watched, header, lambda: content_of(cursor.current()))
-                if found is not None:
-                    return found
-        return None
-
     # --- the job ---
 
     def _run(self, context: SparkContext, plan: ShardPlan, until: Seqno | None) -> TaskEnd:
-        """Run one plan to its end, submitting the job again while that helps. Raises what cannot be cured."""
-        options = self._options
-        here = options.target.absolute()
+        """Run one plan to its end, submitting channels again while that helps. Raises what cannot be cured."""
+        in_memory = self._options.parallelization is Parallelization.MEMORY
         local = master_kind(context.master or "") is MasterKind.LOCAL
+        self._seen = self.persist(self._rows)
+        self._taken_tokens = {row.channel: row.token for row in self._seen}
+        self._claimed = False
+        tending = Tending(self, self._troubles, channels=plan.channels, resubmit=self._options.resubmit)
+        self._tendings.append(tending)
         number = 0
         while True:
             number += 1
-            mark = None if local else log_mark(self._reader)  # what it marks may have been purged since the last job
-            in_memory = options.parallelization is Parallelization.MEMORY
-            upto, watch, watch_after = (until, None, NO_SEQNO) if in_memory else self._look_ahead(until)
-            tasks = [
-                ChannelTask(
-                    pipeline=options.pipeline,
-                    driver_token=self._token,
-                    channel=channel,
-                    plan=plan,
-                    log_dir=os.path.abspath(options.log_dir),
-                    log_mark=mark,
-                    target=here,
-                    until=upto,
-                    max_offline_interval_s=options.max_offline_interval_s,
-                    bounds=options.group,
-                    sync_interval_s=options.sync_interval_s,
-                    idle_every=options.idle_every,
-                    retry_s=options.retry_s,
-                    checksum=options.checksum,
-                    watch=watch,
-                    watch_after=watch_after,
-                    filters=options.filters,
-                )
-                for channel in range(plan.channels)
-            ]
             if in_memory:
-                window = self._window(tasks, until)
+                window = self._window([self._task(plan, n, until, local=local) for n in range(plan.channels)], until)
                 if window is None:
                     return TaskEnd.STOPPED if self._stop.is_set() or self._planning else TaskEnd.LIMIT
                 submit = windowed(window)
             else:
-                window, submit = None, long_running(tasks)
-            job = Job(context, submit, group=f"{options.pipeline}-{self._token}-{number}")
+                window = None
+
+                def submit(channel: int) -> Submit:
+                    upto, watch, watch_after = self._look_ahead(until)
+                    task = self._task(plan, channel, upto, local=local, watch=watch, watch_after=watch_after)
+                    return long_running([task])
+
+            jobs = Jobs(context, f"{self._options.pipeline}-{self._token}-{number}")
             try:
-                self._watch(job)
+                end = tending.tend(jobs, submit)
             finally:
-                job.cancel(_CANCEL_WAIT_S)
-            if job.results is None:
-                if self._stop.is_set() or self._planning:
-                    return TaskEnd.STOPPED
-                explained = explain_failure(str(job.failure))
-                if explained is not None:
-                    raise explained
-                why = job.why()
-            else:
-                errors = [result.error for result in job.results if result.end is TaskEnd.FAILED]
-                if errors:
-                    raise _most_telling([error for error in errors if error is not None])
-                ends = {result.end for result in job.results}
-                if TaskEnd.REPLACED in ends:
-                    why = "another attempt of a task had taken its channel"
-                elif TaskEnd.STOPPED in ends and not (self._stop.is_set() or self._planning):
-                    why = "a task of the job before it had asked all others to stop"
-                elif window is not None and ends == {TaskEnd.LIMIT}:
-                    continue
-                else:
-                    return TaskEnd.STOPPED if TaskEnd.STOPPED in ends else TaskEnd.LIMIT
-            # Raises ReplacedError where it was another driver.
-            self._persist(self._target_keep_alive)
-            self._again(context, why)
+                jobs.cancel(_ABORT_WAIT_S if self._abort.is_set() else CANCEL_WAIT_S)
+            if window is None or end is not TaskEnd.LIMIT:
+                return end
+
+    def _task(
+        self,
+        plan: ShardPlan,
+        channel: int,
+        upto: Seqno | None,
+        *,
+        local: bool,
+        watch: Watched | None = None,
+        watch_after: Seqno = NO_SEQNO,
+    ) -> ChannelTask:
+        options = self._options
+        return ChannelTask(
+            pipeline=options.pipeline,
+            driver_token=self._token,
+            channel=channel,
+            plan=plan,
+            log_dir=os.path.abspath(options.log_dir),
+            log_mark=None if local else log_mark(self._reader),  # what it marks may have been purged meanwhile
+            target=options.target.absolute(),
+            until=upto,
+            max_offline_interval_s=options.max_offline_interval_s,
+            bounds=options.group,
+            sync_interval_s=options.sync_interval_s,
+            idle_every=options.idle_every,
+            retry_s=min(options.retry_s, TRY_S),
+            checksum=options.checksum,
+            watch=watch,
+            watch_after=watch_after,
+            filters=options.filters,
+        )
+
+    def _look_ahead(self, until: Seqno | None) -> tuple[Seqno | None, Watched | None, Seqno]:
+        """Return `LimitSearch.look_ahead`'s answer, from where the slowest channel stands."""
+        return self._limit.look_ahead(
+            until,
+            lambda: restart_seqno(self.persist(self._rows)),
+            stop=self._stop,
+            keep_alive=lambda: self.persist(self.keep_alive),
+            every_s=ALIVE_INTERVAL_S,
+        )
 
     def _window(self, tasks: Sequence[ChannelTask], until: Seqno | None) -> Window | None:
         """Return what to apply next, waiting for it; None: nothing is left, or the run is to end.
@@ -684,7 +693,7 @@ class _Driver:
         It ends no later than where a limit that a seqno does not tell was looked for: its tasks need not watch for one.
         """
         while not (self._stop.is_set() or self._planned()):
-            restart = restart_seqno(self._persist(self._rows))
+            restart = restart_seqno(self.persist(self._rows))
             found = self._reader.range()
             upto, watch, looked = self._look_ahead(until)
             if upto is not None and restart >= upto:
@@ -700,57 +709,10 @@ class _Driver:
                     upto=last,
                     bytes=self._options.window_bytes,
                 )
-            if time.monotonic() >= self._next_beat:
-                self._next_beat = time.monotonic() + ALIVE_INTERVAL_S
-                self._persist(self._beat)
+            self._claimed = self._began = True  # none of them has anything to do
+            self.persist(self.beat_if_due)
             self._stop.wait(_TICK_S)
         return None
-
-    def _again(self, context: SparkContext, why: str) -> None:
-        """Count a failure of the job. Raises EngineError where submitting again is of no use."""
-        target, name = self._open()
-        rows = self._persist(self._rows)
-        if not lives(context) or not self._resubmissions.again(row.applied_seqno for row in rows):
-            remedy = "Nothing is lost: mend it and start again, it goes on from the positions in the target"
-            raise EngineError(why=f"the job failed and got no further: {why}", remedy=remedy)
-        restore_scratch()
-        # A task that could not go on asks the others to stop, and when its job fails then, its reason is lost. It will
-        # come again; but nobody may take that wish for the user's, and end as if all were well.
-        if not (self._stop.is_set() or self._planning):
-            self._persist(lambda: target.request_stop(pipeline=name, token=self._token, stop_at_seqno=None))
-        logger.warning("the job failed and is submitted again pipeline=%s why=%s", name, why)
-        self._notes.append(f"submitted again: {why}")
-
-    def _watch(self, job: Job) -> None:
-        """Stay until the job has ended: keep alive_at moving, report, pass on the wish to stop."""
-        target, name = self._open()
-        cancel_at: float | None = None
-        while job.running:
-            now = time.monotonic()
-            try:
-                if cancel_at is None and (self._stop.is_set() or self._planned()):
-                    cancel_at = now if self._abort.is_set() else now + _STOP_WAIT_S
-                    self._phase = "stopping"
-                    target.request_stop(pipeline=name, token=self._token, stop_at_seqno=NO_SEQNO)
-                if now >= self._next_beat:
-                    self._next_beat = now + ALIVE_INTERVAL_S
-                    self._beat()
-            except (TransientTargetError, TargetUnavailableError) as exc:
-                # The tasks give up in time, if it stays away; this connection only reports.
-                logger.warning("target failed retry_in_s=%.1f why=%s", ALIVE_INTERVAL_S, exc)
-                self._next_beat = now + ALIVE_INTERVAL_S
-                if cancel_at is not None and self._phase == "stopping":
-                    cancel_at = min(cancel_at, now + _CANCEL_WAIT_S)
-                self._reconnect()
-            except ReplacedError:
-                job.thread.join(_REPLACED_WAIT_S)  # each task finds that out for itself
-                raise
-            if cancel_at is not None and self._abort.is_set():
-                return  # the job is cancelled; what its tasks had begun is rolled back when the pipeline is released
-            if cancel_at is not None and now >= cancel_at:
-                logger.warning("tasks did not stop in time and are cancelled pipeline=%s", name)
-                return
-            job.thread.join(_TICK_S)
 
     def _planned(self) -> bool:
         """Whether another plan is wanted from now on; the newest of several counts."""
@@ -762,7 +724,7 @@ class _Driver:
             try:
                 check_running(order.plan, self._context)
             except (ConfigError, EngineError) as exc:
-                self._note(f"the plan stays as it is: {exc}")
+                self.note(f"the plan stays as it is: {exc}")
                 order.answer.set_exception(exc)
                 continue
             self._orders.append(order)
@@ -775,36 +737,114 @@ class _Driver:
         for order in orders:
             order.settle(restart_seqno(plan.rows))
 
-    def _reconnect(self) -> None:
+    def reconnect(self) -> None:
         try:
             self._open()[0].reconnect()
         except (TransientTargetError, TargetUnavailableError):
             pass  # the next call fails in the same way
 
-    def _persist(self, call: Callable[[], _Result]) -> _Result:
-        """Call the target, and again where it asked for that, as long as the tasks would."""
-        deadline = time.monotonic() + self._options.retry_s
+    def patience(self) -> float | None:
+        """Return how long a trouble with the target may last; None: for ever."""
+        return self._options.retry_s if self._options.bounded or not self._began else self._options.give_up_s
+
+    def persist(self, call: Callable[[], _Result]) -> _Result:
+        """Call the target, and again where it failed, as long as the channels would, until a stop at most."""
+        began, pause = time.monotonic(), _TICK_S
         while True:
             try:
-                return call()
-            except TransientTargetError as exc:
-                if time.monotonic() > deadline:
+                result = call()
+            except (TransientTargetError, TargetUnavailableError) as exc:
+                patience, now = self.patience(), time.monotonic()
+                over = self._stop.is_set() if patience is None else now - began > patience
+                if over or (not self._began and isinstance(exc, TargetUnavailableError)):
+                    if isinstance(exc, TargetUnavailableError):
+                        raise
                     raise TargetUnavailableError(where=self._open()[0].describe(), why=exc.why) from exc
-                time.sleep(_TICK_S)
-                self._reconnect()
+                if now - began > TRY_S:
+                    self.cannot(exc)
+                self._stop.wait(pause) if self._began else time.sleep(pause)
+                pause = min(pause * 2, ALIVE_INTERVAL_S)
+                self.reconnect()
+            else:
+                self._troubles.over(DRIVER)
+                return result
 
-    def _target_keep_alive(self) -> PipelineRow:
+    def cannot(self, exc: TransientTargetError | TargetUnavailableError) -> None:
+        """Tell that the driver cannot use the target."""
+        self._troubles.failed(
+            DRIVER, exc.why, applied=NO_SEQNO, failing_s=0.0, now_s=time.monotonic(), now_ms=self._clock.now_ms()
+        )
+        self._troubles.trying(DRIVER, ())
+        if self._driving:
+            self._report(self._measure(self._seen))
+
+    def keep_alive(self) -> PipelineRow:
         target, name = self._open()
         return target.keep_alive(pipeline=name, token=self._token)
+
+    # --- what tending asks ---
+
+    @property
+    def ending(self) -> bool:
+        """Whether the run is to end, or to go on by another plan."""
+        return self._stop.is_set() or self._planned()
+
+    @property
+    def aborting(self) -> bool:
+        """Whether it is to end at once."""
+        return self._abort.is_set()
+
+    @property
+    def seen(self) -> Sequence[ChannelRow]:
+        """The channels' rows as last read."""
+        return self._seen
+
+    def read_rows(self) -> Sequence[ChannelRow]:
+        """Read them, again where the target failed, and see to it that nobody else is the driver."""
+        self.persist(self.keep_alive)
+        self._seen = self.persist(self._rows)
+        return self._seen
+
+    def request_stop(self, upto: Seqno | None) -> None:
+        """Tell the tasks to go up to a seqno, or to run on."""
+        target, name = self._open()
+        if upto is not None and self.ending:
+            self._phase = "stopping"
+        target.request_stop(pipeline=name, token=self._token, stop_at_seqno=upto)
+
+    def lives(self) -> bool:
+        """Whether Spark can still run a job. Raises LostSessionError where another session may do."""
+        assert self._context is not None
+        alive = lives(self._context)
+        if not alive and not self._given_context and master_kind(self._context.master or "") is not MasterKind.LOCAL:
+            raise LostSessionError  # a cluster's master may have been gone
+        return alive
+
+    def beat_if_due(self) -> bool:
+        """Beat, about once a second, more often until all channels are claimed; return whether it was time."""
+        now = time.monotonic()
+        if now < self._next_beat:
+            return False
+        self._next_beat = now + (ALIVE_INTERVAL_S if self._claimed else min(_START_TICK_S, ALIVE_INTERVAL_S))
+        self._beat()
+        return True
 
     # --- where it stands ---
 
     def _beat(self) -> ApplyStatus:
         """Show that we live, renew the hold, report."""
         if self._driving:
-            self._target_keep_alive()
-        self._note_slots()
-        rows = self._rows()
+            self.keep_alive()
+        if self._driving and self._context is not None:
+            note = self._slots.look(self._context, channels=self._wanted.channels)
+            if note:
+                self._notes.append(note)
+        rows = self._seen = self._rows()
+        self._troubles.look(rows, self._reader.range().committed_seqno)
+        if self._driving and all(row.token > self._taken_tokens.get(row.channel, row.token) for row in rows):
+            self._claimed = self._began = True
+        if self._claimed and self._phase == "starting":
+            self._phase = "running"
         self._hold(rows)
         status = self._measure(rows)
         self._report(status)
@@ -818,19 +858,6 @@ class _Driver:
 
     def _words(self) -> str:
         return target_words(self._options.target, self._open()[0])
-
-    def _note_slots(self) -> None:
-        """Say when a cluster has lost so many executors that some channel stands still, and when they are back."""
-        context = self._context
-        if context is None or not self._driving or master_kind(context.master or "") is MasterKind.LOCAL:
-            return
-        slots, channels = count_slots(context), self._wanted.channels
-        if (slots < channels) is not self._short and lives(context):
-            self._short = slots < channels
-            text = f"{slots} slots for {channels} channels: "
-            text += "executors were lost, and some channels wait for others" if self._short else "all channels can run"
-            self._notes.append(text)
-            logger.warning("%s pipeline=%s", text, self._options.pipeline)
 
     def _measure(self, rows: Sequence[ChannelRow]) -> ApplyStatus:
         restart = restart_seqno(rows)
@@ -846,7 +873,7 @@ class _Driver:
             )
             for row in rows
         )
-        total = sum((channel.counters for channel in channels), Counters())
+        total = totals(rows)
         now = time.monotonic()
         before, done = self._last or (now, total)
         seconds = max(now - before, 1e-9)
@@ -868,20 +895,6 @@ class _Driver:
             changes_per_s=max(0, total.changes - done.changes) / seconds,
             total=total,
             notes=tuple(self._notes),
+            troubles=self._troubles.told(),
+            slots=self._slots.slots,
         )
-
-
-def _check_drain(master: str, wanted: int, channels: int) -> None:
-    """Raise ConfigError where a local master has too few slots for the channels, those of the plan before included."""
-    try:
-        check_slots(master, channels)
-    except ConfigError as exc:
-        if channels == wanted:
-            raise
-        why = f"the pipeline had {channels} channels, which first have to come to one seqno: {exc.why}; once is enough"
-        raise ConfigError(option=exc.option, value=exc.value, why=why) from exc
-
-
-def _most_telling(errors: Sequence[TranlogError]) -> TranlogError:
-    """Return the error to show of several channels': one about data first, one that many may share last."""
-    return min(errors, key=lambda error: (isinstance(error, TargetUnavailableError), not isinstance(error, LogError)))

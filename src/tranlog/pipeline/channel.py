@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
-import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -27,10 +26,7 @@ from tranlog.errors import (
     ConfigError,
     ConflictError,
     DdlStopError,
-    EngineError,
     FilterError,
-    LogMissingError,
-    LogUnreadableError,
     PayloadError,
     PurgedError,
     ReplacedError,
@@ -41,9 +37,9 @@ from tranlog.errors import (
     TranlogError,
     TransientTargetError,
 )
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Seqno
 from tranlog.log.format import RecordHeader
-from tranlog.log.readable import ReadableCursor, ReadableLog, ReadableTransaction
+from tranlog.log.readable import ReadableCursor, ReadableTransaction
 from tranlog.log.reader import LogRange
 from tranlog.payload import Payload, decode
 from tranlog.pipeline.channels import (
@@ -62,6 +58,7 @@ from tranlog.pipeline.channels import (
 from tranlog.pipeline.filter_chain import Chain, Place
 from tranlog.pipeline.filters import Filter
 from tranlog.pipeline.limits import Content, SeqnoRanges, Watched, needs_every_header, reached
+from tranlog.pipeline.log_mark import LogMark, open_log
 from tranlog.pipeline.progress import (
     Ahead,
     ChannelStats,
@@ -75,7 +72,6 @@ from tranlog.pipeline.progress import (
 )
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.target import Advance, ChannelRow, Meeting, Target, Unit
-from tranlog.tungsten.translated import open_readable
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -89,6 +85,8 @@ _POLL_MOST_S = 0.02
 """Sleeps between two readings of the meeting while waiting for other channels: short first, then rarer."""
 _TELL_AFTER_S = 0.2
 """How long a wait goes on before it is told beside the position, for whoever wonders why that stands."""
+_COUNT_EVERY_S = 30.0
+"""How often a channel that idles publishes its counters."""
 _RETRY_FIRST_S = 0.01
 _RETRY_MOST_S = 1.0
 _SEEN_MOST = 4096
@@ -120,40 +118,13 @@ class GroupBounds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogMark:
-    """The first transaction that a log holds, by which it is told from another."""
-
-    seqno: Seqno
-    epoch: Epoch
-    source_id: str
-    event_id: str
-    tstamp: int
-
-
-def log_mark(reader: ReadableLog, seqno: Seqno | None = None) -> LogMark | None:
-    """Return a log's mark, or its transaction `seqno` as one; None where the log does not hold it."""
-    first = reader.range().first_seqno
-    wanted = first if seqno is None else seqno
-    header = reader.header(wanted) if 0 <= first <= wanted else None
-    if header is None:
-        return None
-    return LogMark(
-        seqno=wanted,
-        epoch=header.epoch,
-        source_id=header.source_id,
-        event_id=header.event_id,
-        tstamp=header.tstamp,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelTask:
     """All that a task needs to know; it travels pickled to wherever Spark runs it.
 
     `until`: the last seqno to apply, inclusive; None: run on. `max_offline_interval_s`: as in `Walk`. `sync_interval_s`
-    and `idle_every`: how long, and for how many transactions, a position may go unpublished. `retry_s`: how long to try
-    to reach a target that is away. `watch`: a limit to be told from the headers behind `watch_after`, in front of which
-    the driver has looked.
+    and `idle_every`: how long, and for how many transactions, a position may go unpublished. `retry_s`: how long a task
+    tries by itself to use a target that is away; then it is the driver who lets the channel pause. `watch`: a limit to
+    be told from the headers behind `watch_after`, in front of which the driver has looked.
     """
 
     pipeline: str
@@ -187,51 +158,35 @@ class TaskEnd(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """What a task hands back. Spark carries exceptions as text, so `error` travels here, as the object it is."""
+    """What a task hands back. Spark carries exceptions as text, so `error` travels here, as the object it is.
+
+    `failing_s`: how long the target had not let it go on, where that is the error.
+    """
 
     channel: int
     end: TaskEnd
     applied_seqno: Seqno = NO_SEQNO
     error: TranlogError | None = None
+    failing_s: float = 0.0
 
 
 def run_task(task: ChannelTask) -> TaskResult:
     """Run one channel until it reaches its limit, is told to stop, is replaced, or cannot go on.
 
-    Raises nothing of ours: what cannot be cured by running the task again is in the result, and the other channels
-    have been asked to stop. Anything else that it raises is a fault of the engine or of ours, and may be retried.
+    Raises nothing of ours: what stopped it is in the result. Where running the task again cannot cure that, the other
+    channels have been asked to stop. Anything else that it raises is a fault of the engine or of ours, and may be
+    retried.
     """
     from tranlog.target.options import open_target
 
-    with contextlib.closing(Channel(task, lambda: open_target(task.target), lambda: open_log(task))) as channel:
+    with contextlib.closing(
+        Channel(
+            task,
+            lambda: open_target(task.target),
+            lambda: open_log(task.log_dir, checksum=task.checksum, mark=task.log_mark),
+        )
+    ) as channel:
         return channel.run()
-
-
-def open_log(task: ChannelTask) -> ReadableLog:
-    """Open the log where a task runs, maybe on another machine than its driver.
-
-    Raises LogMissingError, LogUnreadableError; on a cluster EngineError, naming host and path, where there is none or
-    another one.
-    """
-    here = socket.gethostname()
-    remedy = (
-        "Mount the log's folder on each worker under the driver's path, readable to the user that Spark runs as there"
-    )
-    try:
-        reader = open_readable(task.log_dir, checksum=task.checksum)
-    except (LogMissingError, LogUnreadableError) as exc:
-        if task.log_mark is None:
-            raise
-        why = f"the worker on {here} cannot read the log at {task.log_dir}: {exc.why}"
-        raise EngineError(why=why, remedy=remedy) from exc
-    mark = task.log_mark
-    if mark is not None and reader.range().first_seqno <= mark.seqno:  # else it was purged in the meantime
-        found = log_mark(reader, mark.seqno)
-        if found != mark:
-            reader.close()
-            why = f"what the worker on {here} has at {task.log_dir} is another log than the driver's"
-            raise EngineError(why=why, remedy=remedy)
-    return reader
 
 
 def run_tasks(tasks: Iterable[ChannelTask]) -> Iterator[TaskResult]:
@@ -306,24 +261,29 @@ class Channel:
         self._waiting: Waiting | None = None  # what the next position tells
         self._pending = Counters()  # what the group does not hold: no-ops, waits, what was only known afterwards
         self._next_sync = 0.0
+        self._next_count = 0.0
         self._mark = self._clock.monotonic()  # up to where it is told what the time went to
+        self._answered = self._mark  # when the target last did
+        self._failing_since: float | None = None
         self._chain: Chain | None = None
         self._looks_at_names = False
         self._seen: set[tuple[TableName, ...]] = set()  # sets of tables whose names behind the filters are known
 
     def run(self) -> TaskResult:
         """Work until there is a reason to end, starting again from the position after each passing failure."""
-        clock, retry_s = self._clock, self._task.retry_s
-        pause, failing_since, reached = _RETRY_FIRST_S, None, NO_SEQNO
+        clock = self._clock
+        pause, reached = _RETRY_FIRST_S, NO_SEQNO
         while True:
             try:
                 return self._result(self._go(self._claim()))
             except (TransientTargetError, TargetUnavailableError) as exc:
-                now = clock.monotonic()
-                if failing_since is None or self._walk.published > reached:
-                    pause, failing_since, reached = _RETRY_FIRST_S, now, self._walk.published
-                if now - failing_since > retry_s:
-                    return self._result(TaskEnd.FAILED, self._unavailable(exc))
+                if self._failing_since is None:
+                    self._failing_since = self._answered
+                if self._walk.published > reached:
+                    pause, reached = _RETRY_FIRST_S, self._walk.published
+                failing_s = clock.monotonic() - self._failing_since
+                if failing_s >= self._task.retry_s:
+                    return self._result(TaskEnd.FAILED, self._unavailable(exc), failing_s)
                 logger.warning("target failed channel=%d retry_in_s=%.2f why=%s", self._task.channel, pause, exc)
                 clock.sleep(pause)
                 pause = min(pause * 2, _RETRY_MOST_S)
@@ -342,14 +302,19 @@ class Channel:
         if self._reader is not None:
             self._reader.close()
 
-    def _result(self, end: TaskEnd, error: TranlogError | None = None) -> TaskResult:
-        return TaskResult(channel=self._task.channel, end=end, applied_seqno=self._walk.published, error=error)
+    def _result(self, end: TaskEnd, error: TranlogError | None = None, failing_s: float = 0.0) -> TaskResult:
+        return TaskResult(
+            channel=self._task.channel,
+            end=end,
+            applied_seqno=self._walk.published,
+            error=error,
+            failing_s=failing_s,
+        )
 
-    def _unavailable(self, exc: TranlogError) -> TranlogError:
+    def _unavailable(self, exc: TransientTargetError | TargetUnavailableError) -> TargetUnavailableError:
         if isinstance(exc, TargetUnavailableError):
             return exc
-        where = "?" if self._target is None else self._target.describe()
-        return TargetUnavailableError(where=where, why=f"{self._task.retry_s:g} s without success: {exc}")
+        return TargetUnavailableError(where="?" if self._target is None else self._target.describe(), why=exc.why)
 
     def _reconnect(self) -> None:
         try:
@@ -531,7 +496,7 @@ class Channel:
                 header = next_header(max(0.0, self._next_sync - clock.monotonic()))
                 self._spent("idle_us")
                 if header is None:  # a sync interval without news
-                    self._commit()
+                    self._idle()
                     continue
             seqno = header.seqno
             if self._watch is not None and seqno > self._task.watch_after:
@@ -701,11 +666,26 @@ class Channel:
 
     # --- at the target ---
 
-    def _commit(self) -> None:
-        """Apply the group, if any, and move the position to where the walk has come; then look at the meeting."""
+    def _idle(self) -> None:
+        """Look at the meeting; now and then publish what is only counted, since no position comes that would tell it.
+
+        What a target transaction took is known behind it, so the first time is at once.
+        """
+        if self._clock.monotonic() < self._next_count:
+            self._commit()
+        else:
+            self._tell(counts=True)
+        self._failing_since = None
+
+    def _commit(self, *, counts: bool = False) -> None:
+        """Apply the group, if any, and move the position to where the walk has come; then look at the meeting.
+
+        `counts`: publish also where there is nothing to tell but how the counters stand.
+        """
         walk, group = self._walk, self._group
         self._spent("read_us")
-        if walk.passed > walk.published or self._pending.changes or self._waiting is not None:
+        if walk.passed > walk.published or self._pending.changes or self._waiting is not None or counts:
+            self._next_count = self._clock.monotonic() + (_COUNT_EVERY_S if counts else 0.0)
             if self._last is None:
                 assert self._cursor is not None
                 self._last = self._cursor.passed()
@@ -772,6 +752,7 @@ class Channel:
         self._pending.changes += sum([taken.changes for taken in group]) - changes
         self._pending.bytes += sum([taken.bytes for taken in group]) - size
         self._stored = counters
+        self._failing_since = None
         walk.published_up_to(upto, header.tstamp)
 
     def _note_block(self, group: list[_Taken], walk: Walk) -> ChannelStats:
@@ -813,7 +794,8 @@ class Channel:
         self._stop_at = meeting.stop_at_seqno
         self._walk.learn(meeting.applied, meeting.times)
         self._walk.limit = self._limit()
-        self._next_sync = self._clock.monotonic() + task.sync_interval_s
+        self._answered = self._clock.monotonic()
+        self._next_sync = self._answered + task.sync_interval_s
         return meeting
 
     def _wait(self, seqno: Seqno, owner: int, tstamp: int) -> None:
@@ -840,17 +822,18 @@ class Channel:
         self._spent("wait_us")
         self._pending.wait_ms += round((clock.monotonic() - started) * 1000)
 
-    def _tell(self) -> None:
-        """Publish while waiting; where there is nothing but the wait to tell, a target that is locked is no failure.
+    def _tell(self, *, counts: bool = False) -> None:
+        """Publish while waiting; where there is nothing to tell but the wait, a target that is locked is no failure.
 
         In SQLite it is locked by the very channel that is waited for, for as long as its target transaction takes.
+        `counts` as in `_commit`.
         """
         try:
-            self._commit()
+            self._commit(counts=counts)
         except (TransientTargetError, TargetUnavailableError) as exc:
             if self._walk.passed > self._walk.published:
                 raise
-            logger.debug("not told that it waits channel=%d why=%s", self._task.channel, exc)
+            logger.debug("not told how it stands channel=%d why=%s", self._task.channel, exc)
 
 
 def content_of(transaction: ReadableTransaction) -> Content:

@@ -20,19 +20,24 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tranlog.errors import StateError, TranlogError
+from tranlog.errors import EngineError, StateError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.limits import Limit, SeqnoRanges, limit_text
 from tranlog.pipeline.replanning import PlanOrder, PlanOrders
-from tranlog.pipeline.session import stop_context
+from tranlog.pipeline.session import kill_jvm, stop_context
 from tranlog.pipeline.states import Happening, Refused, State, step
+from tranlog.pipeline.troubles import Trouble
 from tranlog.tungsten.translated import open_readable
 
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.2
+END_WAIT_S = 3.0
+"""How long a process that is told to end waits for the target transactions under way; then they are rolled back."""
+_ENGINE_WAIT_S = 4.0
+"""How long after that Spark may take, before it is ended without a word."""
 WAITERS_MAX = 64
 """How many may wait for something at a time; each is a thread of the endpoint."""
 
@@ -77,7 +82,8 @@ class OperationState:
     """What an operator is told. `applied_seqno` is the least of the channels', as of the last report.
 
     `began_ms`, `since_ms`: since when the process operates the pipeline, and since when it is in this state; ms since
-    1970.
+    1970. `troubles`: who cannot use the target, why, since when; `slots`: how many tasks Spark can run at a time, of
+    `channels` that each need one.
     """
 
     pipeline: str
@@ -90,6 +96,9 @@ class OperationState:
     left_out: str
     pending: PendingError | None
     waits: tuple[Wait, ...]
+    troubles: tuple[Trouble, ...] = ()
+    slots: int = 0
+    channels: int = 0
 
 
 class ReplanEnd(enum.StrEnum):
@@ -149,12 +158,14 @@ class Operation:
         report: Callable[[ApplyStatus], None] = _no_report,
         run_pipeline: RunPipeline = run_apply,
         stop_engine: Callable[[], None] = stop_context,
+        kill_engine: Callable[[], None] = kill_jvm,
     ) -> None:
         self._options = options
         self._on_error = on_error
         self._report = report
         self._run_pipeline = run_pipeline
         self._stop_engine = stop_engine
+        self._kill_engine = kill_engine
         self._changed = threading.Condition()
         self._state = State.START
         self._began_ms = self._since_ms = round(time.time() * 1000)
@@ -170,6 +181,7 @@ class Operation:
         self._stop = threading.Event()
         self._abort = threading.Event()
         self._ended = threading.Event()
+        self._over = threading.Event()
 
     # --- the thread that works ---
 
@@ -180,6 +192,7 @@ class Operation:
         Raises what the run raised, unless an error is to take the pipeline offline only.
         """
         result: ApplyResult | None = None
+        threading.Thread(target=self._hasten, name="hasten", daemon=True).start()
         try:
             self._happens(Happening.READY)
             if online:
@@ -192,6 +205,8 @@ class Operation:
                 try:
                     result = self._run_once(order)
                 except TranlogError as exc:
+                    if self._ended.is_set() and isinstance(exc, EngineError):
+                        return result  # Spark did not end in time, and was ended
                     self._fail(exc)
                     if self._on_error is OnError.END:
                         raise
@@ -207,9 +222,19 @@ class Operation:
                     return result
         finally:
             self._stop_engine()
+            self._over.set()
             with self._changed:
                 self._ended.set()
                 self._changed.notify_all()
+
+    def _hasten(self) -> None:
+        """See to it that the process ends soon when it is told to, whatever Spark does: who told it kills it else."""
+        self._ended.wait()
+        if not self._over.wait(END_WAIT_S):
+            self._abort.set()
+            if not self._over.wait(_ENGINE_WAIT_S):
+                logger.warning("Spark does not end, and is killed pipeline=%s", self._options.pipeline)
+                self._kill_engine()
 
     def _next_order(self) -> OnlineOrder | None:
         while not self._ended.is_set():
@@ -235,7 +260,7 @@ class Operation:
         with self._changed:
             self._status = status
             if status.phase == "running":
-                self._move(Happening.RUNNING)
+                self._move(Happening.STUCK if status.stuck else Happening.RUNNING)
             self._changed.notify_all()
         self._report(status)
 
@@ -287,7 +312,10 @@ class Operation:
     # --- wishes, from any thread ---
 
     def end(self) -> None:
-        """End the process's pipeline, after the target transactions that are under way. Takes no lock."""
+        """End the process's pipeline, after the target transactions that are under way, or without them: in seconds.
+
+        Takes no lock.
+        """
         self._ended.set()
         self._stop.set()
 
@@ -451,6 +479,9 @@ class Operation:
                 left_out=self._last_order.leave_out.text(),
                 pending=self._pending,
                 waits=tuple(self._waits.values()),
+                troubles=() if status is None or self._state.resting else status.troubles,
+                slots=0 if status is None or self._state.resting else status.slots,
+                channels=self._options.plan().channels if status is None else len(status.channels),
             )
 
     def _limit_text(self) -> str:

@@ -12,13 +12,13 @@ Source: design/pipeline.md, "At start", "Tokens"; conformance/tungsten.md B7 ite
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from tranlog.errors import ConfigError
+from tranlog.errors import ConfigError, TranlogError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.target.target import ChannelRow, PipelineRow
@@ -293,11 +293,14 @@ def _channels(numbers: Iterable[int]) -> str:
 
 
 def _divide(standing: Sequence[ChannelRow], channels: int) -> tuple[ChannelRow, ...]:
-    """Return the rows of a new plan, all at the one seqno where the old channels stand; channel 0 keeps the counts."""
+    """Return the rows of a new plan, all at the one seqno where the old channels stand.
+
+    Each counts from there on, since what a channel of another plan has read was not its own; channel 0 keeps the sums.
+    """
     here = max(standing, key=lambda row: row.epoch)
-    total = sum((Counters.parse(row.stats) for row in standing), Counters())
+    sums = ChannelStats(earlier=totals(standing).given()).text(Counters())
     return tuple(
-        replace(here, channel=channel, token=0, session="", stats=(total if channel == 0 else Counters()).text())
+        replace(here, channel=channel, token=0, session="", stats="{}" if channel else sums)
         for channel in range(channels)
     )
 
@@ -338,9 +341,13 @@ class Counters:
     idle_us: int = 0
     wait_us: int = 0
 
+    def given(self) -> dict[str, int]:
+        """Return those that are not 0, by name."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name))}
+
     def text(self) -> str:
         """Return the JSON text that the target stores."""
-        return json.dumps({name: value for name in self.__slots__ if (value := getattr(self, name))})
+        return json.dumps(self.given())
 
     @classmethod
     def parse(cls, text: str) -> Counters:
@@ -349,14 +356,19 @@ class Counters:
             fields = json.loads(text or "{}")
         except ValueError:
             return cls()
-        if not isinstance(fields, dict):
-            return cls()
-        return cls(**{name: fields[name] for name in cls.__slots__ if isinstance(fields.get(name), int)})
+        return cls.of(fields) if isinstance(fields, dict) else cls()
+
+    @classmethod
+    def of(cls, fields: Mapping[str, object]) -> Counters:
+        """Return those of these names; others are passed over."""
+        return cls(**{name: found for name in cls.__slots__ if isinstance(found := fields.get(name), int)})
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
 
 
+_ERROR_MOST: Final = 2_000
+"""Characters of an error's message that are kept: its beginning, and its end, which says what to do."""
 SHARDS_TOLD_MAX: Final = 64
 """How many shards a channel tells apart in its stats; the longest silent one makes room for a new one."""
 
@@ -378,13 +390,32 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True):
     channels: tuple[int, ...]
 
 
+class LastError(msgspec.Struct, frozen=True):
+    """Why the run before ended; its message says what to do. Seqno -1 where it is about no transaction."""
+
+    type: str
+    message: str
+    at_ms: int
+    seqno: int = NO_SEQNO
+
+    @classmethod
+    def of(cls, error: TranlogError, *, at_ms: int) -> LastError:
+        """Return an error as it is kept."""
+        seqno = getattr(error, "seqno", None)
+        text = str(error)
+        if len(text) > _ERROR_MOST:
+            text = f"{text[: _ERROR_MOST // 2]} … {text[-_ERROR_MOST // 2 :]}"
+        return cls(type(error).__name__, text, at_ms, seqno if isinstance(seqno, int) else NO_SEQNO)
+
+
 class ChannelStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What stands beside the counters in `tranlog_channel.stats`: what cannot be added up.
 
     `since`: the first seqno that is counted. `block`: how many source transactions the last target transaction had,
     `block_us` how long it took. `latency_ms`: from the source's commit to the target's, of the last one applied.
     `section`: the channel was inside a serial section when it published. `waiting`: for what, if it waited then.
-    `shards`, the most recently applied last.
+    `shards`, the most recently applied last. `earlier`, of channel 0: the sums of the plans before. `error`, of channel
+    0: why the run ended.
     """
 
     since: int = NO_SEQNO
@@ -394,6 +425,8 @@ class ChannelStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     section: bool = False
     waiting: Waiting | None = None
     shards: dict[str, ShardCount] = {}
+    earlier: dict[str, int] = {}
+    error: LastError | None = None
 
     def count(self, shard: str, transactions: int, *, seqno: Seqno, event_id: str, latency_ms: int) -> None:
         """Note transactions of a shard that go with the next position."""
@@ -405,8 +438,7 @@ class ChannelStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def text(self, counters: Counters) -> str:
         """Return the JSON text that the target stores, counters and all."""
-        told = {name: value for name in Counters.__slots__ if (value := getattr(counters, name))}
-        return msgspec.json.encode({**told, **msgspec.to_builtins(self)}).decode()
+        return msgspec.json.encode({**counters.given(), **msgspec.to_builtins(self)}).decode()
 
     @classmethod
     def parse(cls, text: str) -> ChannelStats:
@@ -415,6 +447,32 @@ class ChannelStats(msgspec.Struct, kw_only=True, omit_defaults=True):
             return msgspec.json.decode(text or "{}", type=cls)
         except msgspec.DecodeError:
             return cls()
+
+
+def totals(rows: Iterable[ChannelRow]) -> Counters:
+    """Add up what all channels counted, those of earlier plans too."""
+    total = Counters()
+    for row in rows:
+        total += Counters.parse(row.stats) + Counters.of(ChannelStats.parse(row.stats).earlier)
+    return total
+
+
+def with_error(rows: Iterable[ChannelRow], error: LastError | None) -> tuple[ChannelRow, ...]:
+    """Return the rows with why the run ended; None: forget why the run before did."""
+    return tuple(
+        replace(
+            row,
+            stats=msgspec.structs.replace(ChannelStats.parse(row.stats), error=error).text(Counters.parse(row.stats)),
+        )
+        if row.channel == 0
+        else row
+        for row in rows
+    )
+
+
+def last_error(rows: Iterable[ChannelRow]) -> LastError | None:
+    """Return why the last run ended; None where it was no error, or another run has begun."""
+    return next((ChannelStats.parse(row.stats).error for row in rows if row.channel == 0), None)
 
 
 def applied_nothing(rows: Iterable[ChannelRow], *, first: Seqno) -> bool:

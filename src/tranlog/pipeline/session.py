@@ -47,6 +47,8 @@ INSTALL_SPARK = "Install it: `pip install 'tranlog[spark]'`"
 _JVM_OUTPUT = "jvm.log"
 _SCRATCH = "tranlog-spark-"
 _LOCK = "in-use"
+_STOP_S = 4.0
+"""How long Spark may take to stop."""
 _BLOCK_FOLDERS = 64
 """Spark's default of spark.diskStore.subDirectories."""
 _folders: list[str] = []
@@ -176,14 +178,34 @@ def stop_context() -> None:
     if running is None:
         return
     alive = lives(running)
-    try:
-        running.stop()
-    except Exception:  # its JVM is gone; there is nothing left to stop
-        logger.debug("could not stop Spark", exc_info=True)
+
+    def stop() -> None:
+        try:
+            running.stop()
+        except Exception:  # its JVM is gone; there is nothing left to stop
+            logger.debug("could not stop Spark", exc_info=True)
+
+    stopping = threading.Thread(target=stop, name="spark-stop", daemon=True)
+    stopping.start()
+    stopping.join(_STOP_S)
+    if stopping.is_alive():
+        alive = False
+        kill_jvm()
     if not alive:
         pyspark.SparkContext._active_spark_context = None
         pyspark.SparkContext._gateway = None
         pyspark.SparkContext._jvm = None
+
+
+def kill_jvm() -> None:
+    """End this process's JVM, which does not end by itself; whoever waits for its answer gets an error."""
+    try:
+        import pyspark
+    except ImportError:
+        return
+    process = getattr(pyspark.SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()
 
 
 def check_pyspark() -> None:

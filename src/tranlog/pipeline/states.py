@@ -22,8 +22,11 @@ class State(enum.StrEnum):
     OFFLINE_NORMAL = "OFFLINE:NORMAL"
     OFFLINE_ERROR = "OFFLINE:ERROR"
     GOING_ONLINE = "GOING-ONLINE:SYNCHRONIZING"
-    """Asked for: the target is being looked at, Spark started, an earlier plan drained."""
+    """Asked for: the target is being looked at, Spark started, an earlier plan drained, the channels are claimed."""
     ONLINE = "ONLINE"
+    """All channels have been claimed, and each can go on."""
+    DEGRADED = "ONLINE:DEGRADED"
+    """Online, and a channel cannot use the target, or has no slot: it is tried again."""
     GOING_OFFLINE = "GOING-OFFLINE"
 
     @property
@@ -39,7 +42,9 @@ class Happening(enum.StrEnum):
     """The process listens to its operator."""
     ASKED_ONLINE = "asked to go online"
     RUNNING = "running"
-    """The channels of the wanted plan have been started."""
+    """All channels of the wanted plan have been claimed, and each can go on."""
+    STUCK = "stuck"
+    """The same, but that one of them cannot go on."""
     ASKED_OFFLINE = "asked to go offline"
     ENDED = "ended"
     """At its limit, or because it was asked to."""
@@ -70,18 +75,28 @@ _TABLE: Final[Mapping[State, Mapping[Happening, State]]] = {
     },
     State.GOING_ONLINE: {
         Happening.RUNNING: State.ONLINE,
+        Happening.STUCK: State.DEGRADED,
         Happening.ASKED_OFFLINE: State.GOING_OFFLINE,
         Happening.ENDED: State.OFFLINE_NORMAL,
         Happening.FAILED: State.OFFLINE_ERROR,
     },
     State.ONLINE: {
         Happening.RUNNING: State.ONLINE,
+        Happening.STUCK: State.DEGRADED,
+        Happening.ASKED_OFFLINE: State.GOING_OFFLINE,
+        Happening.ENDED: State.OFFLINE_NORMAL,
+        Happening.FAILED: State.OFFLINE_ERROR,
+    },
+    State.DEGRADED: {
+        Happening.RUNNING: State.ONLINE,
+        Happening.STUCK: State.DEGRADED,
         Happening.ASKED_OFFLINE: State.GOING_OFFLINE,
         Happening.ENDED: State.OFFLINE_NORMAL,
         Happening.FAILED: State.OFFLINE_ERROR,
     },
     State.GOING_OFFLINE: {
         Happening.RUNNING: State.GOING_OFFLINE,  # a report from before it heard
+        Happening.STUCK: State.GOING_OFFLINE,
         Happening.ASKED_OFFLINE: State.GOING_OFFLINE,  # once more, at once this time
         Happening.ENDED: State.OFFLINE_NORMAL,
         Happening.FAILED: State.OFFLINE_ERROR,
@@ -93,6 +108,10 @@ _WHY: Final[Mapping[tuple[State, Happening], tuple[str, str]]] = {
     (State.START, Happening.ASKED_OFFLINE): ("it is still starting", "Run it again"),
     (State.GOING_ONLINE, Happening.ASKED_ONLINE): ("it is on its way", "Run `tranlog wait --state ONLINE`"),
     (State.ONLINE, Happening.ASKED_ONLINE): ("it is online already", "Run `tranlog offline` first, for other limits"),
+    (State.DEGRADED, Happening.ASKED_ONLINE): (
+        "it is online already, and tries again by itself",
+        "Check `tranlog state`; `tranlog offline` and `tranlog online` have all channels try at once",
+    ),
     (State.GOING_OFFLINE, Happening.ASKED_ONLINE): (
         "it is still stopping",
         "Run `tranlog wait --state OFFLINE:NORMAL` first",

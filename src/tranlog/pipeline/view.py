@@ -21,7 +21,8 @@ from typing import Final
 from tranlog.ids import NO_EPOCH, NO_SEQNO
 from tranlog.pipeline.channels import SERIAL, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.filters import Filter, describe
-from tranlog.pipeline.progress import ChannelStats, Counters, Waiting, restart_seqno
+from tranlog.pipeline.progress import ChannelStats, Counters, Waiting, last_error, restart_seqno, totals
+from tranlog.pipeline.troubles import Trouble
 from tranlog.target.target import ChannelRow, PipelineRow
 
 QUEUE_CLASS: Final = "tranlog.pipeline.channel.Channel"
@@ -60,16 +61,17 @@ class LogFacts:
 class PipelineFacts:
     """What a view needs of the pipeline: its rows, and the options that no row tells. `now_ms`: when it was read.
 
-    `running`: a driver moves its row; `starting`: it is on its way online, and channels that stand have not begun.
-    `before`: the rows as they were `watched_s` seconds earlier, where it was
-    watched, by which rates are told. `source_event_id`: where the source stands by now, empty where it does not tell.
+    `running`: a driver moves its row, None where nobody watched and its process was not asked; `starting`: it is on its
+    way online, and channels that stand have not begun. `before`: the rows as they were `watched_s` seconds earlier,
+    where it was watched, by which rates are told. `source_event_id`: where the source stands by now, empty where it
+    does not tell.
     """
 
     pipeline: str
     row: PipelineRow | None
     channels: tuple[ChannelRow, ...]
     assignment: Mapping[str, int]
-    running: bool
+    running: bool | None
     group_transactions: int
     group_s: float
     idle_every: int
@@ -88,9 +90,9 @@ class PipelineFacts:
     source_event_id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ErrorFacts:
-    """Why a pipeline is OFFLINE:ERROR; seqno -1 where it is about no transaction."""
+    """Why a pipeline is OFFLINE:ERROR, or the last run ended; seqno -1 where it is about no transaction."""
 
     type: str
     message: str
@@ -118,6 +120,8 @@ class ProcessFacts:
     limit: str
     error: ErrorFacts | None
     watches: tuple[AppliedWatch, ...]
+    troubles: tuple[Trouble, ...] = ()
+    slots: int = 0
 
 
 # --- the views -------------------------------------------------------------------------------------------
@@ -126,6 +130,8 @@ class ProcessFacts:
 class Doing(enum.StrEnum):
     """What a channel does."""
 
+    UNKNOWN = NONE
+    """Nobody watched, and the pipeline's process was not asked."""
     STOPPED = "stopped"
     """Nothing: the pipeline is offline, or still starting."""
     APPLYING = "applying"
@@ -202,8 +208,8 @@ class ThlStore:
 class ReadTask:
     """One channel as the parallel queue shows it, in `store.N`.
 
-    `lo_seqno` is the first that it ever read, `hi_seqno` the last; of those it `read`, it `accepted` its own and
-    `discarded` the others'.
+    `lo_seqno` is the first that it read by the plan that holds, -1 before that, `hi_seqno` its position; of those it
+    `read`, it `accepted` its own and `discarded` the others'. Another plan begins at 0; the queue keeps the sums.
     """
 
     task_id: int
@@ -412,7 +418,11 @@ def pipeline_view(log: LogFacts | None, facts: PipelineFacts, process: ProcessFa
     applied = slowest is not None and _has_applied(slowest)
     newest = max(shard_views(facts), key=lambda one: one.appliedLastSeqno, default=None)
     holder = "" if facts.row is None else facts.row.holder
-    error = None if process is None else process.error
+    if process is not None:
+        error = process.error
+    else:
+        ended = None if facts.running else last_error(facts.channels)
+        error = None if ended is None else ErrorFacts(ended.type, ended.message, ended.seqno, "")
     now_ms = facts.now_ms
     return PipelineView(
         name=facts.pipeline,
@@ -494,19 +504,20 @@ def parallel_queue_store(facts: PipelineFacts) -> ParallelQueueStore:
     """Show the channels together."""
     counters = [Counters.parse(row.stats) for row in facts.channels]
     stats = [ChannelStats.parse(row.stats) for row in facts.channels]
+    total = totals(facts.channels)
     serialized = bool(stats) and stats[0].section
     guard = interval_guard(facts.channels)
     return ParallelQueueStore(
         criticalPartition=0 if serialized else -1,
-        discardCount=sum(one.omitted for one in counters),
+        discardCount=total.omitted,
         estimatedOfflineInterval=max(0, guard.hi_time - guard.low_time) / 1000,
-        eventCount=sum(one.transactions for one in counters),
+        eventCount=total.transactions,
         headSeqno=max((row.applied_seqno for row in facts.channels), default=NO_SEQNO),
         intervalGuard=guard,
         maxOfflineInterval=facts.max_offline_interval_s,
         maxSize=facts.group_transactions,
         queues=len(facts.channels),
-        serializationCount=sum(one.sections for one in counters),
+        serializationCount=total.sections,
         serialized=serialized,
         stopRequested=facts.row is not None and facts.row.stop_at_seqno is not None,
         storeClass=WINDOW_CLASS if facts.parallelization is Parallelization.MEMORY else QUEUE_CLASS,
@@ -606,7 +617,7 @@ def task_views(facts: PipelineFacts, *, committed_seqno: int | None = None) -> l
             was = Moved(applied_seqno=earlier[row.channel].applied_seqno, transactions=before.transactions)
             rate = max(0, done.transactions - before.transactions) / facts.watched_s
             change_rate = max(0, done.changes - before.changes) / facts.watched_s
-        doing = Doing.STOPPED
+        doing = Doing.UNKNOWN if facts.running is None else Doing.STOPPED
         if facts.running:
             doing = doing_of(
                 was,

@@ -78,7 +78,9 @@ def pipeline_facts(
     """Read a pipeline's rows, twice where it is to be watched for a moment, which tells rates.
 
     `running`: whether it runs, where that is known; None: it is told from its driver's moving, for which `watch_s` must
-    be above a second. The texts are `PipelineFacts`'. Raises TargetUnavailableError.
+    be above a second; else it is not known, unless nobody holds it. The texts are `PipelineFacts`'.
+
+    Raises TargetUnavailableError.
     """
     name = options.pipeline
     facts = PipelineFacts(
@@ -86,7 +88,7 @@ def pipeline_facts(
         row=None,
         channels=(),
         assignment={},
-        running=bool(running),
+        running=running,
         group_transactions=options.group.transactions,
         group_s=options.group.seconds,
         idle_every=options.idle_every,
@@ -102,12 +104,12 @@ def pipeline_facts(
         source_event_id=source_event_id,
     )
     if not is_there(options.target):
-        return facts
+        return replace(facts, running=bool(running))
     target = open_target(options.target)
     try:
         row, channels, began = target.read_pipeline(name), target.read_channels(name), clock.monotonic()
         before, watched_s = [], 0.0
-        alive = bool(running)
+        alive = False if running is None and (row is None or row.holder == NOBODY) else running
         if row is not None and watch_s > 0 and (running or (running is None and row.holder != NOBODY)):
             clock.sleep(watch_s)
             again = target.read_pipeline(name)

@@ -21,15 +21,25 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from tranlog.change import Change
-from tranlog.errors import ConfigError, CorruptRecordError, PayloadError, PurgedError, ReplacedError, TranlogError
+from tranlog.errors import (
+    ConfigError,
+    CorruptRecordError,
+    PayloadError,
+    PurgedError,
+    ReplacedError,
+    TargetUnavailableError,
+    TranlogError,
+    TransientTargetError,
+)
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Seqno
 from tranlog.log.format import Record, RecordHeader
 from tranlog.log.readable import ReadableCursor, ReadableLog, ReadableTransaction
 from tranlog.log.reader import LogRange
 from tranlog.payload import Payload, decode
-from tranlog.pipeline.channel import Channel, ChannelTask, TaskEnd, TaskResult, open_log
+from tranlog.pipeline.channel import Channel, ChannelTask, TaskEnd, TaskResult
 from tranlog.pipeline.channels import SERIAL
 from tranlog.pipeline.filters import renames_tables
+from tranlog.pipeline.log_mark import open_log
 from tranlog.target.options import open_target
 
 HEADER_BYTES: Final = 1024
@@ -53,6 +63,11 @@ class Window:
     bytes: int
 
 
+def _open_log(window: Window) -> ReadableLog:
+    task = window.tasks[0]
+    return open_log(task.log_dir, checksum=task.checksum, mark=task.log_mark)
+
+
 def split_windows(windows: Iterable[Window]) -> Iterator[tuple[int, Item | TranlogError]]:
     """Read each window and yield (channel, item), in the log's order; an error at its very beginning for everyone.
 
@@ -61,13 +76,18 @@ def split_windows(windows: Iterable[Window]) -> Iterator[tuple[int, Item | Tranl
     """
     for window in windows:
         try:
-            reader = open_log(window.tasks[0])
+            reader = _open_log(window)
         except TranlogError as exc:  # what Spark would carry as a text, and try again
             for channel in range(len(window.tasks)):
                 yield channel, exc
             continue
         with reader:
-            yield from _split(window, reader)
+            try:
+                yield from _split(window, reader)
+            except (TransientTargetError, TargetUnavailableError) as exc:
+                # For each channel: those that have something of this window lose it, and get it again.
+                for channel in range(len(window.tasks)):
+                    yield channel, exc
 
 
 def _split(window: Window, reader: ReadableLog) -> Iterator[tuple[int, Item | TranlogError]]:
@@ -188,7 +208,7 @@ class WindowReader:
     def log(self) -> ReadableLog:
         """Return the log, opened when it is first asked for."""
         if self._log is None:
-            self._log = open_log(self._window.tasks[0])
+            self._log = _open_log(self._window)
         return self._log
 
     def range(self) -> LogRange:

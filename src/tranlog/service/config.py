@@ -413,6 +413,7 @@ class PipelineOptions:
     sync_interval_s: float = 1.0
     idle_every: int = 10_000
     retry_s: float = 30.0
+    give_up_s: float | None = None
     resubmit: int = 5
     checksum: bool = True
     group_transactions: int = 1_000
@@ -469,6 +470,7 @@ class PipelineOptions:
                 seconds=self.group_s,
             ),
             retry_s=self.retry_s,
+            give_up_s=self.give_up_s,
             resubmit=self.resubmit,
             checksum=self.checksum,
             filters=self.filters,

@@ -48,9 +48,6 @@ FEW_ROWS: Final = 4
 """So few rows of an UPDATE go one by one: a join with the rows costs the server as much as four plain statements."""
 _PACKET_MARGIN: Final = 4096
 _WEEK_S: Final = 7 * 24 * 3600
-_LOCK_WAIT_S: Final = 50
-"""How long a row of a target transaction is waited for: the server's own default."""
-
 _LENIENT: Final = "'ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION'"
 _SETTINGS: Final = {
     "sql_mode": f"'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,{_LENIENT[1:]}",
@@ -167,6 +164,7 @@ class MariadbSession:
         url = read_url(options.dsn)
         self._where = url.describe()
         self._lock_wait_s = -1
+        self._lock_timeout_s = options.lock_timeout_s
         self._relaxed: tuple[str, ...] = ()
         more: dict[str, Any] = {"unix_socket": url.unix_socket} if url.unix_socket else {}
         if url.ssl_ca:
@@ -215,7 +213,7 @@ class MariadbSession:
         self._execute(f"SET NAMES utf8mb4 COLLATE {COLLATION}")
         settings = {**_SETTINGS, "idle_transaction_timeout": str(ceil(options.idle_timeout_s))}
         self._execute("SET SESSION " + ", ".join([f"{name} = {value}" for name, value in settings.items()]))
-        self._wait_for_locks(_LOCK_WAIT_S)
+        self._wait_for_locks(max(1, ceil(options.lock_timeout_s)))
         ((connection_id, packet),) = self.fetch("SELECT CONNECTION_ID(), @@max_allowed_packet")
         self._packet_most = packet - _PACKET_MARGIN
         self._packet_allowed = packet
@@ -234,7 +232,7 @@ class MariadbSession:
     # --- transactions ---
 
     def begin(self, *, lock_timeout_s: float | None = None) -> None:
-        self._wait_for_locks(_LOCK_WAIT_S if lock_timeout_s is None else max(1, ceil(lock_timeout_s)))
+        self._wait_for_locks(max(1, ceil(self._lock_timeout_s if lock_timeout_s is None else lock_timeout_s)))
         self._relax(())
         self._execute("START TRANSACTION")
 

@@ -47,8 +47,9 @@ class TargetOptions:
     target transaction is tried again. `refuse`: named when the first of their rows comes. `innodb`: tables that the
     log's DDL makes so are made InnoDB here; others are refused."""
     lock_timeout_s: float = 10.0
-    """Seconds to wait for a lock on our own tables, at SQLite for the write lock, before who has it is named. Long
-    enough for any target transaction. A replaced task that has it is ended much sooner: `position.FREEING_AFTER_S`."""
+    """Seconds to wait for a lock, on a row or a table, at SQLite for the write lock, before who has it is named and the
+    channel pauses. Long enough for any target transaction. A replaced task that has it is ended much sooner:
+    `position.FREEING_AFTER_S`."""
     idle_timeout_s: float = 60.0
     """Seconds after which the server ends a session that has stopped inside a transaction; 0: never. A server's."""
     connect_timeout_s: float = 10.0

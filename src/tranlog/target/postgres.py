@@ -51,7 +51,6 @@ _SETTINGS: Final = {
     "xmloption": "content",
     "standard_conforming_strings": "on",
     "statement_timeout": "0",
-    "lock_timeout": "0",
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
@@ -167,7 +166,11 @@ class PostgresSession:
             raise unavailable(self._where, str(exc)) from exc
         try:
             self._connection.adapters.register_dumper(int, Int8Dumper)
-            settings = {**_SETTINGS, "idle_in_transaction_session_timeout": str(round(options.idle_timeout_s * 1000))}
+            settings = {
+                **_SETTINGS,
+                "idle_in_transaction_session_timeout": str(round(options.idle_timeout_s * 1000)),
+                "lock_timeout": str(max(1, round(options.lock_timeout_s * 1000))),
+            }
             if options.triggers == "off":
                 settings["session_replication_role"] = "replica"
             ((read_only,),) = self.fetch("SELECT current_setting('default_transaction_read_only')")
