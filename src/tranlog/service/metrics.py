@@ -61,7 +61,7 @@ def metrics_text(process: ProcessFacts, *, log: LogFacts, pipeline: PipelineFact
     name = {"pipeline": pipeline.pipeline}
     lines = [
         *_stateset("tranlog_state", "Where the pipeline stands.", name, process.state),
-        *_whole(status, name, pipeline, behind),
+        *_whole(status, name, pipeline, behind, process),
         *_of_log(log, status, name),
         *_of_channels(status, name, pipeline),
         *_of_shards(status, name),
@@ -70,7 +70,9 @@ def metrics_text(process: ProcessFacts, *, log: LogFacts, pipeline: PipelineFact
     return "\n".join(lines) + "\n"
 
 
-def _whole(status: PipelineStatus, name: Mapping[str, str], facts: PipelineFacts, behind: Lag) -> Iterator[str]:
+def _whole(
+    status: PipelineStatus, name: Mapping[str, str], facts: PipelineFacts, behind: Lag, process: ProcessFacts
+) -> Iterator[str]:
     one, queue = status.pipeline, status.queue
     yield from _gauge("tranlog_uptime_seconds", "Since the process started.", [(name, one.uptimeSeconds)])
     yield from _gauge("tranlog_in_state_seconds", "Since it is in this state.", [(name, one.timeInStateSeconds)])
@@ -78,6 +80,12 @@ def _whole(status: PipelineStatus, name: Mapping[str, str], facts: PipelineFacts
         "tranlog_pending_error_seqno",
         "The seqno that the error which took it offline is about; -1: none.",
         [(name, one.pendingErrorSeqno)],
+    )
+    yield from _gauge("tranlog_slots", "How many channels Spark can run at a time.", [(name, process.slots)])
+    yield from _gauge(
+        "tranlog_trouble_since_timestamp_seconds",
+        "Since when a channel cannot use the target, -1 for the driver; no sample: it can.",
+        [({**name, "channel": str(one.channel)}, one.since_ms / 1000) for one in process.troubles],
     )
     yield from _gauge("tranlog_channels", "How many channels apply.", [(name, queue.queues)])
     yield from _gauge("tranlog_serialized", "Whether a serial section runs.", [(name, int(queue.serialized))])

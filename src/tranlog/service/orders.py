@@ -13,11 +13,13 @@ import os
 from collections.abc import Callable
 from typing import Annotated, Any, Protocol
 
+import msgspec
 import typer
 
 from tranlog.clock import SystemClock
 from tranlog.errors import ControlError, TranlogError
 from tranlog.pipeline.operation import ReplanEnd
+from tranlog.pipeline.troubles import Trouble
 from tranlog.pipeline.view import PipelineStatus, pipeline_status
 from tranlog.pipeline.viewing import log_facts, log_facts_if_readable, pipeline_facts
 from tranlog.service.client import GRACE_S, RunningPipeline, runtime_dir
@@ -27,7 +29,7 @@ from tranlog.service.control import CAPTURE_NAME, call, socket_paths
 from tranlog.service.exits import ExitCode, Told, json_line
 from tranlog.service.operating import parse_time
 from tranlog.service.requests import Beat, Flush, GetState, GoOffline, GoOnline, Reload, Request, WaitFor
-from tranlog.service.status import source_event_id, source_text
+from tranlog.service.status import source_event_id, source_text, trouble_text
 from tranlog.service.verify import select_tables, verify_tables
 from tranlog.service.views import NEEDS_LOG, VIEW_NAMES, ViewName, json_form, print_form, view
 from tranlog.target.options import open_target
@@ -102,6 +104,10 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
         print_json(found)
         return
     print(_state_line(found))
+    if found.get("state", "").startswith("ONLINE") and found.get("slots", 0) < found.get("channels", 0):
+        print(f"  {found['slots']} slots for {found['channels']} channels")
+    for trouble in found.get("troubles", ()):
+        print(f"  {trouble_text(msgspec.convert(trouble, Trouble))}")
     pending = found.get("pending")
     if pending:
         where = "" if pending["seqno"] < 0 else f" at seqno {pending['seqno']}, event id {pending['event_id']!r}"

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tranlog.ids import NO_SEQNO
-from tranlog.pipeline.progress import ChannelStats, Counters, restart_seqno
+from tranlog.pipeline.progress import ChannelStats, Counters, restart_seqno, totals
 from tranlog.pipeline.states import State
+from tranlog.pipeline.troubles import Trouble
 from tranlog.pipeline.view import (
     Doing,
     LogFacts,
@@ -114,6 +115,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     channels: tuple[ChannelNow, ...]
     shards: tuple[ShardNow, ...]
     problems: tuple[str, ...] = ()
+    slots: int = 0
+    troubles: tuple[Trouble, ...] = ()
 
 
 def overview_of(
@@ -135,6 +138,7 @@ def overview_of(
     rows = () if pipeline is None else pipeline.channels
     committed = state.committed_seqno if log is None else log.committed_seqno
     waits = {} if state.state.resting else waits_of(rows)
+    total = totals(rows)
     counters = {row.channel: Counters.parse(row.stats) for row in rows}
     channels = []
     for row in rows:
@@ -178,8 +182,8 @@ def overview_of(
         pending=None
         if pending is None
         else PendingNow(type=pending.type, message=pending.message, seqno=pending.seqno, event_id=pending.event_id),
-        sections=sum(one.sections for one in counters.values()),
-        retries=sum(one.retries for one in counters.values()),
+        sections=total.sections,
+        retries=total.retries,
         shards_known=len(shards),
         channels=tuple(channels),
         shards=tuple(
@@ -193,6 +197,8 @@ def overview_of(
             for one in shards[:SHARDS_MOST]
         ),
         problems=problems,
+        slots=state.slots,
+        troubles=state.troubles,
     )
 
 

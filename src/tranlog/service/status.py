@@ -26,7 +26,11 @@ from tranlog.log.opening import read_holder
 from tranlog.log.positions import read_holds
 from tranlog.log.readable import ReadableLog
 from tranlog.log.segment import LOCK_NAME
-from tranlog.pipeline.progress import Counters, lag, restart_seqno
+from tranlog.pipeline.operation import OperationState
+from tranlog.pipeline.progress import Counters, LastError, lag, last_error, restart_seqno
+from tranlog.pipeline.states import State
+from tranlog.pipeline.troubles import DRIVER, Trouble
+from tranlog.service.client import RunningPipeline
 from tranlog.service.config import Config
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.options import is_there, open_target
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 # struct flock of 64-bit Linux, as in `disk`; F_OFD_GETLK asks without taking.
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _F_OFD_GETLK: Final = 36
+_ASK_S: Final = 2.0
+"""How long the pipeline's process may take to answer."""
 
 
 class HoldState(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,11 +108,19 @@ class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
-    """The pipeline by the target's tables. Rates are None unless it was watched for a moment."""
+    """The pipeline by the target's tables. Rates are None unless it was watched for a moment.
+
+    `state`, `slots` and `troubles` are its process's, asked where it listens; None where nobody answered. `running`:
+    None where nobody answered and it was not watched. `error`: why the last run ended, until the next begins.
+    """
 
     pipeline: str
     target: str
-    running: bool
+    running: bool | None
+    state: State | None = None
+    slots: int | None = None
+    troubles: tuple[Trouble, ...] | None = None
+    error: LastError | None = None
     holder: str = ""
     shard_rule: str = ""
     stop_at_seqno: int | None = None
@@ -186,7 +200,7 @@ def gather(config: Config, *, clock: Clock, watch_s: float) -> tuple[Status, lis
                 failed("source", exc)
         if config.target is not None:
             try:
-                pipeline = _pipeline_state(config, reader, log, clock, watch_s)
+                pipeline = _pipeline_state(config, reader, log, clock, watch_s, _asked(config))
             except TargetError as exc:
                 failed("target", exc)
         return (
@@ -356,8 +370,21 @@ def _binlog_end(options: MariadbSourceOptions) -> str:
         db.close()
 
 
+def _asked(config: Config) -> OperationState | None:
+    """Ask the pipeline's process how it stands; None where none answers."""
+    try:
+        return RunningPipeline.of_config(config).state(timeout_s=_ASK_S)
+    except TranlogError:  # most often because it does not run; what else stands in its way `tranlog state` tells
+        return None
+
+
 def _pipeline_state(
-    config: Config, reader: ReadableLog | None, log: LogState | None, clock: Clock, watch_s: float
+    config: Config,
+    reader: ReadableLog | None,
+    log: LogState | None,
+    clock: Clock,
+    watch_s: float,
+    asked: OperationState | None,
 ) -> PipelineState:
     name, options = config.pipeline.name, config.wanted_target()
     if not is_there(options):
@@ -367,7 +394,8 @@ def _pipeline_state(
         row, channels = target.read_pipeline(name), target.read_channels(name)
         if row is None:
             return PipelineState(pipeline=name, target=target.describe(), running=False)
-        before, began, running = channels, clock.monotonic(), False
+        before, began = channels, clock.monotonic()
+        running = None if row.holder != NOBODY else False
         if row.holder != NOBODY and watch_s > 0:
             clock.sleep(watch_s)
             again = target.read_pipeline(name)
@@ -375,7 +403,12 @@ def _pipeline_state(
             running = again is not None and again.moved_since(row)
             row = row if again is None else again
         seconds = clock.monotonic() - began
-        return _shown_pipeline(target, row, before, channels, seconds, running, reader, log, clock.now_ms())
+        if asked is not None:
+            running = not asked.state.resting
+        shown = _shown_pipeline(target, row, before, channels, seconds, running, reader, log, clock.now_ms())
+        if asked is None:
+            return shown
+        return msgspec.structs.replace(shown, state=asked.state, slots=asked.slots, troubles=asked.troubles)
     finally:
         target.close()
 
@@ -386,7 +419,7 @@ def _shown_pipeline(
     before: Sequence[ChannelRow],
     channels: Sequence[ChannelRow],
     seconds: float,
-    running: bool,
+    running: bool | None,
     reader: ReadableLog | None,
     log: LogState | None,
     now_ms: int,
@@ -406,7 +439,7 @@ def _shown_pipeline(
     for one in channels:
         counters = Counters.parse(one.stats)
         rate = None
-        if running and seconds > 0 and one.channel in earlier:
+        if running and seconds > 0 and before is not channels and one.channel in earlier:
             rate = (counters.transactions - earlier[one.channel].transactions) / seconds
             rates.append((rate, (counters.changes - earlier[one.channel].changes) / seconds))
         shown.append(
@@ -426,6 +459,7 @@ def _shown_pipeline(
         pipeline=row.pipeline,
         target=target.describe(),
         running=running,
+        error=None if running else last_error(channels),
         holder=row.holder,
         shard_rule=row.shard_rule,
         stop_at_seqno=row.stop_at_seqno,
@@ -466,11 +500,16 @@ def waits_for(
         yield f"capture, which has {source.waiting} transactions to go"
     if pipeline is None:
         return
-    if not pipeline.running:
+    if pipeline.running is False:
         why = "it has never run here" if not pipeline.channels else "its driver is not alive"
         if pipeline.channels and pipeline.holder == NOBODY:
             why = "it was stopped"
+        if pipeline.error is not None:
+            why = f"it ended by an error at {time_text(pipeline.error.at_ms)} UTC"
         yield f"apply: pipeline {pipeline.pipeline} does not run, {why} (`tranlog apply`)"
+    elif pipeline.troubles:
+        for trouble in pipeline.troubles:
+            yield trouble_text(trouble)
     elif pipeline.lag_seqnos:
         slowest = [one.channel for one in pipeline.channels if one.applied_seqno == pipeline.restart_seqno]
         if next_shard == UNKNOWN_SHARD:
@@ -527,8 +566,18 @@ def _log_lines(log: LogState, now: int) -> Iterator[str]:
 
 def _pipeline_lines(pipeline: PipelineState) -> Iterator[str]:
     yield f"target    {pipeline.target}"
-    state = f"run by {pipeline.holder}" if pipeline.running else "not running"
+    if pipeline.running is None:
+        state = f"last run by {pipeline.holder}; whether it runs was not looked at"
+    else:
+        state = f"run by {pipeline.holder}" if pipeline.running else "not running"
+    if pipeline.state is not None:
+        state += f", {pipeline.state}"
     yield f"pipeline  {pipeline.pipeline}, {state}"
+    error = pipeline.error
+    if error is not None:
+        yield f"          ended at {time_text(error.at_ms)} UTC by {error.type}: {error.message}"
+    if pipeline.running and pipeline.slots is not None and pipeline.slots < len(pipeline.channels):
+        yield f"          {pipeline.slots} slots for {len(pipeline.channels)} channels"
     if not pipeline.channels:
         return
     rate = "" if pipeline.transactions_per_s is None else f", {pipeline.transactions_per_s:.0f} transactions/s"
@@ -545,6 +594,12 @@ def _pipeline_lines(pipeline: PipelineState) -> Iterator[str]:
             f"          {one.channel:>7} {one.applied_seqno:>8} {one.behind:>8} {counts['transactions']:>13} "
             f"{counts['changes']:>10} {counts['serial']:>7} {counts['waits']:>6} {rate:>9}  {when}"
         )
+
+
+def trouble_text(trouble: Trouble) -> str:
+    """Say who cannot use the target, since when, and why."""
+    who = "the driver" if trouble.channel == DRIVER else f"channel {trouble.channel}"
+    return f"{who}, which cannot use the target since {time_text(trouble.since_ms)} UTC: {trouble.reason}"
 
 
 def _seconds(ms: int) -> str:

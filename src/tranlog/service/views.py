@@ -36,6 +36,8 @@ def process_facts(state: OperationState, *, host: str) -> ProcessFacts:
         if error is None
         else ErrorFacts(type=error.type, message=error.message, seqno=error.seqno, event_id=error.event_id),
         watches=tuple(watches_of(state)),
+        troubles=state.troubles,
+        slots=state.slots,
     )
 
 
