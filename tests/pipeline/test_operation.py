@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +14,22 @@ import pytest
 from fix_operated import WAIT_S, Operated, operation_of, options_of, run_in_threads, running, without_java
 from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, check_equal, counters, items, read_back, write_log
 from tranlog.change import Op, RowChange
+from tranlog.clock import SystemClock
 from tranlog.errors import ConflictError, StateError
 from tranlog.ids import Seqno
 from tranlog.log.log import Log
 from tranlog.log.reader import LogReader
+from tranlog.pipeline import channel
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult
+from tranlog.pipeline.channel import ChannelTask, TaskResult
 from tranlog.pipeline.limits import SeqnoRanges, UntilHeartbeat, UntilSeqno
 from tranlog.pipeline.operation import OnError, OnlineOrder, Operation
+from tranlog.pipeline.progress import Counters
 from tranlog.pipeline.states import State
+from tranlog.pipeline.view import parallel_queue_store
+from tranlog.pipeline.viewing import pipeline_facts
 from tranlog.source.packer import TransactionPacker
+from tranlog.target.options import open_target
 
 
 @pytest.fixture(autouse=True)
@@ -273,3 +281,61 @@ def test_two_services_beside_each_other(tmp_path: Path) -> None:
     for load in loads.values():
         assert read_back(target.options, load.tables) == load.rows
     assert target.audit() == sum((load.audit for load in loads.values()), Counter())
+
+
+def test_online_is_when_all_channels_have_been_claimed(
+    tmp_path: Path, workload: Workload, options: ApplyOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONLINE came when the job was submitted: Spark may take long to start a task."""
+    last = write_log(tmp_path / "log", workload, 5)
+    go_on = threading.Event()
+    run_task = channel.run_task
+
+    def late(task: ChannelTask) -> TaskResult:
+        if task.channel == 1:
+            assert go_on.wait(WAIT_S)
+        return run_task(task)
+
+    monkeypatch.setattr(channel, "run_task", late)
+    with running(operation_of(options)) as operated:
+        assert not operated.operation.wait(state=State.ONLINE, timeout_s=1.0)
+        assert operated.operation.state().state is State.GOING_ONLINE
+        go_on.set()
+        operated.come_to(State.ONLINE, last)
+
+
+def test_counters_of_a_pipeline_that_idles_do_not_stay_behind(
+    tmp_path: Path, workload: Workload, target: SqliteTarget, options: ApplyOptions
+) -> None:
+    """What its last target transactions took is told, though no position follows."""
+    last = write_log(tmp_path / "log", workload, 30)
+    with running(operation_of(options)) as operated:
+        operated.come_to(State.ONLINE, last)
+        deadline = time.monotonic() + WAIT_S
+        while (found := counters(target.options)).commit_us == 0 or found.apply_us == 0:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+        target_ = open_target(target.options)
+        done = [Counters.parse(row.stats) for row in target_.read_channels("p")]
+        target_.close()
+        assert all(one.apply_us for one in done if one.groups), done
+
+
+def test_a_plan_counts_from_where_it_begins_and_the_sums_stay(
+    tmp_path: Path, workload: Workload, target: SqliteTarget, options: ApplyOptions
+) -> None:
+    """`store.N`: of what a channel has read by this plan, no more than lies between its first and its last."""
+    write_log(tmp_path / "log", workload, 40)
+    for channels in (4, 2, 3):
+        own = Operated(operation_of(replace(options, channels=channels, until_seqno="now")))
+        own.join()
+        assert own.error is None
+        last = write_log(tmp_path / "log", workload, 10)
+    own = Operated(operation_of(replace(options, until_seqno="now")))
+    own.join()
+    assert own.result is not None
+    assert own.result.status.total.transactions == counters(target.options).transactions == last + 1
+    queue = parallel_queue_store(pipeline_facts(options, clock=SystemClock(), watch_s=0.0))
+    assert queue.eventCount == last + 1
+    for one in queue.stores:
+        assert one.read == one.accepted + one.discarded == one.hi_seqno - one.lo_seqno + 1, one

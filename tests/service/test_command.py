@@ -182,6 +182,9 @@ def test_progress_without_a_terminal_is_a_line_now_and_then() -> None:
             progress.update(f"at {number}")
     assert out.getvalue() == "at 4\nat 9\n"
     out = io.StringIO()
+    with Progress(clock=TickingClock(), stream=out, endless=True) as progress:
+        for number in range(12):
+            progress.update(f"for ever {number}")
     with Progress(clock=TickingClock(), stream=out, quiet=True) as progress:
         for number in range(12):
             progress.update(f"at {number}")

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -17,6 +18,7 @@ from fix_operated import Operated, operation_of, without_java
 from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.log.log import Log, LogOptions
 from tranlog.pipeline.apply import ApplyOptions
+from tranlog.pipeline.filters import Rename
 from tranlog.pipeline.operation import OnError
 from tranlog.pipeline.states import State
 from tranlog.service import cli
@@ -79,7 +81,7 @@ class Shop:
                     pack([change], source_id="shop", event_id=f"event {seqno}", tstamp=1_700_000_000_000 + 1000 * seqno)
                 )
 
-    def start(self) -> Operator:
+    def start(self, **more: Any) -> Operator:
         given = ApplyOptions(
             pipeline="p",
             log_dir=str(self.folder / "log"),
@@ -87,6 +89,7 @@ class Shop:
             channels=2,
             master="local[16]",
             sync_interval_s=0.05,
+            **more,
         )
         operation = operation_of(given, on_error=OnError.OFFLINE)
         run = Operated(operation, online=False)
@@ -145,6 +148,18 @@ def test_flush_and_check(shop: Shop, told: Tell) -> None:
     shop.source.execute("UPDATE item SET note = 'not captured' WHERE id = 3")
     found = json.loads(told("check --json --timeout 1", code=1))
     assert found == {"seqno": 25, "applied": True, "differing": ["main.item"]}
+
+
+def test_check_sees_what_the_filters_leave(shop: Shop, told: Tell) -> None:
+    """As `tranlog verify` does: renamed at the target is not missing there."""
+    conf = shop.folder / "tranlog.toml"
+    conf.write_text(conf.read_text() + '[[filter]]\nkind = "rename"\ntable = "main.item"\nto = "goods"\n')
+    target = apsw.Connection(shop.options.path)
+    target.execute("ALTER TABLE item RENAME TO goods")
+    target.close()
+    shop.start(filters=(Rename(table="main.item", to="goods"),))
+    told("online")
+    assert json.loads(told("check --json")) == {"seqno": 20, "applied": True, "differing": []}
 
 
 @pytest.mark.parametrize(

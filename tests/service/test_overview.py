@@ -205,6 +205,7 @@ def test_status_tells_it_too() -> None:
     facts = pipeline_facts(row(0, 9), row(1, 9, waiting=Waiting(10, True, (0,))))
     assert [one.waitsFor for one in task_views(facts)] == ["", "channel 0 to apply serial seqno 10"]
     assert [one.waitsFor for one in task_views(replace(facts, running=False))] == ["", ""]
+    assert [one.state for one in task_views(replace(facts, running=None))] == ["NONE", "NONE"]
 
 
 def test_a_task_says_what_it_does() -> None:

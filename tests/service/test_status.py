@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tranlog.disk import OsDisk
+from tranlog.pipeline.progress import LastError
+from tranlog.pipeline.states import State
+from tranlog.pipeline.troubles import Trouble
 from tranlog.service.status import (
     ChannelState,
     LogState,
@@ -167,3 +172,43 @@ def test_who_writes_a_log_is_seen_without_taking_its_lock(tmp_path: Path) -> Non
     lock.release()
     assert writer_of(str(tmp_path)) is None, "the name in the file alone does not hold it"
     OsDisk().lock(str(tmp_path / "disklog.lck")).release()
+
+
+def test_what_was_not_looked_at_is_not_known() -> None:
+    """`--no-watch` said "running": false, and "not running", of a pipeline that ran."""
+    state = msgspec.structs.replace(pipeline_state(17), running=None)
+    assert json.loads(msgspec.json.encode(state))["running"] is None
+    status = Status(
+        service="s", file="f", at=AT, source=None, log=log_state(), pipeline=state, waits_for=(), problems=()
+    )
+    (line,) = [line for line in status_lines(status) if line.startswith("pipeline")]
+    assert line == "pipeline  shop, last run by vm pid 8; whether it runs was not looked at"
+    assert not any("does not run" in one for one in waits_for(None, log_state(), state, None))
+
+
+def test_an_end_by_an_error_is_none_by_an_operator() -> None:
+    """ "it was stopped" was said of both."""
+    error = LastError("ConflictError", "conflict at seqno 18. Mend it, start apply again", AT, 18)
+    state = msgspec.structs.replace(pipeline_state(17, running=False, holder=""), error=error)
+    status = Status(
+        service="s", file="f", at=AT, source=None, log=log_state(), pipeline=state, waits_for=(), problems=()
+    )
+    ended = "ended at 2011-07-01 15:15:17.0 UTC by ConflictError: conflict at seqno 18. Mend it, start apply again"
+    assert f"          {ended}" in list(status_lines(status))
+    (waits,) = waits_for(None, log_state(), state, None)
+    assert waits == (
+        "apply: pipeline shop does not run, it ended by an error at 2011-07-01 15:15:17.0 UTC (`tranlog apply`)"
+    )
+
+
+def test_who_cannot_use_the_target_is_named() -> None:
+    troubles = (Trouble(channel=2, reason="no more connections", since_ms=AT),)
+    state = msgspec.structs.replace(pipeline_state(17, 20), state=State.DEGRADED, slots=1, troubles=troubles)
+    status = Status(
+        service="s", file="f", at=AT, source=None, log=log_state(), pipeline=state, waits_for=(), problems=()
+    )
+    told = list(status_lines(status))
+    assert "pipeline  shop, run by vm pid 8, ONLINE:DEGRADED" in told and "          1 slots for 2 channels" in told
+    assert list(waits_for(None, log_state(), state, None)) == [
+        "channel 2, which cannot use the target since 2011-07-01 15:15:17.0 UTC: no more connections"
+    ]

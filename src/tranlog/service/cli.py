@@ -244,7 +244,11 @@ def capture(
         capture_endpoint(log, work.heartbeat, runtime_dir=runtime_dir()),
     ):
         _say_begin(log)
-        with stop_signals(work.stop), Progress() as progress, _Reporter(lambda: progress.update(_capture_text(work))):
+        with (
+            stop_signals(work.stop),
+            Progress(endless=not once) as progress,
+            _Reporter(lambda: progress.update(_capture_text(work))),
+        ):
             done = work.catch_up(wait_s=ONCE_WAIT_S[source_kind(config.wanted_source())]) if once else work.run()
         _show_capture(done, log, as_json)
 
@@ -368,7 +372,7 @@ def apply(
     )
     reread = ConfigFile(config, environ=os.environ, channels=channels).read_again
     find_java()
-    with Progress() as progress:
+    with Progress(endless=options.until_seqno is None) as progress:
         operation = Operation(
             options,
             on_error=_on_error(config, stay),
@@ -493,7 +497,7 @@ def run(
         open_target(options.target).close()
     with open_capture(config, new_log=new_log, accept_server=accept_server) as (work, log):
         _say_begin(log)
-        with Progress() as progress:
+        with Progress(endless=True) as progress:
             operation = Operation(
                 options,
                 on_error=_on_error(config, stay),

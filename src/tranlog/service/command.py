@@ -222,13 +222,16 @@ def stop_signals(stop: Callable[[], None], *, quiet: bool = False) -> Iterator[N
 class Progress:
     """Says on stderr how long work goes: a moving line on a terminal, a line now and then elsewhere.
 
-    Threads: one at a time.
+    `endless`: work that goes on until it is told to end, of which nobody wants a line every few seconds in his logs: it
+    says nothing elsewhere. Threads: one at a time.
     """
 
-    def __init__(self, *, quiet: bool = False, clock: Clock | None = None, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, *, quiet: bool = False, endless: bool = False, clock: Clock | None = None, stream: TextIO | None = None
+    ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = SystemClock() if clock is None else clock
-        self._quiet = quiet
+        self._quiet = quiet or (endless and not self._stream.isatty())
         self._said_at = self._clock.monotonic()
         self._status: Any = None
 

@@ -1,4 +1,4 @@
-"""The commands that reach a running pipeline: state, online, offline, wait, flush, heartbeat, check.
+"""The commands that reach a running pipeline: state, online, offline, wait, flush, reload, heartbeat.
 
 Owns their options and their words; what they ask for is in `requests`, who answers in `operating`. The hard idea: a
 command finds its pipeline by the configuration, as every other does, so an operator names no socket; --host is for one
@@ -23,16 +23,14 @@ from tranlog.pipeline.troubles import Trouble
 from tranlog.pipeline.view import PipelineStatus, pipeline_status
 from tranlog.pipeline.viewing import log_facts, log_facts_if_readable, pipeline_facts
 from tranlog.service.client import GRACE_S, RunningPipeline, runtime_dir
-from tranlog.service.command import AsJson, print_json, say
+from tranlog.service.command import AsJson, print_json
 from tranlog.service.config import Config, find_file, load
 from tranlog.service.control import CAPTURE_NAME, call, socket_paths
-from tranlog.service.exits import ExitCode, Told, json_line
+from tranlog.service.exits import ExitCode, json_line
 from tranlog.service.operating import parse_time
 from tranlog.service.requests import Beat, Flush, GetState, GoOffline, GoOnline, Reload, Request, WaitFor
 from tranlog.service.status import source_event_id, source_text, trouble_text
-from tranlog.service.verify import select_tables, verify_tables
 from tranlog.service.views import NEEDS_LOG, VIEW_NAMES, ViewName, json_form, print_form, view
-from tranlog.target.options import open_target
 
 Host = Annotated[
     str | None,
@@ -369,70 +367,6 @@ def heartbeat(
         print(f"heartbeat {found['heartbeat']} is on its way into the log")
 
 
-def check(
-    ctx: typer.Context,
-    table: Annotated[
-        list[str] | None, typer.Option("--table", "-table", metavar="SCHEMA.TABLE", help="Only this one; repeatable.")
-    ] = None,
-    timeout_s: Timeout = 60.0,
-    host: Host = None,
-    pipeline: PipelineName = None,
-    tls_ca: Authority = None,
-    secret_file: SecretFile = None,
-    as_json: AsJson = False,
-) -> int:
-    """Compare source and target by value, once everything that the log holds by now is applied.
-
-    Repeats the comparison until all is equal or the time is over, since a source that is written to moves on. Exit
-    code 1 if a table differs or the log was not applied in time.
-
-    \b
-    Example:
-      tranlog check
-      tranlog check --table main.orders --timeout 10
-    """
-    from tranlog.service.capturing import open_tables
-
-    clock = SystemClock()
-    deadline = clock.monotonic() + timeout_s
-    try:
-        found = ask(
-            ctx,
-            Flush(timeout_s=timeout_s),
-            host=host,
-            pipeline=pipeline,
-            tls_ca=tls_ca,
-            secret_file=secret_file,
-            timeout_s=timeout_s,
-        )
-    except Told:
-        say("check: the pipeline is not online; comparing as it stands")
-        found = {"seqno": -1, "reached": False}
-        deadline = 0.0
-    config = config_of(ctx)
-    target = open_target(config.wanted_target())
-    try:
-        while True:
-            reader = open_tables(config.wanted_source())
-            try:
-                wanted = select_tables(reader.tables(), table or ())
-                verdicts = list(verify_tables(reader, target, tables=wanted, differences=3, report=lambda *_: None))
-            finally:
-                reader.close()
-            if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
-                break
-            clock.sleep(0.5)
-    finally:
-        target.close()
-    differing = [one.table for one in verdicts if not one.equal]
-    if as_json:
-        print_json({"seqno": found["seqno"], "applied": found["reached"], "differing": differing})
-    else:
-        words = "all equal" if not differing else f"differing: {', '.join(differing)}"
-        print(f"applied up to seqno {found['seqno']}; {len(verdicts)} tables, {words}")
-    return ExitCode.DONE if found["reached"] and not differing else ExitCode.CHECK_FAILED
-
-
 def show_view(
     name: str,
     *,
@@ -488,5 +422,5 @@ def _look(config: Config, wanted: ViewName, *, watch_s: float) -> PipelineStatus
 
 def add_orders(app: typer.Typer) -> None:
     """Give a program these commands."""
-    for command in (state, online, offline, wait, flush, reload, heartbeat, check):
+    for command in (state, online, offline, wait, flush, reload, heartbeat):
         app.command(command.__name__)(command)

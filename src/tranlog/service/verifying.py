@@ -1,12 +1,12 @@
-"""`tranlog verify`: the source against the target, shown.
+"""`tranlog verify` and `tranlog check`: the source against the target, shown.
 
-Owns the command's words and its output; what is compared, and how, is `verify`'s.
+Owns the commands' words and their output; what is compared, and how, is `verify`'s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -18,15 +18,17 @@ from tranlog.pipeline.filter_chain import Chain
 from tranlog.service.capturing import open_tables
 from tranlog.service.command import AsJson, Progress, print_json, say
 from tranlog.service.config import Config
-from tranlog.service.exits import ExitCode
-from tranlog.service.orders import config_of
+from tranlog.service.exits import ExitCode, Told
+from tranlog.service.orders import Authority, Host, PipelineName, SecretFile, Timeout, ask, config_of
+from tranlog.service.requests import Flush
 from tranlog.service.verify import TableVerdict, select_tables, verify_tables
 from tranlog.target.options import open_target
 from tranlog.target.target import Target
 
 
 def add_verify(app: typer.Typer) -> None:
-    """Give a program the command."""
+    """Give a program the commands."""
+    app.command("check")(check)
     app.command("verify")(verify)
 
 
@@ -64,8 +66,12 @@ def verify(
     target = open_target(config.wanted_target())
     try:
         with Progress() as progress:
+
+            def told(where: str, count: int) -> None:
+                progress.update(f"verify: {count} rows of {where}")
+
             while True:
-                verdicts = _compare(config, target, table or (), rows, progress)
+                verdicts = _compare(config, target, table or (), rows, told)
                 if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
                     break
                 clock.sleep(min(0.5, max(0.0, deadline - clock.monotonic())))
@@ -79,8 +85,65 @@ def verify(
     return ExitCode.DONE if equal else ExitCode.CHECK_FAILED
 
 
+def check(
+    ctx: typer.Context,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", "-table", metavar="SCHEMA.TABLE", help="Only this one; repeatable.")
+    ] = None,
+    timeout_s: Timeout = 60.0,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Compare source and target by value, once everything that the log holds by now is applied.
+
+    Through the pipeline's filters, as `tranlog verify`. Repeats the comparison until all is equal or the time is over,
+    since a source that is written to moves on. Exit code 1 if a table differs or the log was not applied in time.
+
+    \b
+    Example:
+      tranlog check
+      tranlog check --table main.orders --timeout 10
+    """
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_s
+    try:
+        found = ask(
+            ctx,
+            Flush(timeout_s=timeout_s),
+            host=host,
+            pipeline=pipeline,
+            tls_ca=tls_ca,
+            secret_file=secret_file,
+            timeout_s=timeout_s,
+        )
+    except Told:
+        say("check: the pipeline is not online; comparing as it stands")
+        found = {"seqno": -1, "reached": False}
+        deadline = 0.0
+    config = config_of(ctx)
+    target = open_target(config.wanted_target())
+    try:
+        while True:
+            verdicts = _compare(config, target, table or (), 3, lambda *_: None)
+            if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
+                break
+            clock.sleep(0.5)
+    finally:
+        target.close()
+    differing = [one.table for one in verdicts if not one.equal]
+    if as_json:
+        print_json({"seqno": found["seqno"], "applied": found["reached"], "differing": differing})
+    else:
+        words = "all equal" if not differing else f"differing: {', '.join(differing)}"
+        print(f"applied up to seqno {found['seqno']}; {len(verdicts)} tables, {words}")
+    return ExitCode.DONE if found["reached"] and not differing else ExitCode.CHECK_FAILED
+
+
 def _compare(
-    config: Config, target: Target, tables: Sequence[str], differences: int, progress: Progress
+    config: Config, target: Target, tables: Sequence[str], differences: int, report: Callable[[str, int], None]
 ) -> list[TableVerdict]:
     reader = open_tables(config.wanted_source())
     try:
@@ -96,7 +159,7 @@ def _compare(
                 tables=wanted,
                 filters=config.pipeline.filters,
                 differences=differences,
-                report=lambda where, count: progress.update(f"verify: {count} rows of {where}"),
+                report=report,
             )
         )
     finally:
