@@ -1,9 +1,9 @@
 """MariaDB's own regression files as a workload: a native replica and a target of ours, compared table by table.
 
-`make replica-diff FILES=n SEED=s` runs it. Each file of Debian's `mariadb-test` is run at a source by the server's own test
-client, as a workload: what it expects is not looked at. A native replica and a target of ours follow; both are stopped
-at the same GTID in front of some of the statements that drop something, and at the end, and everything is compared,
-definitions and rows. Between two files all of it is dropped.
+`make replica-diff FILES=n SEED=s` runs it. Each file of Debian's `mariadb-test` is run at a source by the server's own
+test client, as a workload: what it expects is not looked at. A native replica and a target of ours follow; both are
+stopped at the same GTID in front of some of the statements that drop something, and at the end, and everything is
+compared, definitions and rows. Between two files all of it is dropped.
 
 It prints one JSON object and ends with 1 where anything differs, or where capture or apply ends by an error that is not
 in the list of docs/refusals.md. Each file's result is a line of `--results`; a run that is started again with the same
@@ -55,7 +55,7 @@ _ENTRY: Final = re.compile(r"^\| `(?P<pattern>[^`]+)` \|", re.MULTILINE)
 
 @dataclasses.dataclass(slots=True)
 class Result:
-    """What came of one file. `capture_end`, `apply_end`: the error that ended either; `refusal`: its entry in the list."""
+    """What came of one file. `capture_end`, `apply_end`: the error that ended either; `refusal`: the list's entry."""
 
     file: str
     transactions: int = 0
