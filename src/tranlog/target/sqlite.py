@@ -41,6 +41,7 @@ _BUSY_SLEEP_S: Final = (0.0005, 0.004)
 """How long to sleep before asking for the lock again, at random between: SQLite's own steps of up to 100 ms starve."""
 _GENERATED: Final = (2, 3)  # PRAGMA table_xinfo, hidden: virtual and stored generated columns
 _PLACES: Final = ("rowid", "_rowid_", "oid")
+_SOURCE_TABLE: Final = "_tranlog_source"  # of a captured database, as docs/format.md has it
 
 
 class SqliteSession:
@@ -81,6 +82,12 @@ class SqliteSession:
         ((encoding,),) = connection.execute("PRAGMA encoding").fetchall()
         if encoding != "UTF-8":
             raise unavailable(self._where, f"its encoding is {encoding}, and a target needs UTF-8: make a new file")
+        if connection.execute("SELECT 1 FROM main.sqlite_schema WHERE name = ?", (_SOURCE_TABLE,)).fetchall():
+            why = (
+                "it is a captured database, or a copy of one: its guards let nobody else write, and its triggers would "
+                "do again what arrives as rows. Make a target of a copy by tranlog.source.sqlite.strip_copy(path)"
+            )
+            raise unavailable(self._where, why)
         connection.execute(
             "PRAGMA synchronous = FULL; PRAGMA foreign_keys = OFF; PRAGMA ignore_check_constraints = OFF"
         )

@@ -5,8 +5,17 @@ statement or savepoint may still take back (`buffer`, `statement`) and puts the 
 capture reads that (`source`). What tables look like, and the guards on them, is `schema`'s.
 """
 
-from tranlog.source.sqlite.opening import install
+from tranlog.source.sqlite.opening import install, strip_copy
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions, SqliteTables
 from tranlog.source.sqlite.writer import Connection, Cursor, connect
 
-__all__ = ["Connection", "Cursor", "SqliteSource", "SqliteSourceOptions", "SqliteTables", "connect", "install"]
+__all__ = [
+    "Connection",
+    "Cursor",
+    "SqliteSource",
+    "SqliteSourceOptions",
+    "SqliteTables",
+    "connect",
+    "install",
+    "strip_copy",
+]

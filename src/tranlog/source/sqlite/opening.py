@@ -1,8 +1,8 @@
 """Opening a captured SQLite database: WAL, durable, allowed past the guards, and patient with other writers.
 
-Owns what every connection of ours has in common, and `install`. The hard idea is patience: SQLite's own busy handler
-soon sleeps a tenth of a second between two tries, while a busy writer leaves the lock free for some microseconds at a
-time; so one of two writers can wait for ever. A try each millisecond gets its turn.
+Owns what every connection of ours has in common, `install`, and `strip_copy`, its contrary. The hard idea is patience:
+SQLite's own busy handler soon sleeps a tenth of a second between two tries, while a busy writer leaves the lock free
+for some microseconds at a time; so one of two writers can wait for ever. A try each millisecond gets its turn.
 """
 
 from __future__ import annotations
@@ -10,13 +10,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import apsw
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import SourceSetupError
 from tranlog.source.sqlite.libraries import check_alone, watch
-from tranlog.source.sqlite.schema import install_in, read_installed, register_guard
+from tranlog.source.sqlite.schema import (
+    GUARD_PREFIX,
+    OUTBOX_TABLE,
+    SOURCE_TABLE,
+    install_in,
+    quote,
+    read_installed,
+    register_guard,
+)
 
 _RETRY_S = 0.001
 _WAL_BYTES = 64 << 20
@@ -119,5 +128,32 @@ def install(path: str | os.PathLike[str]) -> str:
         installed = read_installed(db, os.fspath(path))
         assert installed is not None
         return installed.uuid
+    finally:
+        db.close()
+
+
+def strip_copy(path: str | os.PathLike[str]) -> list[str]:
+    """Make a target of a copy of a captured database, and return the names of the triggers that went.
+
+    Guards, claim and outbox go, since they are the source's; triggers, since what they write at the source arrives as
+    rows. Raises SourceSetupError for a file that somebody has open: that may be the source itself.
+    """
+    name = os.fspath(path)
+    check_alone(name)
+    db = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        try:
+            db.execute("PRAGMA journal_mode=DELETE").fetchall()  # SQLite leaves WAL for the only connection
+        except apsw.BusyError as exc:
+            raise SourceSetupError(
+                why=f"{name} is open elsewhere", remedy="Give the copy's path, not the source's"
+            ) from exc
+        found: list[Any] = db.execute("SELECT name FROM main.sqlite_schema WHERE type = 'trigger'").fetchall()
+        with db_transaction(db, write=True):
+            for (trigger,) in found:
+                db.execute(f"DROP TRIGGER main.{quote(trigger)}")
+            for table in (OUTBOX_TABLE, SOURCE_TABLE):
+                db.execute(f"DROP TABLE IF EXISTS main.{table}")
+        return sorted(trigger for (trigger,) in found if not trigger.startswith(GUARD_PREFIX))
     finally:
         db.close()
