@@ -50,6 +50,8 @@ def one_life(path: str, disk: SimDisk, last: int) -> None:
     try:
         with Log.open("/log", source_id="s", options=SMALL, disk=disk, clock=ManualClock()) as log:
             capture = Capture(source, log, options=NO_WAIT, clock=ManualClock())
+            # A writer comes before capture does, and frees what it finds to be durable.
+            db.execute("INSERT INTO t SELECT count(*), 'early' FROM t HAVING count(*) < ?", (last,))
             capture.catch_up()
             for _ in range(3):
                 (count,) = db.execute("SELECT count(*) FROM t").fetchone() or (0,)
