@@ -27,7 +27,7 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit plain test soak kill order traces golden bench demo demo-mariadb clean
+.PHONY: help install check unit plain test soak kill replica-diff order traces golden bench demo demo-mariadb clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -66,19 +66,23 @@ plain: install ## the tests of what is compiled once more, with the plain source
 	  $(ARGS) $(PLAIN_TESTS)))
 
 test: install ## everything that CI runs: 20 minutes
-	@$(PACKAGES) java mariadb postgres sysbench
+	@$(PACKAGES) java mariadb mariadb-test postgres sysbench
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory plain
 	$(call verdict,$(call within,60m,$(BIN)/pytest -q -m "(integration or spark or e2e) and not slow" $(ARGS) $(TESTS)))
 
 soak: install ## hours: the slow tests, then all others with many more examples and rounds
-	@$(PACKAGES) java mariadb postgres sysbench
+	@$(PACKAGES) java mariadb mariadb-test postgres sysbench
 	$(call verdict,$(BIN)/pytest -q --soak --examples=$(EXAMPLES) --rounds=$(ROUNDS) --timeout=14400 $(ARGS) $(TESTS))
 
 kill: install ## ROUNDS=50 rounds of kill -9 of everything, under load, from SEED=1: nothing lost, nothing doubled
 	@$(PACKAGES) java mariadb postgres
 	$(call verdict,$(BIN)/python examples/kill_rounds.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
+
+replica-diff: install ## FILES=n of the server's regression files (default: all), drawn by SEED=1, against a native replica
+	@$(PACKAGES) mariadb mariadb-test
+	$(call verdict,$(BIN)/python examples/replica_diff.py $(if $(FILES),--files $(FILES)) --seed $(SEED) $(ARGS))
 
 order: install ## ROUNDS=50 seeded rounds of a pipeline that is killed and re-planned: the log's order is the target's, and each mutant is found
 	@$(PACKAGES) postgres

@@ -10,6 +10,7 @@ Source: MariaDB's manual, "CHANGE MASTER TO", "MASTER_GTID_WAIT".
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -29,6 +30,7 @@ from tranlog.testing.servers import MariaDbAddress, MariaDbServer, OptionValue
 WAIT_S: Final = 60.0
 OWN_DATABASE: Final = "tranlog_own"
 """Where our target keeps its tables; a replica has no such database."""
+_ENGINE: Final = re.compile(r" (?:ENGINE|TRANSACTIONAL|PAGE_CHECKSUM|ROW_FORMAT|MAX_ROWS|MIN_ROWS)=\w+")
 _SYSTEM: Final = ("mysql", "information_schema", "performance_schema", "sys", OWN_DATABASE)
 _PIPELINE: Final = "replicas"
 _QUICK: Final[Mapping[str, OptionValue]] = {
@@ -265,15 +267,27 @@ class Replicas:
 
     # --- comparing ---
 
-    def differences(self, *databases: str) -> list[str]:
-        """Say in what our target differs from the native replica: databases, tables, views, routines, rows."""
+    def differences(self, *databases: str, any_engine: bool = False) -> list[str]:
+        """Say in what our target differs from the native replica: databases, tables, views, routines, rows.
+
+        `any_engine`: but for the engine of a table, where ours makes all of them InnoDB.
+        """
         theirs, ours = described(self.replica, *databases), described(self.target, *databases)
+        if any_engine:
+            theirs, ours = ({name: _without_engine(value) for name, value in side.items()} for side in (theirs, ours))
         found = []
         for name in sorted(theirs.keys() | ours.keys()):
             there, here = theirs.get(name), ours.get(name)
             if there != here:
                 found.append(f"{name}: replica {_shown(there)}, target {_shown(here)}")
         return found
+
+
+def _without_engine(value: object) -> object:
+    match value:
+        case (str(), *_):
+            return tuple([_ENGINE.sub("", str(part)) for part in value])
+    return value
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,34 @@
+"""A slice of the server's own regression files against a native replica: nothing differs, each end has a name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = (
+    "main/update.test",
+    "main/insert_select.test",
+    "main/auto_increment.test",
+    "main/type_date.test",
+    "main/foreign_key.test",
+    "main/truncate.test",
+    "main/view.test",
+    "suite/gcol/t/gcol_bugfixes.test",
+    "suite/innodb/t/innodb-autoinc.test",
+    "suite/sql_sequence/default.test",
+)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(600)
+def test_ten_files_leave_what_a_native_replica_has(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "replica_diff.py"), *FILES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout)
+    assert done.returncode == 0, (told, done.stderr[-3000:])
+    assert told["files"] == len(FILES) and told["points"] > 20 and told["transactions"] > 500
