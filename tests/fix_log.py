@@ -127,6 +127,12 @@ def after_kill(disk: SimDisk) -> SimDisk:
     return disk
 
 
+def after_restart(disk: SimDisk) -> SimDisk:
+    """Return the disk as it is after a start of the machine: from now on only what was synced has to be there."""
+    disk.restart()
+    return disk
+
+
 def flip(disk: SimDisk, path: str, offset: int, mask: int = 0x01) -> None:
     """Change bits of one byte behind everybody's back."""
     raw = bytearray(disk.content(path))

@@ -442,10 +442,10 @@ class Walk:
 
     # The parts, as the page has them.
 
-    def crc_behind(self, start: int) -> None:
+    def crc_behind(self, start: int, place: bytes = b"") -> None:
         """Note crc_method and crc of the record that begins at `start`, and hold the crc against its bytes."""
         self.take(1, "crc_method: CRC-32")
-        assert self.number(4, "crc") == crc32(self.raw[start : self.at - 4])
+        assert self.number(4, "crc") == crc32(self.raw[start : self.at - 4] + place)
         self.lines[-1] = self.lines[-1].rsplit(" ", 1)[0]
 
     def header_record(self) -> None:
@@ -467,7 +467,7 @@ class Walk:
         self.number(8, "written_at")
         if history:
             self.take(16, "history")
-        self.crc_behind(start)
+        self.crc_behind(start, struct.pack(">II", 1, start))
 
     def event_record(self, what: str) -> None:
         self.title(f"event record: {what}")

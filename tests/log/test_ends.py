@@ -10,6 +10,7 @@ import pytest
 from fix_log import (
     PATH,
     after_kill,
+    after_restart,
     contents,
     fill,
     flip,
@@ -24,9 +25,12 @@ from fix_log import (
 from tranlog.errors import (
     CorruptRecordError,
 )
-from tranlog.ids import Seqno, lsn
+from tranlog.ids import Gtid, Seqno, lsn
+from tranlog.log.damage import Damage
 from tranlog.log.format import SYNC_BYTES, SYNC_START
 from tranlog.log.options import zeros_ahead
+from tranlog.log.repairing import repair
+from tranlog.log.verify import verify
 from tranlog.testing.disk import PowerCut, SimDisk
 
 
@@ -42,7 +46,13 @@ def crashed(*, synced: int = 3, unsynced: int = 3) -> tuple[SimDisk, list[int]]:
         log.commit(sync=False)
     with log.cursor() as cursor:
         starts = [one.header.lsn & 0xFFFFFFFF for one in read_all(cursor)]
-    return after_kill(disk), starts
+    return after_restart(disk), starts
+
+
+def without_positions(disk: SimDisk) -> SimDisk:
+    """Return the disk of a log of which nothing but its segments says how far it went."""
+    forget_positions(disk)
+    return after_kill(disk)
 
 
 def test_torn_tail_is_cut_kept_and_named() -> None:
@@ -51,7 +61,7 @@ def test_torn_tail_is_cut_kept_and_named() -> None:
     raw = disk.content(path)
     for cut in range(starts[-1] + 4, len(raw)):  # the first bytes of a length are zeros: a clean end
         disk.set_content(path, raw[:cut])
-        with open_log(after_kill(disk)) as log:
+        with open_log(without_positions(disk)) as log:
             report = log.recovered
             assert (report.cut, report.cut_bytes) == (lsn(1, starts[-1]), cut - starts[-1])
             assert report.kept_in is not None
@@ -70,7 +80,7 @@ def test_every_flipped_bit_in_the_unproven_tail_is_a_torn_tail() -> None:
         changed[at] ^= 1 << at % 8
         disk.set_content(path, bytes(changed))
         bad = starts[-2] if at < starts[-1] else starts[-1]
-        with open_log(after_kill(disk)) as log:
+        with open_log(without_positions(disk)) as log:
             assert log.recovered.cut == lsn(1, bad)
             assert log.last_seqno == (5 if bad == starts[-2] else 6)
 
@@ -87,7 +97,7 @@ def test_every_flipped_bit_below_a_sync_record_is_corruption() -> None:
         disk.set_content(path, bytes(changed))
         before = {name: disk.content(f"{PATH}/{name}") for name in segment_names(disk)}
         with pytest.raises(CorruptRecordError) as caught:
-            open_log(after_kill(disk))
+            open_log(without_positions(disk))
         error = caught.value
         begins = [16, starts[0] - 42, starts[1] - 26, *starts, *[starts[1] - 26]]
         assert error.segment == "thl.data.0000000001"
@@ -95,7 +105,7 @@ def test_every_flipped_bit_below_a_sync_record_is_corruption() -> None:
         assert {name: disk.content(f"{PATH}/{name}") for name in segment_names(disk)} == before
         assert not disk.exists(f"{PATH}/cut")
     disk.set_content(path, raw)
-    open_log(after_kill(disk)).close()
+    open_log(without_positions(disk)).close()
 
 
 def test_damage_after_a_clean_close_is_corruption() -> None:
@@ -128,10 +138,10 @@ def test_zeros_in_the_middle_of_the_tail_are_torn_and_behind_it_clean() -> None:
     disk, starts = crashed()
     raw = disk.content(segment_path(1))
     disk.set_content(segment_path(1), raw + bytes(3_000))
-    with open_log(after_kill(disk)) as log:
+    with open_log(without_positions(disk)) as log:
         assert (log.recovered.cut, log.last_seqno) == (None, 7), "zeros behind the end are nothing"
     disk.set_content(segment_path(1), raw[: starts[-2]] + bytes(starts[-1] - starts[-2]) + raw[starts[-1] :])
-    with open_log(after_kill(disk)) as log:
+    with open_log(without_positions(disk)) as log:
         assert log.recovered.cut == lsn(1, starts[-2])
         assert "zeros where a record should be" in str(log.recovered.why)
 
@@ -142,7 +152,7 @@ def test_a_tail_whose_end_was_lost_is_not_taken_for_a_record_without_checksum() 
         disk, _ = crashed()
         raw = disk.content(segment_path(1))
         disk.set_content(segment_path(1), raw[:-lost] + bytes(lost))
-        with open_log(after_kill(disk)) as log:
+        with open_log(without_positions(disk)) as log:
             assert log.last_seqno == 6, lost
             assert log.recovered.cut is not None
 
@@ -170,7 +180,7 @@ def test_what_is_cut_twice_at_one_place_is_kept_twice() -> None:
     torn = disk.content(segment_path(1))[:-3]
     for number in range(1, 4):
         disk.set_content(segment_path(1), torn)
-        with open_log(after_kill(disk)) as log:
+        with open_log(without_positions(disk)) as log:
             kept_in = str(log.recovered.kept_in)
         assert kept_in.endswith(f"-{starts[-1]:010d}" + ("" if number == 1 else f".{number}"))
     assert len(disk.list_dir(f"{PATH}/cut")) == 3
@@ -191,7 +201,7 @@ def many_segments() -> SimDisk:
         (lambda disk: disk.set_content(segment_path(3), b""), "cut short or zeros"),
         (lambda disk: flip(disk, segment_path(3), 1), "magic number"),
         (lambda disk: flip(disk, segment_path(3), 15), "prev_seqno"),
-        (lambda disk: disk.set_content(segment_path(3), disk.content(segment_path(3))[:-1]), "rotate record"),
+        (lambda disk: disk.set_content(segment_path(3), disk.content(segment_path(3))[:-1]), "inside the record"),
         (lambda disk: flip(disk, segment_path(5), 1), "magic number"),
     ],
     ids=["missing", "empty", "magic", "prev_seqno", "rotate record", "newest's magic"],
@@ -250,14 +260,34 @@ def test_purged_by_hand_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         assert not log.recovered.purged_by_hand
 
 
-def test_a_log_that_ends_before_what_was_synced_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """B7-3: a missing newest segment was passed over in silence."""
+@pytest.mark.parametrize("again", [False, True], ids=["the same boot", "another boot"])
+def test_a_log_that_ends_before_what_was_synced_is_refused(again: bool) -> None:
+    """B7-3: a missing newest segment was passed over in silence. A copy is not held against what it was copied from."""
     disk = many_segments()
     disk.unlink(f"{PATH}/{segment_names(disk)[-1]}")
+    if again:
+        disk.restart()
+    with pytest.raises(CorruptRecordError, match="the records end here, but the log went up to seqno 30"):
+        open_log(disk)
+    assert [one.kind for one in verify(PATH, disk=disk).problems] == [Damage.END]
+    disk.copy_files(PATH, "/other")
+    assert verify("/other", disk=disk).sound
+    assert repair(PATH, disk=disk).after.sound  # type: ignore[union-attr]
     with open_log(disk) as log:
-        assert log.recovered.missing_seqno == 30
-        assert "ends before what its last writer had synced" in caplog.text
-        assert log.epoch == 2
+        assert log.epoch == 3, "no GTID is given out twice"
+
+
+def test_what_was_rolled_back_or_cut_by_a_later_epoch_is_not_missed() -> None:
+    """The positions file of an earlier epoch is what a crash behind a rollback leaves."""
+    disk = SimDisk()
+    log = open_log(disk)
+    fill(log, 10)
+    old = disk.content(f"{PATH}/positions")
+    log.rollback(Gtid(log.epoch, Seqno(5)))
+    disk.set_content(f"{PATH}/positions", old)
+    assert verify(PATH, disk=disk).sound
+    with open_log(after_restart(disk)) as log:
+        assert log.last_seqno == 7
 
 
 def test_a_reopening_that_is_cut_off_proves_nothing_it_has_not_synced() -> None:

@@ -102,7 +102,9 @@ def test_rotate_record_is_the_documents() -> None:
 
 def test_sync_record_is_the_documents() -> None:
     body = struct.pack(">IBIIQB", 26, 3, 5, 1_000, 1_700_000_000_000, 1)
-    assert encode_sync(lsn(5, 1_000), 1_700_000_000_000) == body + struct.pack(">I", crc32(body))
+    assert encode_sync(lsn(5, 1_026), lsn(5, 1_000), 1_700_000_000_000) == body + struct.pack(
+        ">I", crc32(body + struct.pack(">Q", lsn(5, 1_026)))
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_unknown_extension_items_are_skipped() -> None:
 def test_rotate_and_sync_read_back() -> None:
     """conformance D: LogRecordTest.testRotationEvents."""
     assert parse_record(encode_rotate("thl.data.0000000002"), 0, 0) == RotateRecord("thl.data.0000000002", 30)
-    assert parse_record(encode_sync(lsn(3, 4), 5), 0, 0) == SyncRecord(lsn(3, 4), 5)
+    assert parse_record(encode_sync(lsn(3, 4), lsn(3, 4), 5), 0, lsn(3, 4)) == SyncRecord(lsn(3, 4), 5)
 
 
 def test_segment_header_reads_back() -> None:
@@ -199,7 +201,7 @@ def test_nothing_or_zeros_are_the_end(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "record", [event(), event(tables=(("a", "b"),)), encode_rotate("thl.data.0000000009"), encode_sync(9, 9)]
+    "record", [event(), event(tables=(("a", "b"),)), encode_rotate("thl.data.0000000009"), encode_sync(0, 9, 9)]
 )
 def test_every_cut_of_a_record_is_partial(record: bytes) -> None:
     for length in range(1, len(record)):
@@ -216,7 +218,7 @@ def test_every_flipped_bit_of_a_record_is_found() -> None:
         event(),
         event(tables=(("shop", "orders"),), event_id="", last_frag=False),
         encode_rotate("thl.data.0000000009"),
-        encode_sync(lsn(1, 2), 1_700_000_000_000),
+        encode_sync(0, lsn(1, 2), 1_700_000_000_000),
     ):
         good = parse_record(record + b"more", 0, 0)
         assert isinstance(good, RecordHeader | RotateRecord | SyncRecord)
@@ -412,7 +414,7 @@ def test_skipping_stops_at_what_is_wanted() -> None:
     assert skip_events(raw, 0, 4) == sum(map(len, records[:4]))
     assert skip_events(raw, 0, 0) == 0
     assert skip_events(raw[:-1], 0, 99) == len(raw), "it may land behind the end"
-    behind = raw + encode_sync(1, 1) + records[0]
+    behind = raw + encode_sync(0, 1, 1) + records[0]
     assert skip_events(behind, 0, 99) == len(raw), "a sync record is not an event"
 
 
@@ -421,7 +423,7 @@ def test_the_other_codec_is_told_by_its_first_record() -> None:
     start = encode_header(-1)
     assert not is_tungsten(start)
     assert not is_tungsten(start + event())
-    assert not is_tungsten(start + encode_sync(1, 1))
+    assert not is_tungsten(start + encode_sync(0, 1, 1))
     assert not is_tungsten(start + encode_rotate("thl.data.0000000002"))
     tungsten_event = struct.pack(">IBQHBQ", 300, 1, 0, 0, 1, 0) + bytes(200)
     assert is_tungsten(start + tungsten_event)

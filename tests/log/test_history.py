@@ -61,10 +61,11 @@ def test_each_segment_and_spill_segment_bears_it_and_no_header_record_does(tmp_p
     assert len(segments) > 3
     for segment in segments:
         raw = segment.read_bytes()
-        first = parse_record(raw, HEADER.size, 0)
-        assert isinstance(first, SyncRecord) and first.history == history == history_of(raw)
+        number = int(segment.name[-10:])
+        first = parse_record(raw, HEADER.size, lsn(number, HEADER.size))
+        assert isinstance(first, SyncRecord) and first.history == history == history_of(raw, number)
         at = HEADER.size + first.record_length
-        while not isinstance(record := parse_record(raw, at, 0), type(parse_record(b"", 0, 0))):
+        while not isinstance(record := parse_record(raw, at, lsn(number, at)), type(parse_record(b"", 0, 0))):
             assert not isinstance(record, SyncRecord) or record.history == b""
             at += record.record_length  # type: ignore[union-attr]
     (spill,) = path.glob("thl.spill.*[0-9]")
@@ -103,10 +104,11 @@ def test_a_log_that_was_cut_off_before_its_first_record_gets_one() -> None:
     raw = disk.content(f"{PATH}/{segment_name(1)}")
     for end in range(HEADER.size, HEADER.size + 42):
         disk.set_content(f"{PATH}/{segment_name(1)}", raw[:end])
+        disk.unlink(f"{PATH}/{POSITIONS_NAME}")
         with open_log(disk) as log:
             assert log.history == HISTORY
             fill(log, 1)
-        assert history_of(disk.content(f"{PATH}/{segment_name(1)}")) == HISTORY
+        assert history_of(disk.content(f"{PATH}/{segment_name(1)}"), 1) == HISTORY
 
 
 # --- what is of another log ---------------------------------------------------------------------------------
@@ -144,7 +146,7 @@ def test_a_spill_segment_of_another_log_is_refused_by_name(tmp_path: Path, what:
 def test_a_log_without_one_is_refused(tmp_path: Path, what: Callable[[Path], object]) -> None:
     path = tmp_path / "log"
     path.mkdir()
-    (path / segment_name(1)).write_bytes(encode_header(NO_SEQNO) + encode_sync(lsn(1, 16), 1))
+    (path / segment_name(1)).write_bytes(encode_header(NO_SEQNO) + encode_sync(lsn(1, 16), lsn(1, 16), 1))
     with pytest.raises(ForeignHistoryError, match="earlier release"):
         what(path)
 

@@ -76,6 +76,7 @@ def test_a_cut_is_synced_before_the_new_epoch() -> None:
     fill(log, 20)
     disk.kill()
     disk.set_content(segment_path(1), disk.content(segment_path(1))[:-3])
+    forget_positions(disk)
     assert syncs_of_opening(disk)[0] == 3, "what was cut, the segment, the no-op"
 
 

@@ -8,8 +8,19 @@ from typing import Any
 import pytest
 
 from tranlog.ids import Epoch, Seqno, lsn
+from tranlog.log.damage import Problem
 from tranlog.log.format import RecordHeader
-from tranlog.log.recovery import BadRecord, Continue, NewLog, Refuse, SegmentGlance, SegmentScan, Survey, plan
+from tranlog.log.recovery import (
+    BadRecord,
+    Continue,
+    NewLog,
+    Published,
+    SegmentGlance,
+    SegmentScan,
+    Survey,
+    plan,
+    suspicious,
+)
 
 
 def header(seqno: int) -> RecordHeader:
@@ -48,7 +59,6 @@ def scan(number: int = 2, **changed: Any) -> SegmentScan:
         "closed_cleanly": True,
         "bad": None,
         "next_name": None,
-        "first_method": 1,
         "unchecked": 0,
         "starts": array("I"),
     }
@@ -58,7 +68,7 @@ def scan(number: int = 2, **changed: Any) -> SegmentScan:
 ROW = (glance(1, -1), glance(2, 9, next_name=None))
 
 
-def decide(last: SegmentScan, row: tuple[SegmentGlance, ...] = ROW) -> Continue | Refuse | NewLog:
+def decide(last: SegmentScan, row: tuple[SegmentGlance, ...] = ROW) -> Continue | Problem | NewLog:
     return plan(Survey(glances=row, scans=(last,)))
 
 
@@ -102,7 +112,7 @@ def test_valid_records_behind_the_bad_one_do_not_matter() -> None:
 def test_a_bad_record_that_a_later_sync_record_proves_is_corruption() -> None:
     bad = BadRecord(offset=950, why="its checksum does not match its bytes")
     found = decide(scan(bad=bad, good_end=900, end=950, last_seqno=18, proven=800, proven_behind=951))
-    assert isinstance(found, Refuse)
+    assert isinstance(found, Problem)
     assert (found.segment, found.offset, found.seqno) == ("thl.data.0000000002", 950, 18)
     assert "below a place that was proven durable" in found.why
 
@@ -117,7 +127,7 @@ def test_open_transaction_is_cut() -> None:
 def test_a_bad_record_in_a_closed_segment_is_corruption() -> None:
     closed = scan(1, bad=BadRecord(offset=700, why="x"), prev_seqno=-1, last_seqno=5, next_name=None)
     found = plan(Survey(glances=ROW, scans=(closed, scan(last_header=None))))
-    assert found == Refuse(segment="thl.data.0000000001", offset=700, seqno=Seqno(5), why="x")
+    assert found == Problem(segment="thl.data.0000000001", offset=700, seqno=Seqno(5), why="x")
 
 
 @pytest.mark.parametrize(
@@ -127,25 +137,72 @@ def test_a_bad_record_in_a_closed_segment_is_corruption() -> None:
         ((glance(1, None, problem="bad header: magic"), glance(2, 9)), 1, "bad header: magic"),
         ((glance(1, -1), glance(2, None, problem="bad header: zeros, and more")), 2, "bad header: zeros"),
         ((glance(1, None, torn_header=True), glance(2, 9)), 1, "cut short or zeros"),
-        ((glance(1, -1, next_name=None), glance(2, 9)), 1, "does not end in a rotate record"),
-        ((glance(1, -1, next_name="thl.data.0000000001"), glance(2, 9)), 1, "leads to thl.data.0000000001"),
         ((glance(1, -1), glance(2, 9, first_seqno=11)), 2, "prev_seqno 9, but the segment begins with 11"),
-        ((glance(1, 9), glance(2, 5)), 2, "prev_seqno 5 behind"),
     ],
 )
 def test_a_row_that_does_not_fit_is_corruption(row: tuple[SegmentGlance, ...], segment: int, why: str) -> None:
     """Bad header, hole in the row, prev_seqno that does not fit; conformance B7-4, B7-5, B7-12."""
     found = decide(scan(), row)
-    assert isinstance(found, Refuse)
+    assert isinstance(found, Problem)
     assert found.segment == f"thl.data.{segment:010d}"
     assert why in found.why
+
+
+@pytest.mark.parametrize(
+    ("first", "walked", "why"),
+    [
+        (glance(1, -1, next_name=None), {"next_name": None}, "ends without a rotate record"),
+        (glance(1, -1, next_name=None), {"bad": BadRecord(offset=500, why="bytes behind the rotate record")}, "bytes"),
+        (glance(1, -1, next_name="thl.data.0000000001"), {"next_name": "thl.data.0000000001"}, "leads to thl.data."),
+        (glance(1, 10), {"prev_seqno": 10, "last_seqno": 11}, "prev_seqno 9, but the previous segment ends at 11"),
+        (glance(1, -1, bad=BadRecord(offset=42, why="x")), {"bad": BadRecord(offset=42, why="x")}, "x"),
+        (glance(1, -1, first_seqno=5), {"bad": BadRecord(offset=42, why="x")}, "the segment begins with 5"),
+    ],
+)
+def test_what_a_glance_finds_suspicious_a_walk_judges(first: SegmentGlance, walked: dict[str, Any], why: str) -> None:
+    row = (first, glance(2, 9, next_name=None))
+    assert suspicious(*row) and not suspicious(*ROW)
+    fields = {"prev_seqno": -1, "last_seqno": 9, "next_name": "thl.data.0000000002"} | walked
+    found = plan(Survey(glances=row, scans=(scan(),), suspects=(scan(1, **fields),)))
+    assert isinstance(found, Problem) and why in found.why
+    sound = scan(1, prev_seqno=-1, last_seqno=9, next_name="thl.data.0000000002")
+    zeros_behind = Survey(glances=(glance(1, -1, next_name=None), ROW[1]), scans=(scan(),), suspects=(sound,))
+    assert isinstance(plan(zeros_behind), Continue), "zeros behind a rotate record are nothing"
+
+
+@pytest.mark.parametrize(
+    ("published", "ends_early"),
+    [
+        (Published(), False),
+        (Published(seqno=Seqno(19), epoch=Epoch(2)), False),
+        (Published(seqno=Seqno(20), epoch=Epoch(2)), True),
+        (Published(seqno=Seqno(10), epoch=Epoch(3)), True),
+        (Published(seqno=Seqno(99), epoch=Epoch(1)), False),
+        (Published(copied=True), False),
+    ],
+)
+def test_a_log_that_ends_before_what_was_published_is_damaged(published: Published, ends_early: bool) -> None:
+    """A later epoch has cut or rolled back what one before it had published."""
+    bad = BadRecord(offset=990, why="x")
+    for last in (scan(epoch=2), scan(epoch=2, bad=bad, end=990), scan(epoch=2, open_fragments=1, good_end=900)):
+        found = plan(Survey(glances=ROW, scans=(last,), published=published))
+        assert isinstance(found, Problem) == ends_early
+
+
+def test_a_copy_that_was_made_while_the_log_was_written_ends_at_its_blank() -> None:
+    """Zeros up to the end of a page, and behind them what was written since: in the log itself that is damage."""
+    for blank, copied in ((True, True), (True, False), (False, True)):
+        bad = BadRecord(offset=950, why="zeros where a record should be", blank=blank)
+        last = scan(bad=bad, good_end=900, end=950, proven=800, proven_behind=5_000)
+        found = plan(Survey(glances=ROW, scans=(last,), published=Published(copied=copied)))
+        assert isinstance(found, Continue) == (blank and copied)
 
 
 def test_prev_seqno_that_the_scan_contradicts_is_corruption() -> None:
     closed = scan(1, prev_seqno=-1, last_seqno=8, next_name="thl.data.0000000002")
     newest = scan(last_header=None, last_seqno=9)
     found = plan(Survey(glances=(glance(1, -1), glance(2, 9, first_seqno=None)), scans=(closed, newest)))
-    assert isinstance(found, Refuse)
+    assert isinstance(found, Problem)
     assert found.why == "bad header: prev_seqno 9, but the previous segment ends at 8"
 
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 
 from fix_log import (
     PATH,
     append_large,
+    contents,
     fill,
     flip,
+    forget_positions,
     make_fragment,
     open_log,
+    open_reader,
+    read_all,
     record_starts,
     segment_path,
 )
-from tranlog.errors import SegmentGoneError
-from tranlog.ids import NO_SEQNO, Seqno, lsn
+from tranlog.errors import LogError, SegmentGoneError
+from tranlog.ids import NO_SEQNO, Seqno, lsn, lsn_offset
 from tranlog.log.format import encode_sync, parse_event
 from tranlog.log.recovery import SegmentScan
+from tranlog.log.repair import Keep
+from tranlog.log.repairing import repair
 from tranlog.log.scan import SegmentScanner, proof_behind, survey
 from tranlog.log.segment import WINDOW_BYTES, SegmentReader, glance_at
+from tranlog.log.verify import verify
 from tranlog.testing.disk import SimDisk
 
 
@@ -46,7 +56,7 @@ def test_a_walk_counts_and_remembers() -> None:
     assert (found.records, found.fragments) == (len(record_starts(disk, 1)), 7)
     assert (found.end, found.good_end, found.size, found.proven) == (size, size, size, size - 26)
     assert (found.proven_seqno, found.closed_cleanly, found.bad) == (4, True, None)
-    assert (found.open_fragments, found.next_name, found.unchecked, found.first_method) == (0, None, 0, 1)
+    assert (found.open_fragments, found.next_name, found.unchecked) == (0, None, 0)
     assert last is not None and found.last_first_lsn is not None and found.last_first_lsn < last.lsn
 
 
@@ -125,11 +135,11 @@ def test_proof_is_found_across_windows_and_only_the_own() -> None:
         disk = SimDisk()
         file = disk.open("/file", write=True, create=True)
         file.pwrite(b"\x01" * size, 0)
-        file.pwrite(encode_sync(lsn(7, 1_000), 1), at)
+        file.pwrite(encode_sync(lsn(7, at), lsn(7, 1_000), 1), at)
         assert proof_behind(file, 7, 100) == 1_000, at
         assert proof_behind(file, 8, 100) == 0, "another segment's"
         assert proof_behind(file, 7, at + 1) == 0, "it stands before"
-        file.pwrite(encode_sync(lsn(7, at + 1), 1), at)
+        file.pwrite(encode_sync(lsn(7, at), lsn(7, at + 1), 1), at)
         assert proof_behind(file, 7, 100) == 0, "it cannot prove what stands behind it"
 
 
@@ -193,3 +203,53 @@ def test_scanning_from_the_middle() -> None:
     scanner.advance()
     found = scanner.result()
     assert (found.fragments, found.last_seqno, found.bad) == (4, 5, None)
+
+
+def test_the_bytes_of_a_sync_record_in_a_payload_prove_nothing() -> None:
+    """A database may hold a copy of a log's segment: it stands elsewhere than it says."""
+    disk = SimDisk()
+    log = open_log(disk)
+    fill(log, 3)
+    log.append(make_fragment("torn", b"torn"))
+    log.commit(sync=False)
+    place = log._pending.start
+    blob = encode_sync(lsn(1, place), lsn(1, place), 1)
+    log.append(make_fragment("blob", b"before" + blob * 3 + blob))
+    log.commit(sync=False)
+    path = segment_path(1)
+    raw = disk.content(path)
+    assert raw.count(blob) == 4
+    torn = raw.index(b"torn")
+    disk.set_content(path, raw[: torn + 4] + b"\xff" + raw[torn + 5 :])
+    forget_positions(disk)
+    assert verify(PATH, disk=disk).sound
+    disk.kill()
+    with open_log(disk) as log:
+        assert [one[1] for one in contents(log)] == ["e0", "e1", "e2"]
+
+
+def test_a_reference_in_a_bad_record_is_no_number_to_count_to(caplog: pytest.LogCaptureFixture) -> None:
+    """Without checksums one wrong bit says that a transaction refers into 2^31 spill segments."""
+    disk = SimDisk()
+    with open_log(disk, checksum=False, spill_above=1_000, spill_buffer_bytes=300) as log:
+        append_large(log, "spilled", [b"a" * 400, b"b" * 400, b"c" * 400])
+        log.commit()
+        fill(log, 2)
+    raw = disk.content(segment_path(1))
+    (header,) = [one.header for one in read_all(open_reader(disk).cursor()) if one.header.spilled]
+    body = lsn_offset(header.lsn) + header.record_length - 5 - header.data_length
+    for bit in range(0, 8 * header.data_length, 3):
+        changed = bytearray(raw)
+        changed[body + bit // 8] ^= 1 << bit % 8
+        disk.set_content(segment_path(1), bytes(changed))
+        for name in ("spill.table", "index.table"):
+            if disk.exists(f"{PATH}/{name}"):
+                disk.unlink(f"{PATH}/{name}")
+        begun = time.process_time()
+        verify(PATH, disk=disk)
+        for keep in Keep:
+            with contextlib.suppress(LogError):
+                repair(PATH, disk=disk, keep=keep, dry_run=True)
+        with contextlib.suppress(LogError):
+            open_log(disk).close()
+        assert time.process_time() - begun < 5, bit

@@ -171,7 +171,7 @@ def test_what_was_visible_in_this_boot_is_no_torn_tail() -> None:
     assert places(check(disk))[0][:1] == ("thl.data.0000000001",)
     disk.set_content(segment_path(1), raw[: record_starts(disk, 1)[-1]])
     report = check(disk)
-    assert [one.why for one in report.problems] == ["the records end here, but seqno 4 was visible"]
+    assert [one.why for one in report.problems] == ["the records end here, but the log went up to seqno 4"]
 
 
 def test_a_rotation_that_was_cut_short_is_no_problem() -> None:

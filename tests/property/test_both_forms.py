@@ -144,7 +144,7 @@ def test_mutated_records_get_the_same_answer(pairs: dict[str, tuple[ModuleType, 
     for changed in ({}, {"tables": ()}, {"tables": None}, {"checksum": False}, {"padding": 9}, {"fragno": 1}):
         assert _events(machine, **changed) == _events(plain, **changed)
         samples.append(b"".join(_events(plain, **changed)))
-    samples.append(plain.encode_rotate("thl.data.0000000002") + plain.encode_sync(1 << 32 | 16, 5))
+    samples.append(plain.encode_rotate("thl.data.0000000002") + plain.encode_sync(0, 1 << 32 | 16, 5))
 
     def walk(of: ModuleType, raw: bytes, at: int) -> list[object]:
         taken: list[list[int]] = [[], [], []]

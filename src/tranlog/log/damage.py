@@ -1,7 +1,7 @@
 """What a look at every record of a log found: its faults, and what was good between them. Values, no behaviour.
 
 Owns the words for kinds of damage and the facts that a repair decides by; `verify` finds them, `repair` decides, and
-what a fault is follows `recovery`. The hard idea: a fault alone does not say what it cost. That is told by what
+what a fault is, `recovery` says. The hard idea: a fault alone does not say what it cost. That is told by what
 stands on both sides of it: a bad record between seqno 7 and seqno 8 has cost nothing.
 
 Source: design/log-format.md, "Ends of a log".
@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from tranlog.errors import CorruptRecordError
 from tranlog.ids import Epoch, Lsn, Seqno
 from tranlog.log.format import RollbackMark
 
@@ -43,6 +44,10 @@ class Problem:
     why: str
     kind: Damage = Damage.RECORD
 
+    def error(self) -> CorruptRecordError:
+        """Return the error for it."""
+        return CorruptRecordError(segment=self.segment, offset=self.offset, seqno=self.seqno, why=self.why)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -63,8 +68,8 @@ class BadPlace:
 
     `good_end` lies behind the last complete transaction before it, which is `last`; `open_fragments` of the next one
     stand between `good_end` and `offset`. `resumes_at` is the next good record behind it, None where none was found;
-    `next_event` the seqno and fragno of the first event from there on, None where none follows. `next_name`: what a
-    rotate record right before it names.
+    `next_event` the seqno and fragno of the first event from there on, None where none follows; `checksums` says
+    whether that has one. `next_name`: what a rotate record right before it names.
     """
 
     offset: int
@@ -73,6 +78,7 @@ class BadPlace:
     open_fragments: int
     resumes_at: int | None = None
     next_event: tuple[Seqno, int] | None = None
+    checksums: bool = True
     next_name: str | None = None
 
 
@@ -107,17 +113,19 @@ class SegmentFindings:
 class LogFindings:
     """What a whole log holds, first segment to newest.
 
-    `visible` is what the last writer published as visible while this machine runs, NO_SEQNO where nobody knows;
+    `visible` is how far the log went by what stands beside it, NO_SEQNO where nobody knows;
     `epoch` the highest epoch that was published or read.
     """
 
     segments: tuple[SegmentFindings, ...]
     visible: Seqno
     epoch: Epoch
-    index_is_wrong: bool = False
+    problems: tuple[Problem, ...] = ()
     marks: int = 0
     """Rollback marks that stand in it."""
     references: tuple[tuple[Lsn, range], ...] = ()
     """The places of referring records, and the spill segments that each refers into."""
     history: bytes | None = None
     """The identity of the log's history, where a segment bears it."""
+    spill: tuple[int, ...] = ()
+    """The spill segments that are there."""

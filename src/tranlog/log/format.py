@@ -52,6 +52,8 @@ CHUNK_TYPE: Final = 6
 
 CRC_NONE: Final = 0
 CRC_32: Final = 1
+CRC_32_ALONE: Final = 2
+"""Of a sync record: it has a CRC-32, the events of its writer have none."""
 
 TABLE_ITEM: Final = 1
 """Header extension: one table touched."""
@@ -164,6 +166,8 @@ SEGMENT_NUMBER_MAX: Final = (1 << 32) - 1
 _SEGMENT_NAME: Final = re.compile(r"thl\.data\.([0-9]{10})")
 
 _CRC_32_METHOD: Final = b"\x01"
+_CRC_32_ALONE_METHOD: Final = b"\x02"
+_PLACE: Final = struct.Struct(">Q")
 _ZERO_CRC: Final = TRAILER.pack(CRC_NONE, 0)
 
 
@@ -636,19 +640,25 @@ def encode_rotate(next_file_name: str) -> bytes:
     return body + CRC.pack(crc32(body))
 
 
-def encode_sync(durable_lsn: int, written_at: int, history: bytes = b"") -> bytes:
-    """Return a sync record, a segment's first one with the identity of the log's `history`; ms since 1970."""
-    body = SYNC.pack(SYNC_BYTES + len(history), SYNC_TYPE, durable_lsn, max(written_at, 0)) + history + _CRC_32_METHOD
-    return body + CRC.pack(crc32(body))
+def encode_sync(
+    place: int, durable_lsn: int, written_at: int, history: bytes = b"", *, checksums: bool = True
+) -> bytes:
+    """Return the sync record that stands at `place`, a segment's first one with the identity of the log's `history`.
+
+    `written_at` is ms since 1970. Its checksum covers its place: anywhere else, in a payload say, it is none.
+    """
+    method = _CRC_32_METHOD if checksums else _CRC_32_ALONE_METHOD
+    body = SYNC.pack(SYNC_BYTES + len(history), SYNC_TYPE, durable_lsn, max(written_at, 0)) + history + method
+    return body + CRC.pack(crc32(_PLACE.pack(place), crc32(body)))
 
 
-def history_of(head: bytes) -> bytes | None:
-    """Return the identity of the history that a segment bears which begins with `head`.
+def history_of(head: bytes, number: int) -> bytes | None:
+    """Return the identity of the history that segment `number` bears, which begins with `head`.
 
     None where no whole sync record stands first, b"" where that bears none. `head` holds at least
     HEADER.size + FIRST_SYNC_BYTES of the segment, or all of it.
     """
-    first = parse_record(head, HEADER.size, 0)
+    first = parse_record(head, HEADER.size, number << 32 | HEADER.size)
     return first.history if isinstance(first, SyncRecord) else None
 
 
@@ -668,6 +678,12 @@ def encode_mark(mark: RollbackMark) -> bytes:
         CRC_32,
     )
     return body + CRC.pack(crc32(body))
+
+
+def looks_like_mark(raw: bytes) -> bool:
+    """Whether a bad record that begins with `raw` may have been a rollback mark, and no event or sync record."""
+    length, kind = RECORD_START.unpack_from(raw)
+    return length == MARK_BYTES or kind not in (EVENT_TYPE, REFERENCE_TYPE, SYNC_TYPE)
 
 
 def _parse_mark(raw: bytes, at: int, lsn: int) -> RollbackMark | Impossible:
@@ -692,7 +708,7 @@ def parse_record(raw: bytes, at: int, lsn: int, checksum: bool = True) -> Outcom
     """Say what stands at `raw[at]`; `lsn` is that place's. With `checksum`, an event's bytes are checked too.
 
     Shape: an event's outcome is its header; its payload is `raw[at + record_length - 5 - data_length:...]`.
-    Rotate, sync and mark records are always checked.
+    Rotate, sync and mark records are always checked, a sync record with its place.
     """
     left = len(raw) - at
     if left < 4:
@@ -732,10 +748,12 @@ def parse_record(raw: bytes, at: int, lsn: int, checksum: bool = True) -> Outcom
             return Impossible(f"a sync record of {length} bytes")
         if left < length:
             return Partial(length)
-        if not _trailing_crc_holds(raw, at, length):
+        method, crc = TRAILER.unpack_from(raw, at + length - TRAILER.size)
+        if not CRC_32 <= method <= CRC_32_ALONE or crc != crc32(_PLACE.pack(lsn), _crc_of(raw, at, at + length - 4)):
             return BadChecksum(length)
         _, _, durable_lsn, written_at = SYNC.unpack_from(raw, at)
-        return SyncRecord(Lsn(durable_lsn), written_at, raw[at + SYNC.size : at + length - TRAILER.size], length)
+        history = raw[at + SYNC.size : at + length - TRAILER.size]
+        return SyncRecord(Lsn(durable_lsn), written_at, history, length, method == CRC_32)
     if kind == MARK_TYPE:
         if length != MARK_BYTES:
             return Impossible(f"a rollback mark of {length} bytes")

@@ -643,15 +643,21 @@ class SegmentRow:
 
     def __contains__(self, number: object) -> bool:
         numbers = self._numbers
-        return isinstance(number, int) and bool(numbers) and numbers[0] <= number <= numbers[-1]
+        if not isinstance(number, int):
+            return False
+        at = bisect_left(numbers, number)
+        return at < len(numbers) and numbers[at] == number
 
     def __iter__(self) -> Iterator[tuple[int, Seqno]]:
         """Yield (number, prev_seqno)."""
         return iter(list(zip(self._numbers, self._prevs, strict=True)))
 
     def add(self, number: int, prev_seqno: Seqno, matchpoint: Seqno | None = None) -> None:
-        """Add the segment behind the newest one known; with `matchpoint` it begins with a rollback mark."""
-        assert not self._numbers or number == self._numbers[-1] + 1
+        """Add a segment behind the newest one known; with `matchpoint` it begins with a rollback mark.
+
+        What lies between the two is missing.
+        """
+        assert not self._numbers or number > self._numbers[-1]
         after = prev_seqno if matchpoint is None else matchpoint
         self._numbers.append(number)
         self._prevs.append(after)
@@ -678,7 +684,7 @@ class SegmentRow:
 
     def prev_seqno(self, number: int) -> Seqno | None:
         """Return the last seqno before a segment's own; None for a segment that is not known."""
-        return self._prevs[number - self._numbers[0]] if number in self else None
+        return self._prevs[bisect_left(self._numbers, number)] if number in self else None
 
     def start_of(self, seqno: Seqno) -> Place | None:
         """Return the start of the segment that holds a seqno; None for one before the first segment.

@@ -636,7 +636,7 @@ class Log(LogEnd):
         self._flush()  # a sync record may be left of a transaction that was given up
         number = self._number + 1
         stamp = self._clock.now_ms()
-        proof = self._sync_record(HEADER.size, self._pending.start, stamp)
+        proof = self._sync_record(HEADER.size, self._pending.start, stamp, number)
         mark = RollbackMark(
             epoch=Epoch(self._pending.epoch + 1),
             matchpoint_epoch=header.epoch,

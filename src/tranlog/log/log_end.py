@@ -287,10 +287,14 @@ class LogEnd:
             self._pending.put(self._sync_record(self._pending.start + len(self._pending), self._durable_end, stamp))
             self._pending.sync_due = False
 
-    def _sync_record(self, at: int, durable_end: int, stamp: int) -> bytes:
-        """Return the sync record to be put at offset `at`: a segment's first one names the history."""
+    def _sync_record(self, at: int, durable_end: int, stamp: int, number: int = 0) -> bytes:
+        """Return the sync record to be put at offset `at` of a segment, the newest one by default.
+
+        A segment's first one names the history.
+        """
         history = self.history if at == HEADER.size else b""
-        return encode_sync(lsn(self._number, durable_end), stamp, history)
+        durable = lsn(self._number, durable_end)
+        return encode_sync(lsn(number or self._number, at), durable, stamp, history, checksums=self._options.checksum)
 
     def begin_write(self, extent: Extent) -> DiskFile:
         """For `Allocation` only."""

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from tranlog.disk import Disk, DiskFile, DiskLock
 from tranlog.errors import (
     ConfigError,
-    CorruptRecordError,
     DiskFailedError,
     DiskFullError,
     IndexCutError,
@@ -46,11 +45,12 @@ from tranlog.ids import (
 from tranlog.log.allocation import empty_transaction, size_of
 from tranlog.log.bucket import Place
 from tranlog.log.cleared import Mark, behind_all, read_mark
+from tranlog.log.damage import Problem
 from tranlog.log.format import HEADER, SEQNO_MAX, RecordHeader, encode_header, segment_name
 from tranlog.log.index import BuiltFrom, Entry, SegmentRow, SeqnoIndex
 from tranlog.log.index_table import INDEX_NAME, read_index
 from tranlog.log.positions import Positions, read_positions
-from tranlog.log.recovery import Checkpoint, Continue, NewLog, Refuse, SegmentGlance, Survey, plan
+from tranlog.log.recovery import Checkpoint, Continue, NewLog, SegmentGlance, Survey, plan
 from tranlog.log.rollback import marks_behind
 from tranlog.log.scan import scan_segment, survey
 from tranlog.log.segment import CUT_DIR, LOCK_NAME, WINDOW_BYTES, Segments, doubt_of_last, join
@@ -84,8 +84,6 @@ class RecoveryReport:
     why: str | None = None
     purged_by_hand: bool = False
     """Segments are missing at the front that the last writer still had."""
-    missing_seqno: Seqno | None = None
-    """The last writer had synced up to here, but the log ends before it: the disk, or a hand, lost the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +196,8 @@ def open_newest(
         published = None
     epoch = NO_EPOCH if published is None else published.epoch
     match decided:
-        case Refuse():
-            raise CorruptRecordError(
-                segment=decided.segment, offset=decided.offset, seqno=decided.seqno, why=decided.why
-            )
+        case Problem():
+            raise decided.error()
         case NewLog():
             last = NO_SEQNO
             if start_after is not None:
@@ -479,15 +475,6 @@ def _report(
     by_hand = published is not None and published.boot_id == disk.boot_id() and published.first_seqno < first
     if by_hand:
         logger.warning("Segments were removed by hand. first_seqno=%d path=%s", first, path)
-    missing = None
-    if published is not None and published.durable_seqno > decided.last_seqno:
-        missing = published.durable_seqno
-        logger.warning(
-            "The log ends before what its last writer had synced. last_seqno=%d durable_seqno=%d path=%s",
-            decided.last_seqno,
-            missing,
-            path,
-        )
     return RecoveryReport(
         created=False,
         clean=decided.clean,
@@ -496,7 +483,6 @@ def _report(
         kept_in=kept_in,
         why=decided.torn,
         purged_by_hand=by_hand,
-        missing_seqno=missing,
     )
 
 

@@ -23,6 +23,7 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
 from tranlog.errors import ConfigError, HoldError
 from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Lsn, Seqno
+from tranlog.log.recovery import NOTHING_PUBLISHED, Published
 
 NO_LSN: Final = Lsn(0)
 POSITIONS_NAME: Final = "positions"
@@ -120,17 +121,35 @@ def decode_positions(raw: bytes) -> Positions | None:
 
 def read_positions(path: str, disk: Disk) -> Positions | None:
     """Read the positions file of the log at `path`; None if it is missing, unreadable or damaged."""
+    return _read_positions(path, disk)[0]
+
+
+def _read_positions(path: str, disk: Disk) -> tuple[Positions | None, int]:
+    """Return what the positions file says, if it can be read, and its own identity."""
     try:
         file = disk.open(f"{path.rstrip('/')}/{POSITIONS_NAME}")
     except OSError:
-        return None
+        return None, 0
     try:
-        raw = file.pread(POSITIONS_BYTES, 0)
+        return decode_positions(file.pread(POSITIONS_BYTES, 0)), file.identity()
     except OSError:
-        return None
+        return None, 0
     finally:
         file.close()
-    return decode_positions(raw)
+
+
+def read_published(path: str, disk: Disk) -> Published:
+    """Return what the positions file of the log at `path` says of how far the log went.
+
+    In the boot in which it was written that is what was visible, later what was synced.
+    """
+    positions, identity = _read_positions(path, disk)
+    if positions is None or not positions.boot_id:  # a repair leaves one that speaks of nothing but epochs
+        return NOTHING_PUBLISHED
+    if positions.identity != identity & 0xFFFF_FFFF_FFFF_FFFF:
+        return Published(copied=True)
+    same = positions.boot_id == disk.boot_id()
+    return Published(seqno=positions.visible_seqno if same else positions.durable_seqno, epoch=positions.epoch)
 
 
 class PositionsReader:

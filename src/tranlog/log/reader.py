@@ -16,17 +16,24 @@ from dataclasses import dataclass
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
-from tranlog.errors import CorruptRecordError, LogClosedError, LogMissingError, LogUnreadableError, PurgedError
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
+from tranlog.errors import (
+    CorruptRecordError,
+    LogClosedError,
+    LogMissingError,
+    LogUnreadableError,
+    PurgedError,
+    SegmentGoneError,
+)
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment
 from tranlog.log.abandoned import read_abandoned
 from tranlog.log.cursor import Cursor
-from tranlog.log.format import RECORD_START
+from tranlog.log.format import HEADER, RECORD_START, segment_name
 from tranlog.log.index_reader import IndexReader
 from tranlog.log.index_table import INDEX_NAME, read_index
 from tranlog.log.opening import checkpoint_of
-from tranlog.log.positions import POSITIONS_NAME, Positions, PositionsReader
+from tranlog.log.positions import POSITIONS_NAME, Positions, PositionsReader, read_published
 from tranlog.log.record import Record, RecordHeader, RollbackMark
-from tranlog.log.recovery import Checkpoint, Continue, Refuse, SegmentScan, plan
+from tranlog.log.recovery import Checkpoint, SegmentScan, end_problem, judge, last_transaction
 from tranlog.log.scan import SegmentScanner, survey
 from tranlog.log.segment import SegmentReader, Segments, SegmentStat, directory_of, join, torn_size
 from tranlog.log.spilled import SpillStat
@@ -176,6 +183,15 @@ class LogReader:
             self._segments.refresh()  # a rollback may have come with the epoch
             first = self._segments.first_seqno()
         if not empty:
+            number = lsn_segment(positions.visible_lsn)
+            if not self._segments.knows(number):
+                self._segments.refresh()
+                if not self._segments.knows(number):
+                    raise SegmentGoneError(path=self._segments.path(number))
+            after = self._segments.prev_seqno(number)
+            if after is not None and after >= positions.visible_seqno:
+                why = f"seqno {positions.visible_seqno} stands in it, by a rollback mark that cannot be read"
+                raise CorruptRecordError(segment=segment_name(number), offset=HEADER.size, seqno=after, why=why)
             if first < positions.first_seqno:
                 self._segments.refresh()
                 first = self._segments.first_seqno()
@@ -194,6 +210,7 @@ class LogReader:
         if self._surveyed is None:
             self._begin_scan()
             return
+        published = read_published(self._path, self._disk)  # before anything that it tells of
         if self._tail is None:
             number = self._surveyed.number
             following = self._segments.path(number + 1)
@@ -204,8 +221,9 @@ class LogReader:
             self._tail.advance()
         while self._tail is not None and self._tail_reader is not None:
             found = self._tail.result()
-            if found.bad is not None and found.bad.offset < max(found.proven, found.proven_behind):
-                raise self._tail_reader.corrupt(found.bad.offset, found.last_seqno, found.bad.why)
+            problem = end_problem(found, newest=True, published=published, epoch=found.epoch)
+            if problem is not None:
+                raise problem.error()
             self._take_scan(found.last_seqno, found.proven_seqno, found.last_header)
             if found.next_name is None or not self._disk.exists(self._segments.path(found.number + 1)):
                 return
@@ -225,14 +243,13 @@ class LogReader:
             history=self._segments.history,
         )
         self._segments.refresh()
-        decided = plan(found)
-        if isinstance(decided, Refuse):
-            raise CorruptRecordError(
-                segment=decided.segment, offset=decided.offset, seqno=decided.seqno, why=decided.why
-            )
+        ends = {segment_name(found.glances[-1].number), *(segment_name(scan.number) for scan in found.scans[-1:])}
+        for problem in judge(found):
+            if problem.segment in ends:  # what is wrong before that is met by whoever reads up to it
+                raise problem.error()
         if not found.scans:
             return
-        header = decided.last_header if isinstance(decided, Continue) else None
+        header, _ = last_transaction(found)
         last = found.scans[-1]
         for scan in found.scans:
             self._segments.learn_run(scan.number, Seqno(scan.prev_seqno + 1), scan.starts)

@@ -67,13 +67,15 @@ class RotateRecord(msgspec.Struct, frozen=True):
 class SyncRecord(msgspec.Struct, frozen=True):
     """Everything before `durable_lsn` was durable when this was written; `written_at` is ms since 1970.
 
-    `history` is the identity of the log's history, in the first record of a segment; b"" in any other.
+    `history` is the identity of the log's history, in the first record of a segment; b"" in any other. `checksums`: its
+    writer gives its events checksums.
     """
 
     durable_lsn: Lsn
     written_at: int
     history: bytes = b""
     record_length: int = 26
+    checksums: bool = True
 
 
 class RollbackMark(msgspec.Struct, frozen=True):

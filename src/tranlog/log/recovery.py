@@ -1,8 +1,10 @@
-"""What a crash, a hand or decay can leave of a log, and what to do about it when a writer opens it.
+"""What a crash, a hand or decay can leave of a log: the one judge of it, and what a writer does who opens it.
 
-Owns the decision; finding out is `segment`'s, carrying out is `log`'s. The hard idea: half a record at the end of
-the newest segment is what a crash leaves and is cut; half a record anywhere that was proven durable is damage and
-is refused. A sync record that stands *behind* the bad place proves it durable, whatever lies between.
+Owns the verdict; opening, checking, repairing and reading carry it out. Finding out is `scan`'s. The hard idea: half a
+record at the end of the newest segment is what a crash leaves and is cut; half a record anywhere that was proven
+durable is damage and is refused. A sync record that stands *behind* the bad place proves it durable, whatever lies
+between, and so does what the writer has published beside the segments. A glance at a segment only gives a suspicion:
+what is wrong with it is said by a walk, and so all name the same place.
 
 Source: design/log-format.md, "Ends of a log: four different things, four names".
 """
@@ -10,11 +12,12 @@ Source: design/log-format.md, "Ends of a log: four different things, four names"
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeAlias
 
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, lsn_offset, lsn_segment
+from tranlog.log.damage import Damage, Problem
 from tranlog.log.format import RecordHeader, RollbackMark, segment_name
 from tranlog.log.rollback import contradiction
 from tranlog.log.spill import Reference
@@ -26,6 +29,34 @@ class BadRecord:
 
     offset: int
     why: str
+    kind: Damage = Damage.RECORD
+    seqno: Seqno | None = None
+    """Its own, where that can be read."""
+    blank: bool = False
+    """It is zeros, or ends in them, up to a place at which a copy may have come upon what was written since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What stands beside the segments about how far they went.
+
+    The log held everything up to `seqno`, NO_SEQNO where nobody knows, and something of `epoch`, its writer's.
+    `copied`: the directory is a copy of the log's, and may have been made while that was written.
+    """
+
+    seqno: Seqno = NO_SEQNO
+    epoch: Epoch = NO_EPOCH
+    copied: bool = False
+
+    def ends_later(self, last: Seqno, epoch: Epoch) -> bool:
+        """Whether it knows of more than a log that ends at `last`, with `epoch` as its highest.
+
+        A later epoch has cut or rolled back what was published before it, and had its reasons.
+        """
+        return (self.epoch, self.seqno) > (epoch, last)
+
+
+NOTHING_PUBLISHED = Published()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +137,6 @@ class SegmentScan:
     bad: BadRecord | None
     next_name: str | None
     """What a rotate record at the end names."""
-    first_method: int | None
-    """crc_method of the first event; None without any."""
     unchecked: int
     """Events without a checksum."""
     starts: array[int]
@@ -118,6 +147,8 @@ class SegmentScan:
     """The referring records, and what they say."""
     mark: RollbackMark | None = None
     """The rollback mark that the segment begins with; prev_seqno is then its matchpoint, not what the header says."""
+    epoch: Epoch = NO_EPOCH
+    """The highest that was seen, of transactions and marks."""
     behind: Checkpoint | None = None
     """The walk began at this one's record: `starts`, the counts and prev_seqno are of what stands from there on."""
 
@@ -141,6 +172,9 @@ class Survey:
     """Of the last living transaction, where it stands before a rollback mark that nothing follows yet."""
     history: bytes | None = None
     """What the segments bear; None while none of them has its first record."""
+    suspects: tuple[SegmentScan, ...] = ()
+    """Walks through earlier segments, of those that a glance found suspicious."""
+    published: Published = NOTHING_PUBLISHED
 
     @property
     def partial(self) -> bool:
@@ -158,16 +192,6 @@ class NewLog:
     """There is no record and no segment that says where to go on: start segment `number`."""
 
     number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
-    """Damage: open nothing, change nothing. The fields are CorruptRecordError's."""
-
-    segment: str
-    offset: int
-    seqno: Seqno | None
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +220,8 @@ class Continue:
     """Of the last rollback mark: the next writer's lies above it."""
 
 
-RecoveryPlan: TypeAlias = NewLog | Refuse | Continue
+RecoveryPlan: TypeAlias = NewLog | Problem | Continue
+"""A Problem: refuse, and change nothing."""
 
 
 def plan(survey: Survey) -> RecoveryPlan:
@@ -204,43 +229,16 @@ def plan(survey: Survey) -> RecoveryPlan:
     glances = survey.glances
     if not glances:
         return NewLog(number=1)
-    refusal = _row_problem(glances)
-    if refusal is not None:
-        return refusal
-    newest = glances[-1]
-    if newest.torn_header and len(glances) == 1:
-        return NewLog(number=newest.number)
+    problems = judge(survey)
+    if problems:
+        return problems[0]
+    if glances[-1].torn_header and len(glances) == 1:
+        return NewLog(number=glances[-1].number)
     scans = survey.scans
     assert scans, "a row without problems has a segment with a whole header"
-    for scan in scans[:-1] if scans[-1].number == newest.number else scans:
-        refusal = _closed_segment_problem(scan)
-        if refusal is not None:
-            return refusal
-    for scan, following in pairwise(scans):
-        said = following.header_seqno
-        if scan.last_seqno != said:
-            why = f"bad header: prev_seqno {said}, but the previous segment ends at {scan.last_seqno}"
-            return Refuse(segment=segment_name(following.number), offset=0, seqno=_seqno(scan.last_seqno), why=why)
-    last = scans[-1]
-    if last.bad is not None and last.bad.offset < max(last.proven, last.proven_behind):
-        return Refuse(
-            segment=segment_name(last.number),
-            offset=last.bad.offset,
-            seqno=_seqno(last.last_seqno),
-            why=f"{last.bad.why}, below a place that was proven durable",
-        )
-    torn: str | None = None
-    if last.bad is not None:
-        torn = f"torn tail: {last.bad.why}"
-    elif last.open_fragments:
-        torn = f"open transaction: {last.open_fragments} fragments of seqno {last.last_seqno + 1} without a last one"
-    holder = next((scan for scan in reversed(scans) if scan.last_header is not None), last)
-    last_header, last_first_lsn = holder.last_header, holder.last_first_lsn
-    marks = survey.marks
-    if last_header is None or (marks and lsn_segment(marks[-1].dead_end) > holder.number):
-        # The mark was written and nothing of its epoch: the rollback is complete all the same.
-        last_header = survey.matchpoint
-        last_first_lsn = None if last_header is None else marks[-1].matchpoint_lsn
+    last, marks = scans[-1], survey.marks
+    last_header, last_first_lsn = last_transaction(survey)
+    torn = torn_end(last)
     return Continue(
         segment=last.number,
         end=last.good_end,
@@ -256,63 +254,147 @@ def plan(survey: Survey) -> RecoveryPlan:
     )
 
 
-def _seqno(seqno: Seqno) -> Seqno | None:
-    return None if seqno == NO_SEQNO else seqno
+def last_transaction(survey: Survey) -> tuple[RecordHeader | None, Lsn | None]:
+    """Return the header of the last transaction's last fragment, and where its first stands; None without any."""
+    holder = next((scan for scan in reversed(survey.scans) if scan.last_header is not None), None)
+    marks = survey.marks
+    if holder is not None and not (marks and lsn_segment(marks[-1].dead_end) > holder.number):
+        return holder.last_header, holder.last_first_lsn
+    # The mark was written and nothing of its epoch: the rollback is complete all the same.
+    return survey.matchpoint, None if survey.matchpoint is None else marks[-1].matchpoint_lsn
 
 
-def _row_problem(glances: tuple[SegmentGlance, ...]) -> Refuse | None:
-    """Find what is wrong with the row of segments, as far as their first and last bytes show it."""
+# --- the judge -------------------------------------------------------------------------------------------
+
+
+def judge(survey: Survey) -> list[Problem]:
+    """Return what is wrong with a log, first segment to newest, as far as the survey looked."""
+    glances = survey.glances
+    scans = {scan.number: scan for scan in (*survey.suspects, *survey.scans)}
+    problems: list[Problem] = []
     before: SegmentGlance | None = None
+    end: SegmentScan | None = None  # the walk through the segment before, if that found nothing wrong
+    epoch = NO_EPOCH
     for glance in glances:
-        name = segment_name(glance.number)
-        newest = glance is glances[-1]
-        known = None if before is None or before.prev_seqno is None else _seqno(before.prev_seqno)
+        known = NO_SEQNO if before is None or before.prev_seqno is None else before.prev_seqno
+        found: list[Problem | None] = []
         if before is not None and glance.number != before.number + 1:
-            missing = segment_name(before.number + 1)
-            return Refuse(segment=missing, offset=0, seqno=known, why="the segment is missing, later ones are there")
-        if glance.problem is not None:
-            return Refuse(segment=name, offset=0, seqno=known, why=glance.problem)
-        if not newest and (glance.torn_header or glance.next_name != segment_name(glance.number + 1)):
-            why = "bad header: cut short or zeros" if glance.torn_header else _no_rotate(glance)
-            offset = 0 if glance.torn_header else glance.size
-            return Refuse(segment=name, offset=offset, seqno=known, why=why)
-        if not newest and glance.bad is not None:
-            return Refuse(segment=name, offset=glance.bad.offset, seqno=glance.prev_seqno, why=glance.bad.why)
-        if glance.prev_seqno is not None and glance.after is not None:
-            if glance.first_seqno is not None and glance.first_seqno != glance.after + 1:
-                why = f"bad header: prev_seqno {glance.prev_seqno}, but the segment begins with {glance.first_seqno}"
-                if glance.mark is not None:
-                    why = f"a rollback mark to seqno {glance.after}, but the segment goes on with {glance.first_seqno}"
-                return Refuse(segment=name, offset=0, seqno=known, why=why)
-            if before is not None and before.after is not None and glance.prev_seqno < before.after:
-                why = f"bad header: prev_seqno {glance.prev_seqno} behind the previous segment's {before.after}"
-                return Refuse(segment=name, offset=0, seqno=known, why=why)
-            if glance.mark is not None and glance.mark.last_seqno != glance.prev_seqno:
-                why = f"a rollback mark that abandons up to seqno {glance.mark.last_seqno} behind {glance.prev_seqno}"
-                return Refuse(segment=name, offset=lsn_offset(glance.mark.dead_end), seqno=known, why=why)
+            found.append(missing(before.number + 1, known))
+            end = None
+        newest = glance is glances[-1]
+        found.append(
+            header_problem(glance, known if end is None else end.last_seqno, newest=newest, told=end is not None)
+        )
+        scan = scans.get(glance.number)
+        if scan is not None:
+            epoch = max(epoch, scan.epoch)
+            found.append(end_problem(scan, newest=newest, published=survey.published, epoch=epoch))
+        end = scan if found[-1] is None else None
+        problems += [one for one in found if one is not None]
         before = glance
-    wrong = contradiction([glance.mark for glance in glances if glance.mark is not None])
-    if wrong is not None:
-        mark, why = wrong
-        number, offset = lsn_segment(mark.dead_end), lsn_offset(mark.dead_end)
-        return Refuse(segment=segment_name(number), offset=offset, seqno=mark.matchpoint_seqno, why=why)
+    problems += mark_problems(survey.marks)
+    if glances[-1].torn_header:
+        last = survey.scans[-1].last_seqno if survey.scans else NO_SEQNO
+        problems += header_end_problem(glances[-1].number, last, survey.published, epoch)
+    return sorted(problems, key=lambda one: (one.segment, one.offset))
+
+
+def missing(number: int, last: Seqno) -> Problem:
+    """Return the problem of a segment that is not there; `last` is the last seqno known before it."""
+    why = "the segment is missing, later ones are there"
+    return Problem(segment=segment_name(number), offset=0, seqno=_seqno(last), why=why, kind=Damage.MISSING)
+
+
+def header_problem(glance: SegmentGlance, last: Seqno, *, newest: bool, told: bool) -> Problem | None:
+    """Return what is wrong with a segment's header; `told`: `last` is where the segment right before it ends."""
+    if glance.prev_seqno is None:
+        if newest and glance.torn_header:
+            return None
+        why, kind = glance.problem or "bad header: cut short or zeros", Damage.HEADER
+    elif glance.mark is None and glance.first_seqno is not None and glance.first_seqno != glance.prev_seqno + 1:
+        why = f"bad header: prev_seqno {glance.prev_seqno}, but the segment begins with {glance.first_seqno}"
+        last, kind = glance.prev_seqno, Damage.HEADER
+    elif told and glance.prev_seqno != last:
+        why = f"bad header: prev_seqno {glance.prev_seqno}, but the previous segment ends at {last}"
+        kind = Damage.HOLE if glance.prev_seqno > last else Damage.DUPLICATE
+    else:
+        return None
+    return Problem(segment=segment_name(glance.number), offset=0, seqno=_seqno(last), why=why, kind=kind)
+
+
+def suspicious(glance: SegmentGlance, following: SegmentGlance) -> bool:
+    """Whether a segment that is not the newest has to be walked, by what its ends and the next header say."""
+    return (
+        glance.bad is not None
+        or glance.next_name != segment_name(glance.number + 1)
+        or glance.after is None
+        or (glance.first_seqno is not None and glance.first_seqno != glance.after + 1)
+        or (glance.mark is not None and glance.mark.last_seqno != glance.prev_seqno)
+        or following.prev_seqno is None
+        or following.prev_seqno < glance.after
+    )
+
+
+def end_problem(scan: SegmentScan, *, newest: bool, published: Published, epoch: Epoch) -> Problem | None:
+    """Return what is wrong where a walk through a segment ended; None for each of the ordinary ends.
+
+    `epoch` is the highest up to there.
+    """
+    last, bad = scan.last_seqno, scan.bad
+    cut_back = newest and not published.ends_later(last, epoch)
+    if bad is not None:
+        if cut_back and bad.offset >= max(scan.proven, 0 if bad.blank and published.copied else scan.proven_behind):
+            return None
+        offset, why, kind = bad.offset, bad.why, bad.kind
+        if newest and bad.offset < max(scan.proven, scan.proven_behind):
+            why = f"{why}, below a place that was proven durable"
+        last = last if bad.seqno is None else bad.seqno
+    elif scan.open_fragments and not cut_back:
+        text = f"{scan.open_fragments} fragments of seqno {last + 1} without a last one"
+        offset, why, kind = scan.good_end, f"the segment ends inside: {text}", Damage.ROTATE
+        last = Seqno(last + 1)
+    elif newest and not cut_back:
+        offset, why, kind = scan.end, _ends_early(published), Damage.END
+    elif not newest and scan.next_name != segment_name(scan.number + 1):
+        offset, kind = scan.end, Damage.ROTATE
+        why = "the segment ends without a rotate record"
+        if scan.next_name is not None:
+            why = f"its rotate record leads to {scan.next_name}"
+    else:
+        return None
+    return Problem(segment=segment_name(scan.number), offset=offset, seqno=_seqno(last), why=why, kind=kind)
+
+
+def header_end_problem(number: int, last: Seqno, published: Published, epoch: Epoch) -> list[Problem]:
+    """Return what is wrong with a log whose newest segment, `number`, has no header yet, and that ends at `last`."""
+    if not published.ends_later(last, epoch):
+        return []
+    name, why = segment_name(number), _ends_early(published)
+    return [Problem(segment=name, offset=0, seqno=_seqno(last), why=why, kind=Damage.END)]
+
+
+def _ends_early(published: Published) -> str:
+    return f"the records end here, but the log went up to seqno {published.seqno}"
+
+
+def torn_end(scan: SegmentScan) -> str | None:
+    """Return what a crash left at the end of the newest segment, in which nothing is wrong; None for a clean end."""
+    if scan.bad is not None:
+        return f"torn tail: {scan.bad.why}"
+    if scan.open_fragments:
+        return f"open transaction: {scan.open_fragments} fragments of seqno {scan.last_seqno + 1} without a last one"
     return None
 
 
-def _no_rotate(glance: SegmentGlance) -> str:
-    if glance.next_name is not None:
-        return f"its rotate record leads to {glance.next_name}"
-    return "it does not end in a rotate record, though a later segment is there"
+def mark_problems(marks: Sequence[RollbackMark]) -> list[Problem]:
+    """Return the first rollback mark, of those of a log in order, that cannot be true beside the earlier ones."""
+    wrong = contradiction(marks)
+    if wrong is None:
+        return []
+    mark, why = wrong
+    number, offset = lsn_segment(mark.dead_end), lsn_offset(mark.dead_end)
+    return [Problem(segment=segment_name(number), offset=offset, seqno=mark.matchpoint_seqno, why=why)]
 
 
-def _closed_segment_problem(scan: SegmentScan) -> Refuse | None:
-    """Find what is wrong inside a segment that is not the newest, where everything is proven."""
-    if scan.bad is not None:
-        offset, why = scan.bad.offset, scan.bad.why
-    elif scan.open_fragments:
-        offset, why = scan.good_end, "the segment ends inside a transaction"
-    elif scan.next_name is None:
-        offset, why = scan.end, "the segment ends without a rotate record"
-    else:
-        return None
-    return Refuse(segment=segment_name(scan.number), offset=offset, seqno=_seqno(scan.last_seqno), why=why)
+def _seqno(seqno: Seqno) -> Seqno | None:
+    return None if seqno == NO_SEQNO else seqno

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tranlog.ids import NO_HISTORY, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment
-from tranlog.log.damage import BadPlace, LogFindings, Run, SegmentFindings
+from tranlog.log.damage import BadPlace, Damage, LogFindings, Run, SegmentFindings
 from tranlog.log.format import (
     EVENT_MIN,
     FIRST_SYNC_BYTES,
@@ -167,12 +167,11 @@ def plan(findings: LogFindings, *, keep: Keep, now_ms: int, holds: Iterable[tupl
         if not isinstance(step, Rewrite)
     }
     gone = [
-        number
+        spill
         for place, spill in findings.references
         if cut.get(lsn_segment(place), SEGMENT_BYTES_MAX) <= lsn_offset(place)
-        for number in spill
     ]
-    return replace(decided, spill=tuple(sorted(set(gone))))
+    return replace(decided, spill=tuple(one for one in findings.spill if any(one in spill for spill in gone)))
 
 
 def _plan(findings: LogFindings, keep: Keep, now_ms: int, holds: Iterable[tuple[str, Seqno | None]]) -> Decision:
@@ -181,10 +180,9 @@ def _plan(findings: LogFindings, keep: Keep, now_ms: int, holds: Iterable[tuple[
     breaks: list[_Break] = []
     for row in range(len(segments)):
         _judge(segments, row, now_ms, findings.history or NO_HISTORY, rewrites, breaks)
-    newest = segments[-1]
-    short = not breaks and newest.last < findings.visible
-    if not rewrites and not breaks and not short and not findings.index_is_wrong:
+    if not findings.problems:
         return NothingToRepair()
+    breaks += _unexplained(findings, rewrites, breaks)
     known = list(holds)
     if not breaks:
         return _decided(findings, keep, [step for _, step in rewrites], len(segments) - 1, None, known)
@@ -199,6 +197,20 @@ def _plan(findings: LogFindings, keep: Keep, now_ms: int, holds: Iterable[tuple[
         first = min(breaks, key=lambda one: (one.row, -1 if one.offset is None else one.offset))
         return _keep_front(findings, first, rewrites, known)
     return _keep_back(findings, max(one.next_row for one in breaks), rewrites, known)
+
+
+def _unexplained(
+    findings: LogFindings, rewrites: Sequence[tuple[int, Rewrite]], breaks: Sequence[_Break]
+) -> list[_Break]:
+    """Return a break at each fault of a segment in which nothing else is to be done: no fault is passed over."""
+    rows = {segment_name(one.number): row for row, one in enumerate(findings.segments)}
+    seen = {row for row, _ in rewrites} | {one.row for one in breaks}
+    found: dict[int, _Break] = {}
+    for problem in findings.problems:
+        row = rows.get(problem.segment)
+        if row is not None and row not in seen and problem.kind is not Damage.END:
+            found.setdefault(row, _Break(row, problem.offset or None, row + 1))
+    return list(found.values())
 
 
 def _keep_front(
@@ -249,7 +261,11 @@ def _keep_back(
             "first damage (--keep front)"
         )
     first = _first_of(segments[row])
-    assert first is not None, "a segment whose header tells nothing is behind no break"
+    if first is None:
+        return Impossible(
+            why="the damage reaches to the newest segment, of which nothing can be read; keep what lies before the "
+            "first damage (--keep front)"
+        )
     for one in segments[row:]:  # what a mark abandons down to before the first segment, a new stream begins behind
         if one.mark is not None and lsn_segment(one.mark.dead_start) < segments[row].number:
             first = min(first, Seqno(one.mark.matchpoint_seqno + 1))
@@ -439,7 +455,8 @@ def _judge(
             return
         if _was_sync(bad):
             first = history if bad.offset == HEADER.size else b""
-            raw = encode_sync(lsn(one.number, bad.offset), now_ms, first)
+            place = lsn(one.number, bad.offset)
+            raw = encode_sync(place, place, now_ms, first, checksums=bad.checksums)
             why = f"a sync record of {segment_name(one.number)}"
             rewrites.append(
                 (row, Rewrite(segment=one.number, offset=bad.offset, size=len(raw), raw=raw, ends=False, why=why))

@@ -13,14 +13,17 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from tranlog.change import Fragment
 from tranlog.disk import Disk, DiskFile
-from tranlog.errors import CorruptRecordError, LogUnreadableError, PayloadError, SegmentGoneError
+from tranlog.errors import CorruptRecordError, LogUnreadableError, SegmentGoneError
 from tranlog.ids import NO_EPOCH, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.log.damage import Damage
 from tranlog.log.format import (
     CRC_32,
     CRC_NONE,
+    END,
     HEADER,
     SEQNO_MAX,
     SYNC_BYTES,
@@ -39,7 +42,8 @@ from tranlog.log.format import (
     segment_name,
     take_events,
 )
-from tranlog.log.recovery import BadRecord, Checkpoint, SegmentGlance, SegmentScan, Survey
+from tranlog.log.positions import read_published
+from tranlog.log.recovery import BadRecord, Checkpoint, SegmentGlance, SegmentScan, Survey, suspicious
 from tranlog.log.segment import (
     UNCHECKED,
     WINDOW_BYTES,
@@ -49,11 +53,12 @@ from tranlog.log.segment import (
     join,
     list_segments,
     one_history,
+    only_zeros,
     torn_size,
-    written_size,
 )
 from tranlog.log.spill import Reference, parse_reference
-from tranlog.payload import decode
+
+_PAGE_BYTES = 4096
 
 
 class SegmentScanner:
@@ -82,7 +87,6 @@ class SegmentScanner:
         # the last event, and the last transaction
         self._epoch = NO_EPOCH if before is None else before.epoch
         self._method = None if before is None else before.crc_method
-        self._first_method: int | None = None
         self._last_seqno = prev_seqno
         self._last_header: RecordHeader | None = None
         self._last_first_lsn: Lsn | None = None
@@ -91,6 +95,7 @@ class SegmentScanner:
         self._start = offset
         # what sync records prove
         self._proven = 0
+        self._proven_behind = 0
         self._proven_seqno = prev_seqno
         self._ends = array("Q")  # where the transactions behind _proven_seqno end
         self._closed_cleanly = False
@@ -102,17 +107,49 @@ class SegmentScanner:
         self._references: list[tuple[RecordHeader, Reference]] = []
 
     def advance(self) -> None:
-        """Walk on until the end, or the first bad record. Raises OSError."""
-        self._bad = None
+        """Walk on until the end, or the first bad record. Raises OSError.
+
+        What looks bad may have been written between two looks. So it is looked at once more after the search for what
+        proves it durable: what was durable then is there now.
+        """
+        looked = -1
+        while True:
+            self._proven_behind = 0 if looked < 0 else proof_behind(self._reader.file, self._reader.number, looked)
+            self._bad = self._walk()
+            if self._bad is None or self._bad.offset == looked:
+                return
+            looked = self._bad.offset
+
+    def _walk(self) -> BadRecord | None:
+        """Walk on; return the bad record at which that ended, if it did."""
         reader = self._reader
         reader.forget()
         while self._next_name is None:
             self._take_plain_events()
-            why = self._take(reader.read(self._offset, verify=reader.checksum))
+            outcome = reader.read(self._offset, verify=reader.checksum)
+            why = self._take(outcome)
+            if why:
+                return self._fault(outcome, why)
             if why is not None:
-                self._bad = BadRecord(offset=self._offset, why=why) if why else None
-                return
+                break
             self._records += 1
+        size = reader.file.size()
+        if only_zeros(reader.file, self._offset, size):
+            return None
+        return self._fault(
+            END, "bytes behind the rotate record" if self._next_name else "zeros where a record should be"
+        )
+
+    def _fault(self, outcome: Outcome, why: str) -> BadRecord:
+        kind, seqno = Damage.RECORD, None
+        if isinstance(outcome, RecordHeader):
+            seqno = outcome.seqno
+            place, belongs = (seqno, outcome.fragno), (self._last_seqno + 1, self._fragno)
+            kind = Damage.HOLE if place > belongs else Damage.DUPLICATE if place < belongs else kind
+        elif isinstance(outcome, BadChecksum) and outcome.header is not None:
+            seqno = outcome.header.seqno
+        blank = _blank(self._reader.file, self._offset)
+        return BadRecord(offset=self._offset, why=why, kind=kind, seqno=seqno, blank=blank)
 
     def _take_plain_events(self) -> None:
         """Take the run of ordinary events in the window: checked, one fragment each, of the epoch before."""
@@ -209,9 +246,7 @@ class SegmentScanner:
         if header.epoch < self._epoch:
             return f"epoch {header.epoch} behind epoch {self._epoch}"
         if header.crc_method == CRC_NONE:
-            if self._method == CRC_32 and not (header.epoch > self._epoch and self._is_noop(header)):
-                # One writer writes all its records with checksums or none. A record whose end was lost with the
-                # power has zeros there, which read "no checksum".
+            if self._reader.lacks_checksum(header):
                 return UNCHECKED
             self._unchecked += 1
         if header.spilled:
@@ -224,8 +259,6 @@ class SegmentScanner:
             self._references.append((header, reference))
         if self._fragno == 0:
             self._start = self._offset
-        if self._first_method is None:
-            self._first_method = header.crc_method
         if header.epoch != self._epoch:
             self._epochs.append((header.seqno, header.epoch))
         self._epoch = header.epoch
@@ -239,12 +272,6 @@ class SegmentScanner:
         else:
             self._fragno += 1
         return None
-
-    def _is_noop(self, header: RecordHeader) -> bool:
-        try:
-            return decode(self._reader.payload(header)).is_noop()
-        except (PayloadError, CorruptRecordError):
-            return False
 
     def _prove(self, offset: int) -> None:
         if offset <= self._proven:
@@ -260,21 +287,13 @@ class SegmentScanner:
         self._prove(offset)
 
     def result(self, behind: Checkpoint | None = None) -> SegmentScan:
-        """Return what was found so far; where a bad record stopped the walk, look behind it for sync records.
+        """Return what was found so far.
 
         `behind`: the checkpoint at whose record the walk began.
         """
-        file = self._reader.file
+        file, bad = self._reader.file, self._bad
         size = file.size()
-        bad = self._bad
-        written = size
-        if self._offset < size:
-            written = max(self._offset, written_size(file, size))
-        if bad is None and self._offset < written:
-            why = "bytes behind the rotate record" if self._next_name else "zeros where a record should be"
-            bad = BadRecord(offset=self._offset, why=why)
-        if bad is not None:
-            written = max(self._offset, torn_size(file, size))
+        written = self._offset if bad is None else max(self._offset, torn_size(file, size))
         return SegmentScan(
             number=self._reader.number,
             prev_seqno=self._prev_seqno,
@@ -288,26 +307,44 @@ class SegmentScanner:
             last_header=self._last_header,
             open_fragments=self._fragno,
             proven=self._proven,
-            proven_behind=0 if bad is None else proof_behind(file, self._reader.number, bad.offset),
+            proven_behind=self._proven_behind,
             proven_seqno=self._proven_seqno,
             closed_cleanly=self._closed_cleanly,
             bad=bad,
             next_name=self._next_name,
-            first_method=self._first_method,
             unchecked=self._unchecked,
             starts=self._starts,
             epochs=tuple(self._epochs),
             references=tuple(self._references),
             mark=self._mark,
+            epoch=self._epoch,
             behind=behind,
         )
+
+
+def _blank(file: DiskFile, offset: int) -> bool:
+    """Whether zeros stand from `offset` to the end of its page, or in a whole page of the record there.
+
+    So a copy ends that was made while the file was written: page by page it takes what is there.
+    """
+    end = offset + _PAGE_BYTES - offset % _PAGE_BYTES
+    page = file.pread(end - offset, offset)
+    if not any(page):
+        return True
+    length = int.from_bytes(page[:4], "big")
+    while end < offset + length:
+        page = file.pread(_PAGE_BYTES, end)
+        if not any(page):
+            return bool(page)
+        end += _PAGE_BYTES
+    return False
 
 
 def proof_behind(file: DiskFile, number: int, offset: int) -> int:
     """Return the highest offset of segment `number` that a sync record behind `offset` proves; 0 without one.
 
-    The records cannot be walked any more, so their bytes are searched. Nothing but our own sync records has the
-    right start, the right checksum and an LSN of this segment before its own place.
+    The records cannot be walked any more, so their bytes are searched, and with them the payloads. Nothing but the
+    sync record that was written at a place has the right checksum there, which covers the place.
     """
     best = 0
     at = offset
@@ -318,7 +355,7 @@ def proof_behind(file: DiskFile, number: int, offset: int) -> int:
         base = at - len(carried)
         found = raw.find(SYNC_START)
         while found >= 0:
-            outcome = parse_record(raw, found, 0)
+            outcome = parse_record(raw, found, lsn(number, base + found))
             if isinstance(outcome, SyncRecord) and lsn_segment(outcome.durable_lsn) == number:
                 durable = lsn_offset(outcome.durable_lsn)
                 if best < durable <= base + found:
@@ -330,15 +367,13 @@ def proof_behind(file: DiskFile, number: int, offset: int) -> int:
         at += len(chunk)
 
 
-def scan_segment(
-    directory: str, disk: Disk, glance: SegmentGlance, *, checksum: bool, before: RecordHeader | None = None
-) -> SegmentScan:
+def scan_segment(directory: str, disk: Disk, glance: SegmentGlance, *, checksum: bool) -> SegmentScan:
     """Walk one segment with a whole header from start to end. Raises OSError."""
     assert glance.prev_seqno is not None
     file = disk.open(join(directory, segment_name(glance.number)))
     try:
         reader = SegmentReader(file, glance.number, checksum=checksum)
-        scanner = SegmentScanner(reader, glance.prev_seqno, before=before)
+        scanner = SegmentScanner(reader, glance.prev_seqno)
         scanner.advance()
         return scanner.result()
     finally:
@@ -381,6 +416,7 @@ def survey(
     that is known. Changes nothing. Raises LogMissingError, LogUnreadableError, LogCodecError, LogVersionError,
     ForeignHistoryError, SegmentGoneError.
     """
+    published = read_published(directory, disk)  # before anything that it tells of
     glances: list[SegmentGlance] = []
     borne: dict[int, bytes | None] = {}
     scans: deque[SegmentScan] = deque()
@@ -403,19 +439,27 @@ def survey(
                 behind = scan_behind(directory, disk, checkpoint)
             found = scan_segment(directory, disk, glances[row], checksum=checksum) if behind is None else behind
             scans.appendleft(found)
-            # A segment that begins without checksums is judged by how the one before it ends.
-            unsure = found.first_method == CRC_NONE and len(scans) == 1
-            if (found.last_header is not None and not unsure) or (found.bad is not None and row < len(glances) - 1):
+            if found.last_header is not None or (found.bad is not None and row < len(glances) - 1):
                 break
-        if len(scans) > 1 and scans[-1].first_method == CRC_NONE:
-            newest = next(glance for glance in glances if glance.number == scans[-1].number)
-            scans[-1] = scan_segment(directory, disk, newest, checksum=checksum, before=scans[-2].last_header)
+        walked = {scan.number for scan in scans}
+        suspects = [
+            scan_segment(directory, disk, glance, checksum=checksum)
+            for glance, following in pairwise(glances)
+            if glance.prev_seqno is not None and glance.number not in walked and suspicious(glance, following)
+        ]
         matchpoint = _matchpoint_header(directory, disk, glances, scans)
     except FileNotFoundError as exc:
         raise SegmentGoneError(path=str(exc.filename)) from exc
     except OSError as exc:
         raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
-    return Survey(glances=tuple(glances), scans=tuple(scans), matchpoint=matchpoint, history=history)
+    return Survey(
+        glances=tuple(glances),
+        scans=tuple(scans),
+        matchpoint=matchpoint,
+        suspects=tuple(suspects),
+        published=published,
+        history=history,
+    )
 
 
 def _matchpoint_header(

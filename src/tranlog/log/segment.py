@@ -16,7 +16,6 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from tranlog.checksum import crc32
 from tranlog.disk import Disk, DiskFile
@@ -39,12 +38,14 @@ from tranlog.log.format import (
     CRC_NONE,
     EVENT_DATA_LENGTH,
     EVENT_TYPE,
+    FIRST_SYNC_BYTES,
     HEADER,
     HEADER_LENGTH_MAX,
     RECORD_START,
     REFERENCE_TYPE,
     ROTATE_MIN,
     SEGMENT_BYTES_MAX,
+    SYNC_BYTES,
     TRAILER,
     BadChecksum,
     Impossible,
@@ -59,6 +60,7 @@ from tranlog.log.format import (
     event_checksum_holds,
     history_of,
     is_tungsten,
+    looks_like_mark,
     newer_version,
     parse_event,
     parse_header,
@@ -70,7 +72,7 @@ from tranlog.log.index import BuiltFrom, Entry, FlushPlan, IndexView, SegmentRow
 from tranlog.log.index_reader import IndexReader
 from tranlog.log.purge_notes import purged_error
 from tranlog.log.recent import RecentFile, RecentPieces
-from tranlog.log.recovery import BadRecord, SegmentGlance, Survey
+from tranlog.log.recovery import BadRecord, SegmentGlance, Survey, missing
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ FIRST_WINDOW_BYTES = 16 * 1024
 """How much is read after a leap: copying bytes that nobody asked for is most of what a seek costs."""
 
 UNCHECKED = "a record without a checksum behind records with one"
-"""One writer writes all its records with checksums or none: this one has lost its end."""
+"""One writer writes all its records with checksums or none, and says which: this one has lost its end."""
 
 OPEN_FILES = 8
 """How many segments stay open between reads, for a log opened once: a seek need not open what another one had open."""
@@ -117,7 +119,7 @@ class SegmentReader:
     was visible before they were read: `forget` drops them. Windows that follow one another grow.
     """
 
-    __slots__ = ("_asked", "_base", "_methods", "checksum", "file", "name", "number", "start", "window")
+    __slots__ = ("_asked", "_base", "_checked", "checksum", "file", "name", "number", "start", "window")
 
     def __init__(self, file: DiskFile, number: int, *, checksum: bool = True) -> None:
         self.file = file
@@ -128,7 +130,7 @@ class SegmentReader:
         self.start = 0
         self._asked = 0  # bytes that were asked for when the window was read
         self._base = number << 32
-        self._methods: dict[int, int] = {}  # crc_method by epoch, for records that say they have none
+        self._checked: dict[int, bool] = {}  # by epoch, for records without a checksum: its writer writes them
 
     def load(self, offset: int, least: int = FIRST_WINDOW_BYTES) -> None:
         """Read a window that begins at `offset`, of `least` bytes or as much as is read at once."""
@@ -206,30 +208,31 @@ class SegmentReader:
             offset += len(chunk)
         return crc
 
-    def check_method(self, header: RecordHeader) -> None:
-        """Raise CorruptRecordError for a record without a checksum in an epoch whose records have them.
+    def lacks_checksum(self, header: RecordHeader) -> bool:
+        """Whether a record has no checksum though its writer, by the sync record in front of its epoch, writes them.
 
-        Zeros over a record's last bytes read "no checksum"; one writer writes all its records with them or without.
+        Zeros over a record's last bytes, as a loss of power leaves them, read "no checksum".
         """
         if header.crc_method != CRC_NONE or not self.checksum:
-            return
+            return False
         epoch = header.epoch
-        if epoch not in self._methods:
+        if epoch not in self._checked:
             walk = SegmentReader(self.file, self.number)  # leaves our window alone
-            method, at = CRC_NONE, HEADER.size
-            while isinstance(outcome := walk.read(at, verify=False), RecordHeader | SyncRecord):
-                at += outcome.record_length
-                if isinstance(outcome, RecordHeader) and outcome.lsn != header.lsn and outcome.epoch >= epoch:
-                    method = outcome.crc_method if outcome.epoch == epoch else CRC_NONE
+            checked, at = False, HEADER.size
+            while isinstance(outcome := walk.read(at, verify=False), RecordHeader | SyncRecord | RollbackMark):
+                if isinstance(outcome, RecordHeader) and outcome.epoch >= epoch:
                     break
-            self._methods[epoch] = method
-        if self._methods.get(epoch, CRC_NONE) != CRC_NONE:
-            raise self.corrupt(lsn_offset(header.lsn), header.seqno, UNCHECKED)
+                if isinstance(outcome, SyncRecord):
+                    checked = outcome.checksums
+                at += outcome.record_length
+            self._checked[epoch] = checked
+        return self._checked[epoch]
 
     def payload(self, header: RecordHeader) -> bytes:
         """Return a record's payload, its checksum verified. Raises CorruptRecordError."""
-        self.check_method(header)
         offset = lsn_offset(header.lsn)
+        if self.lacks_checksum(header):
+            raise self.corrupt(offset, header.seqno, UNCHECKED)
         at = offset - self.start
         if at >= 0 and at + header.record_length <= len(self.window):
             payload = payload_at(self.window, at, header, checksum=self.checksum)
@@ -382,7 +385,7 @@ def history_borne(file: DiskFile, directory: str, number: int) -> bytes | None:
         raise LogVersionError(path=directory, segment=segment_name(number), version=version)
     if is_tungsten(head):
         raise LogCodecError(path=directory, segment=segment_name(number))
-    found = history_of(head)
+    found = history_of(head, number)
     if found == b"":
         raise ForeignHistoryError(path=directory, file=segment_name(number), found="", history="")
     return found
@@ -469,8 +472,8 @@ class Segments:
     def refresh(self) -> None:
         """Look at the directory again: learn new segments, forget those that were purged.
 
-        Raises LogMissingError, LogUnreadableError, LogCodecError, and CorruptRecordError for a hole in the row or
-        a bad header.
+        A hole in the row is met by whoever reads up to it. Raises LogMissingError, LogUnreadableError, LogCodecError,
+        and CorruptRecordError for a bad header.
         """
         for attempt in range(_READ_TRIES):
             try:
@@ -486,14 +489,10 @@ class Segments:
         numbers = list_segments(self.directory, self.disk)
         if not numbers:
             raise LogMissingError(path=self.directory, why="it holds no segment (thl.data.*)")
-        for number, following in pairwise(numbers):
-            if following != number + 1:
-                raise CorruptRecordError(
-                    segment=segment_name(number + 1), offset=0, seqno=None, why="the segment is missing"
-                )
         with self._lock:
             newest = self._row.newest_number()
             first = self._row.first_number()
+            after = NO_SEQNO if newest is None else self._row.prev_seqno(newest)
         fresh: list[tuple[int, Seqno, RollbackMark | None]] = []
         borne: dict[int, bytes | None] = {}
         for number in numbers:
@@ -502,21 +501,28 @@ class Segments:
             header, borne[number] = self._read_header(number, newest=number == numbers[-1])
             if header is None:
                 break
-            mark = self._read_mark(number)
+            if after is not None and header.prev_seqno < after:
+                why = f"bad header: prev_seqno {header.prev_seqno} behind the previous segment's {after}"
+                raise CorruptRecordError(segment=segment_name(number), offset=0, seqno=after, why=why)
+            mark = self._read_mark(number, newest=number == numbers[-1])
             if mark is not None and self.epoch_limit is not None and mark.epoch > self.epoch_limit:
                 break
             fresh.append((number, header.prev_seqno, mark))
+            after = header.prev_seqno if mark is None else mark.matchpoint_seqno
         self.history = one_history(self.directory, borne, self.history)
         with self._lock:
             if first is not None and first < numbers[0]:
                 self._drop_front(numbers[0])
             for number, prev_seqno, mark in fresh:
                 known = self._row.newest_number()
-                if known is None or number == known + 1:
+                if known is None or number > known:
                     self._add(number, prev_seqno, mark)
 
-    def _read_mark(self, number: int) -> RollbackMark | None:
-        """Return the rollback mark that a segment begins with. A segment's header and its mark come in one write."""
+    def _read_mark(self, number: int, *, newest: bool) -> RollbackMark | None:
+        """Return the rollback mark that a segment begins with. A segment's header and its mark come in one write.
+
+        In the newest one half a mark is what a crash may leave, and was never there.
+        """
         reader = SegmentReader(self._open(number), number)
         try:
             offset = HEADER.size
@@ -524,6 +530,14 @@ class Segments:
             while isinstance(outcome, SyncRecord):
                 offset += outcome.record_length
                 outcome = reader.read(offset, verify=True)
+            if not newest and isinstance(outcome, BadChecksum | Impossible):
+                # Without the mark what was abandoned would come back.
+                size = FIRST_SYNC_BYTES if offset == HEADER.size else SYNC_BYTES
+                behind = reader.read(offset + size, verify=True)
+                if isinstance(behind, RollbackMark):
+                    return behind
+                if looks_like_mark(reader.file.pread(RECORD_START.size, offset)):
+                    raise reader.corrupt(offset, None, outcome.why)
             return outcome if isinstance(outcome, RollbackMark) else None
         finally:
             reader.close()
@@ -593,9 +607,11 @@ class Segments:
             except (LogMissingError, CorruptRecordError):
                 raise SegmentGoneError(path=self.path(number)) from exc
             with self._lock:
-                first_number = self._row.first_number()
+                first_number, newest, known = self._row.first_number(), self._row.newest_number(), number in self._row
             if first_number is not None and number < first_number:
                 raise self.purged(seqno) from exc
+            if newest is not None and number < newest and not known:
+                raise missing(number, seqno).error() from exc
             raise SegmentGoneError(path=self.path(number)) from exc
 
     def keep_open(self, number: int, file: DiskFile) -> None:

@@ -70,15 +70,15 @@ logger = logging.getLogger(__name__)
 
 
 def who_refers(
-    directory: str, disk: Disk, numbers: Iterable[int], *, ends: int | None = None
+    directory: str, disk: Disk, numbers: Iterable[int], there: Iterable[int], *, ends: int | None = None
 ) -> dict[int, tuple[Gtid, ...]]:
-    """Return which transactions refer into which spill segments, going through the log's segments `numbers`.
+    """Return which transactions refer into the spill segments `there`, going through the log's segments `numbers`.
 
     Reads headers of records; abandoned transactions count too. `ends` is where the last segment ends, None: wherever
     its records do. Raises CorruptRecordError where something else stands than a record, FileNotFoundError, OSError.
     """
     found: dict[int, tuple[Gtid, ...]] = {}
-    listed = list(numbers)
+    listed, there = list(numbers), list(there)
     for number in listed:
         limit = ends if number == listed[-1] else None
         reader = SegmentReader(disk.open(join(directory, segment_name(number))), number)
@@ -101,8 +101,9 @@ def who_refers(
                     reference = parse_reference(reader.payload(outcome))
                     if reference is None:
                         raise reader.corrupt(offset, outcome.seqno, "a reference whose numbers contradict each other")
-                    for segment in reference.segments:
-                        found[segment] = (*found.get(segment, ()), outcome.gtid)
+                    for segment in there:
+                        if segment in reference.segments:
+                            found[segment] = (*found.get(segment, ()), outcome.gtid)
                 offset += outcome.record_length
         finally:
             reader.close()
@@ -119,7 +120,7 @@ def spill_stats(directory: str, disk: Disk) -> list[SpillStat]:
         segments = list_segments(directory, disk)
         covers = 0 if table is None or not segments or table.covers > segments[-1] else table.covers
         found = dict(table.referred_by) if table is not None and covers else {}
-        for number, gtids in who_refers(directory, disk, [one for one in segments if one >= covers]).items():
+        for number, gtids in who_refers(directory, disk, [one for one in segments if one >= covers], numbers).items():
             found[number] = (*found.get(number, ()), *gtids)
     except FileNotFoundError as exc:
         raise SegmentGoneError(path=str(exc.filename)) from exc
@@ -209,9 +210,8 @@ class Spilling:
         if not numbers:
             return
         try:
-            fresh = who_refers(
-                self._path, self._disk, [number for number in log_segments if number >= covers], ends=end
-            )
+            behind = [number for number in log_segments if number >= covers]
+            fresh = who_refers(self._path, self._disk, behind, numbers, ends=end)
         except (CorruptRecordError, FileNotFoundError) as exc:
             logger.warning(
                 "Who refers to spill could not be found out: none is removed. path=%s why=%s", self._path, exc
@@ -221,7 +221,6 @@ class Spilling:
         for number, gtids in fresh.items():
             found[number] = (*found.get(number, ()), *gtids)
         self._known = {number: sorted(set(found.get(number, ()))) for number in numbers}
-        self._next_number = max(self._next_number, max(found, default=0) + 1)
 
     # --- writing -------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Checking a whole log: every record of every segment, and a report instead of an error at the first fault.
 
-Owns the walk over all segments and past damage. What is damage and what is an ordinary end follows the same rules
-as opening (`recovery`). The hard idea: after a bad record the next one is found where the bad one's length says, if a
+Owns the walk over all segments and past damage. What is damage and what is an ordinary end, `recovery` says, here as
+when the log is opened. The hard idea: after a bad record the next one is found where the bad one's length says, if a
 good record stands there; else by looking for bytes that begin like an event and prove it by their checksum. What no
 such place follows is given up, by name.
 
@@ -18,9 +18,11 @@ from typing import cast
 
 from tranlog.disk import Disk, DiskFile, OsDisk
 from tranlog.errors import LogMissingError, LogUnreadableError, SegmentGoneError
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
 from tranlog.log.damage import BadPlace, Damage, LogFindings, Problem, Run, SegmentFindings
 from tranlog.log.format import (
+    CRC_NONE,
+    EVENT_MIN,
     FIRST_SYNC_BYTES,
     HEADER,
     MARK_BYTES,
@@ -36,9 +38,19 @@ from tranlog.log.format import (
 )
 from tranlog.log.index import SeqnoIndex
 from tranlog.log.index_table import INDEX_NAME, good_bytes, read_index
-from tranlog.log.positions import PositionsReader, read_positions
-from tranlog.log.recovery import BadRecord, SegmentGlance, SegmentScan
-from tranlog.log.rollback import contradiction, killer
+from tranlog.log.positions import Positions, read_positions, read_published
+from tranlog.log.recovery import (
+    BadRecord,
+    Published,
+    SegmentGlance,
+    SegmentScan,
+    end_problem,
+    header_end_problem,
+    header_problem,
+    mark_problems,
+    missing,
+)
+from tranlog.log.rollback import killer
 from tranlog.log.scan import SegmentScanner
 from tranlog.log.segment import (
     WINDOW_BYTES,
@@ -50,8 +62,8 @@ from tranlog.log.segment import (
     list_segments,
     one_history,
 )
-from tranlog.log.spill import Reference
-from tranlog.log.spilled import SpillFault, SpillReader
+from tranlog.log.spill import SPILL_HEADER_BYTES, Reference, parse_spill_header, spill_name
+from tranlog.log.spilled import SpillFault, SpillReader, list_spill
 
 Progress = Callable[[int, int], None]
 """Called with the bytes checked so far and the bytes in all."""
@@ -113,6 +125,8 @@ class _Tally:
     marks: list[RollbackMark] = field(default_factory=list)
     references: list[tuple[RecordHeader, Reference]] = field(default_factory=list)
     abandoned: int = 0
+    end: Seqno | None = None
+    """Where the segment before ends; None where that is not known."""
 
     def fault(self, number: int, offset: int, seqno: Seqno, why: str, kind: Damage) -> None:
         known = None if seqno == NO_SEQNO else seqno
@@ -124,27 +138,22 @@ class _Tally:
         self.transactions += found.last_seqno - found.prev_seqno
         self.unchecked += found.unchecked
         self.references += found.references
+        self.epoch = max(self.epoch, found.epoch)
         if found.mark is not None and found.mark not in self.marks:
             self._take_mark(found.mark)
         if found.last_header is not None:
             if self.first_seqno == NO_SEQNO:
                 self.first_seqno = Seqno(found.prev_seqno + 1)
             self.last_seqno = found.last_seqno
-            self.epoch = max(self.epoch, found.last_header.epoch)
             self.last_header = found.last_header
 
     def _take_mark(self, mark: RollbackMark) -> None:
         """Count what a mark abandons of what was seen, and go on behind its matchpoint."""
         self.marks.append(mark)
-        wrong = contradiction(self.marks)
-        if wrong is not None:
-            place = mark.dead_end
-            self.fault(lsn_segment(place), lsn_offset(place), mark.matchpoint_seqno, wrong[1], Damage.RECORD)
         if self.first_seqno != NO_SEQNO:
             self.abandoned += max(mark.last_seqno - max(mark.matchpoint_seqno, self.first_seqno - 1), 0)
             self.first_seqno = min(self.first_seqno, Seqno(mark.matchpoint_seqno + 1))
         self.last_seqno = mark.matchpoint_seqno
-        self.epoch = max(self.epoch, mark.epoch)
 
 
 def verify(
@@ -172,15 +181,12 @@ def examine(
     """Check like `verify`, and return the findings that a repair decides by, too."""
     disk = OsDisk() if disk is None else disk
     directory = directory_of(path)
+    published = read_published(directory, disk)  # before anything that it tells of
     numbers = list_segments(directory, disk)
     if not numbers:
         raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
     tally = _Tally()
     try:
-        positions = PositionsReader(directory, disk)
-        published = positions.read()
-        positions.close()
-        visible = NO_SEQNO if published is None else published.visible_seqno
         stored = _StoredIndex(directory, disk)
         fronts = {number: _front(directory, disk, number) for number in numbers}
         sizes = [size for size, _ in fronts.values()]
@@ -189,8 +195,8 @@ def examine(
         before: int | None = None
         for number, size in zip(numbers, sizes, strict=True):
             if before is not None and number != before + 1:
-                why = "the segment is missing, later ones are there"
-                tally.fault(before + 1, 0, tally.last_seqno, why, Damage.MISSING)
+                tally.problems.append(missing(before + 1, tally.last_seqno))
+                tally.end = None
             file = disk.open(join(directory, segment_name(number)))
             try:
                 watched = file if progress is None else cast(DiskFile, _Watched(file, progress, done, sum(sizes)))
@@ -200,8 +206,7 @@ def examine(
                     stored,
                     number,
                     newest=number == numbers[-1],
-                    adjoins=before == number - 1,
-                    visible=visible,
+                    published=published,
                     checksum=checksum,
                 )
             finally:
@@ -211,10 +216,14 @@ def examine(
             if progress is not None:
                 progress(done, sum(sizes))
         left = read_positions(directory, disk)
+        spill = list_spill(directory, disk)
+        if history is None:
+            history = _history_beside(directory, disk, left, spill)
     except FileNotFoundError as exc:
         raise SegmentGoneError(path=str(exc.filename)) from exc
     except OSError as exc:
         raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
+    tally.problems += mark_problems(tally.marks)
     spilled = [one for one in tally.references if killer(tally.marks, one[0].lsn) is None]
     spill_bytes = sum(reference.spilled_bytes for _, reference in spilled)
     lost: list[RecordHeader] = []
@@ -247,14 +256,30 @@ def examine(
     )
     findings = LogFindings(
         segments=tuple(_without_lost(one, lost) for one in tally.segments),
-        visible=visible,
+        visible=published.seqno,
         epoch=max(tally.epoch, NO_EPOCH if left is None else left.epoch),
-        index_is_wrong=bool(stored.problems),
+        problems=report.problems,
         marks=len(tally.marks),
         references=tuple((header.lsn, reference.segments) for header, reference in tally.references),
         history=history,
+        spill=tuple(spill),
     )
     return report, findings
+
+
+def _history_beside(directory: str, disk: Disk, left: Positions | None, spill: Sequence[int]) -> bytes | None:
+    """Return the identity of the log's history where no segment bears it, from what stands beside them."""
+    if left is not None and left.history != NO_HISTORY:
+        return left.history
+    for number in spill:
+        file = disk.open(join(directory, spill_name(number)))
+        try:
+            header = parse_spill_header(file.pread(SPILL_HEADER_BYTES, 0))
+        finally:
+            file.close()
+        if header is not None:
+            return header[1]
+    return None
 
 
 def _check_spill(
@@ -375,15 +400,14 @@ def _check_segment(
     number: int,
     *,
     newest: bool,
-    adjoins: bool,
-    visible: Seqno,
+    published: Published,
     checksum: bool,
 ) -> None:
     """Check one segment from its header to its end."""
     glance = glance_at(file, number)
     reader = SegmentReader(file, number, checksum=checksum)
     walk = _Walk()
-    begun = _check_header(tally, glance, reader, newest=newest, adjoins=adjoins)
+    begun = _check_header(tally, glance, reader, newest=newest, published=published)
     found: SegmentScan | None = None
     if begun is not None:
         if begun.offset > HEADER.size:
@@ -397,7 +421,7 @@ def _check_segment(
                     next_event=(Seqno(begun.prev_seqno + 1), 0),
                 )
             )
-        found = _walk(tally, walk, reader, stored, begun, newest=newest, visible=visible)
+        found = _walk(tally, walk, reader, stored, begun, newest=newest, published=published)
     elif not glance.torn_header or not newest:
         walk.bad.append(BadPlace(offset=HEADER.size, good_end=HEADER.size, last=tally.last_seqno, open_fragments=0))
     tally.segments.append(
@@ -418,23 +442,15 @@ def _check_segment(
             mark=walk.mark,
         )
     )
+    tally.end = None if found is None else found.last_seqno
     if found is None:
         return
-    if found.open_fragments:
+    problem = end_problem(found, newest=newest, published=published, epoch=tally.epoch)
+    if problem is not None:
+        tally.problems.append(problem)
+    elif found.open_fragments:
         text = f"{found.open_fragments} fragments of seqno {found.last_seqno + 1} without a last one"
-        if newest and found.last_seqno >= visible:
-            tally.tail = f"open transaction at {segment_name(number)}, offset {found.good_end}: {text}"
-        else:
-            why = f"the segment ends inside: {text}"
-            tally.fault(number, found.good_end, Seqno(found.last_seqno + 1), why, Damage.ROTATE)
-    elif newest and found.last_seqno < visible:
-        why = f"the records end here, but seqno {visible} was visible"
-        tally.fault(number, found.end, found.last_seqno, why, Damage.END)
-    if not newest and found.next_name != segment_name(number + 1):
-        why = "the segment ends without a rotate record"
-        if found.next_name is not None:
-            why = f"its rotate record leads to {found.next_name}"
-        tally.fault(number, found.end, found.last_seqno, why, Damage.ROTATE)
+        tally.tail = f"open transaction at {segment_name(number)}, offset {found.good_end}: {text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +469,7 @@ def _walk(
     begun: _Start,
     *,
     newest: bool,
-    visible: Seqno,
+    published: Published,
 ) -> SegmentScan | None:
     """Walk a segment past every bad place; return the last scan, None where it does not reach the end."""
     number = reader.number
@@ -471,24 +487,13 @@ def _walk(
         bad = found.bad
         if bad is None:
             return found
-        outcome = reader.read(bad.offset, verify=reader.checksum)
-        proven = bad.offset < max(found.proven, found.proven_behind) or found.last_seqno < visible
-        if newest and not proven:
+        problem = end_problem(found, newest=newest, published=published, epoch=tally.epoch)
+        if problem is None:
             tally.tail = f"torn tail at {segment_name(number)}, offset {bad.offset}: {bad.why}"
             walk.torn = True
             return None
-        seqno, kind = found.last_seqno, Damage.RECORD
-        if isinstance(outcome, RecordHeader):
-            seqno = outcome.seqno
-            if seqno > found.last_seqno + 1 or (
-                seqno == found.last_seqno + 1 and outcome.fragno > found.open_fragments
-            ):
-                kind = Damage.HOLE
-            elif seqno <= found.last_seqno or outcome.fragno < found.open_fragments:
-                kind = Damage.DUPLICATE
-        elif isinstance(outcome, BadChecksum) and outcome.header is not None:
-            seqno = outcome.header.seqno
-        tally.fault(number, bad.offset, seqno, bad.why, kind)
+        tally.problems.append(problem)
+        outcome = reader.read(bad.offset, verify=reader.checksum)
         going_on = _behind(reader, outcome, bad, found)
         walk.bad.append(
             BadPlace(
@@ -498,13 +503,14 @@ def _walk(
                 open_fragments=found.open_fragments,
                 resumes_at=None if going_on is None else going_on.offset,
                 next_event=None if going_on is None else going_on.event,
+                checksums=going_on is None or going_on.checksums,
                 next_name=found.next_name,
             )
         )
         if going_on is None:
             rest = found.size - bad.offset
             why = f"the {rest} bytes from here on could not be read"
-            tally.fault(number, bad.offset, found.last_seqno, why, kind)
+            tally.fault(number, bad.offset, found.last_seqno, why, bad.kind)
             return None
         scanner, start, before = going_on.scanner, going_on.offset, going_on.epoch
         whole = going_on.event is None or going_on.event[1] == 0
@@ -512,40 +518,36 @@ def _walk(
 
 
 def _check_header(
-    tally: _Tally, glance: SegmentGlance, reader: SegmentReader, *, newest: bool, adjoins: bool
+    tally: _Tally, glance: SegmentGlance, reader: SegmentReader, *, newest: bool, published: Published
 ) -> _Start | None:
     """Hold a segment's header against what came before; return where to begin, None to pass the segment over."""
-    expected = tally.last_seqno
+    last = tally.last_seqno if tally.end is None else tally.end
+    problem = header_problem(glance, last, newest=newest, told=tally.end is not None)
+    if problem is not None:
+        tally.problems.append(problem)
     if glance.prev_seqno is None:
-        if newest and glance.torn_header:
+        if problem is None:
             tally.tail = f"a rotation that was cut short: {segment_name(glance.number)} has no header yet"
+            tally.problems += header_end_problem(glance.number, last, published, tally.epoch)
             return None
-        why = glance.problem or "bad header: cut short or zeros"
-        tally.fault(glance.number, 0, expected, why, Damage.HEADER)
         place, event = _first_event(reader, HEADER.size)
         if event is not None:
             return _Start(Seqno(event.seqno - 1))
         mark = reader.read(place, verify=True)
         if isinstance(mark, RollbackMark):
             return _Start(mark.last_seqno)
-        event = _find_event(reader, HEADER.size - 1, expected if adjoins else NO_SEQNO)
+        event = _find_event(reader, HEADER.size - 1, NO_SEQNO if tally.end is None else last)
         begun = None if event is None or event.fragno else _Start(Seqno(event.seqno - 1), lsn_offset(event.lsn))
         rest = (glance.size if begun is None else begun.offset) - HEADER.size
         if rest > 0:
             why = f"the {rest} bytes from here on could not be read"
-            tally.fault(glance.number, HEADER.size, expected, why, Damage.RECORD)
+            tally.fault(glance.number, HEADER.size, last, why, Damage.RECORD)
         return begun
     prev_seqno = glance.prev_seqno
     if glance.mark is not None:
         return _Start(prev_seqno)  # the scanner holds it against both
-    if glance.first_seqno is not None and glance.first_seqno != prev_seqno + 1:
-        why = f"bad header: prev_seqno {prev_seqno}, but the segment begins with {glance.first_seqno}"
-        tally.fault(glance.number, 0, prev_seqno, why, Damage.HEADER)
+    if glance.first_seqno is not None:
         prev_seqno = Seqno(glance.first_seqno - 1)
-    elif adjoins and expected != NO_SEQNO and prev_seqno != expected:
-        why = f"bad header: prev_seqno {prev_seqno}, but the previous segment ends at {expected}"
-        kind = Damage.HOLE if prev_seqno > expected else Damage.DUPLICATE
-        tally.fault(glance.number, 0, expected, why, kind)
     return _Start(prev_seqno)
 
 
@@ -557,12 +559,13 @@ class _GoingOn:
     offset: int
     event: tuple[Seqno, int] | None
     epoch: tuple[Seqno, Epoch] | None
+    checksums: bool = True
 
 
 def _behind(reader: SegmentReader, outcome: Outcome, bad: BadRecord, found: SegmentScan) -> _GoingOn | None:
     """Return how to go on behind a bad record; None where no good one is found."""
     last = found.last_seqno
-    if isinstance(outcome, RecordHeader):  # good in itself, in the wrong place: go on from it as it is
+    if isinstance(outcome, RecordHeader) and bad.kind is not Damage.RECORD:  # good in itself, in the wrong place
         return _from_event(reader, bad.offset, outcome)
     claimed = getattr(outcome, "record_length", 0)
     for length in dict.fromkeys((claimed, FIRST_SYNC_BYTES if bad.offset == HEADER.size else SYNC_BYTES, MARK_BYTES)):
@@ -586,7 +589,8 @@ def _behind(reader: SegmentReader, outcome: Outcome, bad: BadRecord, found: Segm
 def _from_event(reader: SegmentReader, offset: int, event: RecordHeader) -> _GoingOn:
     prev_seqno = Seqno(event.seqno - 1)
     scanner = SegmentScanner(reader, prev_seqno, before=event, offset=offset, fragno=event.fragno)
-    return _GoingOn(scanner, offset, (event.seqno, event.fragno), (event.seqno, event.epoch))
+    checksums = event.crc_method != CRC_NONE
+    return _GoingOn(scanner, offset, (event.seqno, event.fragno), (event.seqno, event.epoch), checksums)
 
 
 def _first_event(reader: SegmentReader, offset: int) -> tuple[int, RecordHeader | None]:
@@ -599,19 +603,25 @@ def _first_event(reader: SegmentReader, offset: int) -> tuple[int, RecordHeader 
 
 
 def _find_event(reader: SegmentReader, offset: int, last: Seqno) -> RecordHeader | None:
-    """Return the first event behind `offset` that proves itself by its checksum and does not come before `last`."""
+    """Return the first event behind `offset` that proves itself by its checksum and does not come before `last`.
+
+    Seqnos are dense: so many bytes hold so many transactions and no more. What claims another seqno is passed over
+    before its length is believed.
+    """
     # record_type 01 or 05, a header_length below 2 MiB, and a seqno whose high half is that of its neighbours
     high = re.escape((max(last, 0) >> 32).to_bytes(4, "big"))
-    pattern = re.compile(rb"[\x01\x05]\x00[\x00-\x1f]..(?=" + high + rb")", re.DOTALL)
+    pattern = re.compile(rb"[\x01\x05]\x00[\x00-\x1f]..(?=" + high + rb"(.{4}))", re.DOTALL)
+    base = max(last, 0) >> 32 << 32
     at = offset + 1
     while True:
         raw = reader.file.pread(WINDOW_BYTES, at)
         for match in pattern.finditer(raw):
             place = at + match.start() - 4
-            if place <= offset:
+            seqno = base | int.from_bytes(match[1], "big")
+            if place <= offset or seqno <= last or (last >= 0 and seqno > last + 1 + (place - offset) // EVENT_MIN):
                 continue
             event = reader.read(place, verify=True)
-            if isinstance(event, RecordHeader) and event.crc_method and event.seqno > last:
+            if isinstance(event, RecordHeader) and event.crc_method:
                 return event
         if len(raw) < WINDOW_BYTES:
             return None

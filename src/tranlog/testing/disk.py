@@ -233,6 +233,12 @@ class SimDisk:
             self.dead = False
             self.cut_at = None
 
+    def restart(self) -> None:
+        """Start the machine again; by chance the disk had taken everything that was written."""
+        with self._lock:
+            self.kill()
+            self._boot += 1
+
     def copy_files(self, source: str, target: str) -> None:
         """Copy a directory's files into another, new one, as `cp -r` does: new files, everything synced."""
         with self._lock:
