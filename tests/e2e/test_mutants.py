@@ -66,7 +66,7 @@ def folder() -> Iterator[Path]:
             0.2,
             "capture",
             6,
-            ("missed", "the source has already freed its changes"),
+            ("missed", "has already freed its changes"),
             id=OUTBOX_FREED_BEFORE_SYNC.name,
         ),
         # The last writer of a row is another than at the source.

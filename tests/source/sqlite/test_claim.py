@@ -469,6 +469,10 @@ def test_an_empty_log_of_a_source_that_was_freed(place: Place) -> None:
     source.claim(history=told.history, holder=str(holder))
     with pytest.raises(PositionLostError, match="this log holds nothing of it"):
         source.start(None)
+    source.claim(history=told.history, holder=str(holder), take=True)
+    source.start(None)
+    assert len(list(source.read(0))) == 1, "what was committed behind the last one that it had"
+    source.close()
 
 
 def test_a_new_log_without_the_file_begins_with_what_may_be_new(place: Place) -> None:

@@ -251,15 +251,16 @@ class SqliteSource:
         assert isinstance(first, int)
         if self._claim is None:
             return first - 1, None
-        if theirs is None or theirs.history == self._claim.history:
-            if first > 1:
-                why = (
-                    f"{path} has freed what it committed before {self._uuid}:{first}, and this log holds nothing of it"
-                )
-                raise PositionLostError(event_id="", why=why)
+        if first == 1 and (theirs is None or theirs.history == self._claim.history):
             return 0, None
+        if (theirs is None or theirs.history == self._claim.history) and not self._take:
+            why = (
+                f"{path} has freed what it committed before {self._uuid}:{first}, and this log holds nothing of it; "
+                "`tranlog capture --take-source` begins with what is still there"
+            )
+            raise PositionLostError(event_id="", why=why)
         told = read_progress(db.filename)
-        if told is not None and (told.uuid, told.history) == (self._uuid, theirs.history):
+        if told is not None and theirs is not None and (told.uuid, told.history) == (self._uuid, theirs.history):
             known = f"SELECT 1 FROM main.{OUTBOX_TABLE} WHERE id = ? AND token = ?"
             if db.execute(known, told.place).fetchall():
                 logger.info("another log has captured this source before, path=%s up_to=%d", path, told.place.id)
