@@ -5,13 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 import pytest
 
-from fix_target import content
+from fix_target import ITEMS, Bench, content, insert
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, UnsupportedEventError
 from tranlog.source.mariadb import MariadbSourceOptions, MariadbTables
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.replicas import OWN_DATABASE, Replicas
+from tranlog.testing.servers import MariaDbServer
 
 pytestmark = pytest.mark.integration
 
@@ -509,3 +511,53 @@ def test_tables_without_transactions(replicas: Replicas, database: str, engine: 
             assert "InnoDB" in replicas.target.execute(f"SHOW CREATE TABLE {database}.{table}")[0][1]
     finally:
         replicas.open(skip=True)
+
+
+PERIOD = (
+    ", a TIMESTAMP(6) GENERATED ALWAYS AS ROW START, b TIMESTAMP(6) GENERATED ALWAYS AS ROW END, "
+    "PERIOD FOR SYSTEM_TIME (a, b)"
+)
+
+
+@pytest.mark.parametrize("period", ["", PERIOD], ids=["hidden", "shown"])
+def test_versioned_tables_are_refused_by_name(replicas: Replicas, database: str, period: str) -> None:
+    """Old versions never become present rows; with the period as plain columns both are carried, as rows."""
+    made = f"CREATE TABLE t (id INT PRIMARY KEY, x INT{period}) WITH SYSTEM VERSIONING"
+    replicas.run(made, "INSERT INTO t (id, x) VALUES (1, 1)", database=database)
+    with pytest.raises(TargetTableError, match=r"it is system-versioned here.*DROP SYSTEM VERSIONING"):
+        replicas.meet()
+    try:
+        name = f"{database}.t"
+        start, end = ("a", "b") if period else ("row_start", "row_end")
+        replicas.target.execute(f"DROP TABLE {name}")
+        replicas.target.execute(
+            f"CREATE TABLE {name} (id INT, x INT, {start} TIMESTAMP(6) NOT NULL DEFAULT 0, "
+            f"{end} TIMESTAMP(6) NOT NULL DEFAULT 0, PRIMARY KEY (id, {end}))"
+        )
+        replicas.open()
+        replicas.run(
+            "UPDATE t SET x = 2", "INSERT INTO t (id, x) VALUES (2, 2)", "DELETE FROM t WHERE id = 1", database=database
+        )
+        replicas.meet()
+        columns = f"SELECT id, x, {start}, {end} FROM {name}"
+        there = replicas.replica.execute(f"{columns} FOR SYSTEM_TIME ALL ORDER BY id, {end}")
+        assert replicas.target.execute(f"{columns} ORDER BY id, {end}") == there
+        assert len(there) == 3
+    finally:
+        replicas.open(skip=True)
+
+
+def test_names_that_a_target_folds_into_one_are_refused(start_mariadb: Callable[..., MariaDbServer]) -> None:
+    """lower_case_table_names = 1: two tables of the source's would be one, and their rows would mix."""
+    server = start_mariadb(options={"lower_case_table_names": 1, "log_bin": None})
+    server.execute("CREATE DATABASE own")
+    server.execute("CREATE DATABASE shop")
+    bench = Bench(TargetOptions(kind="mariadb", dsn=server.dsn("own")))
+    try:
+        upper, lower = (msgspec.structs.replace(ITEMS, table=name) for name in ("Items", "items"))
+        bench.target.create_table(upper)
+        bench.apply([insert(upper, (1, "a", 1))])
+        with pytest.raises(TargetTableError, match=r"its name would be the one of shop\.Items"):
+            bench.apply([insert(lower, (2, "b", 2))])
+    finally:
+        bench.close()

@@ -192,7 +192,8 @@ class DatabaseTarget:
                 seqno=seqno,
                 remedy="Rename it at the source, or leave it out of capture",
             )
-        holder = self._homes.setdefault(self._dialect.one_name(table), name)
+        one_name = self._dialect.one_name(table)
+        holder = self._homes.setdefault(one_name.lower() if self._session.folds_names else one_name, name)
         if holder != name:
             raise TargetTableError(
                 table=table.name,
@@ -207,6 +208,15 @@ class DatabaseTarget:
             target = self._session.table(table)
         except MissingTableError as exc:
             raise TargetTableError(table=table.name, why=str(exc), seqno=seqno) from exc
+        if target.versioned:
+            raise TargetTableError(
+                table=table.name,
+                why="it is system-versioned here: old versions of rows, which the log holds as rows of their own, "
+                "would become present ones, and its periods would be of this server's clock",
+                seqno=seqno,
+                remedy=f"ALTER TABLE {self._dialect.table_name(table)} DROP SYSTEM VERSIONING here, add the columns of "
+                "the period as plain TIMESTAMP(6) columns, the one of its end to the primary key, and start again",
+            )
         if target.engine:
             raise TargetTableError(
                 table=table.name,

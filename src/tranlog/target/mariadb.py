@@ -214,7 +214,10 @@ class MariadbSession:
         settings = {**_SETTINGS, "idle_transaction_timeout": str(ceil(options.idle_timeout_s))}
         self._execute("SET SESSION " + ", ".join([f"{name} = {value}" for name, value in settings.items()]))
         self._wait_for_locks(max(1, ceil(options.lock_timeout_s)))
-        ((connection_id, packet),) = self.fetch("SELECT CONNECTION_ID(), @@max_allowed_packet")
+        ((connection_id, packet, case),) = self.fetch(
+            "SELECT CONNECTION_ID(), @@max_allowed_packet, @@lower_case_table_names"
+        )
+        self.folds_names = case != 0
         self._packet_most = packet - _PACKET_MARGIN
         self._packet_allowed = packet
         self.identity = f"{connection_id} {uuid.uuid4().hex}"
@@ -376,7 +379,8 @@ class MariadbSession:
                 labels=catalog_labels(declared),
             )
         # Updates that change a key go row by row, so no column needs to be known as unique.
-        return TargetTable(columns=columns, unique=frozenset(), place="", engine=kinds[0][1])
+        versioned = kinds[0][0] == "SYSTEM VERSIONED"
+        return TargetTable(columns=columns, unique=frozenset(), place="", engine=kinds[0][1], versioned=versioned)
 
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
         cursor = self._connection.cursor(SSCursor)

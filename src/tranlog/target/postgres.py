@@ -145,6 +145,8 @@ def describe_dsn(dsn: str) -> str:
 class PostgresSession:
     """One connection to a PostgreSQL server; see Session for what its methods do."""
 
+    folds_names = False
+
     def __init__(self, options: TargetOptions) -> None:
         self._where = describe_dsn(options.dsn)
         self._prepared: dict[str, bytes] = {}

@@ -45,6 +45,8 @@ class Session(Protocol):
 
     identity: str
     """Names this session at the target; never the name of another one, also after both have ended."""
+    folds_names: bool
+    """Whether names of tables that differ in case alone are one name here."""
 
     def begin(self, *, lock_timeout_s: float | None = None) -> None:
         """Start a write transaction; each lock in it is waited for so long, None: as long as the kind does.

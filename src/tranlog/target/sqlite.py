@@ -47,6 +47,8 @@ _SOURCE_TABLE: Final = "_tranlog_source"  # of a captured database, as docs/form
 class SqliteSession:
     """One connection to a SQLite database file; see Session for what its methods do."""
 
+    folds_names = False
+
     def __init__(self, options: TargetOptions) -> None:
         self._where = options.path
         self._timeout_s = options.lock_timeout_s
