@@ -398,7 +398,7 @@ def test_ignored_statements_are_counted_and_warned_of_once(
     bench.target.create_table(ITEMS)
     applied = bench.apply(
         [insert(ITEMS, row(1)), ddl("ALTER TABLE items ADD x INT"), insert(ITEMS, row(2))],
-        [ddl("DROP TABLE items")],
+        [ddl("DROP TABLE elsewhere")],
         metadata=(("dbms_type", bench.target.kind),),
     )
     assert (applied.transactions, applied.changes, applied.ddl_ignored) == (2, 2, 2)
@@ -406,6 +406,31 @@ def test_ignored_statements_are_counted_and_warned_of_once(
         "a statement is passed over, further ones silently"
     ]
     assert bench.rows(ITEMS) == content([row(1), row(2)])
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE items", "CREATE OR REPLACE TABLE shop.items (a int)"])
+def test_ddl_that_takes_rows_away_is_not_passed_over_while_they_are_here(
+    options: TargetOptions, open_bench: Callable[[TargetOptions], Bench], statement: str
+) -> None:
+    """It is known by what it does. Where the rows are gone here too, it is passed over as other DDL."""
+    bench = open_bench(replace(options, ddl="ignore"))
+    bench.target.create_table(ITEMS)
+    bench.apply([insert(ITEMS, row(1))])
+    with pytest.raises(DdlStopError, match=r"it takes rows away, which are still here.*from shop\.items here"):
+        bench.apply([ddl(statement)], metadata=(("dbms_type", "mariadb"),))
+    bench.apply([delete(ITEMS, row(1))])
+    assert bench.apply([ddl(statement)], metadata=(("dbms_type", "mariadb"),)).ddl_ignored == 1
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_upkeep_is_passed_over_everywhere(
+    options: TargetOptions, open_bench: Callable[[TargetOptions], Bench], ignore: bool
+) -> None:
+    """FLUSH, ANALYZE and users change no row: nothing stops at them, of whatever kind the target is."""
+    bench = open_bench(replace(options, ddl="ignore") if ignore else options)
+    upkeep = [Statement(schema="shop", sql=sql, ddl=False) for sql in ("FLUSH TABLES", "ANALYZE TABLE items")]
+    applied = bench.apply([*upkeep, ddl("CREATE USER somebody")], metadata=(("dbms_type", "mariadb"),))
+    assert applied.ddl_ignored == 3
 
 
 def test_a_statement_that_changes_rows_is_not_passed_over_with_the_ddl(
