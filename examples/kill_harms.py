@@ -26,6 +26,8 @@ from tranlog.service.status import writer_of
 TAKE_OVER_S = 240.0
 """How long a successor may take here, Spark's start included, where many things start at once on few cores."""
 END_S = 240.0
+TROUBLE_MOST_S = 20.0
+"""How long a channel may be kept from the target: twice as long as a target transaction waits for a lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,40 @@ def _sqlite_writer(service: Service, rng: random.Random) -> bool:
     assert isinstance(service.load, SqliteLoad)
     writers = service.load.writers
     return bool(writers) and _end(writers[rng.choice(sorted(writers))])
+
+
+# --- a target that a channel cannot use ---------------------------------------------------------------------
+
+
+def _locked_table(service: Service, rng: random.Random) -> bool:
+    """Lock one table at the target, often for longer than a target transaction waits for it."""
+    service.wait_until_run()
+    schema, table, _ = rng.choice(service.load.tables)
+    with service.around.target.locked(f"{schema}.{table}"):
+        return _goes_on(service, rng, "behind a lock")
+
+
+def _no_connection(service: Service, rng: random.Random) -> bool:
+    """Take a channel's connection away, and let nobody connect for a while; the others keep theirs."""
+    service.wait_until_run()
+    channel = rng.randrange(service.around.channels)
+    found = service.around.target.ask(
+        "SELECT session FROM tranlog_channel WHERE pipeline = %s AND channel = %s", (service.name, channel)
+    )
+    if not found or not found[0][0]:
+        return False
+    with service.around.target.refusing():
+        service.around.target.end_session(found[0][0])
+        return _goes_on(service, rng, "without a connection")
+
+
+def _goes_on(service: Service, rng: random.Random, what: str) -> bool:
+    """Wait a while with what stands in a channel's way; what is applied behind it, `settle` sees."""
+    driver = service.driver
+    time.sleep(rng.uniform(1.0, TROUBLE_MOST_S))
+    if service.driver != driver or service.apply is None or service.apply.child.poll() is not None:
+        raise StepFailedError(f"the driver of {service.name} did not go on {what}")
+    return True
 
 
 # --- stale processes ---------------------------------------------------------------------------------------
@@ -290,6 +326,8 @@ KINDS = {
     "worker": Kind(_worker),
     "source_server": Kind(_source_server, ("mariadb",)),
     "target_server": Kind(_target_server),
+    "locked_table": Kind(_locked_table),
+    "no_connection": Kind(_no_connection),
     "sqlite_writer": Kind(_sqlite_writer, ("sqlite",)),
     "stopped_capture": Kind(_stopped_capture),
     "stopped_worker": Kind(_stopped_worker),

@@ -5,8 +5,10 @@ Owns what differs between the two. Audit triggers write a row for each change, w
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -36,6 +38,15 @@ class KillTarget(Protocol):
 
     def ask(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run a statement where tranlog's own tables are."""
+
+    def locked(self, table: str) -> AbstractContextManager[None]:
+        """Let nobody write a table while the block runs, as a backup does."""
+
+    def end_session(self, session: str) -> None:
+        """End the session that tranlog's own tables name so, if it is there."""
+
+    def refusing(self) -> AbstractContextManager[None]:
+        """Let nobody connect while the block runs; who is connected stays."""
 
 
 class PostgresKillTarget:
@@ -70,6 +81,30 @@ class PostgresKillTarget:
     def ask(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run a statement where tranlog's own tables are."""
         return self.server.execute(sql, parameters, database="postgres")
+
+    @contextmanager
+    def locked(self, table: str) -> Iterator[None]:
+        """Let nobody write a table while the block runs."""
+        with self.server.connect("postgres") as session:
+            session.execute(f"LOCK TABLE {table} IN SHARE MODE".encode())
+            yield
+
+    def end_session(self, session: str) -> None:
+        """End a session."""
+        self.server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid::text = %s",
+            (re.match(r"\d*", session)[0],),  # type: ignore[index]
+            database="template1",
+        )
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Let nobody connect to tranlog's database while the block runs."""
+        self.server.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false", database="template1")
+        try:
+            yield
+        finally:
+            self.server.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS true", database="template1")
 
 
 OWN: Final = "tranlog"
@@ -107,6 +142,29 @@ class MariadbKillTarget:
     def ask(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Run a statement where tranlog's own tables are."""
         return self.server.execute(sql, parameters, database=OWN)
+
+    @contextmanager
+    def locked(self, table: str) -> Iterator[None]:
+        """Let nobody write a table while the block runs."""
+        with closing(self.server.connect(OWN)) as session, session.cursor() as cursor:
+            cursor.execute(f"LOCK TABLES {table} READ")
+            yield
+
+    def end_session(self, session: str) -> None:
+        """End a session."""
+        number = re.match(r"\d*", session)[0]  # type: ignore[index]
+        if number and self.ask("SELECT 1 FROM information_schema.processlist WHERE id = %s", (number,)):
+            self.ask(f"KILL {number}")
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Let nobody of the user that we are connect while the block runs."""
+        with closing(self.server.connect(OWN)) as session, session.cursor() as cursor:
+            cursor.execute("ALTER USER CURRENT_USER() ACCOUNT LOCK")
+            try:
+                yield
+            finally:
+                cursor.execute("ALTER USER CURRENT_USER() ACCOUNT UNLOCK")
 
 
 KILL_TARGETS: Final[dict[str, Callable[[Path], Any]]] = {
