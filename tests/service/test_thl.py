@@ -189,6 +189,16 @@ def test_json_is_a_line_per_fragment(log_dir: Path, capsys: pytest.CaptureFixtur
     assert shown[3]["changes"][0]["statement"] == "create table t (id int)"
 
 
+def test_diagnostics_are_no_part_of_a_listing(log_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The document's example has INFO lines in front of the listing; here they go to stderr, on request."""
+    assert thl.main(["-dir", str(log_dir), "--verbose", "list", "-seqno", "5"]) == 0
+    told = capfd.readouterr()
+    assert told.out.startswith("SEQ# = 5 / FRAG# = 0 (last frag)")
+    assert f"INFO tranlog.log.reader: Opened for reading. path={log_dir}" in told.err
+    assert thl.main(["-dir", str(log_dir), "list", "-seqno", "5"]) == 0
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(("line", "seqno"), [("-seqno 6", 6), ("-low 6", 6), ("-low 7 -high 9", 7)])
 def test_a_seqno_that_is_not_there(line: str, seqno: int, log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """B7-23: never answered with the neighbour."""

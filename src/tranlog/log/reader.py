@@ -9,6 +9,7 @@ Source: design/log-format.md, "Who may see what".
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ from tranlog.log.segment import SegmentReader, Segments, SegmentStat, directory_
 from tranlog.log.spilled import SpillStat
 from tranlog.log.spilling import spill_stats
 from tranlog.payload import Payload
+
+logger = logging.getLogger(__name__)
 
 POLL_FIRST_S = 0.0005
 POLL_LONGEST_S = 0.020
@@ -124,10 +127,18 @@ class LogReader:
             reader._segments.refresh()
             if not reader._segments.row():
                 raise LogMissingError(path=reader._path, why="its first segment has no header yet")
-            reader.range()
+            found = reader.range()
         except BaseException:
             reader.close()
             raise
+        logger.info(
+            "Opened for reading. path=%s segments=%d last_seqno=%d checksum=%s end=%s",
+            reader._path,
+            len(reader._segments.row()),
+            found.last_seqno,
+            checksum,
+            "scanned" if found.scanned else "published",
+        )
         return reader
 
     @property

@@ -9,6 +9,7 @@ Source: conformance/tungsten.md A1, B4, B7.
 from __future__ import annotations
 
 import enum
+import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
@@ -43,6 +44,8 @@ from tranlog.tungsten.segments import (
     scan_segment,
     torn_end,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class StoredEvent:
@@ -107,6 +110,8 @@ class TungstenReader:
         """
         reader = cls(path, OsDisk() if disk is None else disk, checked=checked)
         reader.refresh()
+        text = "Opened a Java replicator's log. path=%s segments=%d checksum=%s"
+        logger.info(text, path, len(reader._entries), checked)
         return reader
 
     def refresh(self) -> None:
