@@ -33,6 +33,7 @@ PROGRAM = Path(sys.executable).with_name("tranlog")
 COMMANDS = (
     *("", "init", "capture", "apply", "run", "status", "top", "verify", "reset"),
     *("tables", "tables create", "position", "position get", "position set", "position reset"),
+    *("hold", "hold list", "hold drop"),
     *("log", "log segments", "log info", "log add", "log trim"),
 )
 
@@ -94,7 +95,7 @@ def test_every_command_explains_itself_with_an_example(command: str, capsys: pyt
     assert "Example:\n    tranlog " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one not in ("", "tables", "position", "log")])
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one not in ("", "tables", "position", "hold", "log")])
 def test_every_command_speaks_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*command.split(), "--help"]) == 0
     assert "--json" in capsys.readouterr().out
@@ -554,7 +555,9 @@ def test_position_set_get_reset(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> 
         code, _, err = shop(line)
         assert code == 2 and told in err
     assert shop("position reset")[0] == 1
+    hold(str(shop.path / "log"), "shop", Seqno(1))
     assert shop.json("position reset -y") == {"pipeline": "shop", "forgotten": True}
+    assert read_holds(str(shop.path / "log")) == [], "what the log knows of the pipeline goes, too"
     assert rows_at_target() == []
     assert shop.json("position reset -y --pipeline other") == {"pipeline": "other", "forgotten": False}
 

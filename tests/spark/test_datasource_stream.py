@@ -18,9 +18,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from fix_columns import change_rows
 from fix_pipeline import BY_SCHEMA, Workload, items, write_log
-from tranlog.errors import NotInLogError, PurgedError
+from tranlog.errors import ConfigError, NotInLogError, PurgedError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.log import Log, LogOptions, LogReader
+from tranlog.log.positions import read_hold, read_holds
+from tranlog.pipeline.datasource import ThlDataSource
 from tranlog.pipeline.datasource_options import parse_options
 from tranlog.pipeline.datasource_ranges import SeqnoRange
 from tranlog.pipeline.datasource_stream import ThlStreamReader, seqno_of
@@ -62,6 +64,25 @@ def test_offsets_are_gtids_and_batches_end_at_whole_transactions(tmp_path: Path)
     assert len(ranges) > 4, "cut at segments too"
     assert stream.partitions(at(5), at(5)) == []
     stream.stop()
+
+
+def test_a_stream_with_a_hold_is_not_overtaken(tmp_path: Path) -> None:
+    """thl-internals: the cleaner may not delete what is being fed."""
+    path = tmp_path / "log"
+    last = write_log(path, Workload(seed=1, large=0.1), 100, segment_bytes=20_000)
+    stream = open_stream(path, hold="audit")
+    stream.initialOffset()
+    with Log.open(str(path), source_id="test") as log:
+        assert log.purge(below=Seqno(90)) == [] and [one.name for one in read_holds(str(path))] == ["audit"]
+        stream.commit(at(60))
+        assert log.purge(below=Seqno(90)) and log.first_seqno <= 60
+        assert stream.latestOffset(at(60), ALL) == at(last + 1, 2), "what it needs to go on is there"
+    stream.stop()
+    found = read_hold(str(path), "audit")
+    assert found is not None and (found.restart_seqno, found.applied_seqno) == (60, None)
+    source = ThlDataSource({"path": str(path), "hold": "audit"})
+    with pytest.raises(ConfigError, match="only a stream keeps one"):
+        source.reader(source.schema())
 
 
 def test_bytes_bound_a_batch_that_has_one_transaction_at_least(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ from tranlog.log.format import (
     skip_events,
     take_events,
 )
+from tranlog.log.positions import KeptHold
 from tranlog.log.rollback import overtaken
 from tranlog.log.segment import SegmentReader, Segments, payload_at
 from tranlog.log.spill import Reference, parse_reference
@@ -256,8 +257,9 @@ class Cursor:
     A new cursor stands at the log's first transaction. Threads: one at a time; any number of cursors beside it.
     """
 
-    def __init__(self, view: LogView, *, committed_only: bool = False) -> None:
+    def __init__(self, view: LogView, *, committed_only: bool = False, kept: KeptHold | None = None) -> None:
         self._view = view
+        self._kept = kept
         self._committed_only = committed_only
         self._reader: SegmentReader | None = None
         self._offset = 0
@@ -271,6 +273,8 @@ class Cursor:
         self._last: tuple[SegmentReader, Lsn, int, RecordHeader] | None = None
         self._passed: tuple[bytes, int, Lsn] | None = None  # window, place in it, and LSN of the last one passed over
         self._closed = False
+        if kept is not None:
+            kept.at(self._next, now=True)
 
     @property
     def next_seqno(self) -> Seqno:
@@ -295,6 +299,8 @@ class Cursor:
                 self._leave()  # what lies between may be abandoned, or purged
         self._last = self._passed = None
         self._next = self._begun = seqno
+        if self._kept is not None:
+            self._kept.at(seqno, now=True)
         if self._told is not None:
             # What lies before this place is what the caller has left; it may have been abandoned meanwhile as well.
             self._marks, self._told = self._told, None
@@ -317,6 +323,8 @@ class Cursor:
         Moves on like `next`. Checksums cover the whole record and are therefore not verified here, but when the
         payload is read; the header's structure and the unbroken row of seqnos are.
         """
+        if self._kept is not None:
+            self._kept.at(self._next)
         while True:
             wanted = self._next
             header: RecordHeader | None = None
@@ -595,7 +603,7 @@ class Cursor:
         return block
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Let go of the files; closing twice is harmless. A hold stays where it is."""
         self._leave()
         self._closed = True
 

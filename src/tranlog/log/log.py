@@ -58,6 +58,7 @@ from tranlog.log.opening import (
 from tranlog.log.options import LogOptions, LogStatus
 from tranlog.log.positions import (
     NO_LSN,
+    KeptHold,
     PositionsFile,
     drop_hold,
     hold,
@@ -801,9 +802,10 @@ class Log(LogEnd):
 
     # --- reading, and the end ------------------------------------------------------------------------
 
-    def cursor(self, *, committed_only: bool = False) -> Cursor:
-        """Return a cursor that wakes as soon as there is more, standing at the first transaction."""
-        return Cursor(OwnView(self), committed_only=committed_only)
+    def cursor(self, *, committed_only: bool = False, hold: str | None = None) -> Cursor:
+        """Return a cursor at the first transaction, which wakes as soon as there is more; see `LogReader.cursor`."""
+        kept = None if hold is None else KeptHold(self._path, hold, disk=self._disk, clock=self._clock)
+        return Cursor(OwnView(self), committed_only=committed_only, kept=kept)
 
     def close(self) -> None:
         """Commit what is complete, say in the log that it ends cleanly, and let go. Closing twice is harmless.

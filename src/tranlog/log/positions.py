@@ -10,6 +10,7 @@ Source: design/log-format.md, "Directory", "Who may see what".
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ _GATE_NAME: Final = ".rollback"
 """In holds/: locked while a log is rolled back."""
 _GATE_WAIT_S: Final = 30.0
 _GATE_LOOK_S: Final = 0.02
+_KEPT_S: Final = 1.0
 HOLDER_MAX: Final = 360
 """Bytes of a holder's own words as the line has them, escaped."""
 
@@ -389,6 +391,30 @@ def drop_hold(path: str, name: str, *, disk: Disk | None = None) -> None:
         return
     except OSError as exc:
         raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
+
+
+class KeptHold:
+    """A hold that a reader keeps where it stands, written at most once a second. Threads: one at a time.
+
+    It stays when the reader ends, for one that goes on there; `drop_hold` gives it up.
+    """
+
+    def __init__(self, path: str, name: str, *, disk: Disk, clock: Clock) -> None:
+        self._path = path
+        self._name = name
+        self._disk = disk
+        self._clock = clock
+        self._held: Seqno | None = None
+        self._next = 0.0
+
+    def at(self, seqno: Seqno, *, now: bool = False) -> None:
+        """Say that everything before `seqno` is done with; with `now` at once. Raises HoldError, ConfigError."""
+        if seqno == self._held or (not now and self._clock.monotonic() < self._next):
+            return
+        words = f"pid {os.getpid()}"
+        hold(self._path, self._name, seqno, holder=words, disk=self._disk, clock=self._clock)
+        self._held = seqno
+        self._next = self._clock.monotonic() + _KEPT_S
 
 
 # --- holds and rollbacks ---------------------------------------------------------------------------------

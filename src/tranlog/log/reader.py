@@ -32,7 +32,7 @@ from tranlog.log.format import HEADER, RECORD_START, segment_name
 from tranlog.log.index_reader import IndexReader
 from tranlog.log.index_table import INDEX_NAME, read_index
 from tranlog.log.opening import checkpoint_of
-from tranlog.log.positions import POSITIONS_NAME, Positions, PositionsReader, read_published
+from tranlog.log.positions import POSITIONS_NAME, KeptHold, Positions, PositionsReader, read_published
 from tranlog.log.record import Record, RecordHeader, RollbackMark
 from tranlog.log.recovery import Checkpoint, SegmentScan, end_problem, judge, last_transaction
 from tranlog.log.scan import SegmentScanner, survey
@@ -313,10 +313,16 @@ class LogReader:
             scanned=True,
         )
 
-    def cursor(self, *, committed_only: bool = False) -> Cursor:
-        """Return a cursor at the first transaction; with `committed_only` it never passes the committed seqno."""
+    def cursor(self, *, committed_only: bool = False, hold: str | None = None) -> Cursor:
+        """Return a cursor at the first transaction; with `committed_only` it never passes the committed seqno.
+
+        `hold`: the name of a hold that it keeps at its place, so that nothing from there on is purged, unless a hard
+        limit passes it; with one a cursor also raises HoldError, where that cannot be written. It stays when the cursor
+        is closed: seek there, or give it up by `drop_hold`.
+        """
         self.range()  # which segments there are now
-        return Cursor(_ReaderView(self), committed_only=committed_only)
+        kept = None if hold is None else KeptHold(self._path, hold, disk=self._disk, clock=self._clock)
+        return Cursor(_ReaderView(self), committed_only=committed_only, kept=kept)
 
     def header(self, seqno: Seqno) -> RecordHeader | None:
         """Return the header of a transaction's last fragment; None for one that the log does not show."""

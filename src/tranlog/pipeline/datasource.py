@@ -57,6 +57,8 @@ class ThlDataSource(DataSource):
     def reader(self, schema: StructType) -> ThlReader:
         """Return the reader of these columns. Raises ConfigError."""
         options = self._options(schema)
+        if options.hold is not None:
+            raise ConfigError(option="hold", value=options.hold, why="only a stream keeps one")
         return FilteringThlReader(options) if options.push_filters else ThlReader(options)
 
     def streamReader(self, schema: StructType) -> ThlStreamReader:

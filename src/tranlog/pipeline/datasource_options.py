@@ -44,7 +44,7 @@ OPTIONS: Final = (
     *(f"start{kind}" for kind in _KINDS),
     *(f"end{kind}" for kind in _KINDS),
     *("upto", "unit", "columns", "shards", "schemas", "tables", "partitions", "pushFilters"),
-    *("maxTransactionsPerTrigger", "maxBytesPerTrigger"),
+    *("maxTransactionsPerTrigger", "maxBytesPerTrigger", "hold"),
 )
 
 
@@ -126,6 +126,7 @@ class SourceOptions:
     push_filters: bool = False
     max_transactions: int | None = None
     max_bytes: int | None = None
+    hold: str | None = None
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
@@ -157,6 +158,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         push_filters=_choice(options, "pushFilters", ("false", "true")) == "true",
         max_transactions=_number(options, "maxTransactionsPerTrigger", least=1),
         max_bytes=_number(options, "maxBytesPerTrigger", least=1),
+        hold=options.get("hold"),
     )
 
 

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
 
 from tranlog.errors import NotInLogError, PurgedError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
+from tranlog.log.positions import hold
 from tranlog.log.reader import LogReader
 from tranlog.pipeline.datasource_options import SourceOptions, check_gtid
 from tranlog.pipeline.datasource_ranges import SeqnoRange, cut, last_of, read_range
@@ -63,6 +64,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = max(held, 0)
         if first < held:
             raise PurgedError(seqno=first, first=held)
+        self._hold(Seqno(first - 1))
         before = log.header(Seqno(first - 1))
         return {"before": first} if before is None else {"gtid": str(before.gtid)}
 
@@ -166,7 +168,13 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self.options, partition)
 
     def commit(self, end: Offset) -> None:
-        """Do nothing: the offsets are in Spark's checkpoint."""
+        """Move the hold, if one was asked for: the offsets are in Spark's checkpoint. Raises HoldError, ConfigError."""
+        self._hold(seqno_of(end))
+
+    def _hold(self, seqno: Seqno) -> None:
+        """Keep this transaction, which a restart looks up, and what comes behind it."""
+        if self.options.hold is not None:
+            hold(self._reader().path, self.options.hold, max(seqno, Seqno(0)), holder="a stream of Spark")
 
     def stop(self) -> None:
         """Let go of the log."""

@@ -80,7 +80,7 @@ class Holding:
         where a rollback that is under way does not end.
         """
         self._write(restart, words, MAY_HAVE_ALL, sync=True)
-        if self._lock is not None:
+        if self._reader.keeps_holds and not self._failed:
             await_rollback(self._log_dir, disk=self._disk, clock=self._clock)
 
     def renew(self, restart: Seqno, words: str, *, begun: bool, applied: Seqno | None) -> None:

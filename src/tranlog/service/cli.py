@@ -25,7 +25,7 @@ from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, TranlogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.log import Log
-from tranlog.log.positions import read_holds
+from tranlog.log.positions import drop_hold, read_holds
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus
 from tranlog.pipeline.operation import OnError, Operation
 from tranlog.pipeline.package import write_package
@@ -48,6 +48,7 @@ from tranlog.service.command import (
 )
 from tranlog.service.config import DEFAULT_FILE, Config, SourceKind, source_kind
 from tranlog.service.exits import ExitCode, error_line, exit_code_of
+from tranlog.service.holds import hold_app
 from tranlog.service.operating import OperatingOptions, capture_endpoint, operated
 from tranlog.service.orders import Authority, Host, PipelineName, SecretFile, add_orders, config_of, show_view
 from tranlog.service.position import Move, read_rows, reset_position, set_position
@@ -80,6 +81,7 @@ position_app = new_app(help="Where a pipeline stands at the target, by hand.\n\n
 app.add_typer(tables_app, name="tables", invoke_without_command=True)
 app.add_typer(position_app, name="position", invoke_without_command=True)
 app.add_typer(log_app, name="log", invoke_without_command=True)
+app.add_typer(hold_app, name="hold", invoke_without_command=True)
 add_orders(app)
 add_top(app)
 add_verify(app)
@@ -752,7 +754,7 @@ def position_reset(
     """Forget where the pipeline stands.
 
     The next start begins with the log's first transaction, or with --start. What is at the target stays there, and is
-    applied again unless you empty its tables.
+    applied again unless you empty its tables. The pipeline's hold on the log is dropped.
 
     \b
     Example:
@@ -774,6 +776,7 @@ def position_reset(
         )
     finally:
         target.close()
+    drop_hold(config.log_dir, name)  # what is known of the pipeline beside its target
     if as_json:
         print_json({"pipeline": name, "forgotten": found})
     else:

@@ -106,8 +106,8 @@ class ShownLog(Protocol):
         `passed` is told now and then how far it is.
         """
 
-    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event) -> Iterator[str]:
-        """Yield the same from `seqno` on until `stop`, waiting for what comes."""
+    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event, hold: str | None) -> Iterator[str]:
+        """Yield the same from `seqno` on until `stop`, waiting for what comes, with a hold of that name, if any."""
 
     def close(self) -> None:
         """Let go of the files."""
@@ -190,9 +190,9 @@ class NativeShown:
                     passed(seqno)
                 yield from _transaction_lines(transaction, form, style)
 
-    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event) -> Iterator[str]:
+    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event, hold: str | None) -> Iterator[str]:
         """See ShownLog."""
-        with self.reader.cursor() as cursor:
+        with self.reader.cursor(hold=hold) as cursor:
             cursor.seek(Seqno(seqno))
             while not stop.is_set():
                 transaction = cursor.next(timeout_s=FOLLOW_LONGEST_S)
@@ -346,7 +346,7 @@ class TungstenShown:
                     passed(stored.record.seqno)
                 yield from _event_lines(stored, form, style)
 
-    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event) -> Iterator[str]:
+    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event, hold: str | None) -> Iterator[str]:
         """See ShownLog."""
         with self.reader.cursor(strict=False) as cursor:
             if seqno > self.reader.first_seqno:

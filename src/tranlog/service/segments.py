@@ -58,7 +58,7 @@ def _log(ctx: typer.Context) -> None:
     require_command(ctx)
 
 
-def _log_of(ctx: typer.Context, directory: str | None) -> str:
+def log_of(ctx: typer.Context, directory: str | None) -> str:
     conf, service = ctx.obj
     return find_log(conf=conf, service=service, directory=directory)
 
@@ -352,7 +352,7 @@ def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = 
       tranlog log segments
       tranlog log segments --dir /backup/log --json
     """
-    path = _log_of(ctx, directory)
+    path = log_of(ctx, directory)
     spill: list[tuple[SpillStat, int]] = []
     with Progress() as progress:
         if codec_of(path) is Codec.TUNGSTEN:
@@ -380,7 +380,7 @@ def extent(ctx: typer.Context, directory: Directory = None, as_json: AsJson = Fa
       tranlog log info
       tranlog log info --json
     """
-    with LogReader.open(_log_of(ctx, directory)) as reader, Progress() as progress:
+    with LogReader.open(log_of(ctx, directory)) as reader, Progress() as progress:
         found = log_extent(reader, clock=SystemClock(), report=progress.update)
     if as_json:
         print_json(extent_json(found))
@@ -401,7 +401,7 @@ def add(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False
     Example:
       tranlog log add
     """
-    with upkeep_of(_log_of(ctx, directory), runtime_dir=runtime_dir()) as upkeep:
+    with upkeep_of(log_of(ctx, directory), runtime_dir=runtime_dir()) as upkeep:
         done = upkeep.add()
     if as_json:
         print_json({"added": done.added, "closed": done.closed})
@@ -446,7 +446,7 @@ def trim(
       tranlog log trim --to-gtid 'GTID(1, 15)' --dry-run
       tranlog log trim --to-time '2014-02-03 21:04:47.494' -y
     """
-    path = _log_of(ctx, directory)
+    path = log_of(ctx, directory)
     limit = _limit(to_gtid=to_gtid, to_time=to_time, hard=past_holds)
     if isinstance(limit, UpToSeqno) and to_gtid is not None:
         with LogReader.open(path) as reader:

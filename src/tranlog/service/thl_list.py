@@ -359,6 +359,10 @@ def tail(
     follow: Annotated[
         bool, typer.Option("-f", "-follow", "--follow", help="Go on with what comes, until Ctrl-C.")
     ] = False,
+    hold: Annotated[
+        str | None,
+        typer.Option("-hold", "--hold", metavar="NAME", help="With -f: keep what is not printed from being purged."),
+    ] = None,
     sql: SqlOption = False,
     specs: SpecsOption = False,
     headers: HeadersOption = False,
@@ -375,6 +379,7 @@ def tail(
       thl -service shop tail
       thl -dir log tail -f -n 0 -headers
       thl -dir log tail -f -json | head -100
+      thl -dir log tail -f -hold audit
     """
     if headers and as_json:
         raise typer.BadParameter("stands alone, without -headers: a stream is no array", param_hint="-json")
@@ -382,6 +387,8 @@ def tail(
     style = style_of(specs=specs, charset=charset, hexadecimal=hexadecimal, timezone=timezone)
     log = open_log(log_of(ctx), checksum=not no_checksum)
     try:
+        if hold is not None and not (follow and isinstance(log, NativeShown)):
+            raise typer.BadParameter("goes with -f, and with a native log", param_hint="-hold")
         first, newest = log.ends()
         begin = max(first, newest - last + 1, 0)
         if not follow:
@@ -392,7 +399,7 @@ def tail(
             return ExitCode.DONE
         stop = threading.Event()
         with stop_signals(stop.set, quiet=True):  # that is how it ends
-            for line in log.follow(begin, form, style, stop):
+            for line in log.follow(begin, form, style, stop, hold):
                 print(line, flush=True)
         return ExitCode.DONE
     finally:
