@@ -86,8 +86,10 @@ class PostgresKillTarget:
     def locked(self, table: str) -> Iterator[None]:
         """Let nobody write a table while the block runs."""
         with self.server.connect("postgres") as session:
+            session.execute("BEGIN")
             session.execute(f"LOCK TABLE {table} IN SHARE MODE".encode())
             yield
+            session.execute("ROLLBACK")
 
     def end_session(self, session: str) -> None:
         """End a session."""

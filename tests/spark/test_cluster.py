@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ import pytest
 from fix_driver import SMALL, Driver, alive, options, program, wait_until
 from fix_pipeline import SqliteTarget, Workload, check_equal, positions, write_log
 from fix_spark_cluster import tranlog_path
+from tranlog import RunningPipeline
+from tranlog.errors import ControlError
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.cluster import EngineOptions
 from tranlog.pipeline.package import write_package
+from tranlog.pipeline.states import State
 from tranlog.testing.spark_cluster import SparkCluster
 
 LOCAL_CLUSTER = "local-cluster[2,2,1024]"
@@ -34,7 +38,7 @@ def said(given: ApplyOptions, environment: dict[str, str] | None = None, *, cwd:
 
 def quiet(stderr: str) -> None:
     """Hold that Spark itself said nothing: only our own warnings of lost executors and jobs."""
-    ours = re.compile(r"\d+ slots for \d+ channels: .*|the job failed and is submitted again .*")
+    ours = re.compile(r"\d+ slots for \d+ channels: .*|a channel's job failed and is submitted again .*")
     assert [line for line in stderr.splitlines() if not ours.fullmatch(line)] == []
 
 
@@ -101,6 +105,53 @@ def test_a_standalone_cluster_loses_its_workers(
     assert "note 2 slots for 4 channels: executors were lost, and some channels wait for others" in stdout
     quiet(stderr)
     assert set(positions(target.options).values()) == {last}
+    check_equal(target, workload)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_cluster_that_is_gone_and_back(tmp_path: Path, spark_cluster: SparkCluster) -> None:
+    """Executors that died with the master gone were not replaced: ONLINE for ever, and 61 s to SIGTERM.
+
+    Without a slot for `slots_wait_s` a new session is tried; SIGTERM ends it within ten seconds while all is gone.
+    """
+    workload = Workload(seed=112)
+    target = SqliteTarget(tmp_path / "target.db", workload.tables)
+    first = write_log(tmp_path / "log", workload, 50)
+    (tmp_path / "secret").write_text(spark_cluster.secret)
+    (tmp_path / "secret").chmod(0o600)
+    (tmp_path / "tranlog.toml").write_text(
+        f'[log]\ndir = "log"\n[target]\nkind = "sqlite"\npath = "target.db"\n[pipeline]\nname = "p"\n'
+        f'master = "{spark_cluster.url}"\n[spark]\nsecret_file = "secret"\nslots_wait_s = 20.0\n'
+        '[spark.settings]\n"spark.driver.memory" = "512m"\n'
+    )
+    driver = Driver(["apply"], cwd=tmp_path)
+    running = RunningPipeline.find(conf=str(tmp_path / "tranlog.toml"))
+
+    def stands(state: State, slots: int) -> bool:
+        assert driver.process.poll() is None, driver.finish()
+        try:
+            found = running.state()
+        except ControlError:
+            return False
+        return (found.state, found.slots) == (state, slots)
+
+    try:
+        wait_until(lambda: stands(State.ONLINE, 4) and reached(target) == first)
+        spark_cluster.kill_all()
+        wait_until(lambda: stands(State.DEGRADED, 0))
+        last = write_log(tmp_path / "log", workload, 50)
+        spark_cluster.start_all()
+        wait_until(lambda: reached(target) == last and stands(State.ONLINE, 4))
+        spark_cluster.kill_all()
+        wait_until(lambda: stands(State.DEGRADED, 0))
+        began = time.monotonic()
+        driver.process.terminate()
+        code, _, stderr = driver.finish(60)
+        assert time.monotonic() - began < 10
+        assert code == 0, stderr
+    finally:
+        driver.kill()
     check_equal(target, workload)
 
 

@@ -91,12 +91,25 @@ class SparkCluster:
             "spark.network.crypto.enabled true\nspark.master.rest.enabled false\n"
             "spark.ui.enabled false\nspark.worker.cleanup.enabled true\n"
         )
+        self.start_all()
+
+    def start_all(self) -> None:
+        """Start the master and the workers, which may have been killed before."""
         self._master = self._launch("master", "master.Master", ["--host", LOOPBACK, "--port", str(self.port)])
         self._until("master", self._master, self._listens)
         for number in range(self._wanted):
             self._start_worker(number)
         for number in range(self._wanted):
             self._until_registered(number)
+
+    def kill_all(self) -> None:
+        """End the master by SIGKILL, and all workers with their executors."""
+        if self._master is not None:
+            self._master.kill()
+            self._master.wait()
+            self._master = None
+        for number in list(self._workers):
+            self.kill_worker(number)
 
     def start_worker(self, number: int) -> None:
         """Start a worker, which may have been killed before, and wait until it has registered."""
@@ -133,12 +146,7 @@ class SparkCluster:
 
     def close(self) -> None:
         """End everything and remove its folders."""
-        for number in list(self._workers):
-            self.kill_worker(number)
-        if self._master is not None:
-            self._master.kill()
-            self._master.wait()
-            self._master = None
+        self.kill_all()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
