@@ -48,6 +48,7 @@ from tranlog.pipeline.filter_chain import Chain
 from tranlog.pipeline.filters import Filter, check_filters
 from tranlog.pipeline.holding import Holding, target_words
 from tranlog.pipeline.job import Jobs, Submit, long_running, windowed
+from tranlog.pipeline.key_shards import key_notes
 from tranlog.pipeline.limit_search import LimitSearch
 from tranlog.pipeline.limits import Limit, SeqnoRanges, Watched
 from tranlog.pipeline.log_mark import log_mark
@@ -555,9 +556,8 @@ class _Driver:
         self._driving = True
         self._channels = len(plan.rows)
         self._holding.begin(restart_seqno(plan.rows), self._words())
-        self._notes += plan.notes
-        for note in plan.notes:
-            logger.info("%s pipeline=%s", note, name)
+        for note in (*plan.notes, *key_notes(plan.plan, self._reader)):
+            self.note(note)
         return plan
 
     def _release(self, error: TranlogError | None = None) -> None:

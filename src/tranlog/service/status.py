@@ -26,6 +26,8 @@ from tranlog.log.opening import read_holder
 from tranlog.log.positions import read_holds
 from tranlog.log.readable import ReadableLog
 from tranlog.log.segment import LOCK_NAME
+from tranlog.pipeline.channels import ShardPlan
+from tranlog.pipeline.key_shards import key_notes
 from tranlog.pipeline.operation import OperationState
 from tranlog.pipeline.progress import Counters, LastError, lag, last_error, restart_seqno
 from tranlog.pipeline.states import State
@@ -121,6 +123,7 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     slots: int | None = None
     troubles: tuple[Trouble, ...] | None = None
     error: LastError | None = None
+    notes: tuple[str, ...] = ()
     holder: str = ""
     shard_rule: str = ""
     stop_at_seqno: int | None = None
@@ -425,6 +428,7 @@ def _shown_pipeline(
     now_ms: int,
 ) -> PipelineState:
     committed = NO_SEQNO if log is None else log.committed_seqno
+    plan = ShardPlan.parse(row.shard_rule, channels=row.channels)
     restart = restart_seqno(channels)
     following = None if reader is None else reader.header(Seqno(restart + 1))
     behind = lag(
@@ -460,6 +464,7 @@ def _shown_pipeline(
         target=target.describe(),
         running=running,
         error=None if running else last_error(channels),
+        notes=() if reader is None else tuple(key_notes(plan, reader)),
         holder=row.holder,
         shard_rule=row.shard_rule,
         stop_at_seqno=row.stop_at_seqno,
@@ -576,6 +581,8 @@ def _pipeline_lines(pipeline: PipelineState) -> Iterator[str]:
     error = pipeline.error
     if error is not None:
         yield f"          ended at {time_text(error.at_ms)} UTC by {error.type}: {error.message}"
+    for note in pipeline.notes:
+        yield f"          {note}"
     if pipeline.running and pipeline.slots is not None and pipeline.slots < len(pipeline.channels):
         yield f"          {pipeline.slots} slots for {len(pipeline.channels)} channels"
     if not pipeline.channels:
