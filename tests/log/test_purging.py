@@ -9,6 +9,7 @@ import pytest
 
 from fix_log import PATH, contents, fill, make_fragment, open_log, open_reader, read_all, segment_names
 from tranlog.errors import (
+    AppendOrderError,
     LogLockedError,
     LogMissingError,
     PurgedError,
@@ -145,7 +146,7 @@ def test_a_log_for_upkeep_begins_no_epoch_and_mends_what_a_crash_left() -> None:
     disk.kill()
     with upkeep(disk) as log:
         assert log.recovered.cut is None or not log.recovered.clean
-        with pytest.raises(AssertionError, match="opened for upkeep"):
+        with pytest.raises(AppendOrderError, match="opened for upkeep"):
             log.append(make_fragment())
         log.add_segment()
         log.trim(UpToSeqno(seqno=Seqno(5)))

@@ -203,27 +203,22 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
             old="""\
         self._flush(zeros=True)
         self._publish(tell=False)
-        self._syncing = True
 """,
             new="""\
         assert self._file is not None
         self._file.sync()
         self._flush(zeros=True)
         self._publish(tell=False)
-        self._syncing = True
 """,
         ),
         Edit(
             module="tranlog.log.log_end",
             old="""\
-        self._lock.release()
-        try:
-            file.sync()
+                with self._at_sync:
+                    sync[0].sync()
 """,
             new="""\
-        self._lock.release()
-        try:
-            pass
+                pass
 """,
         ),
     ),

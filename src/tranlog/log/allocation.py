@@ -10,12 +10,14 @@ Source: tokumx-replication (a GTID is taken when a commit begins, and may finish
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
 
 from tranlog.change import NOOP, Fragment
 from tranlog.disk import DiskFile
+from tranlog.errors import LogError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.format import EXTENSION_ITEM, encode_event
 from tranlog.log.prefix import Extent
@@ -173,23 +175,32 @@ class Allocation:
     def complete(self, *, sync: bool = True) -> Gtid:
         """Let readers see it once every older one is complete; with `sync`, return when it is durable.
 
-        Writes first what is not written. Raises as `write`, and LogLockedError.
+        Writes first what is not written. An exception that comes in the midst of that abandons it, so that nobody waits
+        for it; or it is complete, and may be durable. Raises as `write`, and LogLockedError.
         """
         assert not self._over, "this allocation is complete or abandoned"
-        self.write()
+        try:
+            self.write()
+            self._log.finish(self._extent, sync)
+        except LogError:
+            raise
+        except BaseException:
+            with contextlib.suppress(LogError):
+                self.abandon()
+            raise
         self._over = True
-        self._log.finish(self._extent, sync)
         return self.gtid
 
     def abandon(self) -> None:
         """Leave an empty transaction in its place; its seqno exists, and holds nothing. Raises as `complete`."""
-        if self._over:
+        if self._over or self._extent.done:
             return
-        self._over = True
+        self._written = False
         self._fill(self.empty_pieces())
         extent = self._extent
         extent.ids = self._before
         self._log.finish(extent, False)
+        self._over = True
 
     def empty_pieces(self) -> list[bytes]:
         """Return the bytes of the empty transaction that fits this place."""
@@ -204,9 +215,9 @@ class Allocation:
         )
 
     def _fill(self, pieces: Iterable[bytes]) -> None:
-        file = self._log.begin_write(self._extent)
         failure: OSError | None = None
         try:
+            file = self._log.begin_write(self._extent)
             at = self._start
             outflow = Outflow(at, self._log.syncs())
             for part in slices(pieces):
@@ -219,8 +230,11 @@ class Allocation:
                     file.write_out(*out)
         except OSError as exc:
             failure = exc
-        finally:
-            self._log.end_write(self._extent, failure)
+        except BaseException:
+            with contextlib.suppress(LogError):
+                self._log.end_write(self._extent, None)
+            raise
+        self._log.end_write(self._extent, failure)
 
     def __enter__(self) -> Allocation:
         return self

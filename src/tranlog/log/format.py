@@ -330,6 +330,8 @@ def _event_head(
         raise RecordLimitError(event_id=event_id, why=f"its ids and tables take {header_length} bytes")
     if record_length > RECORD_BYTES_MAX:
         raise RecordLimitError(event_id=event_id, why=f"a fragment of {data_length} bytes")
+    if seqno > SEQNO_MAX:
+        raise RecordLimitError(event_id=event_id, why=f"the log has reached {SEQNO_MAX}, the last seqno there is")
     if not 0 <= tstamp <= SEQNO_MAX:
         raise RecordLimitError(event_id=event_id, why=f"its commit time {tstamp} ms is before 1970 or absurd")
     out.truncate(0)

@@ -23,6 +23,7 @@ from tranlog.change import Fragment
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import (
+    AppendOrderError,
     DiskFullError,
     LogClosedError,
     LogError,
@@ -32,7 +33,7 @@ from tranlog.errors import (
     SegmentEmptyError,
 )
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
-from tranlog.log.allocation import Allocation, empty_transaction, padding_for, size_of
+from tranlog.log.allocation import Allocation, empty_transaction, padding_for, records_of, size_of
 from tranlog.log.cursor import Cursor
 from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
@@ -69,7 +70,7 @@ from tranlog.log.positions import (
 from tranlog.log.prefix import Extent
 from tranlog.log.purging import limits_of
 from tranlog.log.reader import LOOK_S, LogReader
-from tranlog.log.retention import Limit, PurgePlan, Retained, UpToSeqno, rotation_due
+from tranlog.log.retention import Limit, PurgePlan, Retained, UpToSeqno
 from tranlog.log.rollback import Needed, refusal
 from tranlog.log.segment import (
     SegmentStat,
@@ -178,11 +179,14 @@ class Log(LogEnd):
         try:
             make_directory(directory, disk)
             lock_file = take_lock(directory, disk)
-            log = cls(directory, source_id=source_id, options=options, disk=disk, clock=clock, lock_file=lock_file)
+            log = None
             try:
+                log = cls(directory, source_id=source_id, options=options, disk=disk, clock=clock, lock_file=lock_file)
                 log._recover(start_after, history, begin)
             except BaseException:
-                log._let_go()
+                if log is not None:
+                    log._let_go()
+                lock_file.release()
                 raise
         except OSError as exc:
             raise storage_error(exc, directory) from exc
@@ -226,7 +230,7 @@ class Log(LogEnd):
     def _begin_epoch(self) -> None:
         """Write the no-op with which an epoch begins."""
         noop = empty_transaction(self._visible_ids, max(self._clock.now_ms(), 0))
-        with self._lock:
+        with self._lock, self._step:
             # Only after the sync is there anything to see of the new epoch.
             self._append(noop, get_ident())
             self._flush()
@@ -289,9 +293,19 @@ class Log(LogEnd):
             pending = self._pending
             if pending.add(fragment, me):
                 return Gtid(pending.epoch, pending.last)
-            self._await_turn(me)
+            with self._step:
+                self._await_turn(me)
             before = self._spilled
-            gtid = Gtid(pending.epoch, Seqno(pending.last + 1)) if before is not None else self._append(fragment, me)
+            if before is not None:
+                gtid = Gtid(pending.epoch, Seqno(pending.last + 1))
+            else:
+                try:
+                    record = self._encode(fragment)
+                except BaseException:
+                    self.abandon_open()
+                    raise
+                with self._step:
+                    gtid = self._put(record, fragment, me)
             spilled = self._spilled
         if spilled is not None and (before is not None or fragment.last):
             self._append_spilled(spilled, fragment, me, added=before is None)
@@ -329,11 +343,11 @@ class Log(LogEnd):
             if fragment.last:
                 reference = spilled.finish()
         except BaseException:
-            with self._lock:
+            with self._lock, self._step:
                 if self._spilled is spilled:
                     self._drop_open()
             raise
-        with self._lock:
+        with self._lock, self._step:
             if self._stopped is not None or self._refused:
                 self._check(me)
             spilled.check()
@@ -343,35 +357,31 @@ class Log(LogEnd):
 
     def _await_turn(self, me: int) -> None:
         """Return when this thread may give out the next place, in a segment that has room for it."""
-        assert not self._upkeep_only, "this log was opened for upkeep, and has no epoch to append in"
+        if self._upkeep_only:
+            raise AppendOrderError(path=self._path, why="every transaction: it was opened for upkeep, without an epoch")
         while True:
             if self._stopped is not None or self._refused:
                 self._check(me)
             if self._draining:
-                self._changed.wait()
+                self._wait()
             elif self._fragno:
-                if self._owner == me:
+                if not self._owner_thread.is_alive():
+                    self._drop_open()  # nobody is left to go on with it
+                elif self._owner == me:
                     return
-                self._changed.wait()
+                else:
+                    self._wait()
             elif self._pending.start + len(self._pending) < self._options.segment_bytes and not (
                 self._pending.sync_due and self._is_due()
             ):
                 return
+            elif self._prefix.waits_for(me) and self._has_room():
+                return  # who would wait for it to be filled is who is to fill it
             elif self._syncing or self._prefix.unfinished():
-                self._changed.wait()
+                self._wait()
             else:
                 self._rotate()
                 return
-
-    def _is_due(self) -> bool:
-        """Whether the newest segment holds something and is old enough to be closed."""
-        due = rotation_due(begun_at=self._begun_at, now_ms=self._clock.now_ms(), retention_s=self._options.retention_s)
-        return due and self._newest_holds()
-
-    def _newest_holds(self) -> bool:
-        """Whether a transaction lives in the newest segment."""
-        after = self._segments.prev_seqno(self._number)
-        return after is not None and self._pending.last > after
 
     def allocate(self, fragments: Sequence[Fragment]) -> Allocation:
         """Give a whole transaction its seqno and its place; its bytes are written later, outside the lock.
@@ -379,6 +389,7 @@ class Log(LogEnd):
         Other threads go on appending and allocating behind it. For transactions that are large, or whose writing
         should not hold up others; small ones are cheaper through `append`. Raises as `append`.
         """
+        self._check_shape(fragments)
         if len(fragments) <= FRAGNO_MAX + 1:
             size = size_of(fragments)
             if size <= self._options.spill_above:
@@ -406,9 +417,9 @@ class Log(LogEnd):
     ) -> Allocation:
         me = get_ident()
         event_id = fragments[-1].event_id
-        with self._lock:
+        with self._lock, self._step:
             self._await_turn(me)
-            assert not self._fragno, "this thread's transaction of several fragments is open"
+            self._check_none_open()
             pending = self._pending
             before = pending.ids
             padding = padding_for(size, before, fragments[-1].tstamp)
@@ -417,8 +428,9 @@ class Log(LogEnd):
             self._publish()
             start = pending.start
             end = start + size + padding
-            seqno = Seqno(pending.last + 1)
+            seqno = self._next_seqno(event_id)
             extent = Extent(seqno, (start,), end=end, ids=(fragments[-1].source_id, event_id))
+            extent.holder = me
             self._prefix.allocate(extent)
             pending.allocate(end, extent.ids)
             allocation = Allocation(
@@ -438,8 +450,8 @@ class Log(LogEnd):
             return allocation
 
     def transact(self, fragments: Iterable[Fragment], *, sync: bool = True) -> Gtid:
-        """Append a whole transaction and commit it; large ones do not hold up others. Raises as `append`, `commit`.
-
+        """Append a whole transaction and commit it; large ones do not hold up others. Raises as `append`, `commit`;
+        AppendOrderError, with nothing appended, where not exactly the last fragment says that it is the last.
         Of an iterable that is no sequence only so much is held in memory as an open transaction holds; see `begin`.
         """
         if not isinstance(fragments, Sequence):
@@ -450,12 +462,33 @@ class Log(LogEnd):
                 return transaction.commit(sync=sync)
             finally:
                 transaction.abort()
-        if sum(len(fragment.payload) for fragment in fragments) >= self._options.buffer_bytes:
-            return self.allocate(fragments).complete(sync=sync)
-        for fragment in fragments:
-            gtid = self.append(fragment)
-        self.commit(sync=sync)
-        return gtid
+        self._check_shape(fragments)
+        if sum(len(fragment.payload) for fragment in fragments) < self._options.buffer_bytes:
+            gtid = self._append_whole(fragments)
+            if gtid is not None:
+                self.commit(sync=sync)
+                return gtid
+        return self.allocate(fragments).complete(sync=sync)
+
+    def _append_whole(self, fragments: Sequence[Fragment]) -> Gtid | None:
+        """Append a transaction at once, all of it or nothing; None, and nothing, where it is too large for that."""
+        me = get_ident()
+        with self._lock:
+            pending = self._pending
+            if len(fragments) == 1 and pending.add(fragments[0], me):
+                return Gtid(pending.epoch, pending.last)
+            with self._step:
+                self._await_turn(me)
+                self._check_none_open()
+            if len(fragments) > FRAGNO_MAX + 1:
+                return None
+            seqno, epoch = Seqno(pending.last + 1), pending.epoch
+            checksum = self._options.checksum
+            pieces = list(records_of(fragments, seqno=seqno, epoch=epoch, checksum=checksum, padding=0))
+            if sum(map(len, pieces)) > self._options.spill_above:
+                return None
+            with self._step:
+                return self._put(pieces, fragments[-1], me)
 
     # --- open transactions, and what they spill --------------------------------------------------------
 
@@ -465,14 +498,14 @@ class Log(LogEnd):
         It holds up nobody: beyond `spill_buffer_bytes` its fragments go to spill segments, and its commit is one
         small record. Any number may be open at once. Raises LogClosedError.
         """
-        with self._lock:
+        with self._lock, self._step:
             if self._stopped is not None:
                 self._check(get_ident())
         return OpenTransaction(self, self._options.spill_buffer_bytes)
 
     def begin_spill(self) -> SpilledTransaction:
         """For `OpenTransaction` only."""
-        with self._lock:
+        with self._lock, self._step:
             if self._stopped is not None:
                 self._check(get_ident())
             return self._spilling.begin(self._pending.epoch)
@@ -490,14 +523,14 @@ class Log(LogEnd):
 
         Raises LogClosedError, LogLockedError, DiskFullError, DiskFailedError.
         """
-        with self._lock:
+        with self._lock, self._step:
             if self._stopped is not None:
                 self._check(get_ident())
             return self._spilling.roll()
 
     def abandon_open(self) -> None:
         """Forget the fragments of a transaction whose last one will not come; without one this is harmless."""
-        with self._lock:
+        with self._lock, self._step:
             if self._fragno and self._stopped is None:
                 self._drop_open()
 
@@ -510,7 +543,7 @@ class Log(LogEnd):
         again and see), LogLockedError.
         """
         me = get_ident()
-        with self._lock:
+        with self._lock, self._step:
             if self._stopped is not None or self._refused:
                 self._check(me)
             oldest = self._prefix.oldest_unfinished()
@@ -521,8 +554,7 @@ class Log(LogEnd):
                     self._flush()
                     self._publish()
                 return target
-            self._await_durable(target, me)
-            return min(target, self._pending.last)
+        return self._await_durable(target, me)
 
     # --- rotating and purging ------------------------------------------------------------------------
 
@@ -598,10 +630,10 @@ class Log(LogEnd):
         RollbackError, LogClosedError, DiskFullError (nothing was changed), DiskFailedError (open the log again and
         see), HoldError, LogLockedError.
         """
-        with self._lock:  # what is refused anyway, or has nothing to do, changes nothing, not even a lock
+        with self._lock, self._step:  # what is refused anyway, or has nothing to do, changes nothing, not even a lock
             if self._matchpoint(matchpoint) is None:
                 return None
-        with shut_out(self._path, disk=self._disk), self._lock:
+        with shut_out(self._path, disk=self._disk), self._lock, self._step:
             found = self._matchpoint(matchpoint)
             mark = None if found is None else self._roll_back(*found)
         if mark is not None:
@@ -611,7 +643,7 @@ class Log(LogEnd):
     def _matchpoint(self, matchpoint: Gtid) -> tuple[RecordHeader, Lsn] | None:
         """Return the matchpoint's last header and place; None where nothing follows it. Raises RollbackError."""
         while self._syncing or self._draining:
-            self._changed.wait()
+            self._wait()
         if self._stopped is not None or self._refused:
             self._check(get_ident())
         path, disk = self._path, self._disk
@@ -651,13 +683,6 @@ class Log(LogEnd):
         self._begin_segment(proof + encode_mark(mark), stamp)
         self._go_back(mark, header)
         return mark
-
-    def _unfinished(self) -> str | None:
-        """Return what of the writing is under way; None when nothing is."""
-        if self._fragno:
-            return f"seqno {self._pending.last + 1} is open: its last fragment has not come"
-        oldest = self._prefix.oldest_unfinished()
-        return None if oldest == NO_SEQNO else f"seqno {oldest} has its place and is not complete"
 
     def _find(self, seqno: Seqno) -> tuple[RecordHeader | None, Lsn]:
         """Return the last header of a visible transaction and where its first record stands; None if there is none."""
@@ -704,7 +729,7 @@ class Log(LogEnd):
 
     def flush_index(self) -> None:
         """Store the index as it is: what is durable and visible. Opening and seeking are faster for it, never wrong."""
-        with self._lock:
+        with self._lock, self._step:
             if self._stopped is None:
                 self._store_index()
 
@@ -720,7 +745,7 @@ class Log(LogEnd):
         the newest one holds nothing (nothing was changed), as `append`, and LogLockedError.
         """
         me = get_ident()
-        with self._lock:
+        with self._lock, self._step:
             self._await_quiet(me)
             self._flush()
             self._publish()
@@ -729,23 +754,13 @@ class Log(LogEnd):
             self._rotate()
             return segment_name(self._number)
 
-    def _await_quiet(self, me: int) -> None:
-        """Return when nothing is open, unfinished or being synced, so that a segment may end here."""
-        while True:
-            if self._stopped is not None or self._refused:
-                self._check(me)
-            assert self._owner != me or not self._fragno, "this thread's transaction of several fragments is open"
-            if not (self._draining or self._fragno or self._syncing or self._prefix.unfinished()):
-                return
-            self._changed.wait()
-
     def expire(self) -> list[str]:
         """Do what age asks for: close the newest segment if it is due, give up old ones; return the names of those.
 
         Whoever writes without end needs no call: each append looks for itself. For a writer that may be idle, now and
         then. Removing that fails is a warning, and tried again the next time. Raises as `append`.
         """
-        with self._lock:
+        with self._lock, self._step:
             self._await_quiet(get_ident())
             before = [number for number, _ in self._segments.row()]
             if self._is_due():
@@ -773,7 +788,7 @@ class Log(LogEnd):
         return self._purge_now([limit], carry_out=not dry_run)[1]
 
     def _purge_now(self, limits: Sequence[Limit], *, carry_out: bool) -> tuple[list[str], PurgePlan]:
-        with self._lock:
+        with self._lock, self._step:
             if self._stopped is not None:
                 self._check(get_ident())
             try:
@@ -825,17 +840,17 @@ class Log(LogEnd):
                 self._flushing.join()
 
     def _close(self) -> None:
-        with self._lock:
+        with self._lock, self._step:
+            while not self._closed and (self._syncing or self._draining or self._prefix.writing()):
+                self._wait()
             if self._closed:
                 return
-            self._closed = True
-            while self._syncing or self._draining or self._prefix.writing():
-                self._changed.wait()
             try:
                 if self._stopped is None:
                     self._close_cleanly()
             finally:
                 self._let_go()
+                self._closed = True
                 self._changed.notify_all()
                 self._seen.close()
                 self._proven.close()
@@ -863,19 +878,6 @@ class Log(LogEnd):
             with contextlib.suppress(OSError):
                 self._file.truncate(end)
             logger.warning("The mark of a clean close could not be written. path=%s why=%s", self._path, exc)
-
-    def _fill_unfinished(self) -> None:
-        """Leave empty transactions where allocations were not completed: what is complete behind them counts."""
-        assert self._file is not None
-        for extent in self._prefix.unfinished():
-            at = extent.starts[0]
-            try:
-                for piece in self._allocations[extent.first].empty_pieces():
-                    self._file.pwrite(piece, at)
-                    at += len(piece)
-            except OSError as exc:
-                raise self._write_failed(exc) from exc
-            extent.done = True
 
     def _let_go(self) -> None:
         self._ownership.lose(LogClosedError())

@@ -15,14 +15,18 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from threading import get_ident
+from types import TracebackType
 
 from tranlog.change import Fragment
 from tranlog.clock import Clock
 from tranlog.disk import Disk, DiskFile, DiskLock
 from tranlog.errors import (
+    AppendOrderError,
     DiskFailedError,
     DiskFullError,
+    LogClosedError,
     LogError,
     RecordLimitError,
     SegmentGoneError,
@@ -33,6 +37,8 @@ from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
     FRAGNO_MAX,
     HEADER,
+    SEGMENT_BYTES_MAX,
+    SEQNO_MAX,
     encode_event,
     encode_sync,
     segment_name,
@@ -56,6 +62,7 @@ from tranlog.log.positions import (
 from tranlog.log.prefix import Extent, UnbrokenPrefix
 from tranlog.log.purging import Purging
 from tranlog.log.recent import RecentPieces
+from tranlog.log.retention import rotation_due
 from tranlog.log.scan import read_fragments
 from tranlog.log.segment import (
     Segments,
@@ -68,8 +75,39 @@ logger = logging.getLogger(__name__)
 
 _WRITERS: weakref.WeakSet[LogEnd] = weakref.WeakSet()
 """The logs that this process has open for writing; a child that is forked lets go of each."""
+_LOOK_AGAIN_S = 0.2
+"""Whoever waits for another thread looks so often whether that one is still at it."""
 _GIVE_WAY_S = 0.001
 """So long a large transaction waits for those who commit, between two of its slices."""
+
+
+class _Step:
+    """One operation of the writer, under the log's lock; what leaves it in its midst closes the log for writing.
+
+    One of our own exceptions has been resolved by whoever raised it. After any other, of which Ctrl-C, a handler of a
+    signal and a lack of memory are some, nobody knows what was done; nor where not even the end of the step was
+    reached, which the next one to come finds out. A wait, and a sync, are no part of the step around them.
+
+    An exception may come between any two lines. CPython raises none that comes from elsewhere between a lock's `with`
+    and its block, nor between the block's end and the release.
+    """
+
+    __slots__ = ("_log", "under_way")
+
+    def __init__(self, log: LogEnd) -> None:
+        self._log = log
+        self.under_way = False
+
+    def __enter__(self) -> None:
+        self._log.began(get_ident(), interrupted=self.under_way)
+        self.under_way = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and self.under_way and not issubclass(kind, LogError):
+            self._log.interrupted(kind.__name__)
+        self.under_way = False
 
 
 class LogEnd:
@@ -92,7 +130,8 @@ class LogEnd:
         disk = self._disk  # nothing here writes through another one
         self._clock = clock
         self._lock_file = lock_file
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may come back to the log in the midst of a step
+        self._step = _Step(self)
         self._changed = threading.Condition(self._lock)  # a sync ended, a transaction ended, the log closed
         self._seen = Gate()  # opens as transactions become visible
         self._proven = Gate()  # opens as they become durable
@@ -127,9 +166,9 @@ class LogEnd:
         # the transaction that is being appended
         self._fragno = 0  # > 0: it is open
         self._owner = 0
+        self._owner_thread = threading.current_thread()  # of which `_owner` is the number
         self._open_start = 0
         self._transaction_bytes = 0
-        self._moving = False  # it is being moved to spill, under the lock
         self._spilled: SpilledTransaction | None = None  # it became too large, and is being spilled
         self._refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
         # visible
@@ -140,8 +179,10 @@ class LogEnd:
         # durable
         self._durable = NO_SEQNO
         self._durable_end = 0
-        self._syncing = False
-        self._sync_end = 0  # what the running sync covers; a cut lowers it
+        self._syncing = 0  # the thread that syncs, outside the lock
+        self._at_sync = threading.Lock()  # held by whoever syncs outside the lock, to be seen
+        self._sync: tuple[DiskFile, Seqno] | None = None  # the sync that was begun last
+        self._sync_end = 0  # what it covers; a cut lowers it
         self.recovered = RecoveryReport(created=True, clean=True)
         _WRITERS.add(self)
 
@@ -191,44 +232,76 @@ class LogEnd:
         """The last transaction that a sync covered."""
         return self._durable
 
+    def began(self, me: int, *, interrupted: bool) -> None:
+        """For `_Step` only: a step begins."""
+        if interrupted or self._pending.room < 0:
+            self.interrupted("an exception, or a call from a signal's handler,")
+        if self._syncing == me:  # its sync was broken off; it is here
+            self._syncing = 0
+            self._changed.notify_all()
+
+    def interrupted(self, what: str) -> None:
+        """For `_Step` only: close the log for writing; what is half done stays as a crash would leave it."""
+        if self._stopped is None:
+            self._stop(LogClosedError(f"{what} came in the midst of a step of its writer"))
+        self._syncing = 0
+        self._draining = False
+        self._changed.notify_all()
+
+    def _wait(self) -> None:
+        """Wait for whatever changes next, out of the step: everything is in order meanwhile, and has to be.
+
+        If nothing does, see that it is not waited for what nobody is at any more.
+        """
+        self._step.under_way = False
+        told = self._changed.wait(_LOOK_AGAIN_S)
+        self._step.under_way = True
+        if told:
+            return
+        if self._syncing and not self._at_sync.locked():  # broken off; were it only slow, it would see this one's
+            self._syncing = 0
+        if self._fragno and not self._owner_thread.is_alive():
+            self._drop_open()
+
     def _append(self, fragment: Fragment, me: int, reference: Reference | None = None) -> Gtid:
         """Append a fragment or, with `reference`, the record of a spilled transaction whose last fragment this is."""
+        return self._put(self._encode(fragment, reference), fragment, me, reference)
+
+    def _encode(self, fragment: Fragment, reference: Reference | None = None) -> tuple[bytes, bytes, bytes]:
+        """Return the next record, as `_append` puts it, in pieces; nothing is changed. Raises RecordLimitError."""
+        payload = fragment.payload if reference is None else encode_reference(reference)
+        head, trailer = encode_event(
+            seqno=Seqno(self._pending.last + 1),
+            fragno=0 if reference is not None else min(self._fragno, FRAGNO_MAX),
+            last_frag=fragment.last,
+            epoch=self._pending.epoch,
+            source_id=fragment.source_id,
+            event_id=fragment.event_id,
+            shard_id=fragment.shard_id,
+            tstamp=fragment.tstamp,
+            tables=fragment.tables,
+            payload=payload,
+            checksum=self._options.checksum,
+            spilled=reference is not None,
+        )
+        return head, payload, trailer
+
+    def _put(self, pieces: Sequence[bytes], fragment: Fragment, me: int, reference: Reference | None = None) -> Gtid:
+        """Put a record, or all those of a transaction, behind what is pending; `fragment` is the last one of them."""
         pending = self._pending
         pending.room = 0
-        epoch = pending.epoch
-        seqno = Seqno(pending.last + 1)
+        gtid = Gtid(pending.epoch, Seqno(pending.last + 1))
         fragno = 0 if reference is not None else self._fragno
-        payload = fragment.payload if reference is None else encode_reference(reference)
-        try:
-            head, trailer = encode_event(
-                seqno=seqno,
-                fragno=min(fragno, FRAGNO_MAX),
-                last_frag=fragment.last,
-                epoch=epoch,
-                source_id=fragment.source_id,
-                event_id=fragment.event_id,
-                shard_id=fragment.shard_id,
-                tstamp=fragment.tstamp,
-                tables=fragment.tables,
-                payload=payload,
-                checksum=self._options.checksum,
-                spilled=reference is not None,
-            )
-        except RecordLimitError:
-            if fragno:
-                self._drop_open()
-            raise
-        size = len(head) + len(payload) + len(trailer) + (self._transaction_bytes if fragno else 0)
+        size = sum(map(len, pieces)) + (self._transaction_bytes if fragno else 0)
         grown = size > self._options.spill_above or fragno > FRAGNO_MAX
-        if grown and reference is None and (fragno or len(payload) > REFERENCE.size):
+        if grown and reference is None and (fragno or len(fragment.payload) > REFERENCE.size):
             self._spill_open(fragment, me)
-            return Gtid(epoch, seqno)
+            return gtid
         self._prove_before_next()
         if fragno == 0:
             self._open_start = pending.start + len(pending)
-        pending.put(head)
-        pending.put(payload)
-        pending.put(trailer)
+        for piece in pieces:
+            pending.put(piece)
         pending.owners.add(me)
         if fragment.last:
             pending.complete(self._open_start, (fragment.source_id, fragment.event_id))
@@ -236,14 +309,78 @@ class LogEnd:
                 self._fragno = self._owner = 0
                 self._changed.notify_all()
         else:
-            self._fragno = fragno + 1
-            self._owner = me
+            self._open_to(me)
             self._transaction_bytes = size
         if len(pending) >= self._options.buffer_bytes:
             self._flush()
         if not (self._fragno or self._draining or self._refused or self._stopped):
             self._give_room()
-        return Gtid(epoch, seqno)
+        return gtid
+
+    def _open_to(self, me: int) -> None:
+        """Have the open transaction go on with its next fragment, which is this thread's to append."""
+        self._fragno += 1
+        self._owner = me
+        self._owner_thread = threading.current_thread()
+
+    def _check_shape(self, fragments: Sequence[Fragment]) -> None:
+        """Raise AppendOrderError for what is not one whole transaction: it would be stored as none, or as two."""
+        count = len(fragments)
+        if not count:
+            raise AppendOrderError(path=self._path, why="a transaction without a fragment")
+        for number, fragment in enumerate(fragments, 1):
+            if fragment.last is not (number == count):
+                says = "says that it is the last" if fragment.last else "does not say that it is the last"
+                raise AppendOrderError(path=self._path, why=f"a transaction whose fragment {number} of {count} {says}")
+
+    def _check_none_open(self) -> None:
+        """Raise AppendOrderError where this thread's transaction of several fragments is open."""
+        if self._fragno:
+            why = "what is no part of this thread's open transaction: append its last fragment, or abandon_open"
+            raise AppendOrderError(path=self._path, why=why)
+
+    def _has_room(self) -> bool:
+        """Whether the newest segment, full as it is, takes one more of the largest transactions. Raises if not."""
+        options, pending = self._options, self._pending
+        if pending.start + len(pending) + options.segment_bytes + options.spill_above < SEGMENT_BYTES_MAX:
+            return True
+        why = "one more transaction of a thread that has not completed its own allocation, in a segment of 4 GiB"
+        raise AppendOrderError(path=self._path, why=why)
+
+    def _is_due(self) -> bool:
+        """Whether the newest segment holds something and is old enough to be closed."""
+        due = rotation_due(begun_at=self._begun_at, now_ms=self._clock.now_ms(), retention_s=self._options.retention_s)
+        return due and self._newest_holds()
+
+    def _newest_holds(self) -> bool:
+        """Whether a transaction lives in the newest segment."""
+        after = self._segments.prev_seqno(self._number)
+        return after is not None and self._pending.last > after
+
+    def _unfinished(self) -> str | None:
+        """Return what of the writing is under way; None when nothing is."""
+        if self._fragno:
+            return f"seqno {self._pending.last + 1} is open: its last fragment has not come"
+        oldest = self._prefix.oldest_unfinished()
+        return None if oldest == NO_SEQNO else f"seqno {oldest} has its place and is not complete"
+
+    def _await_quiet(self, me: int) -> None:
+        """Return when nothing is open, unfinished or being synced, so that a segment may end here."""
+        while True:
+            if self._stopped is not None or self._refused:
+                self._check(me)
+            if self._owner == me:
+                self._check_none_open()
+            if not (self._draining or self._fragno or self._syncing or self._prefix.unfinished()):
+                return
+            self._wait()
+
+    def _next_seqno(self, event_id: str) -> Seqno:
+        """Return the seqno to give out. Raises RecordLimitError behind the last one that there is."""
+        if self._pending.last >= SEQNO_MAX:
+            why = f"the log has reached {SEQNO_MAX}, the last seqno there is"
+            raise RecordLimitError(event_id=event_id, why=why)
+        return Seqno(self._pending.last + 1)
 
     def _give_room(self) -> None:
         """Let whole transactions in without a look at anything else, as far as buffer and segment go."""
@@ -257,7 +394,6 @@ class LogEnd:
         """
         spilled = self._spilling.begin(self._pending.epoch)
         fragno = self._fragno
-        self._moving = True
         try:
             if fragno:
                 self._flush()
@@ -271,11 +407,9 @@ class LogEnd:
             if isinstance(exc, LogError) and self._fragno:
                 self._drop_open()
             raise
-        finally:
-            self._moving = False
         self._open_start = self._pending.start + len(self._pending)
-        self._fragno = fragno + 1
-        self._owner = me
+        self._fragno = fragno
+        self._open_to(me)
         self._spilled = spilled
 
     def _prove_before_next(self) -> None:
@@ -298,9 +432,10 @@ class LogEnd:
 
     def begin_write(self, extent: Extent) -> DiskFile:
         """For `Allocation` only."""
-        with self._lock:
+        with self._lock, self._step:
             self._check_extent(extent)
             extent.writing = True
+            extent.holder = get_ident()
             assert self._file is not None
             return self._file
 
@@ -314,8 +449,6 @@ class LogEnd:
         For whoever writes much beside them, between one slice and the next, without the log's lock: who holds that may
         want the interpreter, the processor, or the segment's file.
         """
-        if self._moving or not self._lock.locked():
-            return True
         if not self._lock.acquire(timeout=_GIVE_WAY_S):
             return False
         self._lock.release()
@@ -323,7 +456,7 @@ class LogEnd:
 
     def end_write(self, extent: Extent, failure: OSError | None) -> None:
         """For `Allocation` only."""
-        with self._lock:
+        with self._lock, self._step:
             extent.writing = False
             self._changed.notify_all()
             if failure is not None:
@@ -332,15 +465,16 @@ class LogEnd:
 
     def finish(self, extent: Extent, sync: bool) -> None:
         """For `Allocation` only."""
-        with self._lock:
+        with self._lock, self._step:
             self._check_extent(extent)
             extent.done = True
             self._allocations.pop(extent.first, None)
             self._flush()
             self._publish()
             self._changed.notify_all()
-            if sync:
-                self._await_durable(extent.last, get_ident())
+        if sync:
+            self._await_durable(extent.last, get_ident())
+            with self._lock, self._step:
                 self._check_extent(extent)
 
     def _check_extent(self, extent: Extent) -> None:
@@ -349,54 +483,72 @@ class LogEnd:
         if self._stopped is not None:
             self._check(get_ident())
 
-    def _await_durable(self, target: Seqno, me: int) -> None:
-        """Return once `target` is durable: sync, or wait for whoever syncs, and for every older transaction.
+    def _await_durable(self, target: Seqno, me: int) -> Seqno:
+        """Return once `target` is durable, or the last seqno if that is less: sync, or wait for whoever syncs.
 
-        What a full disk took meanwhile is not waited for; those that it belonged to are told.
+        What a full disk took meanwhile is not waited for; those that it belonged to are told. The lock is not held.
         """
+        while True:
+            with self._lock, self._step:
+                if not self._lead_next(target, me):
+                    return min(target, self._pending.last)
+                sync = self._begin_sync(me)
+            failure: OSError | None = None
+            try:
+                with self._at_sync:
+                    sync[0].sync()
+            except OSError as exc:
+                failure = exc
+            except BaseException:
+                with self._lock, self._step:
+                    pass  # what it did nobody knows: the next one syncs
+                raise
+            with self._lock, self._step:
+                self._end_sync(sync, failure)
+                if self._stopped is not None or self._refused:
+                    self._check(me)
+
+    def _lead_next(self, target: Seqno, me: int) -> bool:
+        """Whether this thread has to lead a sync, once it is its turn; False when `target` is durable."""
         while self._durable < min(target, self._pending.last):
             if self._syncing or self._draining:
-                self._changed.wait()
+                self._wait()
             elif NO_SEQNO != self._prefix.oldest_unfinished() <= target:
                 if self._pending:
                     self._flush()
                     self._publish()
-                self._changed.wait()
+                self._wait()
             else:
-                self._lead_sync()
-                continue
+                return True
             if self._stopped is not None or self._refused:
                 self._check(me)
+        return False
 
-    def _lead_sync(self) -> None:
-        """Write, publish and sync for everybody who has finished so far; the lock is free while the disk works.
+    def _begin_sync(self, me: int) -> tuple[DiskFile, Seqno]:
+        """Write and publish for everybody who has finished so far; return what to sync, and up to where it counts.
 
-        Other processes hear of it once, when it is durable; the readers of this one at once.
+        The lock is free while the disk works. Other processes hear of it once, when it is durable; the readers of
+        this one at once.
         """
         self._flush(zeros=True)
         self._publish(tell=False)
-        self._syncing = True
         self._sync_end = self._visible_end if len(self._prefix) else self._pending.start
-        covered = self._visible
-        file = self._file
-        assert file is not None
-        failure: OSError | None = None
-        self._lock.release()
-        try:
-            file.sync()
-        except OSError as exc:
-            failure = exc
-        finally:
-            self._lock.acquire()
-            self._syncing = False
-            self._changed.notify_all()
+        assert self._file is not None
+        self._sync = self._file, self._visible
+        self._syncing = me
+        return self._sync
+
+    def _end_sync(self, sync: tuple[DiskFile, Seqno], failure: OSError | None) -> None:
+        """Take what a sync covered for durable, and tell everybody."""
         if failure is not None:
             raise self._stop_for(failure, "sync") from failure
         if self._stopped is not None:
             self._check(get_ident())  # stopped meanwhile: the positions file may be another writer's already
-        self._check_segment_file(file)
+        if self._sync is not sync:
+            return  # a call from a signal's handler began another one over it
+        self._check_segment_file(sync[0])
         self._syncs += 1
-        self._durable = max(self._durable, covered)
+        self._durable = max(self._durable, sync[1])
         self._durable_end = self._sync_end
         self._pending.sync_due = True
         self._write_positions(look=True)
@@ -557,13 +709,19 @@ class LogEnd:
         if exc.errno not in DISK_FULL:
             return self._stop_for(exc, "write")
         path = join(self._path, segment_name(self._number))
-        if self._draining:  # another thread was told first
-            self._changed.wait_for(lambda: not self._draining)
+        told = self._draining  # another thread
+        while self._draining:
+            self._wait()
+        if told:
             return DiskFullError(path=path)
         self._draining = True
         self._pending.room = 0
-        while self._prefix.writing():
-            self._changed.wait()
+        try:
+            while self._prefix.writing():
+                self._wait()
+        except BaseException as other:
+            self.interrupted(type(other).__name__)
+            raise
         self._draining = False
         self._allocations.clear()
         owners = self._prefix.take_back(path) | self._pending.owners
@@ -581,6 +739,19 @@ class LogEnd:
         self._spilling.forget_above(Gtid(self._pending.epoch, self._visible))
         logger.warning("The disk is full; what was not committed is refused. path=%s", path)
         return DiskFullError(path=path)
+
+    def _fill_unfinished(self) -> None:
+        """Leave empty transactions where allocations were not completed: what is complete behind them counts."""
+        assert self._file is not None
+        for extent in self._prefix.unfinished():
+            at = extent.starts[0]
+            try:
+                for piece in self._allocations[extent.first].empty_pieces():
+                    self._file.pwrite(piece, at)
+                    at += len(piece)
+            except OSError as exc:
+                raise self._write_failed(exc) from exc
+            extent.done = True
 
     def _drop_open(self) -> None:
         """Take back the open transaction's fragments."""

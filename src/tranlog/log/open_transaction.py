@@ -86,12 +86,13 @@ class OpenTransaction:
         Raises as `Log.commit`, and RecordLimitError; where it names a full disk or a limit, nothing of it is there.
         """
         self._check()
-        assert self._held, "a transaction without a fragment cannot be committed"
-        last = _with_last(self._held[-1], True)
         try:
+            row = [*(_with_last(one, False) for one in self._held[:-1])]
+            row += [_with_last(one, True) for one in self._held[-1:]]
             if self._spilled is None:
-                gtid = self._log.transact([*(_with_last(one, False) for one in self._held[:-1]), last], sync=sync)
+                gtid = self._log.transact(row, sync=sync)
             else:
+                last = row[-1]
                 self._spilled.add(last)
                 gtid = self._log.commit_spilled(self._spilled, last, sync)
         except BaseException:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 import posixpath
@@ -131,7 +132,11 @@ def check_source_id(source_id: str) -> None:
 def take_lock(path: str, disk: Disk) -> DiskLock:
     """Lock the log for its one writer. Raises LogLockedError naming the holder, and OSError."""
     try:
-        return disk.lock(join(path, LOCK_NAME))
+        try:
+            return disk.lock(join(path, LOCK_NAME))
+        except BlockingIOError:
+            gc.collect()  # of a log that nobody could close: an exception came before its opening returned
+            return disk.lock(join(path, LOCK_NAME))
     except NotADirectoryError as exc:
         raise LogMissingError(path=path, why="it is not a directory") from exc
     except BlockingIOError as exc:
@@ -202,6 +207,9 @@ def open_newest(
             last = NO_SEQNO
             if start_after is not None:
                 last = start_after.seqno
+                if not NO_SEQNO <= last < SEQNO_MAX:
+                    why = f"a log begins behind a seqno from {NO_SEQNO} to {SEQNO_MAX - 1}"
+                    raise ConfigError(option="start_after", value=last, why=why)
                 epoch = max(epoch, start_after.epoch)
             with contextlib.suppress(PermissionError):  # who may not list the parent did not create the directory
                 disk.sync_dir(posixpath.dirname(path) or ".")

@@ -27,7 +27,10 @@ class Pending:
         """`most`: bytes of the largest record to be taken by `add`."""
         self.start = 0
         self.room = 0
-        """Up to so many bytes in all, `add` takes transactions; 0 while anything else has to be looked at."""
+        """Up to so many bytes in all, `add` takes transactions; 0 while anything else has to be looked at.
+
+        Below 0 while `add` is at it: whoever finds that afterwards knows that it was broken off in its midst.
+        """
         self.sync_due = True
         """A sync record goes before the next record."""
         self.epoch = NO_EPOCH
@@ -53,40 +56,54 @@ class Pending:
         return self._size
 
     def add(self, fragment: Fragment, me: int) -> bool:
-        """Take a transaction of one fragment, if there is room for it; say whether. Raises RecordLimitError."""
-        if not self._take(fragment):
-            return False
-        self.ids = (fragment.source_id, fragment.event_id)
-        self.owners.add(me)
-        return True
+        """Take a transaction of one fragment, if there is room for it; say whether. Raises RecordLimitError.
+
+        Whatever an encoding raises, nothing was taken.
+        """
+        room = self.room
+        taken = self._take(fragment)
+        if taken:
+            self.ids = (fragment.source_id, fragment.event_id)
+            self.owners.add(me)
+            self.room = room
+        return taken
 
     def add_run(self, fragments: list[Fragment], at: int, me: int) -> int:
         """Take transactions of one fragment from `fragments[at]` on while there is room; return the first one left.
 
         Raises RecordLimitError for one that can be in no log; those before it are taken.
         """
-        begin = at
         count = len(fragments)
-        try:
-            while at < count and self._take(fragments[at]):
-                at += 1
-        finally:
-            if at > begin:
-                last = fragments[at - 1]
-                self.ids = (last.source_id, last.event_id)
-                self.owners.add(me)
+        room = self.room
+        while at < count and self._take(fragments[at]):
+            fragment = fragments[at]
+            self.ids = (fragment.source_id, fragment.event_id)
+            self.owners.add(me)
+            self.room = room
+            at += 1
         return at
 
     def _take(self, fragment: Fragment) -> bool:
+        """Take it, and leave `room` at -1 for the caller to put back when all is noted; or change nothing."""
         size = self._size
-        most = self.room - size - 1
+        room = self.room
+        most = room - size - 1
         if most < 0 or self.sync_due or not fragment.last:
             return False
         if most > self._most:
             most = self._most
         seqno = self.last + 1
-        length = self._writer.write(self._pieces, fragment, seqno, self.epoch, self._checksum, most)
+        pieces = self._pieces
+        count = len(pieces)
+        self.room = -1
+        try:
+            length = self._writer.write(pieces, fragment, seqno, self.epoch, self._checksum, most)
+        except BaseException:
+            del pieces[count:]
+            self.room = room
+            raise
         if length == 0:
+            self.room = room
             return False
         start = self.start + size
         self.starts.append(start)

@@ -22,7 +22,7 @@ class Extent:
     byte. `ids` are source id and event id of the last one, `owners` the threads whose transactions are in it.
     """
 
-    __slots__ = ("done", "end", "first", "ids", "last", "owners", "refused", "starts", "writing")
+    __slots__ = ("done", "end", "first", "holder", "ids", "last", "owners", "refused", "starts", "writing")
 
     def __init__(
         self, first: Seqno, starts: Sequence[int], *, end: int, ids: tuple[str, str], owners: Set[int] = frozenset()
@@ -34,6 +34,8 @@ class Extent:
         self.end = end
         self.ids = ids
         self.owners = owners
+        self.holder = 0
+        """The thread that is to fill it, as far as that is known; 0 for none."""
         self.done = False
         """All its bytes are written."""
         self.writing = False
@@ -78,6 +80,10 @@ class UnbrokenPrefix:
     def writing(self) -> bool:
         """Whether a thread is writing into one of them outside the lock."""
         return any(extent.writing for extent in self._row)
+
+    def waits_for(self, thread: int) -> bool:
+        """Whether one of the extents that are not finished is to be filled by this thread."""
+        return any(extent.holder == thread and not extent.done for extent in self._row)
 
     def unfinished(self) -> list[Extent]:
         """Return the extents that are not finished, oldest first."""

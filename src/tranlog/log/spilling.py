@@ -237,7 +237,12 @@ class Spilling:
                 raise LogClosedError()
             spilled.check()
             active = self._active
-            if active is None or active.failed is not None or active.end >= self._options.spill_segment_bytes:
+            if (
+                active is None
+                or active.retired
+                or active.failed is not None
+                or active.end >= self._options.spill_segment_bytes
+            ):
                 active = self._roll()
             chunk = encode_chunk(
                 spilled.oid,
@@ -260,11 +265,13 @@ class Spilling:
                     active.failed = exc.strerror or str(exc)
                 raise self._failure(exc, active.number, "write") from exc
             place = Lsn(active.number << 32 | active.end)
-            size, active.end = end - active.end, end
+            # An exception between any two of these leaves space that nobody uses, and nothing in use without its pin.
             if not spilled.chunks:
                 self._open[spilled.oid] = active.number
-            if spilled.took(place, size, active):
+            if not spilled.files or spilled.files[-1] is not active:
                 active.users += 1
+            size, active.end = end - active.end, end
+            spilled.took(place, size, active)
 
     def roll(self) -> int:
         """Begin another spill segment; return its number. Raises DiskFullError, SpillFailedError, LogClosedError."""
@@ -343,9 +350,9 @@ class Spilling:
         with self._lock:
             self._open.pop(spilled.oid, None)
             for segment in spilled.files:
-                segment.users -= 1
                 if not aborted:
                     segment.kept = segment.end
+                segment.users -= 1
                 self._close_unused(segment)
             if aborted and spilled.files and not self._closed:
                 self._give_back()
@@ -359,8 +366,8 @@ class Spilling:
         try:
             if active is not None and not active.users and active.failed is None:
                 if self._known[active.number]:
-                    active.file.truncate(active.kept)
                     active.end = active.kept
+                    active.file.truncate(active.kept)
                 elif not self._unsure:
                     self._active = None
                     active.file.close()
@@ -515,19 +522,17 @@ class SpilledTransaction:
             self._spilling.give_way()
             self.files[-1].file.write_out(*out)
 
-    def took(self, place: Lsn, size: int, segment: _Segment) -> bool:
-        """For `Spilling` only: the chunk stands at `place`. Return whether it is the first in its segment."""
+    def took(self, place: Lsn, size: int, segment: _Segment) -> None:
+        """For `Spilling` only: the chunk stands at `place`."""
         if not self.chunks:
             self.first = place
         self.last = place
         self.chunks += 1
         self._spilled_bytes += size
-        fresh = not self.files or self.files[-1] is not segment
-        if fresh:
+        if not self.files or self.files[-1] is not segment:
             self.files.append(segment)
             self._outflow = Outflow(lsn_offset(place), self._spilling.syncs())
         self._outflow.wrote(lsn_offset(place) + size)
-        return fresh
 
     def finish(self) -> Reference:
         """Write what is left; return, once everything is durable, what the referring record says.
