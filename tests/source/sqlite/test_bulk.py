@@ -879,6 +879,7 @@ def test_the_hook_that_stays_off_is_put_back(pair: Pair) -> None:
     """As a signal between two lines would leave it."""
     side = pair.fast
     side.db.execute("CREATE TABLE t(a)")
+    side.db.execute("CREATE TRIGGER also AFTER INSERT ON t WHEN new.a = 2 BEGIN SELECT 1; END")
     side.db._unseen = True
     side.db._db.preupdate_hook(None)
     side.db._db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)

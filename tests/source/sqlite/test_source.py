@@ -441,7 +441,10 @@ def test_a_table_whose_guard_was_taken_off_is_refused(place: Place) -> None:
 
 
 def test_a_table_that_cannot_be_read_back_is_refused(place: Place) -> None:
-    place.db.execute("CREATE TABLE w(a PRIMARY KEY, g AS (a || 'x') VIRTUAL) WITHOUT ROWID")
+    other = apsw.Connection(place.path)  # our own connection does not make such a table
+    other.execute("CREATE TABLE w(a PRIMARY KEY, g AS (a || 'x') VIRTUAL) WITHOUT ROWID")
+    other.close()
+    install(place.path)
     with pytest.raises(SourceSetupError, match=r"main\.w is WITHOUT ROWID"):
         place.started()
 

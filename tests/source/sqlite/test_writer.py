@@ -989,7 +989,7 @@ def test_the_surface_that_people_know(captured: Captured) -> None:
     cursor.executemany(
         "INSERT INTO t VALUES(:id, :a, NULL)", [{"id": 1, "a": "x"}, {"id": 2, "a": "y"}, {"id": 3, "a": "z"}]
     )
-    assert (cursor.rowcount, cursor.lastrowid, db.last_insert_rowid()) == (3, 3, 3)
+    assert (cursor.rowcount, cursor.lastrowid, db.last_insert_rowid()) == (3, None, 3)
     assert len(captured.transactions()) == 3
     with db:
         db.executemany("INSERT INTO u VALUES(?, ?)", ((n, n) for n in range(4)))

@@ -5,9 +5,10 @@ statement or savepoint may still take back (`buffer`, `statement`) and puts the 
 capture reads that (`source`). What tables look like, and the guards on them, is `schema`'s.
 """
 
+from tranlog.source.sqlite.cursor import Cursor
 from tranlog.source.sqlite.opening import install, strip_copy
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions, SqliteTables
-from tranlog.source.sqlite.writer import Connection, Cursor, connect
+from tranlog.source.sqlite.writer import Connection, connect
 
 __all__ = [
     "Connection",

@@ -54,14 +54,15 @@ class TransactionBuffer:
     file may raise OSError.
     """
 
-    __slots__ = ("_end", "_file", "_open_spill", "_parts", "_savepoints", "entries", "spilled")
+    __slots__ = ("_end", "_open_spill", "_parts", "_savepoints", "entries", "file", "spilled")
 
     def __init__(self, open_spill: Callable[[], IO[bytes]] | None = None) -> None:
         self.entries: list[bytes] = []
         self.spilled = 0
         """How many entries are in the spill file: the number of the first in memory."""
         self._open_spill = open_spill
-        self._file: IO[bytes] | None = None
+        self.file: IO[bytes] | None = None
+        """The spill file, once there is one."""
         self._parts: list[_Part] = []
         self._end = 0
         self._savepoints: list[tuple[str, int]] = []
@@ -83,19 +84,19 @@ class TransactionBuffer:
         if self._open_spill is None or not self.entries:
             return
         sizes = array("Q", map(len, self.entries))
-        if self._file is None:
-            self._file = self._open_spill()
-        self._file.seek(self._end)
-        self._file.writelines(self.entries)
+        if self.file is None:
+            self.file = self._open_spill()
+        self.file.seek(self._end)
+        self.file.writelines(self.entries)
         self._parts.append(_Part(self.spilled, self.spilled + len(sizes), self._end, sizes))
         self._end += sum(sizes)
         self.spilled += len(sizes)
         self.entries.clear()
 
     def _load(self, part: _Part) -> list[bytes]:
-        assert self._file is not None
-        self._file.seek(part.offset)
-        read = self._file.read
+        assert self.file is not None
+        self.file.seek(part.offset)
+        read = self.file.read
         return [read(size) for size in part.sizes]
 
     def _from(self, mark: int) -> Iterator[bytes]:
@@ -105,9 +106,9 @@ class TransactionBuffer:
         yield from self.entries[max(0, mark - self.spilled) :]
 
     def _forget_spilled(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self.file is not None:
+            self.file.close()
+            self.file = None
             self._parts.clear()
             self._end = self.spilled = 0
 

@@ -56,7 +56,10 @@ class OutboxWriter:
         self._recorder = recorder
         self._piece_bytes = piece_bytes
         self._clock = clock
-        self._finishing = False
+        self.finishing = False
+        """Whether what COMMIT needs is written, whole or not."""
+        self.exact = True
+        """Whether it is known what is written."""
         self._first_written: int | None = None
         self.open = False
         """Whether changes of the transaction have been taken already."""
@@ -69,8 +72,8 @@ class OutboxWriter:
 
     def reset(self) -> None:
         """Forget the transaction, which has ended. Runs no SQL."""
-        self.open = False
-        self._finishing = False
+        self.open = self.finishing = False
+        self.exact = True
 
     def flush(self) -> None:
         """Write the recorder's changes, those of a transaction that goes on, and let the recorder forget them.
@@ -83,8 +86,8 @@ class OutboxWriter:
 
     def finish(self) -> None:
         """Write the last changes of a transaction that is about to commit. Until `reset`, `take_back` undoes it."""
-        self._finishing = True
         self._first_written = None
+        self.finishing = True
         self._write(last=True)
         self._commits += 1
         if self._commits >= FREE_EVERY_COMMITS or self._clock.monotonic() >= self._look_at:
@@ -100,17 +103,14 @@ class OutboxWriter:
         self._commits = FREE_EVERY_COMMITS if more else 0
         self._look_at = self._clock.monotonic() + FREE_EVERY_S
 
-    def take_back(self) -> bool:
-        """Undo a `finish`, whole or not, since the transaction goes on; return whether there was one."""
-        if not self._finishing:
-            return False
+    def take_back(self) -> None:
+        """Undo a `finish`, whole or not, since the transaction goes on. Only while `exact`."""
         db = self._db
         if self._first_written is not None:
             before = db.total_changes()
             db.execute(f"DELETE FROM main.{OUTBOX_TABLE} WHERE id >= ?", (self._first_written,))
             self.rows_written += db.total_changes() - before
-        self._finishing = False
-        return True
+        self.finishing = False
 
     def _write(self, *, last: bool) -> None:
         """Write the changes in pieces; the transaction's last one may be without any."""
@@ -133,13 +133,18 @@ class OutboxWriter:
         db = self._db
         rowid = db.last_insert_rowid()
         piece = encode_piece(head, changes)
+        self.exact = False
         try:
             db.execute(_INSERT, (last, now, self.synced, piece))
-        except apsw.TooBigError as exc:
+        except apsw.Error as exc:
+            self.exact = True
+            if not isinstance(exc, apsw.TooBigError):
+                raise
             raise RowTooLargeError(
                 tables=self._recorder.table_names(), size=len(piece), limit=db.limit(apsw.SQLITE_LIMIT_LENGTH)
             ) from exc
         self.rows_written += 1
         if self._first_written is None:
             self._first_written = db.last_insert_rowid()
+        self.exact = True
         db.set_last_insert_rowid(rowid)

@@ -35,7 +35,7 @@ from tranlog.source.sqlite.raw import (
     image_of,
     raw_row,
 )
-from tranlog.source.sqlite.schema import SqliteSchema, TablePlan, typed_row
+from tranlog.source.sqlite.schema import SqliteSchema, TablePlan
 
 _HEADS_MOST = 1000
 _INSERT, _DELETE = apsw.SQLITE_INSERT, apsw.SQLITE_DELETE
@@ -211,7 +211,7 @@ class RowRecorder:
         new_place: Place | None = None if deletes else rowid_new
         unread = None
         if by_select:
-            if plan.place_key is not None or not plan.where:
+            if not plan.where or plan.place_key is not None:
                 raise UnsupportedTypeError(
                     table=plan.map.name,
                     column="(any)",
@@ -234,8 +234,8 @@ class RowRecorder:
     def row_at(self, plan: TablePlan, place: Place) -> RawRow | None:
         """Return a row as it stands now; inside the hook that is the row before its change."""
         places = place if isinstance(place, tuple) else (place,)
-        for row in self._db.execute(f"{plan.select_typed} WHERE {plan.where}", places):
-            return raw_row(typed_row(row))
+        for row in plan.read(self._db, f"WHERE {plan.where}", places):
+            return raw_row(row)
         return None
 
     def read_unread(self, *, failed: bool = False) -> None:

@@ -6,8 +6,9 @@ register. SQLite resolves the name when a statement is prepared, so a foreign wr
 never evaluates it, so ours cost nearly nothing.
 
 What is not captured, by decision: generated columns, virtual and stored (they follow from the others wherever the
-table is made as it is here, and cannot be written); virtual tables and their shadow tables (the source names them
-in a warning); temporary and attached tables.
+table is made as it is here, and cannot be written); virtual tables and the shadow tables that they make (the source
+names them in a warning); temporary and attached tables. SQLite calls a table a shadow by its name alone; one that the
+virtual table does not make, such as the content of an FTS5 index, is captured like any other.
 
 Source: design/sources.md, "SQLite, the embedded default".
 """
@@ -16,15 +17,16 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import apsw
 import msgspec
 
 from tranlog.change import Column, ForeignKey, TableMap, TableName
-from tranlog.errors import ForeignWriterError, SourceSetupError
+from tranlog.errors import ForeignWriterError, SourceSetupError, UnsupportedTypeError
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
 from tranlog.source.sqlite.bulk import InsertFacts
 from tranlog.source.sqlite.raw import SCHEMA, real_columns
@@ -59,6 +61,14 @@ CREATE TABLE {OUTBOX_TABLE}(
 )"""
 
 
+_COLUMNS_OF_SELECT = 900
+"""Of a table with more columns, rows are read by several SELECTs: two results a column, and SQLite's limit is 2,000."""
+_CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
+
+_SchemaRow: TypeAlias = tuple[str, str, str | None]
+"""Of sqlite_schema: type, name, SQL."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
     """How one table's rows are read, from the preupdate hook or by SELECT.
@@ -80,15 +90,46 @@ class TablePlan:
     """The hook gives the row whole, placed by rowid: the fast way serves."""
     rowid: int | None
     """Which carried column is the rowid itself: INTEGER PRIMARY KEY."""
+    parents: tuple[str, ...]
+    """The tables that its foreign keys name."""
+    codec: str
+    """How the database holds text, as Python names it."""
 
     @property
-    def select_typed(self) -> str:
-        """The SELECT that gets text as bytes, each column behind its storage class."""
-        columns = []
-        for column in self.map.columns:
-            name = quote(column.name)
-            columns.append(f"typeof({name}), CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END")
-        return f"SELECT {', '.join(columns)} FROM {quote(SCHEMA)}.{quote(self.map.table)} NOT INDEXED"
+    def captured(self) -> bool:
+        """Whether its rows can be told at all."""
+        return not (self.by_select and self.place_key is not None)
+
+    def read(
+        self, db: apsw.Connection, behind: str = "", bindings: Sequence[Value] = ()
+    ) -> Iterator[tuple[Value, ...]]:
+        """Yield rows with what is stored, text that is not UTF-8 as its bytes; `behind` is what follows FROM.
+
+        Raises UnsupportedTypeError for such a text of a database that holds text in UTF-16.
+        """
+        names = [quote(column.name) for column in self.map.columns]
+        parts = []
+        for at in range(0, len(names), _COLUMNS_OF_SELECT):
+            columns = [
+                f"typeof({name}), CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END"
+                for name in names[at : at + _COLUMNS_OF_SELECT]
+            ]
+            select = f"SELECT {', '.join(columns)} FROM {quote(SCHEMA)}.{quote(self.map.table)} NOT INDEXED {behind}"
+            parts.append(db.execute(select, bindings))
+        for found in zip(*parts, strict=True):
+            row = found[0] if len(found) == 1 else tuple([value for part in found for value in part])
+            yield tuple([self._text(row[i + 1]) if row[i] == "text" else row[i + 1] for i in range(0, len(row), 2)])
+
+    def _text(self, raw: Value) -> Value:
+        assert isinstance(raw, bytes)
+        try:
+            return raw.decode(self.codec)
+        except UnicodeDecodeError as exc:
+            if self.codec == "utf-8":
+                return CharsetBytes("utf8", raw)
+            raise UnsupportedTypeError(
+                table=self.map.name, column="(any)", type_name=f"text that is not {self.codec.upper()}"
+            ) from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +142,18 @@ class SqliteSchema:
     """The rule `table` with the whole database's foreign keys."""
     unguarded: frozenset[str]
     """Tables without their three guards: made by a foreign program."""
-    virtual: tuple[str, ...]
+    virtual: dict[str, str]
+    """The SQL of each virtual table."""
+    triggers: bool
+    """Whether there are triggers but the guards."""
+    texts: dict[str, tuple[_SchemaRow, ...]]
+    """What sqlite_schema says of each table and its indexes, by the table's folded name."""
+    guards: dict[str, tuple[str, ...]]
+    """The names of each table's guards, by the table's folded name."""
+    last_guard: int
+    """The largest number that a guard's name has."""
+    last_row: int
+    """The largest rowid in sqlite_schema."""
 
     def maps(self) -> list[TableMap]:
         """Return the captured tables' maps by (schema, table)."""
@@ -119,47 +171,122 @@ def has_table(db: apsw.Connection, schema: str, name: str) -> bool:
     return found.fetchone() is not None
 
 
-def schema_version(db: apsw.Connection) -> int:
+def schema_version(db: apsw.Connection, schema: str = SCHEMA) -> int:
     """Return the number that every change of the schema raises, as the open transaction sees it."""
-    for (version,) in db.execute("PRAGMA main.schema_version"):
+    for (version,) in db.execute(f"PRAGMA {schema}.schema_version"):
         assert isinstance(version, int)
         return version
     raise AssertionError("PRAGMA schema_version returned nothing")
 
 
-def read_schema(db: apsw.Connection) -> SqliteSchema:
-    """Read the schema; call it inside a transaction, so that its parts agree."""
+def read_schema(db: apsw.Connection, known: SqliteSchema | None = None, *, created: bool = False) -> SqliteSchema:
+    """Read the schema; call it inside a transaction, so that its parts agree.
+
+    Of `known`, what it was before, the plans of tables that are still the same are taken over. `created`: nothing but a
+    CREATE was done since; then only what is new is read, however many tables there are.
+    """
     version = schema_version(db)
+    base = known if created else None
+    last_row = last_guard = 0
+    triggers = False
+    texts: dict[str, tuple[_SchemaRow, ...]] = {}
+    guards: dict[str, tuple[str, ...]] = {}
+    virtual: dict[str, str] = {}
+    if base is not None:
+        last_row, last_guard, triggers = base.last_row, base.last_guard, base.triggers
+        texts, guards, virtual = dict(base.texts), dict(base.guards), dict(base.virtual)
+    changed: set[str] = set()
+    listed = "SELECT rowid, type, name, tbl_name, rootpage, sql FROM main.sqlite_schema WHERE rowid > ? ORDER BY rowid"
+    rows: list[Any] = db.execute(listed, (last_row,)).fetchall()
+    for row, kind, name, of, page, sql in rows:
+        last_row, table = row, fold(of)
+        if kind != "trigger":
+            texts[table] = (*texts.get(table, ()), (kind, name, sql))
+            changed.add(table)
+            if kind == "table" and not page:
+                virtual[name] = sql
+        elif name.startswith(GUARD_PREFIX) and GUARD_FUNCTION in sql:
+            guards[table] = (*guards.get(table, ()), name)
+            number = name[len(GUARD_PREFIX) :].partition("_")[0]
+            last_guard = max(last_guard, int(number)) if number.isdecimal() else last_guard
+        else:
+            triggers = True
     plans: dict[str, TablePlan] = {}
-    virtual: list[str] = []
-    columns = "SELECT name, type, wr, strict FROM pragma_table_list WHERE schema = 'main' ORDER BY name"
-    for name, kind, without_rowid, strict in db.execute(columns).fetchall():
-        assert isinstance(name, str)
-        if name.startswith("sqlite_") or name.startswith(OWN_PREFIX):
+    if known is not None and known.virtual == virtual:  # else a table may have become a shadow, or have been one
+        if base is None:
+            changed = {name for name in texts.keys() | known.texts.keys() if texts.get(name) != known.texts.get(name)}
+        plans = {
+            name: plan
+            for name, plan in known.plans.items()
+            if fold(name) not in changed and changed.isdisjoint(map(fold, plan.parents))
+        }
+    encoding: Any
+    ((encoding,),) = db.execute("PRAGMA main.encoding").fetchall()
+    columns = "SELECT name, type, wr, strict FROM pragma_table_list"
+    found: list[Any] = []
+    if base is not None and base.virtual == virtual:
+        for table in changed.union(map(fold, base.plans.keys() - plans.keys())):
+            found += db.execute(f"{columns}(?) WHERE schema = 'main'", (table,))
+    else:
+        found += db.execute(f"{columns} WHERE schema = 'main' ORDER BY name")
+    for name, kind, without_rowid, strict in found:
+        if name in plans or name.startswith(("sqlite_", OWN_PREFIX)):
             continue
-        if kind == "virtual":
-            virtual.append(name)
-        elif kind == "table":
-            plans[name] = _read_table(db, name, bool(without_rowid), strict=bool(strict))
+        if kind == "table" or (kind == "shadow" and _is_no_shadow(name, texts, guards, virtual)):
+            plans[name] = _read_table(db, name, bool(without_rowid), strict=bool(strict), codec=_CODECS[encoding])
     canonical = {fold(name): name for name in plans}
-    edges: list[tuple[TableName, TableName]] = []
-    for child, parent in db.execute(
-        "SELECT t.name, f.\"table\" FROM pragma_table_list t, pragma_foreign_key_list(t.name, 'main') f "
-        "WHERE t.schema = 'main' AND t.type = 'table'"
-    ):
-        assert isinstance(child, str) and isinstance(parent, str)
-        edges.append(((SCHEMA, child), (SCHEMA, canonical.get(fold(parent), parent))))
-    groups = foreign_key_groups(edges)
+    edges: list[tuple[TableName, TableName]] = [
+        ((SCHEMA, child), (SCHEMA, canonical.get(fold(parent), parent)))
+        for child, plan in plans.items()
+        for parent in plan.parents
+    ]
     return SqliteSchema(
         version=version,
         plans=plans,
-        rule=ShardRule(kind=ShardRuleKind.TABLE, groups=groups),
-        unguarded=frozenset(_unguarded(db, plans)),
-        virtual=tuple(virtual),
+        rule=ShardRule(kind=ShardRuleKind.TABLE, groups=foreign_key_groups(edges)),
+        unguarded=frozenset([name for name in plans if len(guards.get(fold(name), ())) < len(GUARDED_OPERATIONS)]),
+        virtual=virtual,
+        triggers=triggers,
+        texts=texts,
+        guards=guards,
+        last_guard=last_guard,
+        last_row=last_row,
     )
 
 
-def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: bool) -> TablePlan:
+def _is_no_shadow(
+    name: str,
+    texts: Mapping[str, tuple[_SchemaRow, ...]],
+    guards: Mapping[str, tuple[str, ...]],
+    virtual: Mapping[str, str],
+) -> bool:
+    """Whether a table that SQLite takes for a virtual one's shadow, by its name, is an ordinary one.
+
+    It is if we guard it, since it was there before; or if the virtual table does not make it.
+    """
+    table = fold(name)
+    if table in guards:
+        return True
+    owner = next((sql for of, sql in virtual.items() if fold(of) == table.rpartition("_")[0]), None)
+    own = next((sql for kind, _, sql in texts[table] if kind == "table"), None)
+    return owner is not None and own is not None and _fit_beside(own, owner)
+
+
+@lru_cache(maxsize=256)
+def _fit_beside(*made: str) -> bool:
+    """Whether statements that make tables can be run one after the other, in an empty database."""
+    scratch = apsw.Connection(":memory:")
+    try:
+        for sql in made:
+            scratch.execute(sql)
+    except apsw.Error:
+        return False
+    finally:
+        scratch.close()
+    return True
+
+
+def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: bool, codec: str) -> TablePlan:
     columns: list[Column] = []
     kept: list[int] = []
     keys: list[tuple[int, int]] = []
@@ -211,6 +338,7 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: 
         alias = next((word for word in ("rowid", "_rowid_", "oid") if word not in every), rowid_column)
         where = f"{alias} = ?1" if alias else ""
     every_kept = len(kept) == len(rows)
+    parents = db.execute('SELECT DISTINCT "table" FROM pragma_foreign_key_list(?, ?)', (name, SCHEMA)).fetchall()
     return TablePlan(
         map=table,
         kept=None if every_kept else tuple(kept),
@@ -221,6 +349,8 @@ def _read_table(db: apsw.Connection, name: str, without_rowid: bool, *, strict: 
         where=where,
         plain=every_kept and not without_rowid,
         rowid=rowid,
+        parents=tuple([str(parent) for (parent,) in parents]),
+        codec=codec,
     )
 
 
@@ -288,23 +418,6 @@ def read_insert_facts(db: apsw.Connection, plan: TablePlan) -> InsertFacts:
     )
 
 
-# --- rows ------------------------------------------------------------------------------------------------
-
-
-def typed_row(row: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Return a row of `TablePlan.select_typed` as values; text that is not UTF-8 keeps its bytes."""
-    from_text = _text_value
-    return tuple([from_text(row[i + 1]) if row[i] == "text" else row[i + 1] for i in range(0, len(row), 2)])
-
-
-def _text_value(raw: Value) -> Value:
-    assert isinstance(raw, bytes)
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return CharsetBytes("utf8", raw)
-
-
 # --- our tables and the guards ---------------------------------------------------------------------------
 
 
@@ -343,7 +456,8 @@ def install_in(db: apsw.Connection) -> None:
         db.execute(_CREATE_OUTBOX)
         first = (str(uuid.uuid4()), OUTBOX_VERSION)
         db.execute(f"INSERT INTO main.{SOURCE_TABLE} VALUES(?, ?, NULL, NULL, x'')", first)
-    guard_tables(db, sorted(read_schema(db).unguarded))
+    schema = read_schema(db)
+    guard_tables(db, schema, schema.unguarded)
     _note(db, table_marks(db))
 
 
@@ -395,43 +509,31 @@ def check_tables(db: apsw.Connection, path: str) -> None:
             )
 
 
-def _unguarded(db: apsw.Connection, plans: dict[str, TablePlan]) -> Iterator[str]:
-    guards: dict[str, set[str]] = {}
-    rows = db.execute(
-        "SELECT tbl_name, sql FROM main.sqlite_schema WHERE type = 'trigger' AND name GLOB ?", (GUARD_PREFIX + "*",)
-    )
-    for table, sql in rows:
-        assert isinstance(table, str) and isinstance(sql, str)
-        operation = next((word for word in GUARDED_OPERATIONS if f"AFTER {word.upper()} ON" in sql), "")
-        if GUARD_FUNCTION in sql:
-            guards.setdefault(fold(table), set()).add(operation)
-    for name in plans:
-        if not guards.get(fold(name), set()) >= set(GUARDED_OPERATIONS):
-            yield name
-
-
-def guard_tables(db: apsw.Connection, names: list[str]) -> None:
-    """Give each of the tables its three guards, in the caller's transaction."""
-    if not names:
-        return
-    wanted = {fold(name) for name in names}
-    used = 0
-    for trigger, table in db.execute(
-        "SELECT name, tbl_name FROM main.sqlite_schema WHERE type = 'trigger' AND name GLOB ?", (GUARD_PREFIX + "*",)
-    ).fetchall():
-        assert isinstance(trigger, str) and isinstance(table, str)
-        part = trigger[len(GUARD_PREFIX) :].partition("_")[0]
-        used = max(used, int(part)) if part.isdecimal() else used
-        if fold(table) in wanted:  # an incomplete set is replaced
+def guard_tables(db: apsw.Connection, schema: SqliteSchema, names: Collection[str]) -> SqliteSchema:
+    """Give each of the tables its three guards, in the caller's transaction; return the schema with them."""
+    guards, number = dict(schema.guards), schema.last_guard
+    for name in sorted(names):
+        for trigger in guards.get(fold(name), ()):  # an incomplete set is replaced
             db.execute(f"DROP TRIGGER main.{quote(trigger)}")
-    for number, name in enumerate(names, start=used + 1):
-        for operation in GUARDED_OPERATIONS:
+        number += 1
+        made = [f"{GUARD_PREFIX}{number}_{operation}" for operation in GUARDED_OPERATIONS]
+        for trigger, operation in zip(made, GUARDED_OPERATIONS, strict=True):
             # CASE, since SQLite would fold "0 AND f()" before it looks f up
             db.execute(
-                f"CREATE TRIGGER main.{quote(f'{GUARD_PREFIX}{number}_{operation}')} "
-                f"AFTER {operation.upper()} ON {quote(name)} "
+                f"CREATE TRIGGER main.{quote(trigger)} AFTER {operation.upper()} ON {quote(name)} "
                 f"WHEN CASE 1 WHEN 0 THEN {GUARD_FUNCTION}() END BEGIN SELECT 1; END"
             )
+        guards[fold(name)] = tuple(made)
+    ((last_row,),) = db.execute("SELECT max(rowid) FROM main.sqlite_schema").fetchall()
+    assert isinstance(last_row, int)
+    return replace(
+        schema,
+        version=schema_version(db),
+        unguarded=schema.unguarded.difference(names),
+        guards=guards,
+        last_guard=number,
+        last_row=last_row,
+    )
 
 
 def register_guard(db: apsw.Connection) -> None:

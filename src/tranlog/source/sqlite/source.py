@@ -56,7 +56,6 @@ from tranlog.source.sqlite.schema import (
     read_installed,
     read_schema,
     schema_version,
-    typed_row,
 )
 from tranlog.types import Value
 
@@ -438,7 +437,7 @@ class SqliteSource:
                 "target, then adopt it by tranlog.source.sqlite.install(path)",
             )
         for plan in schema.plans.values():
-            if plan.by_select and plan.place_key is not None:
+            if not plan.captured:
                 raise SourceSetupError(
                     why=f"table {plan.map.name} is WITHOUT ROWID and has a virtual generated column: SQLite does not "
                     "tell its changes",
@@ -609,8 +608,7 @@ class SqliteTables:
             except UnicodeDecodeError:
                 break
         # Text that is not UTF-8: the same scan, from here on by bytes.
-        for typed in self._db.execute(f"{plan.select_typed} LIMIT -1 OFFSET {seen}"):
-            yield typed_row(typed)
+        yield from plan.read(self._db, f"LIMIT -1 OFFSET {seen}")
 
     def close(self) -> None:
         """Free the connection."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
 import msgspec
@@ -60,6 +61,9 @@ _WORD = re.compile(
     """,
     re.VERBOSE,
 )
+_SEMICOLON = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^]]*\]|--[^\n]*|/\*.*?(?:\*/|$)|(;)""", re.DOTALL
+)
 _INSERT_INTO = re.compile(r"\s*insert\s+into(?![\w$])\s*", re.IGNORECASE | re.ASCII)
 _VALUES = re.compile(r"\s*values\s*\(([?,\s]*)\)\s*;?\s*", re.IGNORECASE | re.ASCII)
 _MARK = re.compile(r"\s*([.,()])\s*", re.ASCII)
@@ -81,6 +85,7 @@ _BY_FIRST_WORD = {
 }
 
 
+@lru_cache(maxsize=4096)
 def fold(name: str) -> str:
     """Return a name in the form under which SQLite holds two names equal: ASCII letters in lower case."""
     return name.translate(_UPPER)
@@ -89,6 +94,11 @@ def fold(name: str) -> str:
 def is_blank(sql: str) -> bool:
     """Whether a text holds nothing but white space, comments and semicolons."""
     return _skip(sql, 0) == len(sql)
+
+
+def semicolons(sql: str) -> Iterator[int]:
+    """Yield the place behind each semicolon that stands in no literal, name or comment."""
+    return (match.end() for match in _SEMICOLON.finditer(sql) if match[1])
 
 
 def _skip(sql: str, at: int) -> int:

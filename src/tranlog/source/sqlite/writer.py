@@ -5,23 +5,35 @@ same SQLite transaction. Leaves reading the outbox to `sqlite`. The hard idea: S
 hook, so COMMIT is seen coming: every statement passes a tracer before its first step, and a statement outside a
 transaction is put into one of its own. What a failing statement leaves behind is never guessed from its text.
 
+The rule for exceptions, which may come between any two lines (a signal's): SQLite is asked what there is. A statement
+that raised is cut from the buffer, or stands in it whole, where SQLite's word says which; in any other case the
+transaction is rolled back. A call that ended before it could do that is known by `Connection._call`, and the next one
+does it.
+
 Source: design/sources.md, "SQLite, the embedded default".
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import get_ident
 from types import TracebackType
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import apsw
 
+from tranlog.change import TableMap
 from tranlog.clock import Clock, SystemClock
-from tranlog.errors import SourceSetupError
+from tranlog.errors import SourceError, SourceSetupError
 from tranlog.source.packer import FRAGMENT_BYTES
-from tranlog.source.sqlite.bulk import ROWS_LEAST, BoundRows, BulkInsert, bulk_insert
+from tranlog.source.sqlite.bulk import BoundRows, BulkInsert, bulk_insert
+from tranlog.source.sqlite.cursor import CALLS, Bindings, Cursor, split_script
 from tranlog.source.sqlite.opening import open_database
 from tranlog.source.sqlite.outbox import OutboxWriter
 from tranlog.source.sqlite.raw import SCHEMA, raw_row
@@ -40,13 +52,14 @@ from tranlog.source.sqlite.schema import (
     read_schema,
     schema_version,
     table_marks,
-    typed_row,
 )
-from tranlog.source.sqlite.statement import PlainInsert, StatementKind, classify, fold, is_blank, plain_insert
+from tranlog.source.sqlite.statement import (
+    PlainInsert,
+    StatementKind,
+    fold,
+)
 
 logger = logging.getLogger(__name__)
-
-Bindings: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
 FLUSH_FRAGMENTS = 4
 """From so many fragments' bytes on, outside any savepoint, a transaction's changes go to the outbox before COMMIT."""
@@ -55,15 +68,36 @@ _OTHER = StatementKind.OTHER
 _BEGIN = StatementKind.BEGIN  # names of this module: looking a member up in its class costs more than the comparison
 _COMMIT = StatementKind.COMMIT
 _ROLLBACK = StatementKind.ROLLBACK
-_FAMILIAR_KINDS = frozenset((_OTHER, _BEGIN, _COMMIT, _ROLLBACK))
-_FAMILIAR_MOST = 1000
-_FAMILIAR_LENGTH = 1000  # of a text in characters: a program makes longer ones anew each time
 _BULKS_MOST = 1000
 _PARTS_OF_PIECE = 8  # rows that are noted together take this part of a piece at most
 _ROWS_WITHOUT_GUARDS = 100  # a row costs half as much again with them; to change it, all statements are prepared anew
 _ROWID_MOST = (1 << 63) - 1
-_NO_ROWS: Iterator[tuple[Any, ...]] = iter(())
-_TAKE_WRITE_LOCK = f"DELETE FROM main.{OUTBOX_TABLE} WHERE 0"
+_NO_THREAD = 0
+_LEFT_ALONE = "Open one of its own there, with connect(path)"
+
+
+@dataclass(eq=False, kw_only=True)
+class ConnectionOwnerError(SourceError):
+    """A connection was used where it was not opened: in another thread, or in a forked process."""
+
+    path: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"this connection to {self.path} was opened in another {self.where}. {_LEFT_ALONE}"
+
+
+@dataclass(eq=False, kw_only=True)
+class CallBrokenOffError(SourceError):
+    """The call before was broken off in its midst by an exception, and its transaction was rolled back."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return (
+            f"an exception broke off the last call on the connection to {self.path}, in the midst of its work: the "
+            "open transaction was rolled back. Begin it again"
+        )
 
 
 def connect(
@@ -99,8 +133,10 @@ class Connection:
     Shape: every committed transaction that changed rows of the main database's tables, or its schema, is one
     transaction of the log. PRAGMAs, temporary, virtual and attached tables are not captured.
     Raises: apsw's errors as SQLite gives them; SourceSetupError for what capture cannot allow; UnsupportedTypeError
-    for a row that cannot be carried, and then the transaction is rolled back.
-    Threads: one at a time.
+    for a row that cannot be carried, and then the transaction is rolled back. CallBrokenOffError when an exception of
+    another kind, a signal's, ended the call before in its midst.
+    Threads: the one that opened it, as in `sqlite3`, and no process forked from it; any other gets
+    ConnectionOwnerError.
     """
 
     def __init__(
@@ -125,6 +161,7 @@ class Connection:
             self.uuid = installed.uuid
             with self._db:
                 self._schema = read_schema(self._db)
+            self._db.set_last_insert_rowid(0)
         except BaseException:
             self._db.close()
             raise
@@ -134,6 +171,8 @@ class Connection:
             self._db, self._recorder, uuid=self.uuid, piece_bytes=fragment_bytes, clock=self._clock
         )
         self._flush_bytes = FLUSH_FRAGMENTS * fragment_bytes
+        self._thread = get_ident()
+        self._call: Cursor | None = None  # whose call is in progress; one that was broken off stays here
         self._running = 0  # writing statements in progress; more than one when an SQL function runs SQL
         self._checked = False  # the write lock is held and the schema known
         self._ddl_seen = False
@@ -141,7 +180,7 @@ class Connection:
         self._schema_stale = False
         self._by_savepoint = False  # the transaction was opened by SAVEPOINT: the last RELEASE commits it
         self._changes_of_setup = self._db.total_changes()
-        self._changes_before: int | None = None  # what changes() would say without our own statements
+        self._changes_before: int | None = 0  # what changes() would say without our own statements
         self._withs: list[str | None] = []
         self._familiar: dict[str, StatementKind] = {}
         self._part_bytes = fragment_bytes // _PARTS_OF_PIECE
@@ -149,7 +188,9 @@ class Connection:
         self._own_functions = False  # functions or collations of the user's, which may run SQL
         self._see_rows()
         self._db.set_rollback_hook(self._reset_transaction)
-        self._db.create_scalar_function("changes", lambda *_: self.changes(), 0, flags=apsw.SQLITE_INNOCUOUS)
+        for name, count in (("changes", self.changes), ("total_changes", self.total_changes)):
+            self._db.create_scalar_function(name, lambda *_, count=count: count(), 0, flags=apsw.SQLITE_INNOCUOUS)
+        _connections.add(self)
 
     # --- the surface that people know ---
 
@@ -186,38 +227,54 @@ class Connection:
             self.execute("ROLLBACK")
 
     def __enter__(self) -> Connection:
-        name = f"_tranlog_with_{len(self._withs)}" if self._db.in_transaction else None
-        self.execute("BEGIN IMMEDIATE" if name is None else f"SAVEPOINT {name}")
-        self._withs.append(name)
-        return self
+        depth = len(self._withs)
+        name = f"_tranlog_with_{depth}" if self._db.in_transaction else None
+        try:
+            self._withs.append(name)
+            self.execute("BEGIN IMMEDIATE" if name is None else f"SAVEPOINT {name}")
+            return self
+        except BaseException:
+            del self._withs[depth:]
+            self._undo_with(name)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        name = self._withs.pop()
-        if not self._db.in_transaction or (name is not None and not self._buffer.holds(name)):
-            return  # the block, or SQLite, ended it already
-        if kind is None:
-            try:
+        name = None
+        try:
+            name = self._withs.pop()
+            if kind is None:
+                self._mend()
+            if kind is None and self._is_in(name):
                 self.execute("COMMIT" if name is None else f"RELEASE {name}")
-                return
-            except BaseException:
-                self._undo_with(name)
-                raise
-        self._undo_with(name)
+        except BaseException:
+            self._undo_with(name)
+            raise
+        if kind is not None:
+            self._undo_with(name)
+
+    def _is_in(self, name: str | None) -> bool:
+        """Whether the block's transaction or savepoint is there; else the block, or SQLite, ended it already."""
+        return self._db.in_transaction and (name is None or self._buffer.holds(name))
 
     def _undo_with(self, name: str | None) -> None:
-        if not self._db.in_transaction:
-            return
+        if self._thread == _NO_THREAD:
+            return  # it is another process's
         if name is None:
-            self.execute("ROLLBACK")
-        elif self._buffer.holds(name):
+            self.rollback()
+        elif self._is_in(name):
             self.execute(f"ROLLBACK TO {name}")
             self.execute(f"RELEASE {name}")
 
     def close(self) -> None:
-        """Close; an open transaction is rolled back. Closing twice is harmless."""
-        self._db.close(True)
+        """Close; an open transaction is rolled back. Closing twice is harmless, and so is closing in a forked process.
+
+        The file and the transaction are the parent process's: there nothing is touched.
+        """
+        if self._thread != _NO_THREAD:
+            self._check_owner()
+            self._db.close(True)
 
     @property
     def in_transaction(self) -> bool:
@@ -226,7 +283,14 @@ class Connection:
 
     def changes(self) -> int:
         """Return how many rows the last INSERT, UPDATE or DELETE changed, as SQLite counts."""
-        return self._db.changes() if self._changes_before is None else self._changes_before
+        run = self._call
+        if self._changes_before is None or (run is not None and self._has_counted(run)):
+            return self._db.changes()  # perhaps asked inside a statement, in a trigger that has changed something
+        return self._changes_before
+
+    def _has_counted(self, run: Cursor) -> bool:
+        """Whether SQLite has counted changes since a statement began."""
+        return run.writes and (self._db.total_changes(), self._db.changes()) != (run.total, run.changes)
 
     def total_changes(self) -> int:
         """Return how many rows were changed since the connection was opened, without our own."""
@@ -265,6 +329,39 @@ class Connection:
         self._own_functions = True
         self._bulks.clear()
 
+    # --- who may call, and what a call that was broken off has left ---
+
+    def _check_owner(self) -> None:
+        if get_ident() != self._thread:
+            raise ConnectionOwnerError(path=self.path, where="process" if self._thread == _NO_THREAD else "thread")
+
+    def _is_calling(self, cursor: Cursor) -> bool:
+        """Whether the call on a cursor is still going on, below this one: SQL that runs in an SQL function."""
+        frame = sys._getframe(2).f_back  # that one may be a new call on the same cursor
+        while frame is not None and not (frame.f_code in CALLS and frame.f_locals["self"] is cursor):
+            frame = frame.f_back
+        return frame is not None
+
+    def _mend(self, *, rolls_back: bool = False) -> bool:
+        """Roll back what a call that was broken off has left, if one was; return whether there was a transaction.
+
+        Raises CallBrokenOffError for it, unless the caller rolls back anyway.
+        """
+        if self._call is None or self._is_calling(self._call):
+            return False
+        lost = self._db.in_transaction
+        self._see_rows()
+        if lost:
+            self._db.execute("ROLLBACK")
+        self._running = 0
+        self._reset_transaction()
+        self._after_pragma()
+        self._after_attach()
+        self._call = None
+        if lost and not rolls_back:
+            raise CallBrokenOffError(path=self.path)
+        return lost
+
     # --- a statement's life; called by Cursor ---
 
     def _before_special(self, run: Cursor, inner: apsw.Cursor) -> None:
@@ -282,6 +379,7 @@ class Connection:
                 self._before_write(run)
                 if not self._ddl_seen:
                     self._tables_before = table_marks(self._db)
+                run.versions = self._versions()
         elif kind is StatementKind.RELEASE:
             if self._by_savepoint and self._buffer.outermost(run.savepoint):
                 self._before_commit()
@@ -295,23 +393,25 @@ class Connection:
         if self._unseen:
             self._see_rows()
         if not db.in_transaction:
-            db.execute("BEGIN IMMEDIATE")
             run.own_transaction = True
+            db.execute("BEGIN IMMEDIATE")
         if not self._checked:
             # The write lock first: from then on nobody else changes the schema under this transaction.
             if db.txn_state(SCHEMA) != apsw.SQLITE_TXN_WRITE:
-                db.execute(_TAKE_WRITE_LOCK)
+                db.blob_open(SCHEMA, SOURCE_TABLE, "uuid", 1, True).close()  # unlike a statement it counts no changes
             if self._schema_stale or schema_version(db) != self._schema.version:
-                self._use_schema(read_schema(db))
+                self._use_schema(read_schema(db, self._schema))
                 self._schema_stale = False
             self._checked = True
         if self._recorder.bytes > self._flush_bytes and not self._running and not self._buffer.savepoints:
             self._flush()
         buffer = self._buffer
         run.mark = buffer.spilled + len(buffer.entries)
+        run.total = db.total_changes()
+        run.changes = db.changes()
+        run.running = self._running
         run.writes = True
         self._running += 1
-        self._changes_before = None
 
     def _each(self, run: Cursor, bindings: Iterable[Bindings]) -> Iterator[Bindings]:
         """Yield the bindings of an `executemany` in a transaction.
@@ -339,12 +439,12 @@ class Connection:
             recorder.read_unread()
         if recorder.poison is not None:
             raise recorder.poison
-        before = self._changes_before
-        run.rows_changed += self._db.changes() if before is None else before
         self._changes_before = None
+        run.rows_changed += self._db.changes()
         if recorder.bytes > self._flush_bytes and self._running == 1 and not buffer.savepoints:
             self._flush()
         run.mark = buffer.spilled + len(buffer.entries)
+        run.total = self._db.total_changes()
 
     # --- many rows at once ---
 
@@ -380,7 +480,7 @@ class Connection:
             name = fold(insert.table)
             plan = next((plan for table, plan in self._schema.plans.items() if fold(table) == name), None)
             bulk = None
-            if plan is not None and not (plan.by_select and plan.place_key is not None):
+            if plan is not None and plan.captured:
                 facts = read_insert_facts(self._db, plan)
                 bulk = bulk_insert(insert, plan.map, facts, own_functions=self._own_functions)
             self._bulks[insert] = bulk
@@ -391,10 +491,7 @@ class Connection:
         db, recorder, table = self._db, self._recorder, bulk.table
         highest: int | None = None
         if bound.counted:
-            key = quote(table.columns[table.primary_key[0]].name)
-            ((found,),) = db.execute(f"SELECT max({key}) FROM main.{quote(table.table)}").fetchall()
-            assert found is None or isinstance(found, int)
-            highest = found
+            highest = self._highest(table)
             if highest is not None and highest > _ROWID_MOST - len(bound.rows):  # then SQLite takes any that is free
                 inner.executemany(run.sql, self._each(run, bound.rows))
                 inner.fetchall()
@@ -406,7 +503,7 @@ class Connection:
         try:
             self._unseen = True
             db.preupdate_hook(None)
-            if len(bound.rows) >= _ROWS_WITHOUT_GUARDS:
+            if self._schema.triggers and len(bound.rows) >= _ROWS_WITHOUT_GUARDS:
                 db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
             inner.executemany(run.sql, bound.rows)
             inner.fetchall()
@@ -416,7 +513,9 @@ class Connection:
             if db.in_transaction:
                 # What stands is what came before the row that failed; each row is a statement of its own.
                 done = db.total_changes() - before
-                first = db.last_insert_rowid() - done + 1 if bound.counted and done else None
+                first: int | None = None
+                if bound.counted and done:  # a row that failed has left its rowid as the last one
+                    first = cast("int", self._highest(table) if failed else db.last_insert_rowid()) - done + 1
                 certain = done == len(bound.rows) or (failed and done < len(bound.rows))
                 if certain and (first is None or first > (0 if highest is None else highest)):
                     if done:
@@ -426,32 +525,49 @@ class Connection:
                             recorder.poison = exc
                             raise
                         run.rows_changed += done - 1  # the last one is counted like that of any statement
-                    run.mark = len(self._buffer)
+                    run.mark, run.total = len(self._buffer), before + done
                     recorder.poison = None
         if recorder.poison is uncertain:
             raise uncertain
 
+    def _highest(self, table: TableMap) -> int | None:
+        """Return the largest rowid in a table whose key is the rowid."""
+        key = quote(table.columns[table.primary_key[0]].name)
+        ((found,),) = self._db.execute(f"SELECT max({key}) FROM main.{quote(table.table)}").fetchall()
+        assert found is None or isinstance(found, int)
+        return found
+
     def _see_rows(self) -> None:
-        """Have the hook called for each row again, and triggers run."""
+        """Have the hook called for each row again, and triggers run if there are any.
+
+        The guards are none: they are for others, and each row would pay for them.
+        """
         self._db.preupdate_hook(self._recorder.on_row)
-        self._db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
+        self._db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, int(self._schema.triggers))
         self._unseen = False
 
     def _use_schema(self, schema: SqliteSchema) -> None:
+        triggers = self._schema.triggers
         self._schema = schema
         self._bulks.clear()
         self._recorder.use(schema)
+        if schema.triggers != triggers:
+            self._see_rows()
 
     def _after_statement(self, run: Cursor) -> None:
         """Note that a statement ran to its end."""
         if run.writes:
-            self._running -= 1
             recorder = self._recorder
             if recorder.unread is not None:
                 recorder.read_unread()
             if recorder.poison is not None:
-                self._abandon(None)
-            run.rows_changed += self._db.changes()
+                raise recorder.poison
+            if self._call is not run:
+                raise CallBrokenOffError(path=self.path)  # one inside it was, and nobody has said so
+            self._running = run.running
+            if run.kind is _OTHER:
+                self._changes_before = None
+                run.rows_changed += self._db.changes()
         if run.kind is not _OTHER:
             self._after_special(run)
         if run.own_transaction:
@@ -487,38 +603,45 @@ class Connection:
                 pass
 
     def _statement_failed(self, run: Cursor, error: BaseException) -> None:
-        """Bring the buffer to what a statement that raised has left in the database."""
+        """Bring the buffer to what a statement that raised has left in the database, or roll back."""
+        db, recorder, buffer = self._db, self._recorder, self._buffer
         if run.writes:
-            self._running -= 1
-        if not self._db.in_transaction:
+            self._running = run.running
+            if self._has_counted(run):
+                self._changes_before = None
+        if not db.in_transaction:
             self._reset_transaction()
             return
-        if self._recorder.poison is None and run.writes:
-            self._recorder.read_unread(failed=True)
-        if self._recorder.poison is not None:
-            self._abandon(error)
-        if self._outbox.take_back():
-            pass  # a COMMIT that did not: a deferred constraint, a statement in progress
-        elif run.writes:
-            if len(self._buffer) > run.mark:
-                kept = self._recorder.kept(run.mark)
-                if kept is None:
-                    self._abandon(error)
-                elif not kept:
-                    self._buffer.cut(run.mark)
-            self._schema_may_be_back()
-            if run.own_transaction:
-                if len(self._buffer):
-                    self._commit_own()
+        kind = run.kind
+        if recorder.poison is None and run.writes:
+            recorder.read_unread(failed=True)
+        if self._outbox.finishing and not run.own_transaction:
+            if self._outbox.exact:  # a COMMIT that did not: a deferred constraint, a statement in progress
+                self._outbox.take_back()
+            else:
+                recorder.poison = error
+        elif run.writes and recorder.poison is None:
+            if not _is_certain(error) or (run.versions and run.versions != self._versions()):
+                if db.total_changes() == run.total and not run.versions:
+                    buffer.cut(run.mark)
                 else:
-                    self._db.execute("ROLLBACK")
+                    recorder.poison = error
+            elif len(buffer) > run.mark and recorder.kept(run.mark) is False:
+                buffer.cut(run.mark)
+            self._schema_may_be_back()
+        elif kind is StatementKind.PRAGMA or kind is StatementKind.ATTACH:
+            if not isinstance(error, SourceSetupError):
+                self._after_pragma()
+                self._after_attach()
+        elif kind is not _OTHER and kind is not _ROLLBACK and not isinstance(error, _REFUSALS):
+            recorder.poison = error  # BEGIN, SAVEPOINT, RELEASE, ROLLBACK TO: refused they change nothing
+        if recorder.poison is not None:
+            self._abandon(error)
         elif run.own_transaction:
-            self._db.execute("ROLLBACK")
-        elif run.kind in (StatementKind.SAVEPOINT, StatementKind.RELEASE, StatementKind.ROLLBACK_TO):
-            # Refused statements change nothing; after anything else the stack of savepoints is unknown.
-            if not isinstance(error, apsw.SQLError | apsw.BusyError | apsw.ConstraintError):
-                self._recorder.poison = error
-                self._abandon(error)
+            if len(buffer):
+                self._commit_own()
+            else:
+                db.execute("ROLLBACK")
 
     def _schema_may_be_back(self) -> None:
         """Look at the schema again: a change of it may have been undone.
@@ -529,17 +652,18 @@ class Connection:
             self._checked = False
             self._schema_stale = True
 
-    def _abandon(self, error: BaseException | None) -> None:
-        """Roll back what can no longer be captured rightly, and raise why."""
+    def _abandon(self, error: BaseException) -> None:
+        """Roll back what can no longer be captured rightly, and raise why, if that is not what the caller raises."""
         poison = self._recorder.poison
         assert poison is not None
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         self._reset_transaction()
+        if not isinstance(error, Exception):
+            poison = error  # KeyboardInterrupt and its like stay what they are
         poison.add_note("tranlog: the transaction was rolled back")
-        if poison is error:
-            return  # the caller raises it
-        raise poison from error
+        if poison is not error:
+            raise poison from error
 
     def _reset_transaction(self) -> None:
         """Forget the open transaction, which has ended. Also SQLite's rollback hook: no SQL here."""
@@ -554,42 +678,56 @@ class Connection:
 
     def _after_ddl(self, run: Cursor) -> None:
         """Record a statement that changed the schema, and guard what it made."""
-        db = self._db
-        known = self._schema
-        if schema_version(db) == known.version:
-            self._recorder.others = True
-            return  # IF NOT EXISTS, or a temporary table
-        try:
-            schema = read_schema(db)
-            for name in (SOURCE_TABLE, OUTBOX_TABLE):
-                if not has_table(db, SCHEMA, name):
-                    raise SourceSetupError(
-                        why=f"a statement would remove {name}", remedy="Leave the tables of capture alone"
-                    )
-            made = schema.plans.keys() - known.plans.keys() if run.kind is StatementKind.CREATE else set()
-            adopted = sorted(t for t in schema.unguarded if t in made or t in known.plans.keys() - known.unguarded)
-            if adopted:
-                guard_tables(db, adopted)
-                schema = read_schema(db)
-            self._use_schema(schema)
-            self._ddl_seen = True
-            text = run.sql.strip().rstrip(";").rstrip()
-            for name in made:  # the stored text: without IF NOT EXISTS, and for AS SELECT the columns that came out
-                for (stored,) in db.execute("SELECT sql FROM main.sqlite_schema WHERE name = ?", (name,)):
-                    text = str(stored)
-            recorder = self._recorder
-            recorder.add_statement(text, self._clock.now_ms())
-            for name in made:  # rows of CREATE TABLE ... AS SELECT, which the hook does not report
-                for row in db.execute(schema.plans[name].select_typed):
-                    recorder.add_row(name, raw_row(typed_row(row)))
-        except BaseException as exc:
-            self._recorder.poison = exc
-            self._abandon(None)
+        db, known, recorder = self._db, self._schema, self._recorder
+        assert run.versions is not None
+        (main, temporary), (main_before, temporary_before) = self._versions(), run.versions
+        if temporary != temporary_before:
+            recorder.others = True  # a temporary object
+        if main == main_before:
+            return  # or IF NOT EXISTS, or another database's
+        # Whatever ends what follows: the schema has changed, and the log must say so.
+        recorder.poison = uncertain = SourceUncertainError(table="the schema")
+        created = run.kind is StatementKind.CREATE and known.version == main_before
+        schema = read_schema(db, known, created=created)
+        for name in (SOURCE_TABLE, OUTBOX_TABLE):
+            if name not in schema.texts:
+                raise SourceSetupError(
+                    why=f"a statement would remove {name}", remedy="Leave the tables of capture alone"
+                )
+        for name, plan in schema.plans.items():
+            if not plan.captured and known.plans.get(name) is not plan:
+                raise SourceSetupError(
+                    why=f"table {plan.map.name} would be WITHOUT ROWID and have a virtual generated column: SQLite "
+                    "does not tell its changes",
+                    remedy="Make the column STORED, or the table an ordinary one",
+                )
+        made = schema.plans.keys() - known.plans.keys() if run.kind is StatementKind.CREATE else set()
+        adopted = [t for t in schema.unguarded if t in made or t in known.plans.keys() - known.unguarded]
+        if adopted:
+            schema = guard_tables(db, schema, adopted)
+        text = run.sql.strip().rstrip(";").rstrip()
+        for name in made:  # the stored text: without IF NOT EXISTS, and for AS SELECT the columns that came out
+            text = next(str(sql) for kind, _, sql in schema.texts[fold(name)] if kind == "table")
+        self._ddl_seen = True
+        self._use_schema(schema)
+        recorder.add_statement(text, self._clock.now_ms())
+        for name in made:  # rows of CREATE TABLE ... AS SELECT, which the hook does not report
+            for row in schema.plans[name].read(db):
+                recorder.add_row(name, raw_row(row))
+        if recorder.poison is uncertain:
+            recorder.poison = None
+
+    def _versions(self) -> tuple[int, int]:
+        """Return the numbers of the main schema and of the temporary one, which every change raises."""
+        return schema_version(self._db), schema_version(self._db, "temp")
 
     def _after_pragma(self) -> None:
         """Hold what durability and capture rest on, whatever a PRAGMA has changed."""
         db = self._db
-        wanted = (("main.journal_mode", "wal"), ("main.synchronous", 2), ("locking_mode", "normal"))
+        wanted = (
+            *(("main.journal_mode", "wal"), ("main.synchronous", 2), ("locking_mode", "normal")),
+            ("legacy_alter_table", 0),
+        )
         for name, value in wanted:
             ((now,),) = db.execute(f"PRAGMA {name}").fetchall()
             if name == "main.synchronous" and now in (1, 2, 3):
@@ -603,8 +741,12 @@ class Connection:
                 continue
             db.execute(f"PRAGMA {name} = {value}").fetchall()
             db.execute("SELECT 1 FROM main.sqlite_schema LIMIT 1").fetchall()  # with the next use a lock is let go
+            if name == "legacy_alter_table":
+                why = "a RENAME would leave other tables' references as they are, and at the target change them"
+            else:
+                why = "the log would get ahead of the database, or capture be kept out"
             raise SourceSetupError(
-                why=f"PRAGMA {name} = {now} would let the log get ahead of the database, or keep capture out",
+                why=f"with PRAGMA {name} = {now} {why}",
                 remedy=f"It was put back to {value}",
             )
 
@@ -634,11 +776,16 @@ class Connection:
 
     def _flush(self) -> None:
         """Move the changes of a growing transaction to the outbox, where ROLLBACK undoes them like the rest."""
+        recorder = self._recorder
+        if self._changes_before is None:
+            self._changes_before = self._db.changes()
+        recorder.poison = SourceUncertainError(table=", ".join(recorder.table_names()))  # until all of it is written
         try:
             self._outbox.flush()
-        except BaseException as exc:
-            self._recorder.poison = exc
+        except Exception as exc:
+            recorder.poison = exc
             raise
+        recorder.poison = None
 
     def _before_commit(self) -> None:
         """Write what the transaction changed into the outbox, in the transaction itself."""
@@ -665,182 +812,38 @@ class Connection:
         self._reset_transaction()
 
 
-def split_script(script: str) -> Iterator[str]:
-    """Yield the statements of a script; a trigger's body is one with its head."""
-    start = at = 0
-    while True:
-        at = script.find(";", at)
-        if at < 0:
-            break
-        at += 1
-        if apsw.complete(script[start:at]):
-            if not is_blank(script[start:at]):
-                yield script[start:at]
-            start = at
-    if not is_blank(script[start:]):
-        yield script[start:]
+def _is_certain(error: BaseException) -> bool:
+    """Whether a statement that raised this has told the hook of each row that it has changed.
 
-
-class Cursor:
-    """Runs statements and holds their rows. Threads: as its connection.
-
-    A statement is known by its text when it comes again: SQLite need not be asked what it is, by a tracer that sees it
-    before its first step. The tracer is taken off after each statement, since it makes a cycle: a cursor whose rows
-    nobody fetched must end with its last reference, not hold its snapshot until the garbage is collected.
+    SQLite's own errors say so, and so does what a function of the user's has raised: SQLite called it, and undid the
+    statement. Anything else, a signal's exception, may have come between any two lines of ours, also of the hook.
     """
-
-    __slots__ = (
-        *("_inner", "_rows", "connection", "description", "kind", "lazy", "mark", "opens", "own_transaction"),
-        *("rowcount", "rows_changed", "savepoint", "sql", "writes"),
-    )
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.rowcount = -1
-        self.description: tuple[tuple[Any, ...], ...] | None = None
-        """Name and declared type of each column that the last statement returns; None where it returns none."""
-        self._inner = connection._db.cursor()
-        self._rows: Iterator[tuple[Any, ...]] | None = None
-
-    def _begin(self, sql: str) -> None:
-        """Forget the last statement."""
-        self.sql = sql
-        self.description = None
-        self.lazy = False  # reads only: its rows are fetched as they are asked for
-        self.writes = False
-        self.own_transaction = False
-        self.opens = False  # a SAVEPOINT that opens a transaction
-        self.mark = 0
-        self.rows_changed = 0
-
-    def _trace(self) -> None:
-        """Have `_before_step` called for the statement."""
-        verdict = classify(self.sql)
-        self.kind = verdict.kind
-        self.savepoint = verdict.savepoint
-        self._inner.exec_trace = self._before_step
-
-    def _before_step(self, inner: apsw.Cursor, sql: str, bindings: object) -> bool:
-        if len(sql) < len(self.sql) and not is_blank(self.sql[len(sql) :]):
-            raise apsw.SQLError("one statement at a time: use executescript for more")
-        self.description = inner.get_description() or None
-        if self.kind is not _OTHER:
-            self.connection._before_special(self, inner)
-        elif inner.is_readonly or inner.is_explain:
-            self.lazy = True
-        elif not self.writes:
-            self.connection._before_write(self)
+    if isinstance(error, apsw.Error):
         return True
+    trace = error.__traceback__
+    module = __name__
+    while trace is not None:
+        if trace.tb_frame.f_code is _ON_ROW:
+            return False
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        trace = trace.tb_next
+    return not module.startswith("tranlog.")
 
-    def execute(self, sql: str, bindings: Bindings | None = None) -> Cursor:
-        """Run one statement."""
-        connection, inner = self.connection, self._inner
-        familiar = connection._familiar
-        kind = familiar.get(sql)
-        self._begin(sql)
-        try:
-            if kind is None:
-                self._trace()
-                inner.execute(sql, bindings)
-                inner.exec_trace = None
-                if self.lazy:
-                    self._rows = None
-                    self.rowcount = -1
-                    return self
-                if self.description is not None:
-                    self._rows = iter(inner.fetchall())
-                else:
-                    self._rows = _NO_ROWS
-                    kind = self.kind
-                    if kind in _FAMILIAR_KINDS and len(sql) <= _FAMILIAR_LENGTH:
-                        if len(familiar) >= _FAMILIAR_MOST:
-                            familiar.clear()
-                        familiar[sql] = kind
-            else:
-                self.kind = kind
-                if kind is _OTHER:
-                    connection._before_write(self)
-                else:
-                    connection._before_special(self, inner)
-                inner.execute(sql, bindings)
-                self._rows = _NO_ROWS
-        except BaseException as exc:
-            self._failed(exc)
-            raise
-        connection._after_statement(self)
-        self.rowcount = self.rows_changed if self.kind is _OTHER else -1
-        return self
 
-    def executemany(self, sql: str, bindings: Iterable[Bindings]) -> Cursor:
-        """Run one statement once for each of the bindings; outside a transaction each commits by itself."""
-        rows: list[tuple[Any, ...]] = []
-        count = 0
-        if not self.connection.in_transaction:
-            for values in bindings:
-                rows += self.execute(sql, values).fetchall()
-                count += max(self.rowcount, 0)
-        else:
-            self._begin(sql)
-            insert = None
-            if (type(bindings) is list or type(bindings) is tuple) and len(bindings) >= ROWS_LEAST:
-                insert = plain_insert(sql)
-            try:
-                if insert is not None:
-                    self.kind = _OTHER
-                    self.connection._insert_many(self, self._inner, insert, cast("Sequence[Bindings]", bindings))
-                else:
-                    self._trace()
-                    self._inner.executemany(sql, self.connection._each(self, bindings))
-                    rows = self._inner.fetchall()
-            except BaseException as exc:
-                self._failed(exc)
-                raise
-            self._inner.exec_trace = None
-            if not self.lazy:
-                self.connection._after_statement(self)
-            count = self.rows_changed
-        self._rows = iter(rows)
-        self.rowcount = count
-        return self
+_ON_ROW = RowRecorder.on_row.__code__
+_REFUSALS = (apsw.SQLError, apsw.BusyError, apsw.ConstraintError, apsw.BindingsError, SourceSetupError)
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
-    def _failed(self, error: BaseException) -> None:
-        self._inner.exec_trace = None
-        self._inner.close(True)  # the statement is over, also when it was a row that could not be read
-        self._rows = _NO_ROWS
-        self.rowcount = -1
-        self._inner = self.connection._db.cursor()
-        if not self.lazy:
-            self.connection._statement_failed(self, error)
 
-    @property
-    def lastrowid(self) -> int:
-        """The rowid of the last row inserted."""
-        return self.connection.last_insert_rowid()
+def _after_fork() -> None:
+    """Let go of the parent's connections in a forked process, without closing what is shared with the parent.
 
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        return self._inner if self._rows is None else self._rows
+    A rollback here would change the parent's wal-index. So they are never destroyed, not even when the process ends.
+    """
+    for connection in _connections:
+        connection._thread = _NO_THREAD
+        for kept in (connection._db, connection._buffer.file):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
-    def __next__(self) -> tuple[Any, ...]:
-        return next(self._inner if self._rows is None else self._rows)
 
-    def fetchone(self) -> tuple[Any, ...] | None:
-        """Return the next row, None when there is none."""
-        return next(self._inner if self._rows is None else self._rows, None)
-
-    def fetchmany(self, size: int = 1) -> list[tuple[Any, ...]]:
-        """Return up to `size` rows."""
-        rows = []
-        for row in self:
-            rows.append(row)
-            if len(rows) == size:
-                break
-        return rows
-
-    def fetchall(self) -> list[tuple[Any, ...]]:
-        """Return the rows that are left."""
-        return list(self)
-
-    def close(self) -> None:
-        """Drop the rows that are left."""
-        self._inner.close(True)
-        self._rows = _NO_ROWS
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,250 @@
+"""What runs a statement on a captured connection, and tells the connection what becomes of it.
+
+Owns `Cursor`, and the parting of a script into statements. What a statement does to the transaction's record is
+`writer`'s. The hard idea: a call sets `Connection._call` before it does anything and takes it back as the last thing,
+so a call that an exception broke off between any two lines is known by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+import apsw
+
+from tranlog.source.sqlite.bulk import ROWS_LEAST
+from tranlog.source.sqlite.statement import StatementKind, classify, is_blank, plain_insert, semicolons
+
+if TYPE_CHECKING:
+    from tranlog.source.sqlite.writer import Connection
+
+Bindings: TypeAlias = Sequence[Any] | Mapping[str, Any]
+
+_OTHER = StatementKind.OTHER
+_ROLLBACK = StatementKind.ROLLBACK
+_FAMILIAR_KINDS = frozenset((_OTHER, StatementKind.BEGIN, StatementKind.COMMIT, _ROLLBACK))
+_FAMILIAR_MOST = 1000
+_FAMILIAR_LENGTH = 1000  # of a text in characters: a program makes longer ones anew each time
+_NO_ROWS: Iterator[tuple[Any, ...]] = iter(())
+
+
+def split_script(script: str) -> Iterator[str]:
+    """Yield the statements of a script; a trigger's body is one with its head."""
+    start = 0
+    for at in semicolons(script):
+        if apsw.complete(script[start:at]):
+            if not is_blank(script[start:at]):
+                yield script[start:at]
+            start = at
+    if not is_blank(script[start:]):
+        yield script[start:]
+
+
+def only_statement(sql: str) -> str:
+    """Return a text without what follows its statement, which may be white space and comments."""
+    if ";" not in sql:
+        return sql
+    first, *others = [*split_script(sql)] or [sql]
+    if others:
+        raise apsw.SQLError("one statement at a time: use executescript for more")
+    return first
+
+
+class Cursor:
+    """Runs statements and holds their rows. Threads: as its connection.
+
+    A statement is known by its text when it comes again: SQLite need not be asked what it is, by a tracer that sees it
+    before its first step. The tracer is taken off after each statement, since it makes a cycle: a cursor whose rows
+    nobody fetched must end with its last reference, not hold its snapshot until the garbage is collected.
+    """
+
+    __slots__ = (
+        *("_inner", "_rows", "changes", "connection", "description", "kind", "lastrowid", "lazy", "mark", "opens"),
+        *("own_transaction", "rowcount", "rows_changed", "running", "savepoint", "sql", "total", "versions", "writes"),
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        connection._check_owner()
+        self.rowcount = -1
+        self.lastrowid: int | None = None
+        """The rowid of the row that the last INSERT by `execute` has inserted; before the first None."""
+        self.description: tuple[tuple[Any, ...], ...] | None = None
+        """Name and declared type of each column that the last statement returns; None where it returns none."""
+        self._inner = connection._db.cursor()
+        self._rows: Iterator[tuple[Any, ...]] | None = None
+
+    def _begin(self, sql: str) -> None:
+        """Forget the last statement."""
+        self.sql = sql
+        self.kind = _OTHER
+        self.description = None
+        self.lazy = False  # reads only: its rows are fetched as they are asked for
+        self.writes = False
+        self.own_transaction = False
+        self.opens = False  # a SAVEPOINT that opens a transaction
+        self.mark = 0
+        self.running = 0
+        self.total = self.changes = 0  # SQLite's counts, before
+        self.versions: tuple[int, int] | None = None  # of the schemas, before DDL
+        self.rows_changed = 0
+
+    def _trace(self) -> None:
+        """Have `_before_step` called for the statement."""
+        verdict = classify(self.sql)
+        self.kind = verdict.kind
+        self.savepoint = verdict.savepoint
+        self._inner.exec_trace = self._before_step
+
+    def _before_step(self, inner: apsw.Cursor, sql: str, bindings: object) -> bool:
+        self.description = inner.get_description() or None
+        if self.kind is not _OTHER:
+            self.connection._before_special(self, inner)
+        elif inner.is_readonly or inner.is_explain:
+            self.lazy = True
+        elif not self.writes:
+            self.connection._before_write(self)
+        return True
+
+    def execute(self, sql: str, bindings: Bindings | None = None) -> Cursor:
+        """Run one statement."""
+        connection, inner = self.connection, self._inner
+        outer = connection._call
+        if outer is not None or get_ident() != connection._thread:
+            connection._check_owner()
+            if connection._mend(rolls_back=classify(sql).kind is _ROLLBACK):
+                return self
+            outer = connection._call
+        familiar = connection._familiar
+        kind = familiar.get(sql)
+        self._begin(sql)
+        try:
+            connection._call = self
+            if kind is None:
+                self.sql = only_statement(sql)
+                self._trace()
+                inner.execute(self.sql, bindings)
+                inner.exec_trace = None
+                if self.lazy:
+                    self._rows = None
+                    self.rowcount = -1
+                    connection._call = outer
+                    return self
+                if self.description is not None:
+                    self._rows = iter(inner.fetchall())
+                else:
+                    self._rows = _NO_ROWS
+                    kind = self.kind
+                    if kind in _FAMILIAR_KINDS and len(sql) <= _FAMILIAR_LENGTH and self.sql == sql:
+                        if len(familiar) >= _FAMILIAR_MOST:
+                            familiar.clear()
+                        familiar[sql] = kind
+            else:
+                self.kind = kind
+                if kind is _OTHER:
+                    connection._before_write(self)
+                else:
+                    connection._before_special(self, inner)
+                inner.execute(sql, bindings)
+                self._rows = _NO_ROWS
+            connection._after_statement(self)
+            if self.kind is _OTHER:
+                self.rowcount = self.rows_changed
+                self.lastrowid = connection._db.last_insert_rowid()
+            else:
+                self.rowcount = -1
+            connection._call = outer
+        except BaseException as exc:
+            self._failed(exc, outer)
+            raise
+        return self
+
+    def executemany(self, sql: str, bindings: Iterable[Bindings]) -> Cursor:
+        """Run one statement once for each of the bindings; outside a transaction each commits by itself."""
+        connection = self.connection
+        outer = connection._call
+        if outer is not None or get_ident() != connection._thread:
+            connection._check_owner()
+            connection._mend()
+            outer = connection._call
+        rows: list[tuple[Any, ...]] = []
+        count, last = 0, self.lastrowid
+        if not connection.in_transaction:
+            for values in bindings:
+                rows += self.execute(sql, values).fetchall()
+                count += max(self.rowcount, 0)
+            self.lastrowid = last
+        else:
+            self._begin(sql)
+            insert = None
+            if (type(bindings) is list or type(bindings) is tuple) and len(bindings) >= ROWS_LEAST:
+                insert = plain_insert(sql)
+            try:
+                connection._call = self
+                if insert is not None:
+                    self.kind = _OTHER
+                    connection._insert_many(self, self._inner, insert, cast("Sequence[Bindings]", bindings))
+                else:
+                    self.sql = only_statement(sql)
+                    self._trace()
+                    self._inner.executemany(self.sql, connection._each(self, bindings))
+                    rows = self._inner.fetchall()
+                self._inner.exec_trace = None
+                if not self.lazy:
+                    connection._after_statement(self)
+                count = self.rows_changed
+                connection._call = outer
+            except BaseException as exc:
+                self._failed(exc, outer)
+                raise
+        self._rows = iter(rows)
+        self.rowcount = count
+        return self
+
+    def _failed(self, error: BaseException, outer: Cursor | None) -> None:
+        self._inner.exec_trace = None
+        self._inner.close(True)  # the statement is over, also when it was a row that could not be read
+        self._rows = _NO_ROWS
+        self.rowcount = -1
+        self._inner = self.connection._db.cursor()
+        if not self.lazy:
+            self.connection._statement_failed(self, error)
+        self.connection._call = outer
+
+    def _left(self) -> Iterator[tuple[Any, ...]]:
+        self.connection._check_owner()
+        return self._inner if self._rows is None else self._rows
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return self._left()
+
+    def __next__(self) -> tuple[Any, ...]:
+        return next(self._left())
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        """Return the next row, None when there is none."""
+        return next(self._left(), None)
+
+    def fetchmany(self, size: int = 1) -> list[tuple[Any, ...]]:
+        """Return up to `size` rows."""
+        rows = []
+        for row in self:
+            rows.append(row)
+            if len(rows) == size:
+                break
+        return rows
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """Return the rows that are left."""
+        return list(self)
+
+    def close(self) -> None:
+        """Drop the rows that are left."""
+        self.connection._check_owner()
+        self._inner.close(True)
+        self._rows = _NO_ROWS
+
+
+CALLS: Final = (Cursor.execute.__code__, Cursor.executemany.__code__)
+"""What runs while a call is in progress."""
