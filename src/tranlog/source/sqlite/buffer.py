@@ -106,11 +106,11 @@ class TransactionBuffer:
         yield from self.entries[max(0, mark - self.spilled) :]
 
     def _forget_spilled(self) -> None:
+        self._parts.clear()
+        self._end = self.spilled = 0
         if self.file is not None:
             self.file.close()
             self.file = None
-            self._parts.clear()
-            self._end = self.spilled = 0
 
     @property
     def savepoints(self) -> int:

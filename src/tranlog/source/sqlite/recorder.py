@@ -246,18 +246,18 @@ class RowRecorder:
         if self.unread is None:
             return
         number, old, old_place, rowid = self.unread
-        self.unread = None
         try:
             row = self.row_at(self._tables[number][0], rowid)
             if row is None:
                 assert failed, "SQLite carried out a change and the row is not there"
-                return
-            entry = encode_change((number, old, row, old_place, rowid))
-            entries = self.buffer.entries  # no spill comes between a change and its reading
-            self.bytes += len(entry) - len(entries[-1])
-            entries[-1] = entry
+            else:
+                entry = encode_change((number, old, row, old_place, rowid))
+                entries = self.buffer.entries  # no spill comes between a change and its reading
+                self.bytes += len(entry) - len(entries[-1])
+                entries[-1] = entry
         except BaseException as exc:
             self.poison = exc
+        self.unread = None  # last: until then it is to be read, whatever came between
 
     def kept(self, mark: int) -> bool | None:
         """Whether a failed statement's changes stand in the database; None where the database does not tell.
