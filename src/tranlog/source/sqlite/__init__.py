@@ -1,8 +1,8 @@
 """SQLite as a source: `connect` for those who write, `SqliteSource` for capture.
 
-A writer's connection (`writer`, statements by `cursor`) records rows (`recorder`) or takes many as they are bound (`bulk`), keeps what a
-statement or savepoint may still take back (`buffer`, `statement`) and puts the transaction into the outbox (`outbox`);
-capture reads that (`source`). What tables look like, and the guards on them, is `schema`'s.
+A writer's connection (`writer`, its calls `cursor`) records rows (`recorder`) or takes many as they are bound (`bulk`),
+keeps what a statement or savepoint may still take back (`buffer`, `statement`) and puts the transaction into the outbox
+(`outbox`); capture reads that (`source`). What tables look like, and the guards on them, is `schema`'s.
 """
 
 from tranlog.source.sqlite.cursor import Cursor

@@ -659,8 +659,8 @@ class Connection:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         self._reset_transaction()
-        if not isinstance(error, Exception):
-            poison = error  # KeyboardInterrupt and its like stay what they are
+        if isinstance(error, SourceError) or not isinstance(error, Exception):
+            poison = error  # what says more by itself; and KeyboardInterrupt and its like stay what they are
         poison.add_note("tranlog: the transaction was rolled back")
         if poison is not error:
             raise poison from error
