@@ -20,7 +20,7 @@ FILES = (
     "main/view.test",
     "suite/gcol/t/gcol_bugfixes.test",
     "suite/innodb/t/innodb-autoinc.test",
-    "suite/sql_sequence/default.test",
+    "suite/json/t/json_no_table.test",
 )
 
 
