@@ -59,6 +59,7 @@ def _log(ctx: typer.Context) -> None:
 
 
 def log_of(ctx: typer.Context, directory: str | None) -> str:
+    """Return the log directory that a command is about: the one named, else the configuration's."""
     conf, service = ctx.obj
     return find_log(conf=conf, service=service, directory=directory)
 
