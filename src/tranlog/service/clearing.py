@@ -24,6 +24,8 @@ from tranlog.log.format import segment_name, segment_number
 from tranlog.log.opening import read_holder
 from tranlog.log.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.reader import LogReader
+from tranlog.log.recovery import judge
+from tranlog.log.scan import survey
 from tranlog.log.segment import LOCK_NAME, history_borne, join, list_segments
 from tranlog.log.spill import SPILL_TABLE_NAME, spill_number
 
@@ -118,6 +120,8 @@ def _last_handed_out(path: str, after: Gtid | None, disk: Disk, clock: Clock) ->
     found: list[Gtid] = [] if earlier is None else [earlier.gtid]
     event_id = "" if earlier is None else earlier.event_id
     if after is None:
+        for problem in judge(survey(path, disk)):  # what can be read may end in front of a hole
+            raise problem.error()
         with LogReader.open(path, disk=disk, clock=clock) as reader:
             held = reader.range()
             last = reader.header(held.last_seqno)
