@@ -625,10 +625,9 @@ class Log(LogEnd):
 
         None, and no new epoch, where nothing follows it. What is abandoned stays in its segments, and no reader sees
         it. The mark takes effect as a whole or not at all, whatever a crash cuts off. A cursor that has returned
-        something of it raises AbandonedError at its next step, and when this has returned, no cursor of any process
-        on this machine returns more of it. Refused while a pipeline runs, and below what one may have applied. Raises
-        RollbackError, LogClosedError, DiskFullError (nothing was changed), DiskFailedError (open the log again and
-        see), HoldError, LogLockedError.
+        something of it raises AbandonedError at its next step; when this has returned, none on this machine returns
+        more of it. Refused while a pipeline runs, and below what one may have applied. Raises RollbackError, HoldError,
+        LogClosedError, DiskFullError (nothing was changed), DiskFailedError (open it again and see), LogLockedError.
         """
         with self._lock, self._step:  # what is refused anyway, or has nothing to do, changes nothing, not even a lock
             if self._matchpoint(matchpoint) is None:
