@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fix_log import PATH
+from fix_log import PATH, fill, open_log, open_reader
 from tranlog.errors import ConfigError, HoldError
 from tranlog.ids import Epoch, Lsn, Seqno
 from tranlog.log.positions import (
@@ -130,6 +130,17 @@ def test_the_writer_restores_a_file_that_was_removed() -> None:
     assert file.restore()
     file.write(SOME)
     assert read_positions(PATH, disk) == SOME
+
+
+def test_a_reader_that_polls_finds_a_file_that_was_made_anew() -> None:
+    """It asks `range` again and again, and waits for nothing: no wait is there in which it would look."""
+    disk = SimDisk()
+    with open_log(disk) as log, open_reader(disk) as reader:
+        fill(log, 2)
+        assert reader.range().last_seqno == 2
+        disk.unlink(f"{PATH}/positions")
+        fill(log, 3, start=2)
+        assert [reader.range().last_seqno for _ in range(2)][-1] == 5
 
 
 def test_the_packing_has_a_place_for_a_boot_id() -> None:

@@ -167,11 +167,23 @@ class PositionsReader:
         self._boot_id = disk.boot_id()
         self._file: DiskFile | None = None
         self._identity = 0
+        self._seen: Positions | None = None  # what was returned last
         self._last: tuple[bytes, Positions] | None = None  # the block that was believed last, and what it says
         self.history: bytes | None = None
 
     def read(self) -> Positions | None:
-        """Return what the writer published last, if this file is the one that it publishes in."""
+        """Return what the writer published last, if this file is the one that it publishes in.
+
+        Where nothing was published since the last look, the file may be one that was removed, and is looked up again.
+        """
+        found = self._read()
+        if found is not None and found is self._seen:
+            self.look_again()
+            found = self._read()
+        self._seen = found
+        return found
+
+    def _read(self) -> Positions | None:
         try:
             if self._file is None:
                 self._file = self._disk.open(self._path)
