@@ -8,7 +8,18 @@ import threading
 
 import pytest
 
-from fix_log import PATH, contents, fill, flip, make_fragment, make_payload, open_log, record_starts, segment_path
+from fix_log import (
+    PATH,
+    contents,
+    fill,
+    flip,
+    forget_positions,
+    make_fragment,
+    make_payload,
+    open_log,
+    record_starts,
+    segment_path,
+)
 from tranlog.errors import CorruptRecordError
 from tranlog.ids import Seqno, lsn_offset
 from tranlog.log import opening
@@ -264,6 +275,7 @@ def test_an_end_that_is_not_there_any_more_is_not_believed(harm: str) -> None:
     place = index.exact(index.range.last)
     assert place is not None and opening.checkpoint_of(index, built_from) is not None
     at = lsn_offset(place)
+    forget_positions(disk)
     match harm:
         case "cut":
             disk.set_content(segment_path(1), raw[: at - 100])
