@@ -32,7 +32,7 @@ import pymysql
 from tranlog.change import Change, Statement
 from tranlog.errors import SourceError, TranlogError
 from tranlog.testing.replicas import Replicas
-from tranlog.testing.servers import MariaDbAddress, ServerFailedError, ServerMissingError
+from tranlog.testing.servers import MariaDbAddress, OptionValue, ServerFailedError, ServerMissingError
 
 SUITES: Final = Path("/usr/share/mysql/mysql-test")
 FOLDERS: Final = (
@@ -50,7 +50,7 @@ _OWN_SERVER: Final = re.compile(
 )
 """Files that need a server to themselves, or a build that is not here, do nothing as a workload."""
 _DROPS: Final = re.compile(r"\s*(?:/\*.*?\*/\s*)*(?:DROP|CREATE\s+OR\s+REPLACE|TRUNCATE)\b", re.IGNORECASE | re.DOTALL)
-SERVER: Final = {"binlog_row_metadata": "FULL", "max_connections": 200, "secure_file_priv": ""}
+SERVER: Final[dict[str, OptionValue]] = {"binlog_row_metadata": "FULL", "max_connections": 200, "secure_file_priv": ""}
 _SYSTEM: Final = ("mysql", "information_schema", "performance_schema", "sys", "tranlog_own")
 _ENTRY: Final = re.compile(r"^\| `(?P<pattern>[^`]+)` \|", re.MULTILINE)
 
