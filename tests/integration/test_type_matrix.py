@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import os
 import re
 import uuid
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import apsw
 import pymysql
@@ -474,7 +475,15 @@ larger is refused with its size. `tests/e2e/test_large.py` does that. `tranlog v
 To MariaDB a row goes in a packet of at most the server's `max_allowed_packet`, which is 16 MiB where nobody raised it
 and 1 GiB at most; a larger one is refused with both numbers. Its keys hold 3,072 bytes: text in one is made a VARCHAR,
 and what is longer is refused.
+
+What differs by the version of a server; everything else on this page is the same on both:
+
+| value | MariaDB 10.11, PostgreSQL 15 (Debian 12) | MariaDB 11.8, PostgreSQL 17 (Debian 13) |
+|---|---|---|
+| `-0.0` in `FLOAT`, `DOUBLE` from MariaDB | stored as `0.0` | exactly; a MariaDB target: `ConflictError` |
 """
+NEGATIVE_ZERO = ("mariadb", "mariadb", "-0.0")
+"""Source, target, and the name of the value that differs by the server's version: the page's second table."""
 NAMES = {"mariadb": "MariaDB", "sqlite": "SQLite", "postgres": "PostgreSQL"}
 
 
@@ -548,7 +557,11 @@ def target_section(source: str, target: str, seen: Sequence[Seen]) -> str:
     rows: dict[tuple[str, ...], list[str]] = {}
     examples: dict[tuple[str, ...], str] = {}
     for one in seen:
-        outcomes = {label: outcome for label, outcome in one.outcomes[target].items() if label != "NULL"}
+        outcomes = {
+            label: outcome
+            for label, outcome in one.outcomes[target].items()
+            if label != "NULL" and (source, target, label) != NEGATIVE_ZERO
+        }
         exactly: list[str] = []
         instead: dict[str, list[str]] = {}
         refused: dict[tuple[str, int], list[str]] = {}
@@ -677,6 +690,22 @@ def see(
         for options in (TargetOptions(kind="sqlite", path=str(path)), *servers):
             with contextlib.closing(open_target(replace(options, ddl="ignore"))) as target:
                 apply_all(tables, log, target)
+
+
+def test_a_negative_zero_is_carried_or_refused_by_the_servers_version(matrix: Matrix) -> None:
+    """docs/types.md, "What differs by the version of a server"."""
+    source, target, label = NEGATIVE_ZERO
+    seen = 0
+    for one in matrix.sources[source]:
+        value = one.values.get(label)
+        if value is None:
+            continue
+        held = math.copysign(1.0, value.value if isinstance(value, F32) else cast(float, value)) < 0
+        outcome = one.outcomes[target][label]
+        assert isinstance(outcome, Refused) is held, (one.case.declared, outcome)
+        assert not isinstance(outcome, Refused) or outcome.error == "ConflictError"
+        seen += 1
+    assert seen >= 2
 
 
 def test_docs_types_says_what_was_seen(matrix: Matrix) -> None:
