@@ -536,8 +536,8 @@ class SourceClaimedError(SourceError):
     def __str__(self) -> str:
         return (
             f"the source at {self.where} is claimed by another log ({self.claim}), and this one is {self.ours}: a copy "
-            "of that log, or a new one. Go on with that log, or give the source to this one by "
-            "`tranlog capture --take-source`"
+            "of that log, or a new one. Use that log, or run `tranlog capture --take-source` to give the source to "
+            "this one"
         )
 
 

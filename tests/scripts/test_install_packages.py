@@ -115,4 +115,4 @@ def test_wrong_usage_is_told(machine: Machine, arguments: tuple[str, ...]) -> No
     machine.add_java("17")
     done = machine.run(*arguments)
     assert done.returncode == 2
-    assert "scripts/install-packages [--check] venv|compiler|java|mariadb|postgres|sysbench" in done.stderr
+    assert "scripts/install-packages [--check] venv|compiler|java|mariadb|mariadb-test|postgres|sysbench" in done.stderr

@@ -406,7 +406,8 @@ SAME = {
     "bytes=tranlog_log_size_bytes",
     "status.log.holds": "restart_seqno=tranlog_log_hold_seqno",
     "status.pipeline": "stop_at_seqno=tranlog_stop_at_seqno restart_seqno=tranlog_restart_seqno "
-    "lag_seqnos=tranlog_lag_transactions lag_ms=tranlog_lag_seconds transactions_per_s=tranlog_transaction_rate "
+    "slots=tranlog_slots lag_seqnos=tranlog_lag_transactions lag_ms=tranlog_lag_seconds "
+    "transactions_per_s=tranlog_transaction_rate "
     "changes_per_s=tranlog_change_rate",
     "status.pipeline.channels": "applied_seqno=tranlog_applied_seqno epoch=tranlog_applied_epoch "
     "tstamp=tranlog_applied_commit_timestamp_seconds updated_at=tranlog_position_moved_timestamp_seconds "

@@ -13,7 +13,8 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
@@ -34,9 +35,9 @@ from tranlog.log.index_table import INDEX_NAME, read_index
 from tranlog.log.opening import checkpoint_of
 from tranlog.log.positions import POSITIONS_NAME, KeptHold, Positions, PositionsReader, read_published
 from tranlog.log.record import Record, RecordHeader, RollbackMark
-from tranlog.log.recovery import Checkpoint, SegmentScan, end_problem, judge, last_transaction
-from tranlog.log.scan import SegmentScanner, survey
-from tranlog.log.segment import SegmentReader, Segments, SegmentStat, directory_of, join, torn_size
+from tranlog.log.recovery import Checkpoint, SegmentScan, end_problem, judge, last_transaction, missing
+from tranlog.log.scan import SegmentScanner, scan_segment, survey
+from tranlog.log.segment import SegmentReader, Segments, SegmentStat, directory_of, glance_at, join, torn_size
 from tranlog.log.spilled import SpillStat
 from tranlog.log.spilling import spill_stats
 from tranlog.payload import Payload
@@ -351,11 +352,33 @@ class LogReader:
         return read_abandoned(self._segments, checksum=self._checksum)
 
     def index(self) -> list[IndexEntry]:
-        """Return one entry per segment: its seqnos, its size, when it was begun."""
+        """Return one entry per segment: its seqnos, its size, when it was begun.
+
+        Shape: where segments are missing, the one before them ends where it ends; `check_whole` then raises.
+        """
         found = self.range()
         self._segments.refresh()
         row = self._segments.row()
-        return self._segments.stats(max(found.last_seqno, row[-1][1]))
+        stats = self._segments.stats(max(found.last_seqno, row[-1][1]))
+        for at, (one, following) in enumerate(pairwise(stats)):
+            if following.number != one.number + 1:  # else the next one's header says where it ends
+                stats[at] = replace(one, last_seqno=self._end_of(one.number))
+        return stats
+
+    def _end_of(self, number: int) -> Seqno:
+        file = self._segments.open(number, NO_SEQNO)
+        try:
+            return scan_segment(self._path, self._disk, glance_at(file, number), checksum=self._checksum).last_seqno
+        except OSError as exc:
+            raise LogUnreadableError(path=self._segments.path(number), why=exc.strerror or str(exc)) from exc
+        finally:
+            self._segments.keep_open(number, file)
+
+    def check_whole(self) -> None:
+        """Raise CorruptRecordError for the first segment that is missing between others."""
+        for one, following in pairwise(self.index()):
+            if following.number != one.number + 1:
+                raise missing(one.number + 1, one.last_seqno).error()
 
     def purged(self, seqno: Seqno) -> PurgedError:
         """Return the error for a seqno before the first one held, with what is known of why it went."""

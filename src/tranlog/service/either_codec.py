@@ -94,6 +94,9 @@ class ShownLog(Protocol):
     def segments(self) -> list[SegmentLine]:
         """Describe the segments, oldest first."""
 
+    def check_whole(self) -> None:
+        """Raise CorruptRecordError where a segment is missing between others."""
+
     def holds(self, seqno: int) -> bool:
         """Whether a seqno between the two ends is there; a filtered range holds all of its own."""
 
@@ -160,6 +163,10 @@ class NativeShown:
                 )
             )
         return out
+
+    def check_whole(self) -> None:
+        """See ShownLog."""
+        self.reader.check_whole()
 
     def holds(self, seqno: int) -> bool:
         """See ShownLog."""
@@ -300,6 +307,9 @@ class TungstenShown:
             )
             for one in self.reader.index()
         ]
+
+    def check_whole(self) -> None:
+        """See ShownLog: a directory with a hole is refused when it is opened."""
 
     def holds(self, seqno: int) -> bool:
         """See ShownLog."""

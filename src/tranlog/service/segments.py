@@ -19,6 +19,7 @@ import typer
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import OsDisk
+from tranlog.errors import CorruptRecordError
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.cursor import Cursor
 from tranlog.log.format import segment_name, segment_number
@@ -355,6 +356,7 @@ def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = 
     """
     path = log_of(ctx, directory)
     spill: list[tuple[SpillStat, int]] = []
+    hole: CorruptRecordError | None = None
     with Progress() as progress:
         if codec_of(path) is Codec.TUNGSTEN:
             rows = tungsten_rows(TungstenReader.open(path), report=progress.update)
@@ -362,11 +364,17 @@ def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = 
             with LogReader.open(path) as reader:
                 rows = segment_rows(reader, report=progress.update)
                 spill = [(one, _on_disk(reader.path, one.name)) for one in reader.spill_segments()]
+                try:
+                    reader.check_whole()
+                except CorruptRecordError as exc:
+                    hole = exc
     if as_json:
         print_json({"segments": [segment_json(row) for row in rows], "spill": [spill_json(*row) for row in spill]})
     else:
         for line in (*segment_lines(rows), *spill_lines(spill)):
             print(line)
+    if hole is not None:
+        raise hole
 
 
 @log_app.command("info")

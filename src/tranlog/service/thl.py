@@ -96,6 +96,7 @@ def index(
                 )
             else:
                 print(listing.index_line(one.name, one.first_seqno, one.last_seqno))
+        log.check_whole()
     finally:
         log.close()
 
@@ -125,6 +126,7 @@ def info(
         else:
             for line in listing.overview_lines(shown):
                 print(line)
+        log.check_whole()
     finally:
         log.close()
 

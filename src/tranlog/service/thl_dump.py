@@ -21,7 +21,7 @@ import typer
 
 from tranlog.disk import DiskFile, OsDisk
 from tranlog.errors import LogMissingError
-from tranlog.ids import Lsn, Seqno, lsn_offset, lsn_segment
+from tranlog.ids import Lsn, Seqno, lsn, lsn_offset, lsn_segment
 from tranlog.log import format as native
 from tranlog.log import spill
 from tranlog.log.reader import LogReader
@@ -96,8 +96,11 @@ class _Cutter:
         self.take(name, (end + 1 if end >= 0 else len(self.raw)) - self.at)
 
 
-def native_fields(raw: bytes) -> list[Field]:
-    """Return the fields of a native record; one of an unknown type as far as it is framed."""
+def native_fields(raw: bytes, *, place: int = 0) -> list[Field]:
+    """Return the fields of a native record; one of an unknown type as far as it is framed.
+
+    `place` is where it stands, an LSN, which the checksum of a sync record covers.
+    """
     cut = _Cutter(raw)
     kind = raw[4] if len(raw) > 4 else 0
     tables = {
@@ -128,7 +131,8 @@ def native_fields(raw: bytes) -> list[Field]:
                 cut.take(part, width)
         else:  # the event, a chunk's fragments, or the body of a type that has no table
             cut.take(name, len(raw) - native.TRAILER.size - cut.at)
-    return [*cut.fields, _checksum(raw, raw[-native.TRAILER.size : -4], raw[-4:], crc32(raw[:-4]))]
+    covered = raw[:-4] + (place.to_bytes(8, "big") if kind == native.SYNC_TYPE else b"")
+    return [*cut.fields, _checksum(raw, raw[-native.TRAILER.size : -4], raw[-4:], crc32(covered))]
 
 
 def tungsten_fields(raw: bytes) -> list[Field]:
@@ -257,7 +261,8 @@ def dump(
     if file is not None and offset == 0:
         fields = header_fields(found.raw, java=java, spilled=spill.spill_number(file) is not None)
     else:
-        fields = tungsten_fields(found.raw) if java else native_fields(found.raw)
+        place = lsn(native.segment_number(found.file) or 0, found.offset)
+        fields = tungsten_fields(found.raw) if java else native_fields(found.raw, place=place)
     if as_json:
         shown = [
             {"name": one.name, "offset": one.at, "length": len(one.raw), "value": one.value, "hex": one.raw.hex()}
