@@ -25,7 +25,7 @@ from tranlog.errors import PositionLostError
             "log_rounds",
             ACKNOWLEDGED_BEFORE_SYNC,
             100,
-            "AssertionError",
+            "AssertionError|CorruptRecordError",
             id=ACKNOWLEDGED_BEFORE_SYNC.name,
         ),
         pytest.param(
