@@ -26,6 +26,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -33,7 +34,7 @@ from pathlib import Path
 
 import psycopg
 
-from mutants.order_driver import Done, Ended, Planned, Stop, Wanted, Work, run_driver, run_work
+from mutants.order_driver import SLOTS, Done, Ended, Planned, Stop, Wanted, Work, run_driver, run_work
 from mutants.order_workload import SCHEMAS, TABLES, Written, draw_parallelization, draw_plan, logged_by, write
 from mutants.rounds import play_rounds
 from tranlog.errors import PipelineHeldError, ReplacedError
@@ -202,7 +203,7 @@ class Stage:
             raise WrongError(f"the driver died: exit code {driver.process.exitcode}") from None
         match message:
             case Wanted(job=job, work=work):
-                self.drop_tasks()  # of a job that the driver has given up
+                self.drop_tasks({one.channel for one in work})  # of a job that the driver has given up
                 for one in work:
                     self.start_task(job, one)
             case Planned():
@@ -240,11 +241,12 @@ class Stage:
         theirs.close()
         self.tasks.append(Task(job, work, process, mine))
 
-    def drop_tasks(self) -> None:
-        for task in self.tasks:
+    def drop_tasks(self, channels: Container[int] = range(SLOTS)) -> None:
+        """Kill or stop the tasks of some channels, of all where none are named."""
+        for task in [task for task in self.tasks if task.work.channel in channels]:
             self.disturb(task.process)
             task.result.close()
-        self.tasks = []
+            self.tasks.remove(task)
 
     def ended(self, task: Task) -> None:
         """Take a task's result, and see to what it means."""
