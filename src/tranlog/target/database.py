@@ -497,8 +497,7 @@ class _Attempt:
         remedy = f"Take the rows of all tables of {schema} away here, then `tranlog online --skip-seqno {seqno}`"
         if table:
             there = TableMap(schema=schema, table=table, columns=())
-            if table.lower() in OUR_TABLES:
-                self._target._claim_name(there, seqno)  # which says whose rows these are
+            self._target._claim_name(there, seqno)  # rows of ours, or of another table, are no rows of this one
             try:
                 self._session.table(there)
             except MissingTableError:
