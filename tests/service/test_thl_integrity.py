@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fix_tungsten import GOLDEN, make_event
@@ -15,6 +16,7 @@ from tranlog.log.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service import thl
 from tranlog.tungsten.directory import TungstenLog
+from tranlog.tungsten.event import FileFragment
 
 AT = 1309533317000  # 2011-07-01 15:15:17 UTC
 
@@ -225,6 +227,22 @@ def test_diff_of_two_replicators_directories(tmp_path: Path, capsys: pytest.Capt
     lines = out.splitlines()
     assert "first difference = seqno 30, by checksum" in lines and "common = seqno 0 to 34" in lines
     assert "only A has = 10 transactions" in lines and "only B has = 5 transactions" in lines
+
+
+def test_diff_of_replicators_directories_with_load_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be read as changes is compared as it stands: equal logs are equal."""
+    one, same, other = tmp_path / "one", tmp_path / "same", tmp_path / "other"
+    for path, raw in ((one, b"1,2"), (same, b"1,2"), (other, b"1,3")):
+        with TungstenLog.open(str(path)) as log:
+            log.append(make_event(0))
+            event = make_event(1)
+            log.append(msgspec.structs.replace(event, changes=(FileFragment(file_id=1, raw=raw, schema="s"),)))
+            log.append(make_event(2))
+    for options in ([], ["--full"]):
+        code, out, err = run(["diff", *options, str(one), str(same)], capsys)
+        assert (code, out.splitlines()[-1]) == (0, "agree = yes"), err
+    code, out, _ = run(["diff", "--full", str(one), str(other)], capsys)
+    assert code == 1 and "first difference = seqno 1, by " in out
 
 
 def test_diff_with_something_that_is_no_log(log_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

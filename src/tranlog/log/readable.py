@@ -6,7 +6,7 @@ Owns the seam alone. `log.reader` is the native log behind it, `tungsten.transla
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tranlog.change import Change
 from tranlog.errors import PurgedError
@@ -38,6 +38,14 @@ class ReadableTransaction(Protocol):
 
     def payload(self) -> Payload:
         """Return the whole content at once; for small transactions."""
+
+
+@runtime_checkable
+class ForeignTransaction(Protocol):
+    """One that stands in another codec."""
+
+    def foreign(self) -> list[bytes]:
+        """Return each fragment's payload as it stands there."""
 
 
 class ReadableCursor(Protocol):

@@ -380,6 +380,17 @@ class TranslatedTransaction:
         changes = tuple(change for part in parts for change in part.changes)
         return Payload(metadata=parts[-1].metadata, options=parts[-1].options, changes=changes)
 
+    def foreign(self) -> list[bytes]:
+        """Return each fragment's payload as the replicator wrote it; none for a seqno without an event."""
+        if self._whole is None:
+            return []
+        number = self._whole.pieces[0].segment
+        segment = SegmentReader(self._log.path, number, self._log.disk, checked=self._log.checked)
+        try:
+            return [segment.payload(piece.record) for piece in self._whole.pieces]
+        finally:
+            segment.close()
+
     def is_noop(self) -> bool:
         """Whether this is a no-op: a seqno without content."""
         return self._only is not None and self._only.content.is_noop()
