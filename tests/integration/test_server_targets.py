@@ -181,7 +181,8 @@ def test_a_deadlock_is_tried_again(bench: Bench, stranger: Session) -> None:
 
     # Which of the two is the victim is the server's choice: it must be ours.
     if bench.target.kind == "postgres":
-        stranger.run_script("SET deadlock_timeout = '10s'")
+        stranger.run_script("SET deadlock_timeout = '10s'; SET lock_timeout = 0")
+        bench.session.run_script("SET deadlock_timeout = '100ms'")  # looked for before our wait for a lock ends
 
     def other() -> None:
         inside.wait(10)
