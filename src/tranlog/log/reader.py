@@ -356,12 +356,20 @@ class LogReader:
 
         Shape: where segments are missing, the one before them ends where it ends; `check_whole` then raises.
         """
+        while True:
+            try:
+                return self._index()
+            except PurgedError:
+                continue  # a purge passed the segment between the look at the row and the look at its end
+
+    def _index(self) -> list[IndexEntry]:
         found = self.range()
         self._segments.refresh()
         row = self._segments.row()
         stats = self._segments.stats(max(found.last_seqno, row[-1][1]))
         for at, (one, following) in enumerate(pairwise(stats)):
             if following.number != one.number + 1:  # else the next one's header says where it ends
+                # A purge takes the oldest first: the hole is one only if the segment before it is still there.
                 stats[at] = replace(one, last_seqno=self._end_of(one.number))
         return stats
 
