@@ -41,7 +41,7 @@ class Harm:
 
 
 def plan(kinds: Sequence[str], services: Sequence[str], rounds: int, seed: int) -> list[list[Harm]]:
-    """Return the harms of each round: one, and in every third round a second one right after it. Pure.
+    """Return the harms of each round: one, and in every second round another one right after it. Pure.
 
     Kinds come in shuffled decks, so that each comes as often as any other, give or take one. The services take turns.
     """
@@ -51,7 +51,7 @@ def plan(kinds: Sequence[str], services: Sequence[str], rounds: int, seed: int) 
     planned = []
     for number in range(rounds):
         harms = []
-        for second in range(2 if number % 3 == 2 else 1):
+        for second in range(1 + number % 2):
             if not deck:
                 deck = rng.sample(kinds, len(kinds))
             kind = deck.pop()
