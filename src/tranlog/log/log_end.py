@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from threading import get_ident
@@ -79,6 +80,8 @@ _LOOK_AGAIN_S = 0.2
 """Whoever waits for another thread looks so often whether that one is still at it."""
 _GIVE_WAY_S = 0.001
 """So long a large transaction waits for those who commit, between two of its slices."""
+_GIVE_WAY_LOOKS = 5
+"""So often it looks in that time whether they are through."""
 
 
 class _Step:
@@ -449,10 +452,12 @@ class LogEnd:
         For whoever writes much beside them, between one slice and the next, without the log's lock: who holds that may
         want the interpreter, the processor, or the segment's file.
         """
-        if not self._lock.acquire(timeout=_GIVE_WAY_S):
-            return False
-        self._lock.release()
-        return True
+        # The lock is watched, not taken: without `with`, an exception between its lines would leave it held for ever.
+        for _ in range(_GIVE_WAY_LOOKS):
+            if not self._step.under_way:
+                return True
+            time.sleep(_GIVE_WAY_S / _GIVE_WAY_LOOKS)
+        return not self._step.under_way
 
     def end_write(self, extent: Extent, failure: OSError | None) -> None:
         """For `Allocation` only."""
