@@ -58,14 +58,14 @@ check: install ## style, types, layers and tidiness: ruff, mypy, two test module
 	$(call verdict,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy --config-file tests/mypy.ini \
 	  && $(BIN)/pytest -q $(ARGS) tests/test_layers.py tests/test_tidy.py)
 
-unit: install ## tests that need neither Java nor a server: under a minute
-	$(call verdict,$(call within,10m,$(BIN)/pytest -q -n auto -m "not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
+unit: install ## tests that need neither Java nor a server: 5 minutes
+	$(call verdict,$(call within,15m,$(BIN)/pytest -q -n auto -m "not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
 
-plain: install ## the tests of what is compiled once more, with the plain sources in its place: under a minute
-	$(call verdict,TRANLOG_PLAIN=1 $(call within,5m,$(BIN)/pytest -q -n auto -m "not integration and not spark and not e2e and not slow" \
+plain: install ## the tests of what is compiled once more, with the plain sources in its place: 5 minutes
+	$(call verdict,TRANLOG_PLAIN=1 $(call within,10m,$(BIN)/pytest -q -n auto -m "not integration and not spark and not e2e and not slow" \
 	  $(ARGS) $(PLAIN_TESTS)))
 
-test: install ## everything that CI runs: 20 minutes
+test: install ## everything that CI runs: 40 minutes
 	@$(PACKAGES) java mariadb mariadb-test postgres sysbench
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory unit
