@@ -356,22 +356,20 @@ class LogReader:
 
         Shape: where segments are missing, the one before them ends where it ends; `check_whole` then raises.
         """
-        while True:
-            try:
-                return self._index()
-            except PurgedError:
-                continue  # a purge passed the segment between the look at the row and the look at its end
-
-    def _index(self) -> list[IndexEntry]:
         found = self.range()
-        self._segments.refresh()
-        row = self._segments.row()
-        stats = self._segments.stats(max(found.last_seqno, row[-1][1]))
-        for at, (one, following) in enumerate(pairwise(stats)):
-            if following.number != one.number + 1:  # else the next one's header says where it ends
-                # A purge takes the oldest first: the hole is one only if the segment before it is still there.
-                stats[at] = replace(one, last_seqno=self._end_of(one.number))
-        return stats
+        ends = self._ends_before_holes()
+        stats = self._segments.stats(max(found.last_seqno, self._segments.row()[-1][1]))
+        return [replace(one, last_seqno=ends.get(one.number, one.last_seqno)) for one in stats]
+
+    def _ends_before_holes(self) -> dict[int, Seqno]:
+        """Return where each segment ends that the next one is missing after; no later header tells it."""
+        while True:
+            self._segments.refresh()
+            numbers = [number for number, _ in self._segments.row()]
+            try:
+                return {one: self._end_of(one) for one, following in pairwise(numbers) if following != one + 1}
+            except PurgedError:
+                continue  # a purge takes the oldest first: there is a hole only where the one before it is still there
 
     def _end_of(self, number: int) -> Seqno:
         file = self._segments.open(number, NO_SEQNO)
@@ -384,9 +382,9 @@ class LogReader:
 
     def check_whole(self) -> None:
         """Raise CorruptRecordError for the first segment that is missing between others."""
-        for one, following in pairwise(self.index()):
-            if following.number != one.number + 1:
-                raise missing(one.number + 1, one.last_seqno).error()
+        self.range()
+        for number, last in self._ends_before_holes().items():
+            raise missing(number + 1, last).error()
 
     def purged(self, seqno: Seqno) -> PurgedError:
         """Return the error for a seqno before the first one held, with what is known of why it went."""
