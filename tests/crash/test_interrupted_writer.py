@@ -388,10 +388,11 @@ def small(**given: Any) -> tuple[Log, SimDisk]:
     ), disk
 
 
-@pytest.mark.parametrize("bad", [None, 7])
-def test_what_is_no_fragment_is_refused_and_leaves_nothing(bad: Any) -> None:
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("bad", [None, 7, "text"])
+def test_what_is_no_fragment_is_refused_and_leaves_nothing(bad: Any, checksum: bool) -> None:
     """`transact` that raised in its second fragment left the first one to be glued to the thread's next transaction."""
-    log, _ = small()
+    log, _ = small(checksum=checksum)
     _transacted(log, Told(), "one")
     wrong = [fragment("bad", 50, last=False), msgspec.structs.replace(fragment("bad", 50), payload=bad)]
     for call in (

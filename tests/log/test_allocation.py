@@ -228,6 +228,33 @@ def test_what_is_unfinished_at_close_is_left_empty() -> None:
         assert found[1].is_noop()
 
 
+@pytest.mark.parametrize("spilled", [False, True])
+def test_an_allocation_that_is_dropped_holds_up_nobody(spilled: bool) -> None:
+    """As an exception between `allocate` and its `with` drops it: others waited until the log was closed."""
+    disk = SimDisk()
+    log = open_log(disk, spill_above=50_000 if spilled else 1_000_000)
+    log.allocate(large("dropped"))
+    log.commit()
+    with log.begin() as after:
+        after.add(make_fragment("after", b"x"))
+    kept = log.allocate(large("kept"))
+    del kept
+    others = [threading.Thread(target=fill, args=(log, 1), daemon=True) for _ in range(3)]
+    for one in others:
+        one.start()
+    for one in others:
+        one.join(20)
+    assert not any(one.is_alive() for one in others), "a commit waits for what nobody will complete"
+    assert log.durable_seqno == log.last_seqno == 6
+    with log.cursor() as cursor:
+        found = list(read_all(cursor))
+    assert [one.header.seqno for one in found] == [0, 1, 2, 3, 4, 5, 6]
+    assert [one.is_noop() for one in found] == [True, True, False, True, False, False, False]
+    log.close()
+    with open_log(disk) as again:
+        assert seqnos(again) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
 @pytest.mark.parametrize("size", [0, 1, 5, 20, 40, 60, 100, 120, 127, 128, 130, 255, 300, 16_380, 16_400, 70_000])
 def test_an_empty_transaction_fits_any_place(size: int) -> None:
     ids = ("db1", "mysql-bin.000001:0000000004;17")
@@ -282,9 +309,10 @@ def test_a_crash_leaves_no_hole() -> None:
     log = open_log(disk)
     log.append(make_fragment("kept"))
     log.commit()
-    log.allocate(large("never written"))
+    unwritten = log.allocate(large("never written"))
     for number in range(5):
         log.allocate([make_fragment(f"behind{number}", b"b" * 100)]).complete(sync=False)
+    assert unwritten.gtid.seqno == log.visible_seqno + 1
     disk.kill()
     for seed in range(20):
         with Log.open(PATH, source_id="db1", disk=disk.after_crash(random.Random(seed))) as again:

@@ -11,6 +11,7 @@ Source: tokumx-replication (a GTID is taken when a commit begins, and may finish
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol
@@ -116,41 +117,73 @@ def empty_records(
     return pieces
 
 
+class Place:
+    """Where an allocated transaction goes: what the log knows of it until its bytes are there.
+
+    The log holds this, the program the `Allocation`: so the log sees when the program has dropped it, as an exception
+    between any two lines makes it do, and leaves the place empty itself.
+    """
+
+    __slots__ = ("_holder", "before", "checksum", "extent", "gtid", "start", "tstamp")
+
+    def __init__(
+        self, extent: Extent, gtid: Gtid, *, start: int, before: tuple[str, str], tstamp: int, checksum: bool
+    ) -> None:
+        """`before`: source id and event id of the transaction before it."""
+        self.extent = extent
+        self.gtid = gtid
+        self.start = start
+        self.before = before
+        self.tstamp = tstamp
+        self.checksum = checksum
+        self._holder: weakref.ref[Allocation] | None = None
+
+    def hand_to(self, holder: Allocation) -> None:
+        """Have `holder` be the one who fills it."""
+        self._holder = weakref.ref(holder)
+
+    def dropped(self) -> bool:
+        """Whether nobody is left who could fill it."""
+        return self._holder is not None and self._holder() is None
+
+    def empty_pieces(self) -> list[bytes]:
+        """Return the bytes of the empty transaction that fits this place."""
+        gtid = self.gtid
+        return empty_records(
+            self.extent.end - self.start,
+            self.before,
+            self.tstamp,
+            seqno=gtid.seqno,
+            epoch=gtid.epoch,
+            checksum=self.checksum,
+        )
+
+
 class Allocation:
     """A place in the log, reserved for one transaction: fill it with `write`, show it with `complete`.
 
     Until it is complete, no reader sees a younger transaction, and no younger one is durable. As a context manager it
-    completes at the end of the block, durable, or abandons its place when the block raises.
+    completes at the end of the block, durable, or abandons its place when the block raises. One that is dropped
+    without either is abandoned by the log.
 
     Threads: one, any one; others commit meanwhile.
     """
 
     def __init__(
-        self,
-        log: AllocatingLog,
-        extent: Extent,
-        gtid: Gtid,
-        fragments: Sequence[Fragment],
-        *,
-        start: int,
-        padding: int,
-        before: tuple[str, str],
-        checksum: bool,
-        spilled: bool = False,
+        self, log: AllocatingLog, place: Place, fragments: Sequence[Fragment], *, padding: int, spilled: bool = False
     ) -> None:
         """For `Log.allocate` only."""
-        self.gtid = gtid
+        self.gtid = place.gtid
         """The transaction's identity."""
         self._log = log
-        self._extent = extent
+        self._place = place
+        self._extent = place.extent
         self._fragments = fragments
-        self._start = start
         self._padding = padding
-        self._before = before
-        self._checksum = checksum
         self._spilled = spilled
         self._written = False
         self._over = False
+        place.hand_to(self)
 
     def write(self) -> None:
         """Write the transaction's bytes into their place; nothing is visible yet.
@@ -165,7 +198,7 @@ class Allocation:
                     self._fragments,
                     seqno=gtid.seqno,
                     epoch=gtid.epoch,
-                    checksum=self._checksum,
+                    checksum=self._place.checksum,
                     padding=self._padding,
                     spilled=self._spilled,
                 )
@@ -196,29 +229,17 @@ class Allocation:
         if self._over or self._extent.done:
             return
         self._written = False
-        self._fill(self.empty_pieces())
+        self._fill(self._place.empty_pieces())
         extent = self._extent
-        extent.ids = self._before
+        extent.ids = self._place.before
         self._log.finish(extent, False)
         self._over = True
-
-    def empty_pieces(self) -> list[bytes]:
-        """Return the bytes of the empty transaction that fits this place."""
-        gtid = self.gtid
-        return empty_records(
-            self._extent.end - self._start,
-            self._before,
-            self._fragments[-1].tstamp,
-            seqno=gtid.seqno,
-            epoch=gtid.epoch,
-            checksum=self._checksum,
-        )
 
     def _fill(self, pieces: Iterable[bytes]) -> None:
         failure: OSError | None = None
         try:
             file = self._log.begin_write(self._extent)
-            at = self._start
+            at = self._place.start
             outflow = Outflow(at, self._log.syncs())
             for part in slices(pieces):
                 self._log.give_way()

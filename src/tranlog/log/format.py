@@ -289,8 +289,9 @@ def encode_event(
     """Return what stands before and what stands behind the payload in an event record.
 
     `padding`: bytes of a header item that means nothing, 0 or at least 3. `spilled`: the payload is a reference.
-    Raises RecordLimitError for whatever the format cannot hold.
+    Raises RecordLimitError for whatever the format cannot hold, TypeError for a payload that is not bytes.
     """
+    _check_payload(payload)
     try:
         source, event, shard = _text("source_id", source_id), _text("event_id", event_id), _text("shard_id", shard_id)
         extension = encode_tables(tables) if tables != () else b""
@@ -305,6 +306,12 @@ def encode_event(
         out, kind, source, event, shard, extension, len(payload), seqno, fragno, last_frag, epoch, tstamp, event_id
     )
     return head, _event_trailer(out, head, payload) if checksum else _ZERO_CRC
+
+
+def _check_payload(payload: object) -> None:
+    """Raise TypeError for what is no bytes: a text has a length too, and would be found out only when it is written."""
+    if not isinstance(payload, bytes):
+        raise TypeError(f"a fragment's payload is bytes, not {type(payload).__name__}")
 
 
 def _event_head(
@@ -385,6 +392,7 @@ class EventWriter:
         shard_id = fragment.shard_id
         payload = fragment.payload
         tables = fragment.tables
+        _check_payload(payload)
         try:
             if source_id != self._source_id:
                 self._source = _text("source_id", source_id)

@@ -33,7 +33,7 @@ from tranlog.errors import (
     SegmentEmptyError,
 )
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
-from tranlog.log.allocation import Allocation, empty_transaction, padding_for, records_of, size_of
+from tranlog.log.allocation import Allocation, Place, empty_transaction, padding_for, records_of, size_of
 from tranlog.log.cursor import Cursor
 from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
@@ -431,20 +431,18 @@ class Log(LogEnd):
             seqno = self._next_seqno(event_id)
             extent = Extent(seqno, (start,), end=end, ids=(fragments[-1].source_id, event_id))
             extent.holder = me
-            self._prefix.allocate(extent)
-            pending.allocate(end, extent.ids)
-            allocation = Allocation(
-                self,
+            place = Place(
                 extent,
                 Gtid(pending.epoch, seqno),
-                fragments,
                 start=start,
-                padding=padding,
                 before=before,
+                tstamp=fragments[-1].tstamp,
                 checksum=self._options.checksum,
-                spilled=spilled is not None,
             )
-            self._allocations[seqno] = allocation
+            allocation = Allocation(self, place, fragments, padding=padding, spilled=spilled is not None)
+            self._prefix.allocate(extent)
+            pending.allocate(end, extent.ids)
+            self._places[seqno] = place
             if spilled is not None and reference is not None:
                 spilled.end(reference, allocation.gtid)
             return allocation
@@ -858,7 +856,7 @@ class Log(LogEnd):
         if self._fragno:
             self._drop_open()
         self._flush()
-        self._fill_unfinished()
+        self._leave_empty(self._prefix.unfinished())
         self._publish()
         self._sync_now()
         self._write_positions()

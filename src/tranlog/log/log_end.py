@@ -33,7 +33,7 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno, lsn
-from tranlog.log.allocation import Allocation
+from tranlog.log.allocation import Place
 from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
     FRAGNO_MAX,
@@ -164,7 +164,7 @@ class LogEnd:
         self._ahead = options.ahead_bytes  # how many at a time; 0 in a segment for which the disk was full
         self._pending = Pending(source_id=source_id, checksum=options.checksum, most=options.spill_above)
         self._prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
-        self._allocations: dict[Seqno, Allocation] = {}  # those that are neither complete nor abandoned
+        self._places: dict[Seqno, Place] = {}  # those of allocations neither complete nor abandoned
         self._draining = False  # the disk is full, and writers outside the lock are waited for
         # the transaction that is being appended
         self._fragno = 0  # > 0: it is open
@@ -265,6 +265,9 @@ class LogEnd:
             self._syncing = 0
         if self._fragno and not self._owner_thread.is_alive():
             self._drop_open()
+        if self._dropped() and self._stopped is None:
+            self._flush()
+            self._publish()
 
     def _append(self, fragment: Fragment, me: int, reference: Reference | None = None) -> Gtid:
         """Append a fragment or, with `reference`, the record of a spilled transaction whose last fragment this is."""
@@ -473,7 +476,7 @@ class LogEnd:
         with self._lock, self._step:
             self._check_extent(extent)
             extent.done = True
-            self._allocations.pop(extent.first, None)
+            self._places.pop(extent.first, None)
             self._flush()
             self._publish()
             self._changed.notify_all()
@@ -627,6 +630,8 @@ class LogEnd:
         """
         if self._pending.starts:
             self._seal()
+        if self._places:
+            self._leave_empty(self._dropped())
         visible = self._prefix.advance()
         if not visible:
             return
@@ -728,7 +733,7 @@ class LogEnd:
             self.interrupted(type(other).__name__)
             raise
         self._draining = False
-        self._allocations.clear()
+        self._places.clear()
         owners = self._prefix.take_back(path) | self._pending.owners
         self._refused.update(dict.fromkeys(owners - {get_ident()}, path))
         self._changed.notify_all()
@@ -745,18 +750,28 @@ class LogEnd:
         logger.warning("The disk is full; what was not committed is refused. path=%s", path)
         return DiskFullError(path=path)
 
-    def _fill_unfinished(self) -> None:
-        """Leave empty transactions where allocations were not completed: what is complete behind them counts."""
+    def _leave_empty(self, extents: Sequence[Extent]) -> None:
+        """Fill these places with empty transactions: what is complete after them counts."""
         assert self._file is not None
-        for extent in self._prefix.unfinished():
-            at = extent.starts[0]
+        for extent in extents:
+            place = self._places[extent.first]
+            at = place.start
             try:
-                for piece in self._allocations[extent.first].empty_pieces():
+                for piece in place.empty_pieces():
                     self._file.pwrite(piece, at)
                     at += len(piece)
             except OSError as exc:
                 raise self._write_failed(exc) from exc
+            extent.ids = place.before
             extent.done = True
+            del self._places[extent.first]
+            self._changed.notify_all()
+
+    def _dropped(self) -> list[Extent]:
+        """Return the extents whose allocation was dropped: nobody else will fill them, and others wait for them."""
+        if not self._places or self._draining:
+            return []
+        return [one for one in self._prefix.unfinished() if self._places[one.first].dropped()]
 
     def _drop_open(self) -> None:
         """Take back the open transaction's fragments."""
