@@ -78,7 +78,7 @@ soak: install ## hours: the slow tests, then all others with many more examples 
 
 kill: install ## ROUNDS=50 rounds of kill -9 of everything, under load, from SEED=1: nothing lost, nothing doubled
 	@$(PACKAGES) java mariadb postgres
-	$(call verdict,$(BIN)/python examples/kill_rounds.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
+	$(call verdict,PYTHONPATH=examples $(BIN)/python tests/kill/kill_rounds.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
 
 replica-diff: install ## FILES=n of the server's regression files (default: all), drawn by SEED=1, against a native replica
 	@$(PACKAGES) mariadb mariadb-test
@@ -92,7 +92,7 @@ traces: install ## FILE=path: replay traces of the ancestor's index against ours
 	$(call verdict,$(BIN)/python -m tranlog.testing.traces $(FILE))
 
 golden: install ## DIR=path: hold the Tungsten codec against directories that the real Java replicator wrote
-	$(call verdict,$(BIN)/python -m tranlog.tungsten.golden $(DIR))
+	$(call verdict,PYTHONPATH=tests $(BIN)/python -m tungsten.golden $(DIR))
 
 bench: install ## the programs in bench/, one question each, and one table; fails where a must is missed
 	@$(PACKAGES) java mariadb postgres

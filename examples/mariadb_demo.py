@@ -38,7 +38,6 @@ from demo_steps import (
     wait_for_pipeline,
     wait_until,
 )
-
 from tranlog.change import Op, RowChange
 from tranlog.log.reader import LogReader
 from tranlog.testing.servers import MariaDbServer, PostgresServer, ServerFailedError, ServerMissingError

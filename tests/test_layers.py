@@ -115,7 +115,6 @@ PURE = {
     "tranlog.tungsten.codec",
     "tranlog.tungsten.dump",
     "tranlog.tungsten.event",
-    "tranlog.tungsten.intended",
     "tranlog.tungsten.payload",
     "tranlog.tungsten.records",
     "tranlog.tungsten.recovery",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-KILL_ROUNDS = EXAMPLES / "kill_rounds.py"
+import kill_harms
+import kill_judge
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "kill" / "kill_rounds.py"
 
 pytestmark = pytest.mark.e2e
 
@@ -27,25 +30,14 @@ def public() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture
-def kill_harms(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return pytest.importorskip("kill_harms")
-
-
-@pytest.fixture
-def kill_judge(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return pytest.importorskip("kill_judge")
-
-
 @pytest.mark.timeout(36_000)
 @pytest.mark.parametrize("target", ["postgres", pytest.param("mariadb", marks=pytest.mark.slow)])
 def test_kills_lose_and_double_nothing(public: Path, rounds: int, target: str) -> None:
     """A few rounds at each push, fifty when soaking; the harms and the waits come from the seed."""
-    command = [sys.executable, str(KILL_ROUNDS), str(public / "kill"), f"--rounds={rounds}", "--seed=2"]
+    command = [sys.executable, str(PROGRAM), str(public / "kill"), f"--rounds={rounds}", "--seed=2"]
     command += ["--target", target]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300 + 120 * rounds)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "examples")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300 + 120 * rounds)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
     assert (result["missed"], result["lost"], result["doubled"], result["equal"]) == (0, 0, 0, True)
@@ -54,7 +46,7 @@ def test_kills_lose_and_double_nothing(public: Path, rounds: int, target: str) -
     assert all(one["acknowledged"] > 0 for one in result["services"].values())
 
 
-def test_each_kind_comes_at_least_five_times_in_fifty_rounds(kill_harms: ModuleType) -> None:
+def test_each_kind_comes_at_least_five_times_in_fifty_rounds() -> None:
     """Issue 4, item 1; and each kind comes to each service that can suffer it."""
     kinds = kill_harms.KINDS
     for seed in range(50):
@@ -68,7 +60,7 @@ def test_each_kind_comes_at_least_five_times_in_fifty_rounds(kill_harms: ModuleT
         }
 
 
-def test_a_seed_repeats_its_harms(kill_harms: ModuleType) -> None:
+def test_a_seed_repeats_its_harms() -> None:
     def plan(seed: int) -> object:
         return kill_harms.plan(list(kill_harms.KINDS), ("mariadb", "sqlite"), 20, seed)
 
@@ -76,7 +68,7 @@ def test_a_seed_repeats_its_harms(kill_harms: ModuleType) -> None:
     assert plan(4) != plan(5)
 
 
-def test_the_judge_counts_what_is_lost_and_what_is_doubled(kill_judge: ModuleType) -> None:
+def test_the_judge_counts_what_is_lost_and_what_is_doubled() -> None:
     """Equal tables hide a double: only the counts show it, also of a table without a key."""
     logged = Counter(
         {("s.ledger", "INSERT", "|0"): 1, ("s.ledger", "INSERT", "|7"): 1, ("s.visits", "INSERT", "|1"): 3}

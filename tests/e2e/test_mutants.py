@@ -1,6 +1,6 @@
 """Issue 4, item 2: `make kill` itself, run with a mutant in the product's place, sees what it does.
 
-The whole harness, started as a user would: `examples/kill_rounds.py --path tests/mutants`, TRANLOG_MUTANT in the
+The whole harness, started as a user would: `tests/kill/kill_rounds.py --path tests/mutants`, TRANLOG_MUTANT in the
 environment, a judgement after each round, the end at the first thing that is wrong. The harness is not the mutant; the
 commands that it starts are, and with them Spark's driver and workers. A mutant widens its own window by a pause.
 
@@ -96,13 +96,18 @@ def kill_rounds(folder: Path, mutant: Mutant, pause_s: float, harms: str, rounds
     done = subprocess.run(
         [
             sys.executable,
-            str(ROOT / "examples" / "kill_rounds.py"),
+            str(ROOT / "tests" / "kill" / "kill_rounds.py"),
             str(folder / "kill"),
             *arguments,
             "--path",
             str(ROOT / "tests" / "mutants"),
         ],
-        env={**os.environ, "TRANLOG_MUTANT": mutant.name, "TRANLOG_MUTANT_PAUSE": str(pause_s)},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "examples"),
+            "TRANLOG_MUTANT": mutant.name,
+            "TRANLOG_MUTANT_PAUSE": str(pause_s),
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -16,8 +16,8 @@ from tranlog.tungsten import text
 from tranlog.tungsten.converting import convert
 from tranlog.tungsten.directory import TungstenLog
 from tranlog.tungsten.event import Event
-from tranlog.tungsten.golden import LOG_WORD, OUR_ERROR, shown
 from tranlog.tungsten.reader import TungstenReader
+from tungsten.golden import LOG_WORD, OUR_ERROR, shown
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tungsten"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/log"))

@@ -15,9 +15,9 @@ from fix_tungsten import GOLDEN, golden_cases
 from tranlog.tungsten.codec import TRAILER, encode_event, scan
 from tranlog.tungsten.dump import dump_event, dump_segment
 from tranlog.tungsten.event import Event, EventHeader, FileDelete, FileFragment, FileQuery, RowId, StatementChange
-from tranlog.tungsten.golden import main, shown
-from tranlog.tungsten.intended import KINDS, Difference, Facts, kind_of
 from tranlog.tungsten.records import EventRecord
+from tungsten.golden import main, shown
+from tungsten.intended import KINDS, Difference, Facts, kind_of
 
 BUILT = ("unknown checksum type", "NUL in JSON")
 """Kinds that no directory of the real replicator at hand shows; cases for them are built below."""
@@ -213,7 +213,7 @@ def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_the_command_line(tmp_path: Path) -> None:
     """As `make golden` runs it."""
     shutil.copytree(GOLDEN / "recover-zero-tail", tmp_path / "case")
-    command = [sys.executable, "-m", "tranlog.tungsten.golden", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "tungsten.golden", str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.splitlines()[-1].startswith("golden: 1 cases, ")

@@ -1,6 +1,6 @@
 """Hold the Tungsten codec against directories that the real replicator wrote and dumped.
 
-    python -m tranlog.tungsten.golden DIR
+    make golden DIR=path
 
 Owns the comparison: every case below DIR, that is every folder with a `log/` in it, against what lies beside that.
 Prints the cases checked and each difference; ends with 1 where one is not meant. Which ones are meant is `intended`'s.
@@ -41,7 +41,6 @@ from tranlog.tungsten.codec import (
 from tranlog.tungsten.directory import TungstenLog, purge
 from tranlog.tungsten.dump import Json, dump_segment, payload_of
 from tranlog.tungsten.event import Event, JavaObject, RowChanges
-from tranlog.tungsten.intended import KINDS, OUR_ERROR, Difference, Facts, kind_of
 from tranlog.tungsten.payload import decode, encode
 from tranlog.tungsten.reader import Seek, StoredEvent, TungstenReader
 from tranlog.tungsten.records import (
@@ -55,6 +54,7 @@ from tranlog.tungsten.records import (
     UnknownRecord,
 )
 from tranlog.tungsten.text import Style
+from tungsten.intended import KINDS, OUR_ERROR, Difference, Facts, kind_of
 
 LOG_WORD: Final = "<LOGDIR>"
 _TIME_OF_FILE: Final = re.compile(r", \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\)$")
@@ -614,7 +614,7 @@ def main(arguments: Sequence[str]) -> int:
     """Check every case below the directory that is named; return 0, or 1 where something differs."""
     logging.getLogger("tranlog").addHandler(logging.NullHandler())  # what an opening cuts is told by the comparison
     if len(arguments) != 1:
-        print("usage: python -m tranlog.tungsten.golden DIR", file=sys.stderr)
+        print("usage: make golden DIR=path", file=sys.stderr)
         return 2
     try:
         paths = cases_below(arguments[0])

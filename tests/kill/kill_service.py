@@ -21,7 +21,6 @@ from typing import Any
 from demo_steps import TRANLOG, Process, StepFailedError
 from kill_load import STORES, Load, MariaDbLoad, SqliteLoad
 from kill_target import KillTarget
-
 from tranlog.clock import SystemClock
 from tranlog.service.config import load
 from tranlog.service.status import Status, gather

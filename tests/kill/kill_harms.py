@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from demo_steps import Process, StepFailedError
 from kill_load import SqliteLoad
 from kill_service import Service, Stray, empty_folder, last_line
-
 from tranlog.service.status import writer_of
 
 TAKE_OVER_S = 240.0

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from mariadb_demo import AUDIT
-
 from tranlog.testing.servers import MariaDbServer, PostgresServer
 
 Counts = Counter[tuple[str, str, str]]

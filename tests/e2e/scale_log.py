@@ -1,6 +1,6 @@
 """Let one log grow to many gigabytes, and measure at every size what it costs to open, seek, scan, purge and verify it.
 
-    .venv/bin/python examples/scale_log.py --gigabytes 20
+    .venv/bin/python tests/e2e/scale_log.py --gigabytes 20
 
 Each measurement is a process of its own, so its memory is its own. What grows with the log, and what does not, is the
 question; the figures are those of one machine. The table ends up in docs/performance.md. Two thirds of a purge's

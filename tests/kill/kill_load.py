@@ -28,8 +28,8 @@ from typing import Protocol
 
 import apsw
 import pymysql
-from demo_steps import Process, StepFailedError
 
+from demo_steps import Process, StepFailedError
 from tranlog.source import sqlite
 from tranlog.testing.servers import MariaDbServer
 

@@ -30,7 +30,6 @@ from kill_harms import KINDS, Harm, plan
 from kill_judge import Verdict, judge
 from kill_service import Service, Surroundings
 from kill_target import KILL_TARGETS
-
 from tranlog.testing.servers import MariaDbServer, ServerFailedError, ServerMissingError
 
 CHANNELS = 4
