@@ -27,7 +27,7 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit plain test soak kill replica-diff order traces golden bench demo demo-mariadb clean
+.PHONY: help install check unit plain test soak kill replica-diff order traces golden bench lines demo demo-mariadb clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -97,6 +97,9 @@ golden: install ## DIR=path: hold the Tungsten codec against directories that th
 bench: install ## the programs in bench/, one question each, and one table; fails where a must is missed
 	@$(PACKAGES) java mariadb postgres
 	$(call verdict,$(BIN)/python bench $(ARGS))
+
+lines: ## lines of code in src by folder: blank lines, comments and docstrings apart
+	@$(PYTHON) scripts/count_lines.py src
 
 demo: install ## SQLite to log to Spark to SQLite, with another plan and a kill in the middle: 2 minutes
 	@$(PACKAGES) java
