@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 import tranlog
 
 NATIVE = Path(tranlog.__file__).with_name("event.proto")
-TUNGSTEN = Path(tranlog.__file__).with_name("tungsten") / "event.proto"
+TUNGSTEN = Path(tranlog.__file__).with_name("tungsten") / "records" / "event.proto"
 _KINDS = descriptor_pb2.FieldDescriptorProto
 _LABELS: dict[str, Any] = {
     "optional": _KINDS.LABEL_OPTIONAL,

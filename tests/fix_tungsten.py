@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tranlog.change import Op
 from tranlog.testing.disk import SimDisk
-from tranlog.tungsten import values
-from tranlog.tungsten.codec import segment_name, segment_number
-from tranlog.tungsten.directory import TungstenLog
-from tranlog.tungsten.event import (
+from tranlog.tungsten.reading.reader import TungstenReader
+from tranlog.tungsten.records import values
+from tranlog.tungsten.records.codec import segment_name, segment_number
+from tranlog.tungsten.records.event import (
     ColumnSpec,
     Event,
     EventChange,
@@ -24,8 +24,8 @@ from tranlog.tungsten.event import (
     StatementChange,
     TableChange,
 )
-from tranlog.tungsten.reader import TungstenReader
-from tranlog.tungsten.values import BinaryText, Cell, Flag, Long, Moment, Unscaled
+from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled
+from tranlog.tungsten.writing.directory import TungstenLog
 from tranlog.types import F32
 
 GOLDEN = Path(__file__).parent / "golden" / "tungsten"

@@ -39,7 +39,19 @@ IN_LAYER = {"tungsten": "log"}
 # Modules that stand in no folder and are no floor: the package's face names what others may use.
 OUTSIDE_FOLDERS = {"tranlog": "service", "tranlog.__main__": "service", "pyspark_thl": "pipeline"}
 
-# These decide and do not act: time, chance, disk and network reach them as arguments.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "tungsten": ("records", "rules", "files", "reading", "writing", "upkeep"),
+    "replication": ("rules", "acting"),
+    "queues": ("rules", "acting"),
+    "amqp": ("protocol", "serving"),
+}
+"""The rooms of a folder: each imports itself and those before it. What stands beside them is bound by the layers."""
+NOT_HERE_YET = {"replication", "queues", "amqp"}
+"""Folders that have their place in the table before they are there."""
+PURE_ROOMS = {"records", "rules", "protocol"}
+"""Rooms whose modules decide and do not act, in whatever folder they are."""
+
+# Modules in no such room that decide and do not act: time, chance, disk and network reach them as arguments.
 PURE = {
     "tranlog.change",
     "tranlog.checksum",
@@ -77,14 +89,6 @@ PURE = {
     "tranlog.pipeline.states",
     "tranlog.pipeline.troubles",
     "tranlog.pipeline.view",
-    "tranlog.queues.records",
-    "tranlog.queues.state",
-    "tranlog.replication.acks",
-    "tranlog.replication.concern",
-    "tranlog.replication.core",
-    "tranlog.replication.election",
-    "tranlog.replication.packets",
-    "tranlog.replication.syncup",
     "tranlog.target.binding",
     "tranlog.target.batches",
     "tranlog.target.dialect",
@@ -110,17 +114,6 @@ PURE = {
     "tranlog.service.overview",
     "tranlog.service.screen",
     "tranlog.target.target",
-    "tranlog.tungsten.arrange",
-    "tranlog.tungsten.cells",
-    "tranlog.tungsten.codec",
-    "tranlog.tungsten.dump",
-    "tranlog.tungsten.event",
-    "tranlog.tungsten.payload",
-    "tranlog.tungsten.records",
-    "tranlog.tungsten.recovery",
-    "tranlog.tungsten.text",
-    "tranlog.tungsten.translate",
-    "tranlog.tungsten.values",
 }
 
 NOT_IN_PURE = {
@@ -158,6 +151,19 @@ def layer_of(module: str) -> str:
         return OUTSIDE_FOLDERS[module]
     folder = IN_LAYER.get(parts[1], parts[1]) if len(parts) > 1 else ""
     return folder if folder in MAY_IMPORT else "floor"
+
+
+def room_of(module: str) -> tuple[str, str] | None:
+    """Return the folder and the room in which a module stands; None for one in no room."""
+    parts = module.split(".")
+    if len(parts) > 2 and parts[2] in ROOMS.get(parts[1], ()):
+        return parts[1], parts[2]
+    return None
+
+
+def is_pure(module: str) -> bool:
+    room = room_of(module)
+    return module in PURE or (room is not None and room[1] in PURE_ROOMS)
 
 
 def imports_of(source: str, modules: Mapping[str, str]) -> Iterator[Import]:
@@ -211,15 +217,36 @@ def layer_problems(modules: Mapping[str, str]) -> list[str]:
     return problems
 
 
+def room_problems(modules: Mapping[str, str]) -> list[str]:
+    """Find imports that point to a later room, a module that is in none, and rooms and pure modules that are not."""
+    problems = []
+    for module, source in modules.items():
+        room = room_of(module)
+        if room is None:
+            continue
+        folder, name = room
+        order = ROOMS[folder]
+        for imported in imports_of(source, modules):
+            other = room_of(imported.name)
+            if other is not None and other[0] == folder and order.index(other[1]) > order.index(name):
+                problems.append(f"{module}:{imported.line} ({folder}/{name}) imports {imported.name}")
+    for folder in ROOMS.keys() - NOT_HERE_YET:
+        for name in ROOMS[folder]:
+            if f"tranlog.{folder}.{name}" not in modules:
+                problems.append(f"{folder}/{name} is in the table of rooms and not in src")
+    problems += [f"{module} is in the list of pure modules and not in src" for module in sorted(PURE - modules.keys())]
+    return problems
+
+
 def purity_problems(modules: Mapping[str, str]) -> list[str]:
     """Find pure modules that touch the world, by an import, by `open`, by a clock, or by an impure module of ours."""
     problems = []
-    for module in sorted(PURE & modules.keys()):
+    for module in sorted(filter(is_pure, modules)):
         for imported in imports_of(modules[module], modules):
             if imported.only_types:
                 continue
             top = imported.name.partition(".")[0]
-            impure_of_ours = is_ours(imported.name) and imported.name not in PURE | {"tranlog"}
+            impure_of_ours = is_ours(imported.name) and not (is_pure(imported.name) or imported.name == "tranlog")
             if top in NOT_IN_PURE or impure_of_ours:
                 problems.append(f"{module}:{imported.line} is pure and imports {imported.name}")
         for node in ast.walk(ast.parse(modules[module])):
@@ -292,6 +319,10 @@ def test_pure_modules_touch_nothing() -> None:
     assert purity_problems(read_modules()) == []
 
 
+def test_rooms_import_those_before_them() -> None:
+    assert room_problems(read_modules()) == []
+
+
 def test_no_module_imports_itself_by_a_detour() -> None:
     assert find_cycle(read_modules()) == []
 
@@ -353,6 +384,25 @@ def test_an_impure_pure_module_is_found(source: str) -> None:
     typed = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {source}"
     if "import" in source and "def" not in source:
         assert purity_problems({**modules, "tranlog.ids": typed}) == []
+
+
+def test_a_wrong_room_is_found() -> None:
+    there = dict.fromkeys(PURE, "")
+    for folder in ROOMS.keys() - NOT_HERE_YET:
+        there |= dict.fromkeys([f"tranlog.{folder}.{name}" for name in ROOMS[folder]], "")
+    assert room_problems(there) == []
+    there["tranlog.tungsten.rules.a"] = "from tranlog.tungsten.reading import text"
+    assert room_problems(there) == ["tranlog.tungsten.rules.a:1 (tungsten/rules) imports tranlog.tungsten.reading"]
+    there["tranlog.tungsten.rules.a"] = "import tranlog.tungsten.records\nimport tranlog.ids"
+    assert room_problems(there) == []
+    assert purity_problems({"tranlog.tungsten.rules.a": "import os"}) == [
+        "tranlog.tungsten.rules.a:1 is pure and imports os"
+    ]
+    del there["tranlog.ids"], there["tranlog.tungsten.upkeep"]
+    assert room_problems(there) == [
+        "tungsten/upkeep is in the table of rooms and not in src",
+        "tranlog.ids is in the list of pure modules and not in src",
+    ]
 
 
 def test_a_cycle_is_found() -> None:

@@ -29,8 +29,8 @@ from tranlog.errors import (
 from tranlog.log.cursor import StoredTransaction
 from tranlog.log.log import Log, LogOptions
 from tranlog.log.reader import LogReader
-from tranlog.tungsten.directory import TungstenLog, purge
-from tranlog.tungsten.event import Event
+from tranlog.tungsten.records.event import Event
+from tranlog.tungsten.writing.directory import TungstenLog, purge
 
 
 class Place:
@@ -228,7 +228,7 @@ def test_what_is_no_directory_of_a_replicator(place: Place, tmp_path: Path) -> N
 WRITER = """
 import sys
 from fix_tungsten import make_event
-from tranlog.tungsten.directory import TungstenLog
+from tranlog.tungsten.writing.directory import TungstenLog
 path, upto = sys.argv[1], int(sys.argv[2])
 with TungstenLog.open(path, segment_bytes=20_000) as log:
     place = log.next_place

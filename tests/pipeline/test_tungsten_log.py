@@ -29,11 +29,11 @@ from tranlog.pipeline.channel import TaskEnd
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.service.tables import tables_in_log
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.tungsten.converting import convert
-from tranlog.tungsten.directory import TungstenLog
-from tranlog.tungsten.event import ColumnSpec, Event, RowChanges, TableChange
-from tranlog.tungsten.translated import open_readable
-from tranlog.tungsten.values import Long
+from tranlog.tungsten.reading.translated import open_readable
+from tranlog.tungsten.records.event import ColumnSpec, Event, RowChanges, TableChange
+from tranlog.tungsten.records.values import Long
+from tranlog.tungsten.upkeep.converting import convert
+from tranlog.tungsten.writing.directory import TungstenLog
 from tranlog.types import canonical
 
 PLAN = ShardPlan(channels=3)
@@ -51,7 +51,7 @@ def test_everything_lands_once_and_in_order(tmp_path: Path) -> None:
     assert not (tmp_path / "thl" / "holds").exists()
     pipeline = Pipeline(tmp_path / "thl", target=target.options, channels=3, name="p")
     status = pipeline.status(watch_s=0, log_options=LogOptions())
-    assert status.log is not None and status.log.storeClass == "tranlog.tungsten.translated.TranslatedReader"
+    assert status.log is not None and status.log.storeClass == "tranlog.tungsten.reading.translated.TranslatedReader"
     assert (status.log.activeSeqno, status.log.maximumStoredSeqNo) == (-1, last), "nothing is held in it"
     assert (status.pipeline.appliedLastSeqno, status.queue.headSeqno) == (last, last)
 

@@ -15,8 +15,8 @@ from fix_tungsten import GOLDEN, make_event
 from tranlog.log.reader import LogReader
 from tranlog.service import thl
 from tranlog.service.exits import ExitCode
-from tranlog.tungsten.directory import TungstenLog
-from tranlog.tungsten.reader import TungstenReader
+from tranlog.tungsten.reading.reader import TungstenReader
+from tranlog.tungsten.writing.directory import TungstenLog
 
 COMMAND = (sys.executable, "-c", "import sys; from tranlog.service.thl import main; sys.exit(main())", "convert")
 

@@ -13,7 +13,7 @@ from tranlog.log.format import RecordHeader
 from tranlog.payload import Payload
 from tranlog.service import listing
 from tranlog.service.listing import SegmentShown, fragment_json, fragment_lines
-from tranlog.tungsten.text import header_json, header_line, time_text
+from tranlog.tungsten.reading.text import header_json, header_line, time_text
 from tranlog.types import UNCHANGED, LogicalType
 
 AT = 1309533317000  # 2011-07-01 15:15:17 UTC

@@ -15,8 +15,8 @@ from tranlog.change import Fragment
 from tranlog.log.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service import thl
-from tranlog.tungsten.directory import TungstenLog
-from tranlog.tungsten.event import FileFragment
+from tranlog.tungsten.records.event import FileFragment
+from tranlog.tungsten.writing.directory import TungstenLog
 
 AT = 1309533317000  # 2011-07-01 15:15:17 UTC
 

@@ -12,11 +12,11 @@ import pytest
 
 from fix_tungsten import make_event
 from tranlog.service import thl
-from tranlog.tungsten import text
-from tranlog.tungsten.converting import convert
-from tranlog.tungsten.directory import TungstenLog
-from tranlog.tungsten.event import Event
-from tranlog.tungsten.reader import TungstenReader
+from tranlog.tungsten.reading import text
+from tranlog.tungsten.reading.reader import TungstenReader
+from tranlog.tungsten.records.event import Event
+from tranlog.tungsten.upkeep.converting import convert
+from tranlog.tungsten.writing.directory import TungstenLog
 from tungsten.golden import LOG_WORD, OUR_ERROR, shown
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tungsten"

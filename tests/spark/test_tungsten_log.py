@@ -11,7 +11,7 @@ from fix_driver import options
 from fix_pipeline import SqliteTarget, Workload, check_equal, write_log
 from tranlog.pipeline.apply import run_apply
 from tranlog.pipeline.channel import TaskEnd
-from tranlog.tungsten.converting import convert
+from tranlog.tungsten.upkeep.converting import convert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

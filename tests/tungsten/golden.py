@@ -27,8 +27,11 @@ from typing import Final
 
 from tranlog.disk import OsDisk
 from tranlog.errors import LogError, PayloadError, PurgeRangeError
-from tranlog.tungsten import text
-from tranlog.tungsten.codec import (
+from tranlog.tungsten.reading import text
+from tranlog.tungsten.reading.dump import Json, dump_segment, payload_of
+from tranlog.tungsten.reading.reader import Seek, StoredEvent, TungstenReader
+from tranlog.tungsten.reading.text import Style
+from tranlog.tungsten.records.codec import (
     CRC_32,
     CRC_NONE,
     encode_event,
@@ -38,12 +41,9 @@ from tranlog.tungsten.codec import (
     scan,
     segment_number,
 )
-from tranlog.tungsten.directory import TungstenLog, purge
-from tranlog.tungsten.dump import Json, dump_segment, payload_of
-from tranlog.tungsten.event import Event, JavaObject, RowChanges
-from tranlog.tungsten.payload import decode, encode
-from tranlog.tungsten.reader import Seek, StoredEvent, TungstenReader
-from tranlog.tungsten.records import (
+from tranlog.tungsten.records.event import Event, JavaObject, RowChanges
+from tranlog.tungsten.records.payload import decode, encode
+from tranlog.tungsten.records.record import (
     BadLength,
     Damaged,
     EventRecord,
@@ -53,7 +53,7 @@ from tranlog.tungsten.records import (
     Short,
     UnknownRecord,
 )
-from tranlog.tungsten.text import Style
+from tranlog.tungsten.writing.directory import TungstenLog, purge
 from tungsten.intended import KINDS, OUR_ERROR, Difference, Facts, kind_of
 
 LOG_WORD: Final = "<LOGDIR>"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fix_tungsten import golden_segments
-from tranlog.tungsten.arrange import Piece, arrange
-from tranlog.tungsten.codec import scan
-from tranlog.tungsten.records import EventRecord
+from tranlog.tungsten.records.codec import scan
+from tranlog.tungsten.records.record import EventRecord
+from tranlog.tungsten.rules.arrange import Piece, arrange
 
 
 def piece(seqno: int, fragno: int = 0, *, last: bool = True, end: tuple[int, int] | None = None) -> Piece:

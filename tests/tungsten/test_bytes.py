@@ -16,8 +16,9 @@ import pytest
 from fix_mutation import Fuzz, mutated
 from fix_tungsten import LOG, any_event, golden_cases, golden_segments, on_disk, open_log, read_places
 from tranlog.errors import LogError, PayloadError, RecordLimitError
-from tranlog.tungsten import text
-from tranlog.tungsten.codec import (
+from tranlog.tungsten.reading import text
+from tranlog.tungsten.reading.reader import TungstenReader
+from tranlog.tungsten.records.codec import (
     FILE_HEADER,
     encode_event,
     encode_file_header,
@@ -32,12 +33,11 @@ from tranlog.tungsten.codec import (
     skip_events,
     write_utf,
 )
-from tranlog.tungsten.directory import purge
-from tranlog.tungsten.event import Event, JavaObject, RowChanges
-from tranlog.tungsten.payload import decode, decode_header, encode
-from tranlog.tungsten.reader import TungstenReader
-from tranlog.tungsten.records import EventRecord, FileHeader, Impossible, Outcome, Partial
-from tranlog.tungsten.values import to_value
+from tranlog.tungsten.records.event import Event, JavaObject, RowChanges
+from tranlog.tungsten.records.payload import decode, decode_header, encode
+from tranlog.tungsten.records.record import EventRecord, FileHeader, Impossible, Outcome, Partial
+from tranlog.tungsten.records.values import to_value
+from tranlog.tungsten.writing.directory import purge
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from fix_tungsten import golden_cases, golden_segments
 from tranlog.errors import RecordLimitError
 from tranlog.log.format import is_tungsten
-from tranlog.tungsten.codec import (
+from tranlog.tungsten.records.codec import (
     FILE_HEADER,
     encode_event,
     encode_file_header,
@@ -28,7 +28,7 @@ from tranlog.tungsten.codec import (
     skip_events,
     write_utf,
 )
-from tranlog.tungsten.records import (
+from tranlog.tungsten.records.record import (
     BadLength,
     Damaged,
     EventRecord,

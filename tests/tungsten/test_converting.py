@@ -26,13 +26,13 @@ from tranlog.log.verify import verify
 from tranlog.payload import Payload, decode, encode
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
-from tranlog.tungsten import converting
-from tranlog.tungsten.codec import segment_name
-from tranlog.tungsten.converting import NOTE_NAME, convert
-from tranlog.tungsten.directory import TungstenLog, purge
-from tranlog.tungsten.reader import TungstenReader
-from tranlog.tungsten.segments import Codec, codec_of
-from tranlog.tungsten.translate import Loss
+from tranlog.tungsten.files.segments import Codec, codec_of
+from tranlog.tungsten.reading.reader import TungstenReader
+from tranlog.tungsten.records.codec import segment_name
+from tranlog.tungsten.rules.translate import Loss
+from tranlog.tungsten.upkeep import converting
+from tranlog.tungsten.upkeep.converting import NOTE_NAME, convert
+from tranlog.tungsten.writing.directory import TungstenLog, purge
 from tranlog.types import UNCHANGED, InfiniteDate, LogicalType, Value
 
 NATIVE, BACK = "/native", "/back"

@@ -36,11 +36,11 @@ from tranlog.errors import (
     PurgeRangeError,
 )
 from tranlog.testing.disk import PowerCut, SimDisk
-from tranlog.tungsten.codec import FILE_HEADER, encode_file_header, parse_file_header, segment_name
-from tranlog.tungsten.directory import BUFFER_BYTES, TungstenLog, purge
-from tranlog.tungsten.event import Event
-from tranlog.tungsten.reader import TungstenReader
-from tranlog.tungsten.recovery import Place
+from tranlog.tungsten.reading.reader import TungstenReader
+from tranlog.tungsten.records.codec import FILE_HEADER, encode_file_header, parse_file_header, segment_name
+from tranlog.tungsten.records.event import Event
+from tranlog.tungsten.rules.recovery import Place
+from tranlog.tungsten.writing.directory import BUFFER_BYTES, TungstenLog, purge
 
 
 def tear_off(case: str) -> SimDisk:

@@ -12,10 +12,18 @@ from pathlib import Path
 import pytest
 
 from fix_tungsten import GOLDEN, golden_cases
-from tranlog.tungsten.codec import TRAILER, encode_event, scan
-from tranlog.tungsten.dump import dump_event, dump_segment
-from tranlog.tungsten.event import Event, EventHeader, FileDelete, FileFragment, FileQuery, RowId, StatementChange
-from tranlog.tungsten.records import EventRecord
+from tranlog.tungsten.reading.dump import dump_event, dump_segment
+from tranlog.tungsten.records.codec import TRAILER, encode_event, scan
+from tranlog.tungsten.records.event import (
+    Event,
+    EventHeader,
+    FileDelete,
+    FileFragment,
+    FileQuery,
+    RowId,
+    StatementChange,
+)
+from tranlog.tungsten.records.record import EventRecord
 from tungsten.golden import main, shown
 from tungsten.intended import KINDS, Difference, Facts, kind_of
 

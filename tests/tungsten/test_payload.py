@@ -10,11 +10,11 @@ import pytest
 from fix_proto import TUNGSTEN, messages_of
 from fix_tungsten import any_event, golden_cases, golden_segments, make_event
 from tranlog.errors import PayloadError, RecordLimitError
-from tranlog.tungsten.codec import scan
-from tranlog.tungsten.event import Event, FileDelete, JavaObject, RowChanges, StatementChange
-from tranlog.tungsten.payload import decode, decode_header, encode
-from tranlog.tungsten.records import EventRecord
-from tranlog.tungsten.values import Long
+from tranlog.tungsten.records.codec import scan
+from tranlog.tungsten.records.event import Event, FileDelete, JavaObject, RowChanges, StatementChange
+from tranlog.tungsten.records.payload import decode, decode_header, encode
+from tranlog.tungsten.records.record import EventRecord
+from tranlog.tungsten.records.values import Long
 
 ORACLE = messages_of(TUNGSTEN)
 """B2's table."""

@@ -27,11 +27,17 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.testing.disk import SimDisk
-from tranlog.tungsten.codec import encode_event, encode_file_header, encode_rotate, parse_file_header, segment_name
-from tranlog.tungsten.event import Event, JavaObject
-from tranlog.tungsten.reader import Seek, TungstenReader
-from tranlog.tungsten.records import EventRecord, FileHeader
-from tranlog.tungsten.segments import WINDOW_BYTES
+from tranlog.tungsten.files.segments import WINDOW_BYTES
+from tranlog.tungsten.reading.reader import Seek, TungstenReader
+from tranlog.tungsten.records.codec import (
+    encode_event,
+    encode_file_header,
+    encode_rotate,
+    parse_file_header,
+    segment_name,
+)
+from tranlog.tungsten.records.event import Event, JavaObject
+from tranlog.tungsten.records.record import EventRecord, FileHeader
 
 
 def opened(disk: SimDisk, *, checked: bool = True) -> TungstenReader:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from tranlog.tungsten.records import FileHeader, Impossible, Partial, RotateRecord
-from tranlog.tungsten.recovery import (
+from tranlog.tungsten.records.record import FileHeader, Impossible, Partial, RotateRecord
+from tranlog.tungsten.rules.recovery import (
     AgedSegment,
     Continue,
     Entry,

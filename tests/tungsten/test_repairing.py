@@ -14,10 +14,10 @@ from tranlog.ids import Epoch, Seqno
 from tranlog.log.repair import Keep, NothingToRepair, RepairPlan, Span
 from tranlog.service import thl
 from tranlog.testing.disk import PowerCut, SimDisk
-from tranlog.tungsten.codec import segment_name
-from tranlog.tungsten.directory import TungstenLog
-from tranlog.tungsten.repairing import repair
-from tranlog.tungsten.verify import verify
+from tranlog.tungsten.records.codec import segment_name
+from tranlog.tungsten.upkeep.repairing import repair
+from tranlog.tungsten.upkeep.verify import verify
+from tranlog.tungsten.writing.directory import TungstenLog
 
 
 def kept_bytes(disk: SimDisk) -> int:

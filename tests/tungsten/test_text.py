@@ -12,8 +12,10 @@ import pytest
 
 from fix_tungsten import any_event, make_event
 from tranlog.change import Op
-from tranlog.tungsten import text, values
-from tranlog.tungsten.event import (
+from tranlog.tungsten.reading import text
+from tranlog.tungsten.reading.text import Style, cell_text, double_text, python_charset, statement_text, time_text
+from tranlog.tungsten.records import values
+from tranlog.tungsten.records.event import (
     ColumnSpec,
     Event,
     FileDelete,
@@ -25,10 +27,9 @@ from tranlog.tungsten.event import (
     StatementChange,
     TableChange,
 )
-from tranlog.tungsten.records import EventRecord
-from tranlog.tungsten.recovery import IndexEntry
-from tranlog.tungsten.text import Style, cell_text, double_text, python_charset, statement_text, time_text
-from tranlog.tungsten.values import BinaryText, Moment, Unscaled
+from tranlog.tungsten.records.record import EventRecord
+from tranlog.tungsten.records.values import BinaryText, Moment, Unscaled
+from tranlog.tungsten.rules.recovery import IndexEntry
 
 
 def record_of(event: Event | JavaObject, seqno: int = 3) -> EventRecord:

@@ -16,12 +16,13 @@ from fix_tungsten import any_event, golden_cases, golden_segments, make_event
 from tranlog.change import NOOP, Change, Column, Op, RowChange, Statement, TableMap
 from tranlog.errors import PayloadError
 from tranlog.payload import Payload, decode, encode, kept_of, with_kept
-from tranlog.tungsten import payload as tungsten_payload
-from tranlog.tungsten.cells import cell_of, value_of
-from tranlog.tungsten.codec import scan
-from tranlog.tungsten.event import ColumnSpec, Event, EventHeader, FileDelete, RowChanges, RowId, TableChange
-from tranlog.tungsten.records import EventRecord
-from tranlog.tungsten.translate import (
+from tranlog.tungsten.records import payload as tungsten_payload
+from tranlog.tungsten.records.cells import cell_of, value_of
+from tranlog.tungsten.records.codec import scan
+from tranlog.tungsten.records.event import ColumnSpec, Event, EventHeader, FileDelete, RowChanges, RowId, TableChange
+from tranlog.tungsten.records.record import EventRecord
+from tranlog.tungsten.records.values import Long, Moment
+from tranlog.tungsten.rules.translate import (
     FATAL,
     MEANINGS,
     Loss,
@@ -31,7 +32,6 @@ from tranlog.tungsten.translate import (
     to_native,
     to_tungsten,
 )
-from tranlog.tungsten.values import Long, Moment
 from tranlog.types import (
     F32,
     UNCHANGED,

@@ -22,10 +22,10 @@ from tranlog.payload import decode
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
-from tranlog.tungsten.arrange import WIDE_GAP
-from tranlog.tungsten.converting import convert
-from tranlog.tungsten.directory import TungstenLog, purge
-from tranlog.tungsten.translated import TranslatedReader, open_readable
+from tranlog.tungsten.reading.translated import TranslatedReader, open_readable
+from tranlog.tungsten.rules.arrange import WIDE_GAP
+from tranlog.tungsten.upkeep.converting import convert
+from tranlog.tungsten.writing.directory import TungstenLog, purge
 
 CASES = ("filtered", "metadata-shards", "rotated-60", "rows-crc", "statements-crc", "statements-nocrc")
 

@@ -8,12 +8,12 @@ from decimal import Decimal
 import pytest
 
 from fix_tungsten import any_cell, golden_segments
-from tranlog.tungsten import values
-from tranlog.tungsten.codec import scan
-from tranlog.tungsten.event import Event, RowChanges
-from tranlog.tungsten.payload import decode
-from tranlog.tungsten.records import EventRecord
-from tranlog.tungsten.values import Flag, Long, Moment, Unscaled, decimal_of, to_value, unscaled_of
+from tranlog.tungsten.records import values
+from tranlog.tungsten.records.codec import scan
+from tranlog.tungsten.records.event import Event, RowChanges
+from tranlog.tungsten.records.payload import decode
+from tranlog.tungsten.records.record import EventRecord
+from tranlog.tungsten.records.values import Flag, Long, Moment, Unscaled, decimal_of, to_value, unscaled_of
 from tranlog.types import F32, Bit, CharsetBytes, Date, Datetime, Instant, Other, Time, Value, ZeroDate, canonical
 
 

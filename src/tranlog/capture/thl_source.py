@@ -36,10 +36,10 @@ from tranlog.errors import (
 )
 from tranlog.payload import Payload
 from tranlog.payload import encode as encode_payload
-from tranlog.tungsten.arrange import Whole
-from tranlog.tungsten.reader import TungstenReader
-from tranlog.tungsten.stream import WholeReader, stand_before, with_tables
-from tranlog.tungsten.translate import MEANINGS, MISSING, NO_CHANGES, NativeFragment, outer_of
+from tranlog.tungsten.reading.reader import TungstenReader
+from tranlog.tungsten.reading.stream import WholeReader, stand_before, with_tables
+from tranlog.tungsten.rules.arrange import Whole
+from tranlog.tungsten.rules.translate import MEANINGS, MISSING, NO_CHANGES, NativeFragment, outer_of
 
 logger = logging.getLogger(__name__)
 

@@ -84,7 +84,7 @@ from tranlog.pipeline.troubles import DRIVER, Trouble, Troubles
 from tranlog.pipeline.window import Window
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
-from tranlog.tungsten.translated import open_readable
+from tranlog.tungsten.reading.translated import open_readable
 from tranlog.types import Datetime, datetime_text
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tranlog.errors import EngineError, LogMissingError, LogUnreadableError
 from tranlog.ids import Epoch, Seqno
 from tranlog.log.readable import ReadableLog
-from tranlog.tungsten.translated import open_readable
+from tranlog.tungsten.reading.translated import open_readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

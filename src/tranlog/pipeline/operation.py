@@ -29,7 +29,7 @@ from tranlog.pipeline.replanning import PlanOrder, PlanOrders
 from tranlog.pipeline.session import kill_jvm, stop_context
 from tranlog.pipeline.states import Happening, Refused, State, step
 from tranlog.pipeline.troubles import Trouble
-from tranlog.tungsten.translated import open_readable
+from tranlog.tungsten.reading.translated import open_readable
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.view import LogFacts, PipelineFacts, class_name
 from tranlog.target.options import is_there, open_target
 from tranlog.target.target import NOBODY
-from tranlog.tungsten.translated import open_readable
+from tranlog.tungsten.reading.translated import open_readable
 
 _LOG_CLASS: Final = "tranlog.log.log.Log"
 

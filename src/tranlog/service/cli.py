@@ -60,8 +60,8 @@ from tranlog.service.verifying import add_verify
 from tranlog.service.views import VIEW_NAMES
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow
-from tranlog.tungsten.text import time_text
-from tranlog.tungsten.translated import open_readable
+from tranlog.tungsten.reading.text import time_text
+from tranlog.tungsten.reading.translated import open_readable
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import typer
 
 from tranlog.service.command import Progress, print_json, say
 from tranlog.service.exits import ExitCode
-from tranlog.tungsten.converting import Conversion, Finding, convert
-from tranlog.tungsten.segments import Codec
-from tranlog.tungsten.translate import MEANINGS
+from tranlog.tungsten.files.segments import Codec
+from tranlog.tungsten.rules.translate import MEANINGS
+from tranlog.tungsten.upkeep.converting import Conversion, Finding, convert
 
 KINDS = "\n".join(["\b", "Kinds:", *[f"  {kind}: {meaning}" for kind, meaning in MEANINGS.items()]])
 HELP = f"""Copy the log in SRC, as it is now, into DST in the other codec: native or the Tungsten replicator's.

@@ -28,12 +28,12 @@ from tranlog.log.lookup import SCANNED_EVERY, OtherEpoch, Scanned, find_event, f
 from tranlog.log.reader import LogReader
 from tranlog.payload import Payload, decode
 from tranlog.service import listing
-from tranlog.tungsten import text
-from tranlog.tungsten.dump import dump_event
-from tranlog.tungsten.event import JavaObject
-from tranlog.tungsten.reader import Seek, StoredEvent, TungstenReader
-from tranlog.tungsten.segments import Codec, codec_of
-from tranlog.tungsten.text import Style
+from tranlog.tungsten.files.segments import Codec, codec_of
+from tranlog.tungsten.reading import text
+from tranlog.tungsten.reading.dump import dump_event
+from tranlog.tungsten.reading.reader import Seek, StoredEvent, TungstenReader
+from tranlog.tungsten.reading.text import Style
+from tranlog.tungsten.records.event import JavaObject
 
 FOLLOW_LONGEST_S: Final = 0.2
 """How long to wait before the wish to stop is looked at."""

@@ -12,7 +12,7 @@ from tranlog.log.diff import Alone, Listed, LogDiff
 from tranlog.log.format import segment_name
 from tranlog.log.repair import CutOff, Lost, Remove, RepairPlan, Rewrite, Step
 from tranlog.log.repairing import RepairOutcome
-from tranlog.tungsten.text import time_text
+from tranlog.tungsten.reading.text import time_text
 
 SPANS_SHOWN = 20
 """Runs of GTIDs named one by one; the rest is counted."""

@@ -23,7 +23,7 @@ from tranlog.log.format import RecordHeader, RollbackMark
 from tranlog.log.verify import VerifyReport
 from tranlog.payload import DDL_OPTION, Payload
 from tranlog.row_text import json_form
-from tranlog.tungsten.text import NO_SQL_OF_ROWS, PLAIN, Style, python_charset, time_text
+from tranlog.tungsten.reading.text import NO_SQL_OF_ROWS, PLAIN, Style, python_charset, time_text
 from tranlog.types import CharsetBytes, Datetime, Instant, LogicalType, Value, datetime_text, value_text
 
 EVENT_TYPE: Final = "com.continuent.tungsten.replicator.event.ReplDBMSEvent"

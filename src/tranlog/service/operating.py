@@ -65,7 +65,7 @@ from tranlog.service.requests import (
 from tranlog.service.upkeep import carry_out
 from tranlog.service.views import NEEDS_LOG, VIEW_NAMES, json_form, process_facts, view
 from tranlog.target.options import open_target
-from tranlog.tungsten.translated import open_readable
+from tranlog.tungsten.reading.translated import open_readable
 
 logger = logging.getLogger(__name__)
 

@@ -33,9 +33,9 @@ from tranlog.service.command import AsJson, Progress, confirm, new_app, print_js
 from tranlog.service.config import find_log
 from tranlog.service.exits import ExitCode
 from tranlog.service.upkeep import Trimmed, upkeep_of
-from tranlog.tungsten.reader import Seek, TungstenCursor, TungstenReader
-from tranlog.tungsten.segments import Codec, codec_of
-from tranlog.tungsten.text import time_text
+from tranlog.tungsten.files.segments import Codec, codec_of
+from tranlog.tungsten.reading.reader import Seek, TungstenCursor, TungstenReader
+from tranlog.tungsten.reading.text import time_text
 
 _BLOCK_BYTES: Final = 512
 """In which `st_blocks` counts, whatever the file system's own are."""

@@ -37,9 +37,9 @@ from tranlog.service.config import Config
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.options import is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
-from tranlog.tungsten.reader import TungstenReader
-from tranlog.tungsten.text import time_text
-from tranlog.tungsten.translated import open_readable
+from tranlog.tungsten.reading.reader import TungstenReader
+from tranlog.tungsten.reading.text import time_text
+from tranlog.tungsten.reading.translated import open_readable
 
 if TYPE_CHECKING:
     from tranlog.service.config import SourceOptions

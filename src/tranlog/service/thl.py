@@ -27,12 +27,12 @@ from tranlog.service.command import Progress, confirm, log_of, new_app, print_js
 from tranlog.service.either_codec import open_log
 from tranlog.service.exits import ExitCode
 from tranlog.service.native_purge import purge as purge_native
-from tranlog.tungsten import text
-from tranlog.tungsten.directory import purge as purge_tungsten
-from tranlog.tungsten.repairing import repair as repair_tungsten
-from tranlog.tungsten.segments import Codec, codec_of
-from tranlog.tungsten.translated import open_readable
-from tranlog.tungsten.verify import verify as check_tungsten
+from tranlog.tungsten.files.segments import Codec, codec_of
+from tranlog.tungsten.reading import text
+from tranlog.tungsten.reading.translated import open_readable
+from tranlog.tungsten.upkeep.repairing import repair as repair_tungsten
+from tranlog.tungsten.upkeep.verify import verify as check_tungsten
+from tranlog.tungsten.writing.directory import purge as purge_tungsten
 
 LOCATING: Final = ("-service", "--service", "-conf", "--conf", "-dir", "--dir")
 

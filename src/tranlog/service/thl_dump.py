@@ -29,10 +29,10 @@ from tranlog.log.spilled import SpillFault, SpillReader, fault_error
 from tranlog.service.command import log_of, print_json, say
 from tranlog.service.exits import ExitCode
 from tranlog.service.thl_list import HexOption, SeqnoOption
-from tranlog.tungsten import codec
-from tranlog.tungsten.reader import Seek, TungstenReader
-from tranlog.tungsten.segments import Codec, codec_of
-from tranlog.tungsten.text import time_text
+from tranlog.tungsten.files.segments import Codec, codec_of
+from tranlog.tungsten.reading.reader import Seek, TungstenReader
+from tranlog.tungsten.reading.text import time_text
+from tranlog.tungsten.records import codec
 
 HEADER_BYTES: Final = 16
 _SHOWN_BYTES: Final = 32

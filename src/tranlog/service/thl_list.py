@@ -33,7 +33,7 @@ from tranlog.service.either_codec import (
     open_log,
 )
 from tranlog.service.exits import ExitCode
-from tranlog.tungsten.text import Style, json_array, python_charset
+from tranlog.tungsten.reading.text import Style, json_array, python_charset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.log.format import is_tungsten
-from tranlog.tungsten.codec import (
+from tranlog.tungsten.records.codec import (
     FILE_HEADER,
     MINOR_VERSION,
     is_native,
@@ -34,9 +34,9 @@ from tranlog.tungsten.codec import (
     segment_number,
     skip_events,
 )
-from tranlog.tungsten.event import EventHeader
-from tranlog.tungsten.payload import decode_header
-from tranlog.tungsten.records import (
+from tranlog.tungsten.records.event import EventHeader
+from tranlog.tungsten.records.payload import decode_header
+from tranlog.tungsten.records.record import (
     BadLength,
     Damaged,
     EventRecord,
@@ -47,7 +47,7 @@ from tranlog.tungsten.records import (
     Short,
     UnknownRecord,
 )
-from tranlog.tungsten.recovery import Entry, Place, Refuse, SegmentScan, Torn, order_problem, place_behind
+from tranlog.tungsten.rules.recovery import Entry, Place, Refuse, SegmentScan, Torn, order_problem, place_behind
 
 WINDOW_BYTES: Final = 1 << 20
 _HEADER_PROBE: Final = 256

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
 from tranlog.errors import PayloadError
-from tranlog.tungsten import text, values
-from tranlog.tungsten.codec import FILE_HEADER, checksum_problem, parse_file_header, scan
-from tranlog.tungsten.event import (
+from tranlog.tungsten.reading import text
+from tranlog.tungsten.records import values
+from tranlog.tungsten.records.codec import FILE_HEADER, checksum_problem, parse_file_header, scan
+from tranlog.tungsten.records.event import (
     INSERT_ID,
     ColumnSpec,
     Event,
@@ -29,8 +30,8 @@ from tranlog.tungsten.event import (
     StatementChange,
     TableChange,
 )
-from tranlog.tungsten.payload import decode
-from tranlog.tungsten.records import (
+from tranlog.tungsten.records.payload import decode
+from tranlog.tungsten.records.record import (
     BadLength,
     Damaged,
     EventRecord,
@@ -40,7 +41,7 @@ from tranlog.tungsten.records import (
     Short,
     UnknownRecord,
 )
-from tranlog.tungsten.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of
+from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of
 from tranlog.types import F32
 
 Json = Any

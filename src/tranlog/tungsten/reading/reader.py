@@ -17,22 +17,7 @@ from types import TracebackType
 
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import CorruptRecordError, LogMissingError, PayloadError, PurgedError
-from tranlog.tungsten.codec import FILE_HEADER, NO_BASE, next_number, segment_name, segment_number
-from tranlog.tungsten.event import Event, JavaObject
-from tranlog.tungsten.payload import decode
-from tranlog.tungsten.records import (
-    BadLength,
-    Damaged,
-    EventRecord,
-    FileHeader,
-    Outcome,
-    Partial,
-    RotateRecord,
-    Short,
-    UnknownRecord,
-)
-from tranlog.tungsten.recovery import Entry, IndexEntry, Place, Torn, reading_problem, rotate_problem, row_problem
-from tranlog.tungsten.segments import (
+from tranlog.tungsten.files.segments import (
     SegmentReader,
     damage_error,
     event_header,
@@ -44,6 +29,21 @@ from tranlog.tungsten.segments import (
     scan_segment,
     torn_end,
 )
+from tranlog.tungsten.records.codec import FILE_HEADER, NO_BASE, next_number, segment_name, segment_number
+from tranlog.tungsten.records.event import Event, JavaObject
+from tranlog.tungsten.records.payload import decode
+from tranlog.tungsten.records.record import (
+    BadLength,
+    Damaged,
+    EventRecord,
+    FileHeader,
+    Outcome,
+    Partial,
+    RotateRecord,
+    Short,
+    UnknownRecord,
+)
+from tranlog.tungsten.rules.recovery import Entry, IndexEntry, Place, Torn, reading_problem, rotate_problem, row_problem
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ import msgspec
 from tranlog.change import TableName
 from tranlog.errors import PayloadError
 from tranlog.log.format import TABLE_ITEMS_MAX
-from tranlog.tungsten.arrange import Piece, Whole, arrange
-from tranlog.tungsten.reader import TungstenCursor, TungstenReader
-from tranlog.tungsten.records import EventRecord
-from tranlog.tungsten.segments import SegmentReader, event_header
-from tranlog.tungsten.translate import NativeFragment, Outer, missing_fragment, outer_of, to_native
+from tranlog.tungsten.files.segments import SegmentReader, event_header
+from tranlog.tungsten.reading.reader import TungstenCursor, TungstenReader
+from tranlog.tungsten.records.record import EventRecord
+from tranlog.tungsten.rules.arrange import Piece, Whole, arrange
+from tranlog.tungsten.rules.translate import NativeFragment, Outer, missing_fragment, outer_of, to_native
 
 
 class WholeReader:

@@ -20,8 +20,8 @@ from typing import Final, Protocol
 import msgspec
 
 from tranlog.change import Options
-from tranlog.tungsten import values
-from tranlog.tungsten.event import (
+from tranlog.tungsten.records import values
+from tranlog.tungsten.records.event import (
     CHARSET_OPTION,
     LAST_INSERT_ID,
     ColumnSpec,
@@ -35,9 +35,9 @@ from tranlog.tungsten.event import (
     StatementChange,
     TableChange,
 )
-from tranlog.tungsten.records import EventRecord
-from tranlog.tungsten.recovery import IndexEntry
-from tranlog.tungsten.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of
+from tranlog.tungsten.records.record import EventRecord
+from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of
+from tranlog.tungsten.rules.recovery import IndexEntry
 from tranlog.types import F32, Date, Datetime, date_text, datetime_text
 
 _PACKAGE: Final = "com.continuent.tungsten.replicator.event."

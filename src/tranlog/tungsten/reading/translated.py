@@ -33,12 +33,12 @@ from tranlog.log.reader import IndexEntry, LogRange, LogReader
 from tranlog.log.segment import SegmentStat, directory_of
 from tranlog.payload import Payload
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.tungsten.arrange import WIDE_GAP, Piece, Whole
-from tranlog.tungsten.codec import segment_name, segment_number
-from tranlog.tungsten.reader import Seek, TungstenCursor, TungstenReader
-from tranlog.tungsten.segments import Codec, SegmentReader, codec_of
-from tranlog.tungsten.stream import WholeReader, stand_before, translated, with_tables
-from tranlog.tungsten.translate import (
+from tranlog.tungsten.files.segments import Codec, SegmentReader, codec_of
+from tranlog.tungsten.reading.reader import Seek, TungstenCursor, TungstenReader
+from tranlog.tungsten.reading.stream import WholeReader, stand_before, translated, with_tables
+from tranlog.tungsten.records.codec import segment_name, segment_number
+from tranlog.tungsten.rules.arrange import WIDE_GAP, Piece, Whole
+from tranlog.tungsten.rules.translate import (
     MEANINGS,
     NO_CHANGES,
     Loss,

@@ -15,9 +15,9 @@ from typing import Final
 from uuid import UUID
 
 from tranlog.change import Column
-from tranlog.tungsten import values
-from tranlog.tungsten.event import ColumnSpec
-from tranlog.tungsten.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of, unscaled_of
+from tranlog.tungsten.records import values
+from tranlog.tungsten.records.event import ColumnSpec
+from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of, unscaled_of
 from tranlog.types import (
     F32,
     Bit,

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from tranlog.errors import RecordLimitError
 from tranlog.log.format import FIRST_SYNC_BYTES, SYNC_TYPE
-from tranlog.tungsten.records import (
+from tranlog.tungsten.records.record import (
     BadLength,
     Damaged,
     EventRecord,

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from tranlog.change import Op, Options
-from tranlog.tungsten.values import Cell
+from tranlog.tungsten.records.values import Cell
 
 DEFAULT_SHARD: Final = "#DEFAULT"
 """What the payload's own header says of every event; the shard stands in the record and in the metadata."""

@@ -16,8 +16,8 @@ from typing import Final, TypeAlias
 
 from tranlog.change import Op
 from tranlog.errors import PayloadError, RecordLimitError
-from tranlog.tungsten import values
-from tranlog.tungsten.event import (
+from tranlog.tungsten.records import values
+from tranlog.tungsten.records.event import (
     ColumnSpec,
     Event,
     EventChange,
@@ -32,7 +32,7 @@ from tranlog.tungsten.event import (
     StatementChange,
     TableChange,
 )
-from tranlog.tungsten.values import BinaryText, Cell, Flag, Long, Moment, Unscaled
+from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled
 from tranlog.types import F32
 
 JAVA_STREAM: Final = b"\xac\xed\x00\x05"

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from tranlog.tungsten.records import EventRecord
+from tranlog.tungsten.records.record import EventRecord
 
 WIDE_GAP: Final = 1_000_000
 """More seqnos in a row than this are not filled: so many are a damaged number rather than history."""

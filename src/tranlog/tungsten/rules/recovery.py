@@ -17,8 +17,16 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from tranlog.tungsten.codec import FILE_HEADER, NO_BASE, next_number, segment_name
-from tranlog.tungsten.records import Damaged, EventRecord, FileHeader, Impossible, Partial, RotateRecord, UnknownRecord
+from tranlog.tungsten.records.codec import FILE_HEADER, NO_BASE, next_number, segment_name
+from tranlog.tungsten.records.record import (
+    Damaged,
+    EventRecord,
+    FileHeader,
+    Impossible,
+    Partial,
+    RotateRecord,
+    UnknownRecord,
+)
 
 UNKNOWN_END: Final = (1 << 63) - 1
 

@@ -34,9 +34,9 @@ from tranlog.payload import (
 from tranlog.payload import decode as decode_native
 from tranlog.payload import encode as encode_native
 from tranlog.statements import StatementKind, statement_kind
-from tranlog.tungsten import values
-from tranlog.tungsten.cells import cell_of, recell, spec_of, value_of
-from tranlog.tungsten.event import (
+from tranlog.tungsten.records import values
+from tranlog.tungsten.records.cells import cell_of, recell, spec_of, value_of
+from tranlog.tungsten.records.event import (
     LAST_INSERT_ID,
     SHARD_OPTION,
     UNKNOWN_SHARD,
@@ -54,8 +54,8 @@ from tranlog.tungsten.event import (
     StatementChange,
     TableChange,
 )
-from tranlog.tungsten.payload import decode, encode
-from tranlog.tungsten.values import UNSCALED_BYTES_MAX, Cell, Moment, Unscaled, to_value
+from tranlog.tungsten.records.payload import decode, encode
+from tranlog.tungsten.records.values import UNSCALED_BYTES_MAX, Cell, Moment, Unscaled, to_value
 from tranlog.types import UNCHANGED, LogicalType, Other, Tag, Value
 
 TABLE_OPTION: Final = "##tranlog_table"

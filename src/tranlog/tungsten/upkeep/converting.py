@@ -31,13 +31,12 @@ from tranlog.log.copying import CopiedLog
 from tranlog.log.cursor import StoredTransaction
 from tranlog.log.options import LogOptions
 from tranlog.log.reader import LogReader
-from tranlog.tungsten.arrange import WIDE_GAP, Whole
-from tranlog.tungsten.codec import segment_number
-from tranlog.tungsten.directory import TungstenLog
-from tranlog.tungsten.reader import TungstenReader
-from tranlog.tungsten.segments import Codec, codec_of, join
-from tranlog.tungsten.stream import WholeReader, fillers, stand_before, with_tables
-from tranlog.tungsten.translate import (
+from tranlog.tungsten.files.segments import Codec, codec_of, join
+from tranlog.tungsten.reading.reader import TungstenReader
+from tranlog.tungsten.reading.stream import WholeReader, fillers, stand_before, with_tables
+from tranlog.tungsten.records.codec import segment_number
+from tranlog.tungsten.rules.arrange import WIDE_GAP, Whole
+from tranlog.tungsten.rules.translate import (
     FATAL,
     FRAGNO_MAX,
     MEANINGS,
@@ -48,6 +47,7 @@ from tranlog.tungsten.translate import (
     outer_of,
     to_tungsten,
 )
+from tranlog.tungsten.writing.directory import TungstenLog
 
 NOTE_NAME: Final = "converted.json"
 """What a destination says about itself."""

@@ -22,12 +22,12 @@ from tranlog.log.opening import keep_bytes, storage_error
 from tranlog.log.repair import CutOff, Keep, Lost, NothingToRepair, Remove, RepairPlan, Span, Step
 from tranlog.log.repairing import Agree, RepairOutcome, write_report
 from tranlog.log.verify import Progress, VerifyReport
-from tranlog.tungsten.codec import FILE_HEADER, segment_name, segment_number
-from tranlog.tungsten.directory import LOCK_NAME, take_lock
-from tranlog.tungsten.records import BadLength, EventRecord, FileHeader, RotateRecord, Short
-from tranlog.tungsten.recovery import Entry
-from tranlog.tungsten.segments import SegmentReader, join, list_entries, place_of
-from tranlog.tungsten.verify import verify
+from tranlog.tungsten.files.segments import SegmentReader, join, list_entries, place_of
+from tranlog.tungsten.records.codec import FILE_HEADER, segment_name, segment_number
+from tranlog.tungsten.records.record import BadLength, EventRecord, FileHeader, RotateRecord, Short
+from tranlog.tungsten.rules.recovery import Entry
+from tranlog.tungsten.upkeep.verify import verify
+from tranlog.tungsten.writing.directory import LOCK_NAME, take_lock
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,19 @@ from tranlog.errors import PayloadError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.damage import Damage, Problem
 from tranlog.log.verify import VerifyReport
-from tranlog.tungsten.codec import FILE_HEADER, next_number
-from tranlog.tungsten.payload import decode
-from tranlog.tungsten.records import BadLength, Damaged, EventRecord, FileHeader, RotateRecord, Short, UnknownRecord
-from tranlog.tungsten.recovery import Entry, Place, reading_problem, rotate_problem, row_problem
-from tranlog.tungsten.segments import SegmentReader, list_entries, place_of, torn_end
+from tranlog.tungsten.files.segments import SegmentReader, list_entries, place_of, torn_end
+from tranlog.tungsten.records.codec import FILE_HEADER, next_number
+from tranlog.tungsten.records.payload import decode
+from tranlog.tungsten.records.record import (
+    BadLength,
+    Damaged,
+    EventRecord,
+    FileHeader,
+    RotateRecord,
+    Short,
+    UnknownRecord,
+)
+from tranlog.tungsten.rules.recovery import Entry, Place, reading_problem, rotate_problem, row_problem
 
 
 def verify(

@@ -33,7 +33,18 @@ from tranlog.errors import (
     LogUnreadableError,
     PurgeRangeError,
 )
-from tranlog.tungsten.codec import (
+from tranlog.tungsten.files.segments import (
+    WINDOW_BYTES,
+    SegmentReader,
+    damage_error,
+    join,
+    list_entries,
+    notes_of,
+    place_of,
+    scan_all,
+)
+from tranlog.tungsten.reading.reader import TungstenReader
+from tranlog.tungsten.records.codec import (
     FILE_HEADER,
     NO_BASE,
     encode_event,
@@ -43,11 +54,10 @@ from tranlog.tungsten.codec import (
     segment_name,
     segment_number,
 )
-from tranlog.tungsten.event import Event
-from tranlog.tungsten.payload import encode
-from tranlog.tungsten.reader import TungstenReader
-from tranlog.tungsten.records import BadLength, Damaged, EventRecord, FileHeader, RotateRecord, Short
-from tranlog.tungsten.recovery import (
+from tranlog.tungsten.records.event import Event
+from tranlog.tungsten.records.payload import encode
+from tranlog.tungsten.records.record import BadLength, Damaged, EventRecord, FileHeader, RotateRecord, Short
+from tranlog.tungsten.rules.recovery import (
     UNKNOWN_END,
     AgedSegment,
     Continue,
@@ -65,16 +75,6 @@ from tranlog.tungsten.recovery import (
     plan_purge,
     plan_retention,
     reading_problem,
-)
-from tranlog.tungsten.segments import (
-    WINDOW_BYTES,
-    SegmentReader,
-    damage_error,
-    join,
-    list_entries,
-    notes_of,
-    place_of,
-    scan_all,
 )
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Checking, repairing and converting a directory of the ancestor's: `verify`, `repairing`, `converting`."""

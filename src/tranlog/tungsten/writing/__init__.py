@@ -1,0 +1,1 @@
+"""Writing a directory as the ancestor does: `directory`."""
