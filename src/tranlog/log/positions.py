@@ -439,11 +439,14 @@ def lock_hold(path: str, name: str, *, disk: Disk | None = None) -> DiskLock | N
 
 
 def is_running(path: str, name: str, *, disk: Disk | None = None) -> bool:
-    """Whether somebody keeps the lock on a hold's file, which there is: its pipeline runs. Raises HoldError."""
-    lock = lock_hold(path, name, disk=disk)
-    if lock is not None:
-        lock.release()
-    return lock is None
+    """Whether somebody keeps the lock on a hold's file: its pipeline runs. Takes no lock. Raises HoldError."""
+    file_path = _hold_path(path, name)
+    try:
+        return (OsDisk() if disk is None else disk).is_locked(file_path)
+    except FileNotFoundError:  # given up meanwhile
+        return False
+    except OSError as exc:
+        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
 
 
 @contextlib.contextmanager

@@ -9,9 +9,7 @@ Source: design/conventions.md 6.7; design/asks.md 6 and 7; design/sources.md, "`
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,9 +43,6 @@ if TYPE_CHECKING:
     from tranlog.service.config import SourceOptions
     from tranlog.source.mariadb.connection import MariadbSourceOptions
 
-# struct flock of 64-bit Linux, as in `disk`; F_OFD_GETLK asks without taking.
-_FLOCK: Final = struct.Struct("hhqqi4x")
-_F_OFD_GETLK: Final = 36
 _ASK_S: Final = 2.0
 """How long the pipeline's process may take to answer."""
 
@@ -165,15 +160,11 @@ def writer_of(path: str) -> str | None:
 
     The kernel names no holder of an open-file-description lock, so the name is what the writer left in the file.
     """
+    disk = OsDisk()
     try:
-        fd = os.open(os.path.join(path, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
+        return read_holder(path, disk) if disk.is_locked(os.path.join(path, LOCK_NAME)) else None
     except OSError:
         return None
-    try:
-        asked = fcntl.fcntl(fd, _F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        return None if _FLOCK.unpack(asked)[0] == fcntl.F_UNLCK else read_holder(path, OsDisk())
-    finally:
-        os.close(fd)
 
 
 def gather(config: Config, *, clock: Clock, watch_s: float) -> tuple[Status, list[TranlogError]]:
