@@ -210,5 +210,5 @@ def test_who_cannot_use_the_target_is_named() -> None:
     told = list(status_lines(status))
     assert "pipeline  shop, run by vm pid 8, ONLINE:DEGRADED" in told and "          1 slots for 2 channels" in told
     assert list(waits_for(None, log_state(), state, None)) == [
-        "channel 2, which cannot use the target since 2011-07-01 15:15:17.0 UTC: no more connections"
+        "channel 2, which cannot use the target since 2011-07-01 15:15:17 UTC: no more connections"
     ]

@@ -20,6 +20,7 @@ from rich.cells import cell_len, set_cell_size
 
 from tranlog.ids import NO_SEQNO
 from tranlog.pipeline.states import State
+from tranlog.pipeline.troubles import trouble_text
 from tranlog.pipeline.view import Doing
 from tranlog.service.overview import TIMES, ChannelNow, ChannelPace, Overview, Pace, ShardNow, pace
 
@@ -199,7 +200,9 @@ def _head(shown: Shown, columns: int | None) -> list[Line]:
     if now.pending is not None:
         at = f" at seqno {now.pending.seqno}, event id {now.pending.event_id!r}" if now.pending.seqno >= 0 else ""
         lines += _wrapped(f"{now.pending.type}{at}: {now.pending.message}", columns, Tone.BAD)
-    for problem in now.problems:
+    if now.state in (State.ONLINE, State.DEGRADED) and now.slots < len(now.channels):
+        lines += _wrapped(f"{now.slots} slots for {len(now.channels)} channels", columns, Tone.WARNING)
+    for problem in (*map(trouble_text, now.troubles), *now.problems):
         lines += _wrapped(problem, columns, Tone.WARNING)
     return lines
 

@@ -29,7 +29,7 @@ from tranlog.pipeline.key_shards import key_notes
 from tranlog.pipeline.operation import OperationState
 from tranlog.pipeline.progress import Counters, LastError, lag, last_error, restart_seqno
 from tranlog.pipeline.states import State
-from tranlog.pipeline.troubles import DRIVER, Trouble
+from tranlog.pipeline.troubles import Trouble, trouble_text
 from tranlog.service.client import RunningPipeline
 from tranlog.service.config import Config
 from tranlog.shard import UNKNOWN_SHARD
@@ -592,12 +592,6 @@ def _pipeline_lines(pipeline: PipelineState) -> Iterator[str]:
             f"          {one.channel:>7} {one.applied_seqno:>8} {one.behind:>8} {counts['transactions']:>13} "
             f"{counts['changes']:>10} {counts['serial']:>7} {counts['waits']:>6} {rate:>9}  {when}"
         )
-
-
-def trouble_text(trouble: Trouble) -> str:
-    """Say who cannot use the target, since when, and why."""
-    who = "the driver" if trouble.channel == DRIVER else f"channel {trouble.channel}"
-    return f"{who}, which cannot use the target since {time_text(trouble.since_ms)} UTC: {trouble.reason}"
 
 
 def _seconds(ms: int) -> str:
