@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
+from tranlog.pipeline.progress import InFlight
 from tranlog.pipeline.states import State
 from tranlog.pipeline.troubles import Trouble
 from tranlog.pipeline.view import Doing
@@ -99,6 +100,14 @@ def test_a_whole_screen() -> None:
     assert lines[11].split()[:2] == ["SLOWEST", "SHARDS"]
     assert lines[12].split() == ["shard", "0", "0", "500", "ms", "1000", "0"]
     assert lines[-1].startswith("q quit  p pause  s sort: channel  +/- every 1 s  time: read, filter, apply")
+
+
+def test_a_large_transaction_shows_how_far_it_is() -> None:
+    large = InFlight(seqno=901, changes=7_000, read_bytes=2 * 10**6, size_bytes=9 * 10**6, began_at=0, written_at=0)
+    one = msgspec.structs.replace(channel(3, 900, behind=300), in_flight=large)
+    now = overview(one, now_ms=1_000)
+    (line,) = [line for line in plain(Shown(now=now, before=now)) if line.startswith(" 3 ")]
+    assert line.startswith(" 3  applying seqno 901, 7000 changes so far, 2.0 of 9.0 MB "), line
 
 
 def test_columns_stand_below_each_other() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tranlog.disk import OsDisk
-from tranlog.pipeline.progress import LastError
+from tranlog.pipeline.progress import InFlight, LastError
 from tranlog.pipeline.states import State
 from tranlog.pipeline.troubles import Trouble
 from tranlog.service.status import (
@@ -198,6 +198,27 @@ def test_an_end_by_an_error_is_none_by_an_operator() -> None:
     (waits,) = waits_for(None, log_state(), state, None)
     assert waits == (
         "apply: pipeline shop does not run, it ended by an error at 2011-07-01 15:15:17.0 UTC (`tranlog apply`)"
+    )
+
+
+def test_a_large_transaction_shows_how_far_it_is() -> None:
+    """ "lag 1 transactions, 43.6 s" was all that was said of a million rows."""
+    large = InFlight(
+        seqno=18, changes=400_000, read_bytes=12_040_000, size_bytes=40_000_000, began_at=AT - 41_100, written_at=AT
+    )
+    state = pipeline_state(17, 20)
+    first = msgspec.structs.replace(state.channels[0], in_flight=large)
+    state = msgspec.structs.replace(state, channels=(first, state.channels[1]))
+    assert [one["in_flight"] for one in json.loads(msgspec.json.encode(state))["channels"]] == [
+        {"seqno": 18, "changes": 400_000, "read_bytes": 12_040_000, "size_bytes": 40_000_000}
+        | {"began_at": AT - 41_100, "written_at": AT},
+        None,
+    ]
+    status = Status(
+        service="s", file="f", at=AT + 2_500, source=None, log=log_state(), pipeline=state, waits_for=(), problems=()
+    )
+    assert list(status_lines(status))[-1] == (
+        "          channel 0 is in seqno 18, 400000 changes so far, 12.0 of 40.0 MB, for 43.6 s, told 2.5 s ago"
     )
 
 

@@ -315,6 +315,8 @@ def _channels(shown: Shown, paced: Pace, width: int | None) -> Iterator[Line]:
     for one in sorted(shown.now.channels, key=lambda one: (rank(one), one.channel)):
         moves = by_channel[one.channel]
         what = f"waits for {one.waits}" if moves.doing is Doing.WAITING else moves.doing.value
+        if one.in_flight is not None and moves.doing is not Doing.WAITING:
+            what = f"{what} {one.in_flight.text}"
         rows.append(
             (
                 Span(text=str(one.channel)),

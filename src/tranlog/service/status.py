@@ -25,9 +25,10 @@ from tranlog.log.positions import read_holds
 from tranlog.log.readable import ReadableLog
 from tranlog.log.segment import LOCK_NAME
 from tranlog.pipeline.channels import ShardPlan
+from tranlog.pipeline.in_flight import read_in_flight
 from tranlog.pipeline.key_shards import key_notes
 from tranlog.pipeline.operation import OperationState
-from tranlog.pipeline.progress import Counters, LastError, lag, last_error, restart_seqno
+from tranlog.pipeline.progress import Counters, InFlight, LastError, lag, last_error, restart_seqno
 from tranlog.pipeline.states import State
 from tranlog.pipeline.troubles import Trouble, trouble_text
 from tranlog.service.client import RunningPipeline
@@ -91,7 +92,10 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
-    """One channel of the pipeline; `behind` counts the committed transactions after its position."""
+    """One channel of the pipeline; `behind` counts the committed transactions after its position.
+
+    `in_flight`: the large transaction that it is in, None for none.
+    """
 
     channel: int
     applied_seqno: int
@@ -102,6 +106,7 @@ class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
     behind: int
     transactions_per_s: float | None
     counters: dict[str, int]
+    in_flight: InFlight | None = None
 
 
 class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -429,6 +434,9 @@ def _shown_pipeline(
         now_ms=now_ms,
     )
     earlier = {one.channel: Counters.parse(one.stats) for one in before}
+    large: dict[int, InFlight] = {}
+    if reader is not None and running is not False:
+        large = read_in_flight(reader.path, row.pipeline, channels, disk=OsDisk())
     shown = []
     rates = []
     for one in channels:
@@ -448,6 +456,7 @@ def _shown_pipeline(
                 behind=max(0, committed - one.applied_seqno),
                 transactions_per_s=rate,
                 counters={name: getattr(counters, name) for name in Counters.__slots__},
+                in_flight=large.get(one.channel),
             )
         )
     return PipelineState(
@@ -528,7 +537,7 @@ def status_lines(status: Status) -> Iterator[str]:
     if status.log is not None:
         yield from _log_lines(status.log, status.at)
     if status.pipeline is not None:
-        yield from _pipeline_lines(status.pipeline)
+        yield from _pipeline_lines(status.pipeline, status.at)
     for problem in status.problems:
         yield f"{problem.part:<9} PROBLEM: {problem.message}"
     for number, what in enumerate(status.waits_for):
@@ -560,7 +569,7 @@ def _log_lines(log: LogState, now: int) -> Iterator[str]:
         yield f"          held by {one.name}: {upto}, {_seconds(now - one.written_at)} ago"
 
 
-def _pipeline_lines(pipeline: PipelineState) -> Iterator[str]:
+def _pipeline_lines(pipeline: PipelineState, now: int) -> Iterator[str]:
     yield f"target    {pipeline.target}"
     if pipeline.running is None:
         state = f"last run by {pipeline.holder}; whether it runs was not looked at"
@@ -592,6 +601,10 @@ def _pipeline_lines(pipeline: PipelineState) -> Iterator[str]:
             f"          {one.channel:>7} {one.applied_seqno:>8} {one.behind:>8} {counts['transactions']:>13} "
             f"{counts['changes']:>10} {counts['serial']:>7} {counts['waits']:>6} {rate:>9}  {when}"
         )
+    for one in pipeline.channels:
+        if one.in_flight is not None:
+            age = f"{_seconds(now - one.in_flight.began_at)}, told {_seconds(now - one.in_flight.written_at)} ago"
+            yield f"          channel {one.channel} is in {one.in_flight.text}, for {age}"
 
 
 def _seconds(ms: int) -> str:
