@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tranlog.capture.capture import Capture, PartRead
+from tranlog.change import Fragment
+from tranlog.clock import SystemClock
 from tranlog.disk import OsDisk
+from tranlog.log.log import Log
 from tranlog.pipeline.progress import InFlight, LastError
 from tranlog.pipeline.states import State
 from tranlog.pipeline.troubles import Trouble
+from tranlog.service.config import load
+from tranlog.service.operating import capture_endpoint
 from tranlog.service.status import (
     ChannelState,
     LogState,
@@ -19,11 +27,13 @@ from tranlog.service.status import (
     Problem,
     SourceState,
     Status,
+    gather,
     status_lines,
     waits_for,
     writer_of,
 )
 from tranlog.shard import UNKNOWN_SHARD
+from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 
 AT = 1309533317000
 
@@ -233,3 +243,50 @@ def test_who_cannot_use_the_target_is_named() -> None:
     assert list(waits_for(None, log_state(), state, None)) == [
         "channel 2, which cannot use the target since 2011-07-01 15:15:17 UTC: no more connections"
     ]
+
+
+def test_a_large_transaction_that_is_captured_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a real source, asked of the capture that runs; how large it is only its end tells."""
+    (tmp_path / "tranlog.toml").write_text(
+        '[service]\nname = "shop"\n[log]\ndir = "log"\n[source]\nkind = "sqlite"\npath = "shop.db"\n'
+        'source_id = "shop"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    config = load("tranlog.toml", environ={})
+    database = connect("shop.db", fragment_bytes=2_000)
+    database.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
+    with database:
+        for _ in range(100):
+            database.execute("INSERT INTO t(a) VALUES(?)", ("x" * 500,))
+    source = SqliteSource(SqliteSourceOptions(path="shop.db", source_id="shop"))
+    read, seen = source.read, list[PartRead | None]()
+    told: list[Status] = []
+
+    def watched(wait_s: float) -> Iterator[Fragment]:
+        for fragment in read(wait_s):
+            yield fragment
+            seen.append(work.status().in_flight)
+            if len(told) < 2 and seen[-1] is not None:
+                told.append(gather(config, clock=SystemClock(), watch_s=0.0)[0])
+
+    monkeypatch.setattr(source, "read", watched)
+    began = SystemClock().now_ms()
+    with Log.open("log", source_id="shop") as log:
+        work = Capture(source, log)
+        with capture_endpoint(log, work, runtime_dir=None):
+            done = work.catch_up()
+            after = gather(config, clock=SystemClock(), watch_s=0.0)[0]
+    source.close()
+    database.close()
+    inside = [one for one in seen if one is not None]
+    assert len(inside) > 10 and seen[-1] is None and done.in_flight is None
+    for before, one in itertools.pairwise(inside):
+        assert before.changes < one.changes < 100 and before.read_bytes < one.read_bytes
+        assert began <= before.began_at == one.began_at
+    assert [one.source.in_flight for one in told if one.source is not None] == inside[:2]
+    first = inside[0]
+    line = f"capture is in a large transaction, {first.changes} changes so far, {first.read_bytes} bytes, for "
+    assert any(one.strip().startswith(line) for one in status_lines(told[0])), list(status_lines(told[0]))
+    assert after.source is not None and after.source.in_flight is None

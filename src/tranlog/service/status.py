@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from tranlog.capture.capture import PartRead
 from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.clock import Clock
 from tranlog.disk import OsDisk
@@ -31,8 +32,11 @@ from tranlog.pipeline.operation import OperationState
 from tranlog.pipeline.progress import Counters, InFlight, LastError, lag, last_error, restart_seqno
 from tranlog.pipeline.states import State
 from tranlog.pipeline.troubles import Trouble, trouble_text
-from tranlog.service.client import RunningPipeline
+from tranlog.service.client import RunningPipeline, runtime_dir
 from tranlog.service.config import Config
+from tranlog.service.control import CAPTURE_NAME, call, socket_paths
+from tranlog.service.exits import Told
+from tranlog.service.requests import GetState
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.options import is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
@@ -78,7 +82,8 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     """The source: up to where it is captured, where it is itself, and what it keeps for us.
 
-    `waiting` counts transactions in SQLite's outbox; None where the source does not tell.
+    `waiting` counts transactions in SQLite's outbox; None where the source does not tell. `in_flight`: the large
+    transaction that capture is reading; None for none, and where no capture answers.
     """
 
     kind: str
@@ -89,6 +94,7 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     now_at: str = ""
     waiting: int | None = None
     retained_bytes: int | None = None
+    in_flight: PartRead | None = None
 
 
 class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +201,8 @@ def gather(config: Config, *, clock: Clock, watch_s: float) -> tuple[Status, lis
         if config.source is not None:
             try:
                 source = _source_state(config.source, captured)
+                if log is not None and log.writer is not None:
+                    source = msgspec.structs.replace(source, in_flight=_part_read(config.log_dir))
             except SourceError as exc:
                 failed("source", exc)
         if config.target is not None:
@@ -377,6 +385,15 @@ def _asked(config: Config) -> OperationState | None:
         return None
 
 
+def _part_read(log_dir: str) -> PartRead | None:
+    """Ask whoever captures what large transaction it is reading; None where nobody answers, or for none."""
+    addresses = socket_paths(log_dir, CAPTURE_NAME, runtime_dir=runtime_dir())
+    try:
+        return msgspec.convert(call(addresses, GetState(), timeout_s=_ASK_S).get("in_flight"), PartRead | None)
+    except (TranlogError, Told, msgspec.ValidationError):
+        return None
+
+
 def _pipeline_state(
     config: Config,
     reader: ReadableLog | None,
@@ -553,6 +570,8 @@ def _source_lines(source: SourceState, now: int) -> Iterator[str]:
         yield "          nothing captured yet"
     if source.now_at:
         yield f"          stands at {source.now_at}"
+    if source.in_flight is not None:
+        yield f"          capture is {part_text(source.in_flight)}, for {_seconds(now - source.in_flight.began_at)}"
     if source.waiting is not None:
         yield f"          outbox: {source.waiting} transactions, {_size(source.retained_bytes or 0)}"
 
@@ -605,6 +624,11 @@ def _pipeline_lines(pipeline: PipelineState, now: int) -> Iterator[str]:
         if one.in_flight is not None:
             age = f"{_seconds(now - one.in_flight.began_at)}, told {_seconds(now - one.in_flight.written_at)} ago"
             yield f"          channel {one.channel} is in {one.in_flight.text}, for {age}"
+
+
+def part_text(part: PartRead) -> str:
+    """Say how far a capture is inside a large transaction."""
+    return f"in a large transaction, {part.changes} changes so far, {_size(part.read_bytes)}"
 
 
 def _seconds(ms: int) -> str:
