@@ -10,11 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fix_pipeline import SqliteTarget, Workload, take, write_log
 from tranlog.capture.capture import Capture, PartRead
 from tranlog.change import Fragment
 from tranlog.clock import SystemClock
 from tranlog.disk import OsDisk
 from tranlog.log.log import Log
+from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.progress import InFlight, LastError
 from tranlog.pipeline.states import State
 from tranlog.pipeline.troubles import Trouble
@@ -194,6 +196,34 @@ def test_what_was_not_looked_at_is_not_known() -> None:
     (line,) = [line for line in status_lines(status) if line.startswith("pipeline")]
     assert line == "pipeline  shop, last run by vm pid 8; whether it runs was not looked at"
     assert not any("does not run" in one for one in waits_for(None, log_state(), state, None))
+
+
+def test_the_lag_of_a_log_that_cannot_be_read_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "lag 0 transactions, 0.0 s" was said of it: all is well, beside a log that is gone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tranlog.toml").write_text(
+        '[log]\ndir = "log"\n[target]\nkind = "sqlite"\npath = "t.db"\n[pipeline]\nname = "p"\nchannels = 2\n'
+    )
+    plan, target = ShardPlan(channels=2), SqliteTarget(tmp_path / "t.db", ())
+    take(target.options, plan, begin=5)
+    write_log(tmp_path / "log", Workload(seed=1), 9)
+    config = load("tranlog.toml", environ={})
+
+    shown = ("          applied up to ", "                0 ")
+
+    def told() -> tuple[PipelineState, list[str]]:
+        status, _ = gather(config, clock=SystemClock(), watch_s=0.0)
+        assert status.pipeline is not None
+        return status.pipeline, [line for line in status_lines(status) if line.startswith(shown)]
+
+    state, (lag, channel) = told()
+    assert state.lag_seqnos == 5 and [one.behind for one in state.channels] == [5, 5]
+    assert "applied up to 4, lag 5 transactions, " in lag
+    (tmp_path / "log").rename(tmp_path / "elsewhere")
+    state, (lag, channel) = told()
+    assert (state.lag_seqnos, state.lag_ms, [one.behind for one in state.channels]) == (None, None, [None, None])
+    assert lag == "          applied up to 4, lag not known"
+    assert channel.split()[:3] == ["0", "4", "-"]
 
 
 def test_an_end_by_an_error_is_none_by_an_operator() -> None:

@@ -37,6 +37,7 @@ from tranlog.service.exposure import Exposure
 from tranlog.service.metrics import MetricsServer
 from tranlog.service.operating import OperatingOptions, Operator, operated
 from tranlog.service.requests import GoOnline
+from tranlog.service.screen import Shown, plain
 from tranlog.service.status import gather
 from tranlog.service.views import VIEW_NAMES, print_form
 from tranlog.service.views import view as tables_of
@@ -329,6 +330,21 @@ def test_who_waits_for_whom(shop: Shop) -> None:
     typed = Pipeline("log", target="target.db", channels=3, name="p", master="local[16]").status()
     assert typed.tasks[2].appliedLastSeqno == serial - 1 and typed.log is None
     assert typed.tasks[0].waitsFor == status.tasks[0].waitsFor, "told by the rows alone"
+
+
+def test_how_late_it_is_beside_a_log_that_cannot_be_read_is_not_known(shop: Shop) -> None:
+    """`top` said "0 ms"."""
+    shop.work()
+    shop.operation.offline()
+    shop.run.come_to(State.OFFLINE_NORMAL)
+    assert shop.operator.overview().lag_ms == 0
+    (shop.folder / "log").rename(shop.folder / "away")
+    try:
+        found = shop.operator.overview()
+    finally:
+        (shop.folder / "away").rename(shop.folder / "log")
+    assert found.lag_ms is None and found.problems[0].startswith("log: ")
+    assert plain(Shown(now=found))[2].endswith("  behind 0, for how long is not known")
 
 
 # --- the public calls ------------------------------------------------------------------------------------

@@ -171,8 +171,7 @@ class Operator:
     def overview(self) -> Overview:
         """Return all of it at this moment; what cannot be read is in its problems."""
         options, problems = self._operation.options, []
-        log = pipeline = None
-        behind = Lag(seqnos=0, ms=0)
+        log = pipeline = behind = None
         try:
             pipeline = pipeline_facts(options, clock=self._clock, watch_s=0.0)
         except TranlogError as exc:
@@ -193,7 +192,7 @@ class Operator:
             log_dir=options.log_dir,
             log=log,
             pipeline=pipeline,
-            lag_ms=behind.ms,
+            lag_ms=None if behind is None else behind.ms,
             now_ms=self._clock.now_ms(),
             monotonic_s=self._clock.monotonic(),
             problems=tuple(problems),

@@ -90,8 +90,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """A running pipeline at one moment.
 
     `process` names the process that answers, and `monotonic_s` is its clock, by which two readings are apart. Seqnos
-    are -1 where there is none. `applied_seqno`: the least of the channels'; `lag_ms`: how long ago the first one behind
-    it was committed. `problems`: what could not be read, each with its reason.
+    are -1 where there is none. `applied_seqno`: the least of the channels'; `lag_ms`: how long ago the first one after
+    it was committed, None where that cannot be read. `problems`: what could not be read, each with its reason.
     """
 
     service: str
@@ -108,7 +108,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     last_seqno: int
     committed_seqno: int
     applied_seqno: int
-    lag_ms: int
+    lag_ms: int | None
     limit: str
     pending: PendingNow | None
     sections: int
@@ -131,7 +131,7 @@ def overview_of(
     log_dir: str,
     log: LogFacts | None,
     pipeline: PipelineFacts | None,
-    lag_ms: int,
+    lag_ms: int | None,
     now_ms: int,
     monotonic_s: float,
     problems: tuple[str, ...] = (),

@@ -180,12 +180,13 @@ def _head(shown: Shown, columns: int | None) -> list[Line]:
         lines.append((Span(text="Waiting for it to come back."),))
         return lines
     lines.append((Span(text=_route(now, columns)),))
+    lag = "for how long is not known" if now.lag_ms is None else duration(now.lag_ms)
     lines.append(
         (
             Span(text=f"log {_seqno(now.first_seqno)} to {_seqno(now.last_seqno)}"),
             Span(text=f", committed {_seqno(now.committed_seqno)}"),
             Span(text=f"  applied {_seqno(now.applied_seqno)}", tone=Tone.BOLD),
-            Span(text=f"  behind {max(0, now.committed_seqno - now.applied_seqno)}, {duration(now.lag_ms)}"),
+            Span(text=f"  behind {max(0, now.committed_seqno - now.applied_seqno)}, {lag}"),
         )
     )
     lines.append(

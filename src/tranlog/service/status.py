@@ -98,7 +98,7 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
-    """One channel of the pipeline; `behind` counts the committed transactions after its position.
+    """One channel of the pipeline; `behind` counts the committed transactions after its position, None: not known.
 
     `in_flight`: the large transaction that it is in, None for none.
     """
@@ -109,7 +109,7 @@ class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
     event_id: str
     tstamp: int
     updated_at: int
-    behind: int
+    behind: int | None
     transactions_per_s: float | None
     counters: dict[str, int]
     in_flight: InFlight | None = None
@@ -119,7 +119,8 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     """The pipeline by the target's tables. Rates are None unless it was watched for a moment.
 
     `state`, `slots` and `troubles` are its process's, asked where it listens; None where nobody answered. `running`:
-    None where nobody answered and it was not watched. `error`: why the last run ended, until the next begins.
+    None where nobody answered and it was not watched. `error`: why the last run ended, until the next begins. The
+    lag is None where the log cannot be read.
     """
 
     pipeline: str
@@ -134,8 +135,8 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     shard_rule: str = ""
     stop_at_seqno: int | None = None
     restart_seqno: int = NO_SEQNO
-    lag_seqnos: int = 0
-    lag_ms: int = 0
+    lag_seqnos: int | None = None
+    lag_ms: int | None = None
     transactions_per_s: float | None = None
     changes_per_s: float | None = None
     channels: tuple[ChannelState, ...] = ()
@@ -440,16 +441,13 @@ def _shown_pipeline(
     log: LogState | None,
     now_ms: int,
 ) -> PipelineState:
-    committed = NO_SEQNO if log is None else log.committed_seqno
     plan = ShardPlan.parse(row.shard_rule, channels=row.channels)
     restart = restart_seqno(channels)
     following = None if reader is None else reader.header(Seqno(restart + 1))
-    behind = lag(
-        restart=restart,
-        committed=Seqno(committed),
-        next_tstamp=None if following is None else following.tstamp,
-        now_ms=now_ms,
-    )
+    next_tstamp = None if following is None else following.tstamp
+    behind = None
+    if log is not None:
+        behind = lag(restart=restart, committed=Seqno(log.committed_seqno), next_tstamp=next_tstamp, now_ms=now_ms)
     earlier = {one.channel: Counters.parse(one.stats) for one in before}
     large: dict[int, InFlight] = {}
     if reader is not None and running is not False:
@@ -470,7 +468,7 @@ def _shown_pipeline(
                 event_id=one.event_id,
                 tstamp=one.tstamp,
                 updated_at=one.updated_at,
-                behind=max(0, committed - one.applied_seqno),
+                behind=None if log is None else max(0, log.committed_seqno - one.applied_seqno),
                 transactions_per_s=rate,
                 counters={name: getattr(counters, name) for name in Counters.__slots__},
                 in_flight=large.get(one.channel),
@@ -486,8 +484,8 @@ def _shown_pipeline(
         shard_rule=row.shard_rule,
         stop_at_seqno=row.stop_at_seqno,
         restart_seqno=restart,
-        lag_seqnos=behind.seqnos,
-        lag_ms=behind.ms,
+        lag_seqnos=None if behind is None else behind.seqnos,
+        lag_ms=None if behind is None else behind.ms,
         transactions_per_s=sum(rate for rate, _ in rates) if rates else None,
         changes_per_s=sum(rate for _, rate in rates) if rates else None,
         channels=tuple(shown),
@@ -607,17 +605,18 @@ def _pipeline_lines(pipeline: PipelineState, now: int) -> Iterator[str]:
     if not pipeline.channels:
         return
     rate = "" if pipeline.transactions_per_s is None else f", {pipeline.transactions_per_s:.0f} transactions/s"
-    yield (
-        f"          applied up to {pipeline.restart_seqno}, lag {pipeline.lag_seqnos} transactions, "
-        f"{pipeline.lag_ms / 1000:.1f} s{rate}"
-    )
+    lag_text = "not known"
+    if pipeline.lag_seqnos is not None and pipeline.lag_ms is not None:
+        lag_text = f"{pipeline.lag_seqnos} transactions, {pipeline.lag_ms / 1000:.1f} s"
+    yield f"          applied up to {pipeline.restart_seqno}, lag {lag_text}{rate}"
     yield "          channel  applied   behind  transactions    changes  serial  waits      tx/s  commit time (UTC)"
     for one in pipeline.channels:
         rate = "-" if one.transactions_per_s is None else f"{one.transactions_per_s:.0f}"
+        behind = "-" if one.behind is None else one.behind
         when = time_text(one.tstamp) if one.epoch else "-"
         counts = one.counters
         yield (
-            f"          {one.channel:>7} {one.applied_seqno:>8} {one.behind:>8} {counts['transactions']:>13} "
+            f"          {one.channel:>7} {one.applied_seqno:>8} {behind:>8} {counts['transactions']:>13} "
             f"{counts['changes']:>10} {counts['serial']:>7} {counts['waits']:>6} {rate:>9}  {when}"
         )
     for one in pipeline.channels:
