@@ -27,6 +27,7 @@ from tranlog.log import bucket, cleared, index, index_table, positions, purge_no
 from tranlog.log import format as log_format
 from tranlog.log.log import Log
 from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
+from tranlog.pipeline import in_flight
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source import packer
 from tranlog.source.packer import TransactionPacker
@@ -145,7 +146,7 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    homes = (log_format, positions, segment, cleared, index_table, purge_notes, spill)
+    homes = (log_format, positions, segment, cleared, index_table, purge_notes, spill, in_flight)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
         assert name.strip("`").startswith(value)

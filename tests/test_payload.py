@@ -39,6 +39,7 @@ from tranlog.payload import (
     FIRST_UNKNOWN_TAG,
     Payload,
     PayloadBuilder,
+    count_changes,
     decode,
     decode_table_map,
     encode,
@@ -389,6 +390,17 @@ def test_what_is_not_there_takes_no_bytes(empty_or_not: Payload) -> None:
     raw = encode(empty_or_not)
     assert decode(raw) == empty_or_not
     assert (raw == b"") == (empty_or_not == Payload())
+
+
+@pytest.mark.parametrize(
+    "whole", [Payload(), Payload(metadata=((NOOP, ""),)), Payload(changes=(DDL, DDL)), Payload(changes=MIXED)]
+)
+def test_changes_are_counted_without_reading_them(whole: Payload) -> None:
+    raw = encode(whole)
+    assert count_changes(raw) == len(whole.changes)
+    for end in range(len(raw)):
+        assert count_changes(raw[:end]) <= len(whole.changes)
+    assert count_changes(b"\xff" * 40) == 0
 
 
 def test_a_noop_has_a_name_and_no_changes() -> None:

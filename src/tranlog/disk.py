@@ -94,6 +94,9 @@ class Disk(Protocol):
     def lock(self, path: str) -> DiskLock:
         """Lock a file exclusively, creating it if missing. Raises BlockingIOError when another holder has it."""
 
+    def is_locked(self, path: str) -> bool:
+        """Whether anybody holds the lock on a file that is there; takes none, and asks for no right but to read."""
+
     def boot_id(self) -> str:
         """Return what changes with each start of the machine; shared memory and caches do not outlive it."""
 
@@ -103,6 +106,7 @@ class Disk(Protocol):
 
 # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
 _FLOCK = struct.Struct("hhqqi4x")
+_F_OFD_GETLK = 36
 _F_OFD_SETLK = 37
 _LOOK_EVERY = 64
 """So many times a lock is believed to be held by its own open file, before its path is looked at again."""
@@ -300,6 +304,14 @@ class OsDisk:
             lock.release()
             raise BlockingIOError(errno.EAGAIN, "the lock file was replaced while locking it", path)
         return lock
+
+    def is_locked(self, path: str) -> bool:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            asked = fcntl.fcntl(fd, _F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        finally:
+            os.close(fd)
+        return bool(_FLOCK.unpack(asked)[0] != fcntl.F_UNLCK)
 
     def watch(self, path: str) -> FileWatch | None:
         return watch_file(path)

@@ -838,6 +838,22 @@ def _read_one_change(raw: bytes | int) -> Statement:
     )
 
 
+def count_changes(raw: bytes) -> int:
+    """Return how many changes a payload has, without reading them; 0 for bytes that are none."""
+    statements = 0
+    try:
+        for field, body in _fields(raw):
+            if field == PACKED_FIELD and isinstance(body, bytes):
+                tables, at = _read_count(body, 1)
+                for _ in range(tables):
+                    _, at = _read_chunk(body, at)
+                return _read_count(body, at)[0]
+            statements += field == 1
+    except (ValueError, IndexError):
+        return 0
+    return statements
+
+
 def decode(raw: bytes) -> Payload:
     """Read a payload. Raises PayloadError for bytes that `encode` cannot have written.
 

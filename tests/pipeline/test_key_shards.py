@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from fix_pipeline import BY_SCHEMA, Workload, items
+from fix_operated import operation_of, running, without_java
+from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, items
 from tranlog.change import Change, Op, RowChange, TableMap
+from tranlog.clock import SystemClock
 from tranlog.log.log import Log
 from tranlog.log.reader import LogReader
 from tranlog.pipeline.channels import ShardBy, ShardPlan
 from tranlog.pipeline.key_shards import key_notes
+from tranlog.pipeline.states import State
+from tranlog.service.config import load
+from tranlog.service.status import gather, status_lines
 from tranlog.source.packer import TransactionPacker
 
 NORTH = items("north")
@@ -42,6 +48,34 @@ def test_transactions_that_span_keys(tmp_path: Path) -> None:
     table = msgspec.structs.replace(NORTH, primary_key=(0, 1))
     (said,) = notes(tmp_path, PLAN, [[(key, 1), (key, 2)] if key % 2 else [(key, 1)] for key in range(60)], table)
     assert said.startswith("shards by key: 30 of the last 60 transactions span keys")
+
+
+def test_both_are_said_at_the_start_and_by_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The start said it to whoever asked for --verbose, and to others when the run had ended."""
+    without_java(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    said = notes(tmp_path, PLAN, [[(2 * key, 1), (2 * key + 1, key % 2)] for key in range(60)])
+    assert [line.split(",")[0] for line in said] == [
+        "shards by key: north.items is divided by n",
+        "shards by key: 30 of the last 60 transactions span keys",
+    ]
+    (tmp_path / "tranlog.toml").write_text(
+        '[log]\ndir = "log"\n[target]\nkind = "sqlite"\npath = "target.db"\n[pipeline]\nname = "p"\nchannels = 3\n'
+        'master = "local[16]"\n[shards]\nby = "key"\n[shards.keys]\n"north.items" = "n"\n'
+    )
+    config = load("tranlog.toml", environ={})
+    target = SqliteTarget(tmp_path / "target.db", [NORTH])
+    given = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
+    with running(operation_of(given)) as run:
+        run.come_to(State.ONLINE, applied=60)
+        status, errors = gather(config, clock=SystemClock(), watch_s=0.0)
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line for line in warned if line.startswith("shards by key")] == [f"{line} pipeline=p" for line in said]
+    assert not errors and status.pipeline is not None and list(status.pipeline.notes) == said
+    assert {f"          {line}" for line in said} <= set(status_lines(status))
+    assert sum(target.audit().values()) == 120
 
 
 def test_nothing_is_said_where_nothing_is_to_be_feared(tmp_path: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
+from fix_driver import PROGRAM
 from fix_log import make_fragment
 from tranlog.errors import PurgedError
 from tranlog.ids import Seqno
 from tranlog.log.log import Log, LogOptions
-from tranlog.log.positions import MAY_HAVE_ALL, drop_hold, hold, lock_hold, read_hold, read_holds
+from tranlog.log.positions import MAY_HAVE_ALL, drop_hold, hold, is_running, lock_hold, read_hold, read_holds
 from tranlog.log.reader import LogReader
 from tranlog.service import cli, thl
 from tranlog.service.either_codec import Form, open_log
@@ -120,3 +123,31 @@ def test_holds_are_listed_and_dropped(tmp_path: Path, capsys: pytest.CaptureFixt
     assert cli.main(["hold", "drop", "shop", "--json", "--dir", path]) == ExitCode.CHECK_FAILED
     assert json.loads(capsys.readouterr().out) == {"dropped": False, "name": "shop"}
     assert [one.name for one in read_holds(path)] == ["audit", "done"]
+
+
+def test_holds_are_listed_by_whoever_may_only_read(tmp_path: Path) -> None:
+    """Whether a pipeline runs was found by taking its lock, for which the file has to be opened for writing."""
+    path = tmp_path / "log"
+    with Log.open(str(path), source_id="db1", options=SMALL) as log:
+        write(log, 10)
+    for name in ("done", "shop"):
+        hold(str(path), name, Seqno(5), applied=Seqno(8))
+    lock = lock_hold(str(path), "shop")
+    assert lock is not None
+    for one in (*(path / "holds").iterdir(), path / "holds", path):
+        one.chmod(0o555 if one.is_dir() else 0o444)
+    obey = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"] if os.geteuid() == 0 else []
+    try:
+        command = [*obey, str(PROGRAM), "hold", "list", "--dir", str(path), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    finally:
+        path.chmod(0o755)
+        (path / "holds").chmod(0o755)
+    assert (done.returncode, done.stderr) == (ExitCode.DONE, "")
+    assert [(one["name"], one["running"]) for one in json.loads(done.stdout)["holds"]] == [
+        ("done", False),
+        ("shop", True),
+    ]
+    lock.release()
+    drop_hold(str(path), "done")
+    assert not is_running(str(path), "done") and [one.name for one in read_holds(str(path))] == ["shop"], "made anew"

@@ -10,7 +10,7 @@ import pytest
 
 from tranlog.ids import Epoch, Seqno
 from tranlog.pipeline.operation import OperationState, PendingError
-from tranlog.pipeline.progress import ChannelStats, Counters, ShardCount, Waiting
+from tranlog.pipeline.progress import ChannelStats, Counters, InFlight, ShardCount, Waiting
 from tranlog.pipeline.states import State
 from tranlog.pipeline.view import Doing, LogFacts, PipelineFacts, task_views, wait_text, waits_of
 from tranlog.service.overview import Overview, overview_of, pace, report
@@ -85,7 +85,7 @@ def log_facts(*, last: int = 100, committed: int = 100, **more: Any) -> LogFacts
 
 
 def at(monotonic_s: float, *rows: ChannelRow, committed: int = 100, last: int = 100, **more: Any) -> Overview:
-    facts = pipeline_facts(*rows)
+    facts = pipeline_facts(*rows, in_flight=more.pop("in_flight", {}))
     log = log_facts(last=last, committed=committed)
     given = {
         "service": "shop",
@@ -131,6 +131,23 @@ def test_what_each_channel_does() -> None:
     assert [one.transactions_per_s for one in told.channels] == [5, 2, 0, 0, 0, 0]
     assert [one.changes_per_s for one in told.channels] == [15, 3, 0, 0, 0, 0]
     assert (told.transactions_per_s, told.changes_per_s, told.logged_per_s) == (7, 18, 0)
+
+
+def test_a_large_transaction_is_applied_while_its_channel_says_how_far_it_is() -> None:
+    """It moved no position and counted nothing, and was said to stand: issue 26, item 15."""
+    large = InFlight(seqno=51, changes=7, read_bytes=1, size_bytes=9, began_at=1_000, written_at=4_000)
+    stuck = msgspec.structs.replace(large, written_at=1_500)
+    before = at(10, row(0, 50), row(1, 50), row(2, 50))
+    now = at(12, row(0, 50, section=True), row(1, 50), row(2, 50), in_flight={0: large, 1: large, 2: stuck})
+    assert doings(before, now) == {0: Doing.SERIAL, 1: Doing.APPLYING, 2: Doing.STANDING}
+    assert doings(None, now)[1] is Doing.APPLYING
+    assert [one.in_flight for one in now.channels] == [large, large, stuck]
+    facts = pipeline_facts(row(0, 50), before=(row(0, 50),), watched_s=1.0, in_flight={0: large})
+    (task,) = task_views(facts, committed_seqno=100)
+    assert (task.state, task.inFlightSeqno, task.inFlightChanges) == (Doing.APPLYING, 51, 7)
+    (task,) = task_views(pipeline_facts(row(0, 50)), committed_seqno=100)
+    told = (task.inFlightSeqno, task.inFlightChanges, task.inFlightReadBytes, task.inFlightSizeBytes)
+    assert told == (-1, -1, -1, -1)
 
 
 def test_one_reading_tells_no_rates() -> None:

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
+from tranlog.pipeline.progress import InFlight
 from tranlog.pipeline.states import State
+from tranlog.pipeline.troubles import Trouble
 from tranlog.pipeline.view import Doing
 from tranlog.service.overview import ChannelNow, ChannelPace, Overview, PendingNow, ShardNow
 from tranlog.service.screen import INTERVALS, Line, Order, Shown, Size, Tone, bar, duration, plain, screen, stepped
@@ -60,6 +62,7 @@ def overview(*channels: ChannelNow, shards: tuple[ShardNow, ...] = (), at_s: flo
         shards_known=len(shards),
         channels=channels,
         shards=shards,
+        slots=len(channels),
     )
     return msgspec.structs.replace(made, **more)
 
@@ -97,6 +100,14 @@ def test_a_whole_screen() -> None:
     assert lines[11].split()[:2] == ["SLOWEST", "SHARDS"]
     assert lines[12].split() == ["shard", "0", "0", "500", "ms", "1000", "0"]
     assert lines[-1].startswith("q quit  p pause  s sort: channel  +/- every 1 s  time: read, filter, apply")
+
+
+def test_a_large_transaction_shows_how_far_it_is() -> None:
+    large = InFlight(seqno=901, changes=7_000, read_bytes=2 * 10**6, size_bytes=9 * 10**6, began_at=0, written_at=0)
+    one = msgspec.structs.replace(channel(3, 900, behind=300), in_flight=large)
+    now = overview(one, now_ms=1_000)
+    (line,) = [line for line in plain(Shown(now=now, before=now)) if line.startswith(" 3 ")]
+    assert line.startswith(" 3  applying seqno 901, 7000 changes so far, 2.0 of 9.0 MB "), line
 
 
 def test_columns_stand_below_each_other() -> None:
@@ -201,6 +212,26 @@ def test_the_pending_error_can_be_read() -> None:
     assert 2 <= len(told) <= 4
     assert " ".join(message.split()) in " ".join(plain(Shown(now=now)))
     assert all("stopped" in line for line in text(lines) if line.split()[:1] in (["0"], ["1"], ["2"], ["3"]))
+
+
+def test_who_cannot_go_on_is_named_with_the_reason() -> None:
+    """`status` and `top --json` said so, and the screen said ONLINE:DEGRADED alone."""
+    troubles = (
+        Trouble(channel=2, reason="no more connections", since_ms=1309533317000),
+        Trouble(channel=-1, reason="no answer", since_ms=1309533317000),
+    )
+    lines = plain(Shown(now=overview(*FOUR, state=State.DEGRADED, slots=3, troubles=troubles)))
+    at = "cannot use the target since 2011-07-01 15:15:17 UTC"
+    assert lines[4:7] == ["3 slots for 4 channels", f"channel 2, which {at}: no more connections"] + [
+        f"the driver, which {at}: no answer"
+    ]
+    narrow = text(screen(Shown(now=overview(*FOUR, troubles=troubles)), Size(columns=50, rows=30)))
+    assert narrow[4:6] == [
+        "channel 2, which cannot use the target since",
+        "2011-07-01 15:15:17 UTC: no more connections",
+    ]
+    resting = plain(Shown(now=overview(*FOUR, state=State.OFFLINE_NORMAL, slots=0)))
+    assert not any("slots" in line for line in resting), "nobody needs one"
 
 
 def test_a_pipeline_that_went_away() -> None:

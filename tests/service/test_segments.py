@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fix_tungsten import golden_segments
+from tranlog.capture.capture import Capture
 from tranlog.change import Fragment
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.format import segment_name
@@ -21,6 +22,7 @@ from tranlog.log.verify import verify
 from tranlog.payload import Payload, encode
 from tranlog.service import cli, thl
 from tranlog.service.operating import capture_endpoint
+from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
 from tranlog.testing.clock import ManualClock
 
 AT = 1_391_461_440_983
@@ -330,9 +332,10 @@ def test_while_somebody_writes(told: Told) -> None:
 
 def test_a_running_capture_adds_and_trims_itself(told: Told) -> None:
     """tokumx-replication, "Oplog Management": addPartition and trimTo... are commands of the running server."""
+    source = SqliteSource(SqliteSourceOptions(path="not asked", source_id="till"))
     with (
         Log.open(told.path, source_id="till", clock=ManualClock(AT)) as log,
-        capture_endpoint(log, lambda name: None, runtime_dir=None),
+        capture_endpoint(log, Capture(source, log), runtime_dir=None),
     ):
         before = told.names()
         added = told.json("add")

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from fix_pipeline import SqliteTarget, Workload, take, write_log
+from tranlog.capture.capture import Capture, PartRead
+from tranlog.change import Fragment
+from tranlog.clock import SystemClock
 from tranlog.disk import OsDisk
-from tranlog.pipeline.progress import LastError
+from tranlog.log.log import Log
+from tranlog.pipeline.channels import ShardPlan
+from tranlog.pipeline.progress import InFlight, LastError
 from tranlog.pipeline.states import State
 from tranlog.pipeline.troubles import Trouble
+from tranlog.service.config import load
+from tranlog.service.operating import capture_endpoint
 from tranlog.service.status import (
     ChannelState,
     LogState,
@@ -19,11 +29,13 @@ from tranlog.service.status import (
     Problem,
     SourceState,
     Status,
+    gather,
     status_lines,
     waits_for,
     writer_of,
 )
 from tranlog.shard import UNKNOWN_SHARD
+from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 
 AT = 1309533317000
 
@@ -186,6 +198,34 @@ def test_what_was_not_looked_at_is_not_known() -> None:
     assert not any("does not run" in one for one in waits_for(None, log_state(), state, None))
 
 
+def test_the_lag_of_a_log_that_cannot_be_read_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "lag 0 transactions, 0.0 s" was said of it: all is well, beside a log that is gone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tranlog.toml").write_text(
+        '[log]\ndir = "log"\n[target]\nkind = "sqlite"\npath = "t.db"\n[pipeline]\nname = "p"\nchannels = 2\n'
+    )
+    plan, target = ShardPlan(channels=2), SqliteTarget(tmp_path / "t.db", ())
+    take(target.options, plan, begin=5)
+    write_log(tmp_path / "log", Workload(seed=1), 9)
+    config = load("tranlog.toml", environ={})
+
+    shown = ("          applied up to ", "                0 ")
+
+    def told() -> tuple[PipelineState, list[str]]:
+        status, _ = gather(config, clock=SystemClock(), watch_s=0.0)
+        assert status.pipeline is not None
+        return status.pipeline, [line for line in status_lines(status) if line.startswith(shown)]
+
+    state, (lag, channel) = told()
+    assert state.lag_seqnos == 5 and [one.behind for one in state.channels] == [5, 5]
+    assert "applied up to 4, lag 5 transactions, " in lag
+    (tmp_path / "log").rename(tmp_path / "elsewhere")
+    state, (lag, channel) = told()
+    assert (state.lag_seqnos, state.lag_ms, [one.behind for one in state.channels]) == (None, None, [None, None])
+    assert lag == "          applied up to 4, lag not known"
+    assert channel.split()[:3] == ["0", "4", "-"]
+
+
 def test_an_end_by_an_error_is_none_by_an_operator() -> None:
     """ "it was stopped" was said of both."""
     error = LastError("ConflictError", "conflict at seqno 18. Mend it, start apply again", AT, 18)
@@ -201,6 +241,27 @@ def test_an_end_by_an_error_is_none_by_an_operator() -> None:
     )
 
 
+def test_a_large_transaction_shows_how_far_it_is() -> None:
+    """ "lag 1 transactions, 43.6 s" was all that was said of a million rows."""
+    large = InFlight(
+        seqno=18, changes=400_000, read_bytes=12_040_000, size_bytes=40_000_000, began_at=AT - 41_100, written_at=AT
+    )
+    state = pipeline_state(17, 20)
+    first = msgspec.structs.replace(state.channels[0], in_flight=large)
+    state = msgspec.structs.replace(state, channels=(first, state.channels[1]))
+    assert [one["in_flight"] for one in json.loads(msgspec.json.encode(state))["channels"]] == [
+        {"seqno": 18, "changes": 400_000, "read_bytes": 12_040_000, "size_bytes": 40_000_000}
+        | {"began_at": AT - 41_100, "written_at": AT},
+        None,
+    ]
+    status = Status(
+        service="s", file="f", at=AT + 2_500, source=None, log=log_state(), pipeline=state, waits_for=(), problems=()
+    )
+    assert list(status_lines(status))[-1] == (
+        "          channel 0 is in seqno 18, 400000 changes so far, 12.0 of 40.0 MB, for 43.6 s, told 2.5 s ago"
+    )
+
+
 def test_who_cannot_use_the_target_is_named() -> None:
     troubles = (Trouble(channel=2, reason="no more connections", since_ms=AT),)
     state = msgspec.structs.replace(pipeline_state(17, 20), state=State.DEGRADED, slots=1, troubles=troubles)
@@ -210,5 +271,52 @@ def test_who_cannot_use_the_target_is_named() -> None:
     told = list(status_lines(status))
     assert "pipeline  shop, run by vm pid 8, ONLINE:DEGRADED" in told and "          1 slots for 2 channels" in told
     assert list(waits_for(None, log_state(), state, None)) == [
-        "channel 2, which cannot use the target since 2011-07-01 15:15:17.0 UTC: no more connections"
+        "channel 2, which cannot use the target since 2011-07-01 15:15:17 UTC: no more connections"
     ]
+
+
+def test_a_large_transaction_that_is_captured_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a real source, asked of the capture that runs; how large it is only its end tells."""
+    (tmp_path / "tranlog.toml").write_text(
+        '[service]\nname = "shop"\n[log]\ndir = "log"\n[source]\nkind = "sqlite"\npath = "shop.db"\n'
+        'source_id = "shop"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    config = load("tranlog.toml", environ={})
+    database = connect("shop.db", fragment_bytes=2_000)
+    database.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
+    with database:
+        for _ in range(100):
+            database.execute("INSERT INTO t(a) VALUES(?)", ("x" * 500,))
+    source = SqliteSource(SqliteSourceOptions(path="shop.db", source_id="shop"))
+    read, seen = source.read, list[PartRead | None]()
+    told: list[Status] = []
+
+    def watched(wait_s: float) -> Iterator[Fragment]:
+        for fragment in read(wait_s):
+            yield fragment
+            seen.append(work.status().in_flight)
+            if len(told) < 2 and seen[-1] is not None:
+                told.append(gather(config, clock=SystemClock(), watch_s=0.0)[0])
+
+    monkeypatch.setattr(source, "read", watched)
+    began = SystemClock().now_ms()
+    with Log.open("log", source_id="shop") as log:
+        work = Capture(source, log)
+        with capture_endpoint(log, work, runtime_dir=None):
+            done = work.catch_up()
+            after = gather(config, clock=SystemClock(), watch_s=0.0)[0]
+    source.close()
+    database.close()
+    inside = [one for one in seen if one is not None]
+    assert len(inside) > 10 and seen[-1] is None and done.in_flight is None
+    for before, one in itertools.pairwise(inside):
+        assert before.changes < one.changes < 100 and before.read_bytes < one.read_bytes
+        assert began <= before.began_at == one.began_at
+    assert [one.source.in_flight for one in told if one.source is not None] == inside[:2]
+    first = inside[0]
+    line = f"capture is in a large transaction, {first.changes} changes so far, {first.read_bytes} bytes, for "
+    assert any(one.strip().startswith(line) for one in status_lines(told[0])), list(status_lines(told[0]))
+    assert after.source is not None and after.source.in_flight is None

@@ -37,6 +37,7 @@ from tranlog.service.exposure import Exposure
 from tranlog.service.metrics import MetricsServer
 from tranlog.service.operating import OperatingOptions, Operator, operated
 from tranlog.service.requests import GoOnline
+from tranlog.service.screen import Shown, plain
 from tranlog.service.status import gather
 from tranlog.service.views import VIEW_NAMES, print_form
 from tranlog.service.views import view as tables_of
@@ -331,6 +332,21 @@ def test_who_waits_for_whom(shop: Shop) -> None:
     assert typed.tasks[0].waitsFor == status.tasks[0].waitsFor, "told by the rows alone"
 
 
+def test_how_late_it_is_beside_a_log_that_cannot_be_read_is_not_known(shop: Shop) -> None:
+    """`top` said "0 ms"."""
+    shop.work()
+    shop.operation.offline()
+    shop.run.come_to(State.OFFLINE_NORMAL)
+    assert shop.operator.overview().lag_ms == 0
+    (shop.folder / "log").rename(shop.folder / "away")
+    try:
+        found = shop.operator.overview()
+    finally:
+        (shop.folder / "away").rename(shop.folder / "log")
+    assert found.lag_ms is None and found.problems[0].startswith("log: ")
+    assert plain(Shown(now=found))[2].endswith("  behind 0, for how long is not known")
+
+
 # --- the public calls ------------------------------------------------------------------------------------
 
 
@@ -391,6 +407,8 @@ SAME = {
     "commits=tranlog_target_transactions lastCommittedBlockTime=tranlog_last_block_seconds "
     "appliedLatency=tranlog_applied_latency_seconds appliedLastSeqno=tranlog_applied_seqno "
     "currentLastSeqno=tranlog_applied_seqno rate=tranlog_transaction_rate changeRate=tranlog_change_rate "
+    "inFlightSeqno=tranlog_in_flight_seqno inFlightChanges=tranlog_in_flight_changes "
+    "inFlightReadBytes=tranlog_in_flight_read_bytes inFlightSizeBytes=tranlog_in_flight_size_bytes "
     + " ".join(f"{name}=tranlog_time_seconds" for name in TIMES),
     "shards": "eventCount=tranlog_shard_transactions appliedLatency=tranlog_shard_applied_latency_seconds "
     "appliedLastSeqno=tranlog_shard_applied_seqno",
@@ -487,6 +505,9 @@ def test_every_number_is_a_metric_or_listed(shop: Shop, told: Tell) -> None:
         assert name in same, f"{path}.{name} is in no metric, and not listed in {PAGE.name}"
         if name in ("rate", "changeRate") and value == -1:
             assert same[name] not in found and len(running[same[name]]) == 3, "nobody watches what rests"
+            continue
+        if name.startswith("inFlight") and value == -1:
+            assert same[name] not in found, "no channel is in a large transaction"
             continue
         at = {key: said for key, said in at.items() if not path.startswith("stores.interval")}
         if path == "stores.intervalGuard" and name != "channels":

@@ -71,9 +71,12 @@ def test_a_slow_channel_a_million_behind(tmp_path: Path, postgres, postgres_data
 
 def run(tmp_path: Path, dsn: str, *, distance: int, text: int) -> None:
     target = PostgresTarget(dsn, [items("slow"), items("fast")])
+    # Slow in any case; and however busy the machine is, it comes no nearer than a quarter of the way until it is let.
+    target.query("CREATE TABLE public.held AS SELECT 1 AS one")
     target.query(
-        "CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN PERFORM pg_sleep(0.1); RETURN NEW; END $$"
+        "CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.1); "
+        f"WHILE NEW.id > {distance // 4} AND EXISTS (SELECT FROM public.held) LOOP PERFORM pg_sleep(0.1); END LOOP; "
+        "RETURN NEW; END $$"
     )
     target.query('CREATE TRIGGER dawdle BEFORE INSERT ON "slow".items FOR EACH ROW EXECUTE FUNCTION public.dawdle()')
     number = distance * 3 // 2
@@ -97,15 +100,15 @@ def run(tmp_path: Path, dsn: str, *, distance: int, text: int) -> None:
                 peaks[pid] = name, size
         time.sleep(0.1)
         now = at()
-        # The slow one goes on until the kill has come: a tenth more than is asserted behind it.
-        return now.get(SLOW, 0) > 0 and now[FAST] - now[SLOW] >= distance * 11 // 10
+        return now.get(SLOW, 0) > 0 and now[FAST] - now[SLOW] >= distance
 
     try:
-        wait_until(lambda: far_apart() or driver.process.poll() is not None, timeout_s=3600)
+        wait_until(lambda: driver.process.poll() is not None or far_apart(), timeout_s=3600)
+        assert driver.process.poll() is None, "far apart while both were on their way"
     finally:
         driver.kill()
     before = at()
-    assert before[SLOW] > 0 and before[FAST] - before[SLOW] >= distance, "each on its way, far apart, when killed"
+    assert 0 < before[SLOW] < before[FAST], "each on its way when killed; the slow one may have gone on until then"
     jvm = max(size for name, size in peaks.values() if name == "java")  # a second one only starts it
     pythons = sorted(size for name, size in peaks.values() if name.startswith("python"))
     assert len(pythons) >= 5, f"the driver, a daemon and three workers: {peaks}"
@@ -113,6 +116,7 @@ def run(tmp_path: Path, dsn: str, *, distance: int, text: int) -> None:
     print(f"{before[FAST] - before[SLOW]:,} transactions apart, channels at {before}; {memory}")
     assert pythons[-1] < PYTHON_BYTES, memory
     assert jvm < JVM_BYTES, memory
+    target.query("DELETE FROM public.held")
     target.query('DROP TRIGGER dawdle ON "slow".items')
     driver = Driver(given)
     code, stdout, stderr = driver.finish(timeout_s=3600)

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tranlog.capture.holder import holder_of
 from tranlog.change import HEARTBEAT, NOOP, Fragment
@@ -21,7 +21,7 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.errors import ConfigError, SourceError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.log import Log
-from tranlog.payload import Payload, encode
+from tranlog.payload import Payload, count_changes, encode
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.source import ClaimedSource, Source
 
@@ -59,8 +59,20 @@ class CaptureOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartRead:
+    """How far a capture is inside a large transaction, one of several fragments; how large it is only its end tells.
+
+    `changes` and `read_bytes`, of payload, are in the log and not yet complete. `began_at`: ms since 1970.
+    """
+
+    changes: int
+    read_bytes: int
+    began_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureStatus:
-    """What a capture has done since it was made, counting only what is durable."""
+    """What a capture has done since it was made, counting only what is durable; beside it, in what it is."""
 
     source_id: str
     transactions: int
@@ -72,6 +84,8 @@ class CaptureStatus:
     last_event_id: str | None
     lag_ms: int | None
     """From the last transaction's commit at the source until it was durable here; None while there is none."""
+    in_flight: PartRead | None = None
+    """The large transaction that is being read; None for none."""
 
 
 class Capture:
@@ -106,6 +120,7 @@ class Capture:
         self._batch_fragments = 0
         self._batch_bytes = 0
         self._heartbeats: deque[str] = deque()
+        self._in_flight: PartRead | None = None
         self._sync_s = 0.0  # how long the last sync took, up to _LONGEST_BATCH_S
         self._status = CaptureStatus(
             source_id=source.source_id,
@@ -185,8 +200,8 @@ class Capture:
         self._source.stop()
 
     def status(self) -> CaptureStatus:
-        """Return what was done so far."""
-        return self._status
+        """Return what was done so far, and in what it is."""
+        return replace(self._status, in_flight=self._in_flight)
 
     def _begin(self) -> None:
         """Start the source where the log ends, and free it of what was synced but not freed the last time."""
@@ -216,10 +231,15 @@ class Capture:
                     self._batch_fragments += parts
                     self._batch_bytes += size
                     parts = size = 0
+                    self._in_flight = None
                     waited = clock.monotonic() - began
                     if self._batch_bytes >= options.batch_bytes or waited >= max(options.batch_s, self._sync_s):
                         self._commit()
                         began = clock.monotonic()
+                else:
+                    before = self._in_flight or PartRead(changes=0, read_bytes=0, began_at=clock.now_ms())
+                    changes = before.changes + count_changes(fragment.payload)
+                    self._in_flight = replace(before, changes=changes, read_bytes=size)
                 if stop.is_set() or self._stop.is_set():
                     break
         except SourceError:
@@ -232,6 +252,7 @@ class Capture:
             self._forget_batch()
             raise
         finally:
+            self._in_flight = None
             if isinstance(fragments, Generator):
                 fragments.close()
         if parts:

@@ -112,6 +112,13 @@ class StoredTransaction:
         return self._refers_to().fragments if self.header.spilled else self._fragments
 
     @property
+    def size_bytes(self) -> int:
+        """How many bytes its records have; of a spilled one its fragments'. Raises CorruptRecordError."""
+        if self.header.spilled:
+            return self._refers_to().raw_bytes
+        return self.header.lsn + self.header.record_length - self._start  # all of it is in one segment
+
+    @property
     def start(self) -> Lsn:
         """Where its first record stands."""
         return self._start

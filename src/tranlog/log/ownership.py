@@ -127,6 +127,9 @@ class OwnedDisk:
     def lock(self, path: str) -> DiskLock:
         return self._disk.lock(path)
 
+    def is_locked(self, path: str) -> bool:
+        return self._disk.is_locked(path)
+
     def boot_id(self) -> str:
         return self._disk.boot_id()
 

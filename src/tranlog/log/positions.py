@@ -289,16 +289,28 @@ def _encode_hold(restart_seqno: Seqno, written_at: int, holder: str, applied: Se
         line = f"{line} applied_seqno={applied}"
     if holder:
         line = f"{line} holder={_quoted(fit_holder(holder))}"
-    return f"{line} crc={crc32(line.encode()):08x}".ljust(HOLD_BYTES - 1).encode() + b"\n"
+    return sealed_line(line, HOLD_BYTES)
+
+
+def sealed_line(line: str, size: int) -> bytes:
+    """Return a line of `name=value` with its checksum at the end, to be written over itself: `size` bytes."""
+    return f"{line} crc={crc32(line.encode()):08x}".ljust(size - 1).encode() + b"\n"
+
+
+def parse_line(raw: bytes) -> dict[str, str] | None:
+    """Read what `sealed_line` wrote; None for anything else."""
+    line, _, crc = raw.decode("ascii", errors="replace").strip().rpartition(" crc=")
+    if crc != f"{crc32(line.encode()):08x}":
+        return None
+    return dict(part.partition("=")[::2] for part in line.split(" "))
 
 
 def _decode_hold(name: str, raw: bytes) -> Hold:
     damaged = Hold(name=name, restart_seqno=None, written_at=0)
-    line, found, crc = raw.decode("ascii", errors="replace").strip().rpartition(" crc=")
-    fields = dict(part.partition("=")[::2] for part in line.split(" "))
+    fields = parse_line(raw)
+    if fields is None:
+        return damaged
     try:
-        if not found or int(crc, 16) != crc32(line.encode()):
-            return damaged
         return Hold(
             name=name,
             restart_seqno=Seqno(int(fields["restart_seqno"])),
@@ -439,11 +451,14 @@ def lock_hold(path: str, name: str, *, disk: Disk | None = None) -> DiskLock | N
 
 
 def is_running(path: str, name: str, *, disk: Disk | None = None) -> bool:
-    """Whether somebody keeps the lock on a hold's file, which there is: its pipeline runs. Raises HoldError."""
-    lock = lock_hold(path, name, disk=disk)
-    if lock is not None:
-        lock.release()
-    return lock is None
+    """Whether somebody keeps the lock on a hold's file: its pipeline runs. Takes no lock. Raises HoldError."""
+    file_path = _hold_path(path, name)
+    try:
+        return (OsDisk() if disk is None else disk).is_locked(file_path)
+    except FileNotFoundError:  # given up meanwhile
+        return False
+    except OSError as exc:
+        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
 
 
 @contextlib.contextmanager

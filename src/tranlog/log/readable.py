@@ -27,6 +27,10 @@ class ReadableTransaction(Protocol):
     def fragments(self) -> int:
         """How many fragments it has."""
 
+    @property
+    def size_bytes(self) -> int | None:
+        """How many bytes its records have; None where nobody knows."""
+
     def payloads(self) -> Iterator[bytes]:
         """Yield each fragment's payload, in the native form."""
 

@@ -37,12 +37,7 @@ from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.readable import ReadableLog
 from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd
 from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
-from tranlog.pipeline.cluster import (
-    EngineOptions,
-    MasterKind,
-    master_kind,
-    too_few_slots,
-)
+from tranlog.pipeline.cluster import EngineOptions, MasterKind, master_kind, too_few_slots
 from tranlog.pipeline.engine import LostSessionError, SlotWatch, start_engine, wait_for_slots
 from tranlog.pipeline.filter_chain import Chain
 from tranlog.pipeline.filters import Filter, check_filters
@@ -556,8 +551,10 @@ class _Driver:
         self._driving = True
         self._channels = len(plan.rows)
         self._holding.begin(restart_seqno(plan.rows), self._words())
-        for note in (*plan.notes, *key_notes(plan.plan, self._reader)):
+        for note in plan.notes:
             self.note(note)
+        for note in key_notes(plan.plan, self._reader):
+            self.note(note, level=logging.WARNING)
         return plan
 
     def _release(self, error: TranlogError | None = None) -> None:
@@ -605,11 +602,11 @@ class _Driver:
         """Return the wall clock's time."""
         return self._clock.now_ms()
 
-    def note(self, note: str) -> None:
-        """Add a note to what is reported, once."""
+    def note(self, note: str, *, level: int = logging.INFO) -> None:
+        """Add a note to what is reported, and say it at this level, once."""
         if note not in self._notes:
             self._notes.append(note)
-            logger.info("%s pipeline=%s", note, self._options.pipeline)
+            logger.log(level, "%s pipeline=%s", note, self._options.pipeline)
 
     # --- the job ---
 

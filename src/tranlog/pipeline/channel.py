@@ -22,6 +22,7 @@ import msgspec
 
 from tranlog.change import HEARTBEAT, Change, Options, Statement, TableName
 from tranlog.clock import Clock, SystemClock
+from tranlog.disk import OsDisk
 from tranlog.errors import (
     ConfigError,
     ConflictError,
@@ -57,6 +58,7 @@ from tranlog.pipeline.channels import (
 )
 from tranlog.pipeline.filter_chain import Chain, Place
 from tranlog.pipeline.filters import Filter
+from tranlog.pipeline.in_flight import Telling
 from tranlog.pipeline.limits import Content, SeqnoRanges, Watched, needs_every_header, reached
 from tranlog.pipeline.log_mark import LogMark, open_log
 from tranlog.pipeline.progress import (
@@ -238,6 +240,7 @@ class Channel:
         self._open_target = open_target
         self._open_reader = open_reader
         self._clock = SystemClock() if clock is None else clock
+        self._telling = Telling(task.log_dir, task.pipeline, task.channel, disk=OsDisk(), clock=self._clock)
         self._target: Target | None = None
         self._reader: Feed | None = None
         self._token = 0
@@ -297,6 +300,7 @@ class Channel:
 
     def close(self) -> None:
         """Let go of the log and the target; closing twice is harmless."""
+        self._telling.close()
         if self._target is not None:
             self._target.close()
         if self._reader is not None:
@@ -571,10 +575,13 @@ class Channel:
         if header.spilled or transaction.fragments > 1:
             if self._group:
                 return False
+            self._telling.begin(header.seqno, self._token, transaction.size_bytes)
             # Only a serial transaction has statements, and only those ask for the metadata, in the last fragment.
             metadata = _last_metadata(transaction) if serial else ()
             taken = self._put(header, shard, metadata, transaction.changes, changes=0, serial=serial, opens=opens)
-            taken.unit = msgspec.structs.replace(taken.unit, changes=lambda: _counting(transaction, taken, chain))
+            taken.unit = msgspec.structs.replace(
+                taken.unit, changes=lambda: _counting(transaction, taken, chain, self._telling)
+            )
             self._group_bytes = self._task.bounds.bytes  # commit it alone
             return True
         decoded = self._decoded
@@ -846,27 +853,33 @@ def content_of(transaction: ReadableTransaction) -> Content:
     return Content(heartbeat=next((value for name, value in payload.metadata if name == HEARTBEAT), None), empty=True)
 
 
-def _counting(transaction: ReadableTransaction, taken: _Taken, chain: Chain | None) -> Iterator[Change]:
+def _counting(
+    transaction: ReadableTransaction, taken: _Taken, chain: Chain | None, telling: Telling
+) -> Iterator[Change]:
     """Yield a large transaction's changes, what filters leave of them, counting; each new iteration counts anew."""
     taken.changes = taken.bytes = 0
     if chain is None:
-        for changes in _decoding(transaction, taken):
+        for changes in _decoding(transaction, taken, telling):
             taken.changes += len(changes)
             yield from changes
         return
-    found = (change for changes in _decoding(transaction, taken) for change in changes)
+    found = (change for changes in _decoding(transaction, taken, telling) for change in changes)
     for change in chain.stream(found, Place(taken.header.seqno, taken.header.event_id)):
         taken.changes += 1
         yield change
 
 
-def _decoding(transaction: ReadableTransaction, taken: _Taken) -> Iterator[tuple[Change, ...]]:
+def _decoding(transaction: ReadableTransaction, taken: _Taken, telling: Telling) -> Iterator[tuple[Change, ...]]:
+    read_bytes = 0
     for record in transaction.records():
+        telling.at(taken.changes, read_bytes)  # of the records before this one
+        read_bytes += record.header.record_length
         taken.bytes += record.header.data_length
         try:
             yield decode(record.payload).changes
         except PayloadError as exc:
             raise PayloadError(why=exc.why, seqno=record.header.seqno) from exc
+    telling.at(taken.changes, None, now=True)
 
 
 def _last_metadata(transaction: ReadableTransaction) -> Options:

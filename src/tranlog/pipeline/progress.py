@@ -496,6 +496,27 @@ def applied_nothing(rows: Iterable[ChannelRow], *, first: Seqno) -> bool:
 # --- where it stands ---
 
 
+class InFlight(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a channel is inside a large transaction, one that spilled or has several fragments; none is committed.
+
+    `changes` went to the target so far, of so many nobody knows; of `size_bytes`, which its records have in the log,
+    `read_bytes` are read. `began_at`, `written_at`: when the attempt began, and when this was said, ms since 1970.
+    """
+
+    seqno: int
+    changes: int = 0
+    read_bytes: int = 0
+    size_bytes: int
+    began_at: int
+    written_at: int
+
+    @property
+    def text(self) -> str:
+        """Say it for people."""
+        part = f"{self.read_bytes / 1e6:.1f} of {self.size_bytes / 1e6:.1f} MB"
+        return f"seqno {self.seqno}, {self.changes} changes so far, {part}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
     """How far the target is behind the log. `ms`: how long ago the first transaction not applied was committed."""

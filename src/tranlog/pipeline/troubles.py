@@ -16,6 +16,7 @@ from typing import Final
 from tranlog.ids import Seqno
 from tranlog.pipeline.progress import ChannelStats
 from tranlog.target.target import ChannelRow
+from tranlog.types import Datetime, datetime_text
 
 DRIVER: Final = -1
 """Stands for a channel's number where it is the driver that cannot use the target."""
@@ -30,6 +31,13 @@ class Trouble:
     channel: int
     reason: str
     since_ms: int
+
+
+def trouble_text(trouble: Trouble) -> str:
+    """Say who cannot use the target, since when, and why."""
+    who = "the driver" if trouble.channel == DRIVER else f"channel {trouble.channel}"
+    since = datetime_text(Datetime(trouble.since_ms // 1000 * 1_000_000))
+    return f"{who}, which cannot use the target since {since} UTC: {trouble.reason}"
 
 
 @dataclass(slots=True, kw_only=True)

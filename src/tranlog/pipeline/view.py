@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from tranlog.ids import NO_EPOCH, NO_SEQNO
 from tranlog.pipeline.channels import SERIAL, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.filters import Filter, describe
-from tranlog.pipeline.progress import ChannelStats, Counters, Waiting, last_error, restart_seqno, totals
+from tranlog.pipeline.progress import ChannelStats, Counters, InFlight, Waiting, last_error, restart_seqno, totals
 from tranlog.pipeline.troubles import Trouble
 from tranlog.target.target import ChannelRow, PipelineRow
 
@@ -30,6 +30,8 @@ WINDOW_CLASS: Final = "tranlog.pipeline.window.Window"
 STAGE: Final = "thl-to-target"
 NONE: Final = "NONE"
 """What stands for a text that nobody tells, as at the ancestor's; a number is -1 then."""
+_TOLD_MOST_MS: Final = 3_000
+"""A channel that has said so lately how far it is inside a large transaction is at it: it does so once a second."""
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "m"))
 
 
@@ -63,8 +65,8 @@ class PipelineFacts:
 
     `running`: a driver moves its row, None where nobody watched and its process was not asked; `starting`: it is on its
     way online, and channels that stand have not begun. `before`: the rows as they were `watched_s` seconds earlier,
-    where it was watched, by which rates are told. `source_event_id`: where the source stands by now, empty where it
-    does not tell.
+    where it was watched, by which rates are told. `in_flight`: in which large transaction each channel is.
+    `source_event_id`: where the source stands by now, empty where it does not tell.
     """
 
     pipeline: str
@@ -85,6 +87,7 @@ class PipelineFacts:
     starting: bool = False
     before: tuple[ChannelRow, ...] = ()
     watched_s: float = 0.0
+    in_flight: Mapping[int, InFlight] = field(default_factory=dict)
     service: str = ""
     source: str = ""
     source_event_id: str = ""
@@ -144,7 +147,7 @@ class Doing(enum.StrEnum):
     IDLE = "idle"
     """It has applied all that there is."""
     STANDING = "standing"
-    """Something is left for it and nothing moved: a large target transaction, or a target that does not answer."""
+    """Something is left for it and nothing moved: a target transaction that takes long, or no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +286,8 @@ class TaskView:
     `commitTime`, `waitTime`, for other channels, and `idleTime`, for the log, are ours: the ancestor has them in
     applyTime and otherTime; so are `waitsFor`, empty for nobody, and the rates, of transactions and of their changes
     per second, -1 where nobody watched. What a channel has processed it has committed: `currentLast…` is the position.
+    Ours are `inFlight…` too: the large transaction that it is in, how many of its changes went to the target so far,
+    how many bytes of it are read, and of how many; -1 for none.
     """
 
     stage: str
@@ -309,6 +314,10 @@ class TaskView:
     appliedLastEventId: str
     currentLastSeqno: int
     currentLastEventId: str
+    inFlightSeqno: int
+    inFlightChanges: int
+    inFlightReadBytes: int
+    inFlightSizeBytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -573,10 +582,14 @@ def _listed(channels: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """What of a channel tells whether it moves: its position, and how many transactions it has applied."""
+    """What of a channel tells whether it moves: its position, how many transactions it has applied, what it is in.
+
+    `told_ms`: how long ago it said how far it is inside a large transaction; None where it is in none.
+    """
 
     applied_seqno: int
     transactions: int
+    told_ms: int | None = None
 
 
 def doing_of(
@@ -589,7 +602,8 @@ def doing_of(
     """
     if waiting:
         return Doing.WAITING
-    if was is not None and now.transactions > was.transactions:
+    moves = now.told_ms is not None and now.told_ms < _TOLD_MOST_MS
+    if moves or (was is not None and now.transactions > was.transactions):
         return Doing.SERIAL if section else Doing.APPLYING
     if was is not None and now.applied_seqno > was.applied_seqno:
         return Doing.READING if behind else Doing.IDLE
@@ -610,6 +624,7 @@ def task_views(facts: PipelineFacts, *, committed_seqno: int | None = None) -> l
     shown = []
     for row in facts.channels:
         done, stats = Counters.parse(row.stats), ChannelStats.parse(row.stats)
+        large = facts.in_flight.get(row.channel)
         was = None
         rate = change_rate = -1.0
         if facts.running and row.channel in earlier:
@@ -621,7 +636,11 @@ def task_views(facts: PipelineFacts, *, committed_seqno: int | None = None) -> l
         if facts.running:
             doing = doing_of(
                 was,
-                Moved(applied_seqno=row.applied_seqno, transactions=done.transactions),
+                Moved(
+                    applied_seqno=row.applied_seqno,
+                    transactions=done.transactions,
+                    told_ms=None if large is None else facts.now_ms - large.written_at,
+                ),
                 waiting=row.channel in waits,
                 section=stats.section,
                 behind=max(0, upto - row.applied_seqno),
@@ -653,6 +672,10 @@ def task_views(facts: PipelineFacts, *, committed_seqno: int | None = None) -> l
                 appliedLastEventId=row.event_id,
                 currentLastSeqno=row.applied_seqno,
                 currentLastEventId=row.event_id,
+                inFlightSeqno=NO_SEQNO if large is None else large.seqno,
+                inFlightChanges=-1 if large is None else large.changes,
+                inFlightReadBytes=-1 if large is None else large.read_bytes,
+                inFlightSizeBytes=-1 if large is None else large.size_bytes,
             )
         )
     return shown

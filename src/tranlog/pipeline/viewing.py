@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import Final
 
 from tranlog.clock import Clock
+from tranlog.disk import OsDisk
 from tranlog.errors import LogError
 from tranlog.log.options import LogOptions
 from tranlog.log.positions import read_holds
 from tranlog.log.readable import ReadableLog
 from tranlog.log.reader import LogReader
 from tranlog.pipeline.apply import ApplyOptions
+from tranlog.pipeline.in_flight import read_in_flight
 from tranlog.pipeline.view import LogFacts, PipelineFacts, class_name
 from tranlog.target.options import is_there, open_target
 from tranlog.target.target import NOBODY
@@ -125,6 +127,7 @@ def pipeline_facts(
             before=tuple(before),
             watched_s=watched_s,
             assignment=target.read_assignment(name),
+            in_flight=read_in_flight(options.log_dir, name, () if alive is False else channels, disk=OsDisk()),
             running=alive,
             target=target.describe(),
             target_class=class_name(target),

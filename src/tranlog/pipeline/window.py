@@ -309,6 +309,10 @@ class _Carried:
     def fragments(self) -> int:
         return 1
 
+    @property
+    def size_bytes(self) -> int:
+        return self.header.record_length
+
     def payload(self) -> Payload:
         try:
             return decode(self._payload)

@@ -243,7 +243,7 @@ def capture(
         config = config.with_source(source)
     with (
         open_capture(config, new_log=new_log, accept_server=accept_server, take_source=take_source) as (work, log),
-        capture_endpoint(log, work.heartbeat, runtime_dir=runtime_dir()),
+        capture_endpoint(log, work, runtime_dir=runtime_dir()),
     ):
         _say_begin(log)
         with (
@@ -263,6 +263,8 @@ def _say_begin(log: Log) -> None:
 
 def _capture_text(work: Capture) -> str:
     status = work.status()
+    if status.in_flight is not None:
+        return f"capture: {status_module.part_text(status.in_flight)}"
     if status.lag_ms is None:
         return "capture: waiting for the source's first transaction"
     return (
@@ -517,7 +519,7 @@ def run(
             try:
                 with stop_signals(operation.end):
                     capturing.start()
-                    with endpoint, capture_endpoint(log, work.heartbeat, runtime_dir=runtime_dir()):
+                    with endpoint, capture_endpoint(log, work, runtime_dir=runtime_dir()):
                         done = operation.run()
             except TranlogError:
                 capturing.stop()

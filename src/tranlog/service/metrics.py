@@ -47,6 +47,13 @@ _COUNTERS: Final = (
     ("tranlog_retries", "Reconnects to the target.", "retries"),
 )
 """Families that are counters of each channel: name, text, and the field of Counters."""
+_IN_FLIGHT: Final = {
+    "seqno": "The large transaction that a channel is in; no sample: none.",
+    "changes": "How many of its changes went to the target so far.",
+    "read_bytes": "How many of its bytes are read.",
+    "size_bytes": "Of how many.",
+}
+"""What is told of a large transaction: the fields of InFlight."""
 _IDLE_S: Final = 10.0
 
 Sample = tuple[Mapping[str, str], float | int]
@@ -200,6 +207,15 @@ def _of_channels(status: PipelineStatus, name: Mapping[str, str], facts: Pipelin
         "tranlog_change_rate",
         "Row changes applied per second, over the time of this scrape.",
         each((one.taskId, one.changeRate) for one in tasks if one.changeRate >= 0),
+    )
+    for field, text in _IN_FLIGHT.items():
+        yield from _gauge(
+            f"tranlog_in_flight_{field}", text, each((n, getattr(one, field)) for n, one in facts.in_flight.items())
+        )
+    yield from _gauge(
+        "tranlog_in_flight_began_timestamp_seconds",
+        "When the attempt at it began.",
+        each((n, one.began_at / 1000) for n, one in facts.in_flight.items()),
     )
     yield from _gauge(
         "tranlog_waits_for_seqno",

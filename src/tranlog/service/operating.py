@@ -22,6 +22,7 @@ from typing import Any, assert_never
 
 import msgspec
 
+from tranlog.capture.capture import Capture
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, LogMissingError, TranlogError
 from tranlog.ids import Gtid, Seqno
@@ -170,8 +171,7 @@ class Operator:
     def overview(self) -> Overview:
         """Return all of it at this moment; what cannot be read is in its problems."""
         options, problems = self._operation.options, []
-        log = pipeline = None
-        behind = Lag(seqnos=0, ms=0)
+        log = pipeline = behind = None
         try:
             pipeline = pipeline_facts(options, clock=self._clock, watch_s=0.0)
         except TranlogError as exc:
@@ -192,7 +192,7 @@ class Operator:
             log_dir=options.log_dir,
             log=log,
             pipeline=pipeline,
-            lag_ms=behind.ms,
+            lag_ms=None if behind is None else behind.ms,
             now_ms=self._clock.now_ms(),
             monotonic_s=self._clock.monotonic(),
             problems=tuple(problems),
@@ -426,18 +426,17 @@ def operated(
 
 
 @contextlib.contextmanager
-def capture_endpoint(
-    log: Log, heartbeat: Callable[[str], None], *, runtime_dir: str | None
-) -> Iterator[ControlServer | None]:
-    """Serve the endpoint of whoever captures into a log, while the block runs: heartbeats, and the log's upkeep."""
+def capture_endpoint(log: Log, capture: Capture, *, runtime_dir: str | None) -> Iterator[ControlServer | None]:
+    """Serve the endpoint of whoever captures into a log while the block runs: state, heartbeats, the log's upkeep."""
     began = round(time.time() * 1000)
 
     def handle(request: Request) -> dict[str, Any]:
         match request:
             case Beat(name=name):
-                return beat(name, heartbeat)
+                return beat(name, capture.heartbeat)
             case GetState():
-                return {"pipeline": CAPTURE_NAME, "state": "CAPTURING", "since_ms": began}
+                part = msgspec.to_builtins(capture.status().in_flight)
+                return {"pipeline": CAPTURE_NAME, "state": "CAPTURING", "since_ms": began, "in_flight": part}
             case AddSegment() | Trim():
                 return carry_out(log, request)
             case _:

@@ -19,7 +19,7 @@ import typer
 from tranlog.clock import SystemClock
 from tranlog.errors import ControlError, TranlogError
 from tranlog.pipeline.operation import ReplanEnd
-from tranlog.pipeline.troubles import Trouble
+from tranlog.pipeline.troubles import Trouble, trouble_text
 from tranlog.pipeline.view import PipelineStatus, pipeline_status
 from tranlog.pipeline.viewing import log_facts, log_facts_if_readable, pipeline_facts
 from tranlog.service.client import GRACE_S, RunningPipeline, runtime_dir
@@ -29,7 +29,7 @@ from tranlog.service.control import CAPTURE_NAME, call, socket_paths
 from tranlog.service.exits import ExitCode, json_line
 from tranlog.service.operating import parse_time
 from tranlog.service.requests import Beat, Flush, GetState, GoOffline, GoOnline, Reload, Request, WaitFor
-from tranlog.service.status import source_event_id, source_text, trouble_text
+from tranlog.service.status import source_event_id, source_text
 from tranlog.service.views import NEEDS_LOG, VIEW_NAMES, ViewName, json_form, print_form, view
 
 Host = Annotated[

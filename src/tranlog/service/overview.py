@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tranlog.ids import NO_SEQNO
-from tranlog.pipeline.progress import ChannelStats, Counters, restart_seqno, totals
+from tranlog.pipeline.progress import ChannelStats, Counters, InFlight, restart_seqno, totals
 from tranlog.pipeline.states import State
 from tranlog.pipeline.troubles import Trouble
 from tranlog.pipeline.view import (
@@ -50,6 +50,7 @@ class ChannelNow(msgspec.Struct, frozen=True, kw_only=True):
     """One channel. `latency_ms`: from the source's commit to the target's, of the last one applied; `us`: its times.
 
     `waits_for`: the channels that it waits for, `waits` the same in words; `section`: inside a serial section.
+    `in_flight`: the large transaction that it is in.
     """
 
     channel: int
@@ -63,6 +64,7 @@ class ChannelNow(msgspec.Struct, frozen=True, kw_only=True):
     waits: str
     waits_for: tuple[int, ...]
     us: dict[str, int]
+    in_flight: InFlight | None = None
 
 
 class ShardNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,8 +90,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """A running pipeline at one moment.
 
     `process` names the process that answers, and `monotonic_s` is its clock, by which two readings are apart. Seqnos
-    are -1 where there is none. `applied_seqno`: the least of the channels'; `lag_ms`: how long ago the first one behind
-    it was committed. `problems`: what could not be read, each with its reason.
+    are -1 where there is none. `applied_seqno`: the least of the channels'; `lag_ms`: how long ago the first one after
+    it was committed, None where that cannot be read. `problems`: what could not be read, each with its reason.
     """
 
     service: str
@@ -106,7 +108,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     last_seqno: int
     committed_seqno: int
     applied_seqno: int
-    lag_ms: int
+    lag_ms: int | None
     limit: str
     pending: PendingNow | None
     sections: int
@@ -129,7 +131,7 @@ def overview_of(
     log_dir: str,
     log: LogFacts | None,
     pipeline: PipelineFacts | None,
-    lag_ms: int,
+    lag_ms: int | None,
     now_ms: int,
     monotonic_s: float,
     problems: tuple[str, ...] = (),
@@ -157,6 +159,7 @@ def overview_of(
                 waits="" if waiting is None else wait_text(waiting, row.channel),
                 waits_for=() if waiting is None else waiting.channels,
                 us={name: getattr(done, field) for name, field in TIMES.items()},
+                in_flight=None if pipeline is None else pipeline.in_flight.get(row.channel),
             )
         )
     shards = [] if pipeline is None else shard_views(pipeline)
@@ -239,7 +242,7 @@ def pace(before: Overview | None, now: Overview) -> Pace:
         paces.append(
             ChannelPace(
                 channel=one.channel,
-                doing=Doing.STOPPED if resting else _doing(was, one, starting=now.state is State.GOING_ONLINE),
+                doing=Doing.STOPPED if resting else _doing(was, one, now),
                 transactions_per_s=None if was is None else (one.transactions - was.transactions) / seconds,
                 changes_per_s=None if was is None else max(0, one.changes - was.changes) / seconds,
                 shares={} if was is None else _shares(was, one),
@@ -257,19 +260,16 @@ def pace(before: Overview | None, now: Overview) -> Pace:
     )
 
 
-def _doing(was: ChannelNow | None, now: ChannelNow, *, starting: bool) -> Doing:
+def _doing(was: ChannelNow | None, one: ChannelNow, now: Overview) -> Doing:
+    told_ms = None if one.in_flight is None else now.now_ms - one.in_flight.written_at
     return doing_of(
-        None if was is None else _moved(was),
-        _moved(now),
-        waiting=bool(now.waits_for),
-        section=now.section,
-        behind=now.behind,
-        starting=starting,
+        None if was is None else Moved(applied_seqno=was.applied_seqno, transactions=was.transactions),
+        Moved(applied_seqno=one.applied_seqno, transactions=one.transactions, told_ms=told_ms),
+        waiting=bool(one.waits_for),
+        section=one.section,
+        behind=one.behind,
+        starting=now.state is State.GOING_ONLINE,
     )
-
-
-def _moved(one: ChannelNow) -> Moved:
-    return Moved(applied_seqno=one.applied_seqno, transactions=one.transactions)
 
 
 def _shares(was: ChannelNow, now: ChannelNow) -> dict[str, float]:

@@ -20,6 +20,7 @@ from rich.cells import cell_len, set_cell_size
 
 from tranlog.ids import NO_SEQNO
 from tranlog.pipeline.states import State
+from tranlog.pipeline.troubles import trouble_text
 from tranlog.pipeline.view import Doing
 from tranlog.service.overview import TIMES, ChannelNow, ChannelPace, Overview, Pace, ShardNow, pace
 
@@ -179,12 +180,13 @@ def _head(shown: Shown, columns: int | None) -> list[Line]:
         lines.append((Span(text="Waiting for it to come back."),))
         return lines
     lines.append((Span(text=_route(now, columns)),))
+    lag = "for how long is not known" if now.lag_ms is None else duration(now.lag_ms)
     lines.append(
         (
             Span(text=f"log {_seqno(now.first_seqno)} to {_seqno(now.last_seqno)}"),
             Span(text=f", committed {_seqno(now.committed_seqno)}"),
             Span(text=f"  applied {_seqno(now.applied_seqno)}", tone=Tone.BOLD),
-            Span(text=f"  behind {max(0, now.committed_seqno - now.applied_seqno)}, {duration(now.lag_ms)}"),
+            Span(text=f"  behind {max(0, now.committed_seqno - now.applied_seqno)}, {lag}"),
         )
     )
     lines.append(
@@ -199,7 +201,9 @@ def _head(shown: Shown, columns: int | None) -> list[Line]:
     if now.pending is not None:
         at = f" at seqno {now.pending.seqno}, event id {now.pending.event_id!r}" if now.pending.seqno >= 0 else ""
         lines += _wrapped(f"{now.pending.type}{at}: {now.pending.message}", columns, Tone.BAD)
-    for problem in now.problems:
+    if now.state in (State.ONLINE, State.DEGRADED) and now.slots < len(now.channels):
+        lines += _wrapped(f"{now.slots} slots for {len(now.channels)} channels", columns, Tone.WARNING)
+    for problem in (*map(trouble_text, now.troubles), *now.problems):
         lines += _wrapped(problem, columns, Tone.WARNING)
     return lines
 
@@ -312,6 +316,8 @@ def _channels(shown: Shown, paced: Pace, width: int | None) -> Iterator[Line]:
     for one in sorted(shown.now.channels, key=lambda one: (rank(one), one.channel)):
         moves = by_channel[one.channel]
         what = f"waits for {one.waits}" if moves.doing is Doing.WAITING else moves.doing.value
+        if one.in_flight is not None and moves.doing is not Doing.WAITING:
+            what = f"{what} {one.in_flight.text}"
         rows.append(
             (
                 Span(text=str(one.channel)),

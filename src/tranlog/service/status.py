@@ -9,14 +9,13 @@ Source: design/conventions.md 6.7; design/asks.md 6 and 7; design/sources.md, "`
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from tranlog.capture.capture import PartRead
 from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.clock import Clock
 from tranlog.disk import OsDisk
@@ -27,13 +26,17 @@ from tranlog.log.positions import read_holds
 from tranlog.log.readable import ReadableLog
 from tranlog.log.segment import LOCK_NAME
 from tranlog.pipeline.channels import ShardPlan
+from tranlog.pipeline.in_flight import read_in_flight
 from tranlog.pipeline.key_shards import key_notes
 from tranlog.pipeline.operation import OperationState
-from tranlog.pipeline.progress import Counters, LastError, lag, last_error, restart_seqno
+from tranlog.pipeline.progress import Counters, InFlight, LastError, lag, last_error, restart_seqno
 from tranlog.pipeline.states import State
-from tranlog.pipeline.troubles import DRIVER, Trouble
-from tranlog.service.client import RunningPipeline
+from tranlog.pipeline.troubles import Trouble, trouble_text
+from tranlog.service.client import RunningPipeline, runtime_dir
 from tranlog.service.config import Config
+from tranlog.service.control import CAPTURE_NAME, call, socket_paths
+from tranlog.service.exits import Told
+from tranlog.service.requests import GetState
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.options import is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
@@ -45,9 +48,6 @@ if TYPE_CHECKING:
     from tranlog.service.config import SourceOptions
     from tranlog.source.mariadb.connection import MariadbSourceOptions
 
-# struct flock of 64-bit Linux, as in `disk`; F_OFD_GETLK asks without taking.
-_FLOCK: Final = struct.Struct("hhqqi4x")
-_F_OFD_GETLK: Final = 36
 _ASK_S: Final = 2.0
 """How long the pipeline's process may take to answer."""
 
@@ -82,7 +82,8 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     """The source: up to where it is captured, where it is itself, and what it keeps for us.
 
-    `waiting` counts transactions in SQLite's outbox; None where the source does not tell.
+    `waiting` counts transactions in SQLite's outbox; None where the source does not tell. `in_flight`: the large
+    transaction that capture is reading; None for none, and where no capture answers.
     """
 
     kind: str
@@ -93,10 +94,14 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     now_at: str = ""
     waiting: int | None = None
     retained_bytes: int | None = None
+    in_flight: PartRead | None = None
 
 
 class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
-    """One channel of the pipeline; `behind` counts the committed transactions after its position."""
+    """One channel of the pipeline; `behind` counts the committed transactions after its position, None: not known.
+
+    `in_flight`: the large transaction that it is in, None for none.
+    """
 
     channel: int
     applied_seqno: int
@@ -104,16 +109,18 @@ class ChannelState(msgspec.Struct, frozen=True, kw_only=True):
     event_id: str
     tstamp: int
     updated_at: int
-    behind: int
+    behind: int | None
     transactions_per_s: float | None
     counters: dict[str, int]
+    in_flight: InFlight | None = None
 
 
 class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     """The pipeline by the target's tables. Rates are None unless it was watched for a moment.
 
     `state`, `slots` and `troubles` are its process's, asked where it listens; None where nobody answered. `running`:
-    None where nobody answered and it was not watched. `error`: why the last run ended, until the next begins.
+    None where nobody answered and it was not watched. `error`: why the last run ended, until the next begins. The
+    lag is None where the log cannot be read.
     """
 
     pipeline: str
@@ -128,8 +135,8 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
     shard_rule: str = ""
     stop_at_seqno: int | None = None
     restart_seqno: int = NO_SEQNO
-    lag_seqnos: int = 0
-    lag_ms: int = 0
+    lag_seqnos: int | None = None
+    lag_ms: int | None = None
     transactions_per_s: float | None = None
     changes_per_s: float | None = None
     channels: tuple[ChannelState, ...] = ()
@@ -165,15 +172,11 @@ def writer_of(path: str) -> str | None:
 
     The kernel names no holder of an open-file-description lock, so the name is what the writer left in the file.
     """
+    disk = OsDisk()
     try:
-        fd = os.open(os.path.join(path, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
+        return read_holder(path, disk) if disk.is_locked(os.path.join(path, LOCK_NAME)) else None
     except OSError:
         return None
-    try:
-        asked = fcntl.fcntl(fd, _F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        return None if _FLOCK.unpack(asked)[0] == fcntl.F_UNLCK else read_holder(path, OsDisk())
-    finally:
-        os.close(fd)
 
 
 def gather(config: Config, *, clock: Clock, watch_s: float) -> tuple[Status, list[TranlogError]]:
@@ -199,6 +202,8 @@ def gather(config: Config, *, clock: Clock, watch_s: float) -> tuple[Status, lis
         if config.source is not None:
             try:
                 source = _source_state(config.source, captured)
+                if log is not None and log.writer is not None:
+                    source = msgspec.structs.replace(source, in_flight=_part_read(config.log_dir))
             except SourceError as exc:
                 failed("source", exc)
         if config.target is not None:
@@ -381,6 +386,15 @@ def _asked(config: Config) -> OperationState | None:
         return None
 
 
+def _part_read(log_dir: str) -> PartRead | None:
+    """Ask whoever captures what large transaction it is reading; None where nobody answers, or for none."""
+    addresses = socket_paths(log_dir, CAPTURE_NAME, runtime_dir=runtime_dir())
+    try:
+        return msgspec.convert(call(addresses, GetState(), timeout_s=_ASK_S).get("in_flight"), PartRead | None)
+    except (TranlogError, Told, msgspec.ValidationError):
+        return None
+
+
 def _pipeline_state(
     config: Config,
     reader: ReadableLog | None,
@@ -427,17 +441,17 @@ def _shown_pipeline(
     log: LogState | None,
     now_ms: int,
 ) -> PipelineState:
-    committed = NO_SEQNO if log is None else log.committed_seqno
     plan = ShardPlan.parse(row.shard_rule, channels=row.channels)
     restart = restart_seqno(channels)
     following = None if reader is None else reader.header(Seqno(restart + 1))
-    behind = lag(
-        restart=restart,
-        committed=Seqno(committed),
-        next_tstamp=None if following is None else following.tstamp,
-        now_ms=now_ms,
-    )
+    next_tstamp = None if following is None else following.tstamp
+    behind = None
+    if log is not None:
+        behind = lag(restart=restart, committed=Seqno(log.committed_seqno), next_tstamp=next_tstamp, now_ms=now_ms)
     earlier = {one.channel: Counters.parse(one.stats) for one in before}
+    large: dict[int, InFlight] = {}
+    if reader is not None and running is not False:
+        large = read_in_flight(reader.path, row.pipeline, channels, disk=OsDisk())
     shown = []
     rates = []
     for one in channels:
@@ -454,9 +468,10 @@ def _shown_pipeline(
                 event_id=one.event_id,
                 tstamp=one.tstamp,
                 updated_at=one.updated_at,
-                behind=max(0, committed - one.applied_seqno),
+                behind=None if log is None else max(0, log.committed_seqno - one.applied_seqno),
                 transactions_per_s=rate,
                 counters={name: getattr(counters, name) for name in Counters.__slots__},
+                in_flight=large.get(one.channel),
             )
         )
     return PipelineState(
@@ -469,8 +484,8 @@ def _shown_pipeline(
         shard_rule=row.shard_rule,
         stop_at_seqno=row.stop_at_seqno,
         restart_seqno=restart,
-        lag_seqnos=behind.seqnos,
-        lag_ms=behind.ms,
+        lag_seqnos=None if behind is None else behind.seqnos,
+        lag_ms=None if behind is None else behind.ms,
         transactions_per_s=sum(rate for rate, _ in rates) if rates else None,
         changes_per_s=sum(rate for _, rate in rates) if rates else None,
         channels=tuple(shown),
@@ -537,7 +552,7 @@ def status_lines(status: Status) -> Iterator[str]:
     if status.log is not None:
         yield from _log_lines(status.log, status.at)
     if status.pipeline is not None:
-        yield from _pipeline_lines(status.pipeline)
+        yield from _pipeline_lines(status.pipeline, status.at)
     for problem in status.problems:
         yield f"{problem.part:<9} PROBLEM: {problem.message}"
     for number, what in enumerate(status.waits_for):
@@ -553,6 +568,8 @@ def _source_lines(source: SourceState, now: int) -> Iterator[str]:
         yield "          nothing captured yet"
     if source.now_at:
         yield f"          stands at {source.now_at}"
+    if source.in_flight is not None:
+        yield f"          capture is {part_text(source.in_flight)}, for {_seconds(now - source.in_flight.began_at)}"
     if source.waiting is not None:
         yield f"          outbox: {source.waiting} transactions, {_size(source.retained_bytes or 0)}"
 
@@ -569,7 +586,7 @@ def _log_lines(log: LogState, now: int) -> Iterator[str]:
         yield f"          held by {one.name}: {upto}, {_seconds(now - one.written_at)} ago"
 
 
-def _pipeline_lines(pipeline: PipelineState) -> Iterator[str]:
+def _pipeline_lines(pipeline: PipelineState, now: int) -> Iterator[str]:
     yield f"target    {pipeline.target}"
     if pipeline.running is None:
         state = f"last run by {pipeline.holder}; whether it runs was not looked at"
@@ -588,25 +605,29 @@ def _pipeline_lines(pipeline: PipelineState) -> Iterator[str]:
     if not pipeline.channels:
         return
     rate = "" if pipeline.transactions_per_s is None else f", {pipeline.transactions_per_s:.0f} transactions/s"
-    yield (
-        f"          applied up to {pipeline.restart_seqno}, lag {pipeline.lag_seqnos} transactions, "
-        f"{pipeline.lag_ms / 1000:.1f} s{rate}"
-    )
+    lag_text = "not known"
+    if pipeline.lag_seqnos is not None and pipeline.lag_ms is not None:
+        lag_text = f"{pipeline.lag_seqnos} transactions, {pipeline.lag_ms / 1000:.1f} s"
+    yield f"          applied up to {pipeline.restart_seqno}, lag {lag_text}{rate}"
     yield "          channel  applied   behind  transactions    changes  serial  waits      tx/s  commit time (UTC)"
     for one in pipeline.channels:
         rate = "-" if one.transactions_per_s is None else f"{one.transactions_per_s:.0f}"
+        behind = "-" if one.behind is None else one.behind
         when = time_text(one.tstamp) if one.epoch else "-"
         counts = one.counters
         yield (
-            f"          {one.channel:>7} {one.applied_seqno:>8} {one.behind:>8} {counts['transactions']:>13} "
+            f"          {one.channel:>7} {one.applied_seqno:>8} {behind:>8} {counts['transactions']:>13} "
             f"{counts['changes']:>10} {counts['serial']:>7} {counts['waits']:>6} {rate:>9}  {when}"
         )
+    for one in pipeline.channels:
+        if one.in_flight is not None:
+            age = f"{_seconds(now - one.in_flight.began_at)}, told {_seconds(now - one.in_flight.written_at)} ago"
+            yield f"          channel {one.channel} is in {one.in_flight.text}, for {age}"
 
 
-def trouble_text(trouble: Trouble) -> str:
-    """Say who cannot use the target, since when, and why."""
-    who = "the driver" if trouble.channel == DRIVER else f"channel {trouble.channel}"
-    return f"{who}, which cannot use the target since {time_text(trouble.since_ms)} UTC: {trouble.reason}"
+def part_text(part: PartRead) -> str:
+    """Say how far a capture is inside a large transaction."""
+    return f"in a large transaction, {part.changes} changes so far, {_size(part.read_bytes)}"
 
 
 def _seconds(ms: int) -> str:

@@ -366,6 +366,12 @@ class SimDisk:
             self._locks.add(file.number)
             return SimLock(self, file, path)
 
+    def is_locked(self, path: str) -> bool:
+        """Whether anybody holds the lock on a file that is there."""
+        with self._lock:
+            self._alive()
+            return self._find_file(path).number in self._locks
+
     def boot_id(self) -> str:
         """Return what changes with each crash."""
         return f"{self._boot:08d}-sim"

@@ -306,6 +306,9 @@ class TranslatedCursor:
 class TranslatedTransaction:
     """One transaction of a Tungsten directory as ours. Content of several fragments is read anew at each call."""
 
+    size_bytes: int | None = None
+    """What a channel would tell of it has no place in a replicator's directory."""
+
     def __init__(
         self, log: TranslatedReader, header: RecordHeader, whole: Whole | None, only: NativeFragment | None
     ) -> None:
