@@ -67,6 +67,13 @@ class Entry(msgspec.Struct, frozen=True):
     txn_end: bool = True
 
 
+class Gap(msgspec.Struct, frozen=True):
+    """Seqnos of which nothing is known: those after `place`, which is exact, up to `upto`, itself included."""
+
+    place: Place
+    upto: Seqno
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltFrom:
     """The end of the log that a stored index describes: held against the log before the index is believed."""
@@ -257,6 +264,43 @@ class SeqnoIndex:
         if at >= 0 and row.buckets[at].segment == lsn_segment(place.lsn):
             self._row = _Row((*row.buckets[:at], *row.buckets[at + 1 :]))
             self.generation += 1
+
+    def gap(self, above: Seqno = NO_SEQNO) -> Gap | None:
+        """Return the first gap from the bucket of `above` on; None where each bucket meets the next one.
+
+        Those that an index has grown by always meet. It has gaps where it was lost, and began again with `rough`.
+        """
+        row = self._row
+        buckets = row.buckets
+        for at in range(max(row.owner(above), 0), len(buckets) - 1):
+            place, upto = buckets[at].unbroken(), Seqno(buckets[at + 1].first - 1)
+            if place.seqno < upto:
+                return Gap(place, upto)
+        return None
+
+    def fill(self, gap: Gap, offsets: Sequence[int]) -> bool:
+        """Learn where the first transactions of a gap begin, in its segment; it changes no range.
+
+        False, and nothing is learned, where the log was rolled back or purged meanwhile, and the gap is not there now.
+        """
+        assert len(offsets) <= gap.upto - gap.place.seqno
+        if self.gap(gap.place.seqno) != gap:
+            return False
+        row = self._row
+        at = row.owner(gap.place.seqno)
+        known = row.buckets[at].copy()
+        known.cut(gap.place.seqno)
+        if known.last == known.first and at:  # it was never told how large the transactions are
+            stride = row.buckets[at - 1].stride_behind(self.options)
+            known = Bucket(known.segment, known.first, known.last_offset, stride)
+        walked = SeqnoIndex(after=gap.place.seqno, options=self.options)
+        walked._row = _Row((known,))
+        walked.register_run(known.segment, Seqno(gap.place.seqno + 1), offsets)
+        filled = walked.buckets()
+        self._row = _Row((*row.buckets[:at], *filled, *row.buckets[at + 1 :]))
+        self._dirty.update([bucket.first for bucket in filled])
+        self.generation += 1
+        return True
 
     def below(self, seqno: Seqno) -> Place | None:
         """Return the nearest known place at or below a seqno, whatever the range; None for none."""
@@ -506,7 +550,7 @@ class SeqnoIndex:
     ) -> SeqnoIndex:
         """Return the index of a log whose stored one is lost: complete transactions from `after` + 1 up to `last`.
 
-        `places` are all that is known, one in each segment; readers make it denser. Nothing is scanned for it.
+        `places` are all that is known, one in each segment; `fill` makes it dense. Nothing is scanned for it.
         """
         index = cls(after=after, options=options)
         if last > after:

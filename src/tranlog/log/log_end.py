@@ -151,7 +151,7 @@ class LogEnd:
             syncs=self.syncs,
         )
         self._positions: PositionsFile | None = None
-        self._index_flush = IndexFlush(path, disk, clock, self._segments, options)
+        self._index_flush = IndexFlush(path, disk, clock, self._segments, options, self.give_way)
         self._syncs = 0
         self._closed = False
         self._flushing: Flushing | None = None
