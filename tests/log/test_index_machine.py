@@ -208,17 +208,14 @@ class IndexAgainstDict(RuleBasedStateMachine):
         covered = index.range
         if not self.pending:
             assert (covered.first, covered.last, covered.last_txn_end) == (right.first, right.last, right.last_txn_end)
-        scanner = index.scanner()
         for seqno, one in self.entries.items():
             if seqno not in covered:
                 assert index.exact(Seqno(seqno)) is None and index.lte(Seqno(seqno)) is None
                 continue
-            for source in (index, scanner):
-                assert source.exact(Seqno(seqno)) in (None, one.lsn)
-            for below in (index.lte(Seqno(seqno)), scanner.forward(Seqno(seqno))):
-                assert below is not None and below.seqno <= seqno and below.lsn <= one.lsn
-            for above in (index.gte(Seqno(seqno)), scanner.backward(Seqno(seqno))):
-                assert above is not None and above.seqno >= seqno and above.lsn == self.entries[above.seqno].lsn
+            assert index.exact(Seqno(seqno)) in (None, one.lsn)
+            below, above = index.lte(Seqno(seqno)), index.gte(Seqno(seqno))
+            assert below is not None and below.seqno <= seqno and below.lsn <= one.lsn
+            assert above is not None and above.seqno >= seqno and above.lsn == self.entries[above.seqno].lsn
         if covered.last != NO_SEQNO:
             assert index.exact(covered.last) == self.entries[covered.last].lsn
             assert index.lte(Seqno(covered.last + 1)) is None
