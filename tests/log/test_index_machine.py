@@ -244,6 +244,13 @@ class IndexOfALogAgainstDict(RuleBasedStateMachine):
         last = self.log.last_seqno  # the new epoch's no-op
         self.forget_from(last)
         self.look()
+        self.dense = self.log.seqno_index.gap() is None
+
+    @rule()
+    def fill(self) -> None:
+        """What a lost index left out is walked; it has no gap then, nor gets one by anything but a loss."""
+        self.log._index_flush._fill.run()
+        self.dense = True
 
     def forget_from(self, seqno: int) -> None:
         self.places = {known: place for known, place in self.places.items() if known < seqno}
@@ -308,7 +315,9 @@ class IndexOfALogAgainstDict(RuleBasedStateMachine):
     def reopen(self, harm: str, seed: int) -> None:
         self.log.close()
         self.harm(harm, random.Random(seed))
+        dense = self.dense and harm == "none"
         self.open()
+        assert self.dense or not dense
 
     @rule(harm=st.sampled_from(["none", "none", "lost", "old", "flipped", "cut"]), seed=st.integers(0, 1 << 20))
     def kill(self, harm: str, seed: int) -> None:
@@ -346,6 +355,7 @@ class IndexOfALogAgainstDict(RuleBasedStateMachine):
         index, covered = segments.index, segments.index.range
         assert (covered.first, covered.last) == (self.log.first_seqno, self.log.visible_seqno)
         assert set(self.places) == set(range(covered.first, covered.last + 1))
+        assert not self.dense or index.gap() is None
         for seqno, place in self.places.items():
             assert index.exact(Seqno(seqno)) in (None, place)
             for below in (index.lte(Seqno(seqno)), segments.locate(Seqno(seqno))):
