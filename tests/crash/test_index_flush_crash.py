@@ -1,7 +1,8 @@
 """The background flush of the index under loss of power: at every call, early, late, overtaken; then all holds.
 
-Flushes run at moments of their own, as their thread might, in between anything else. Opening believes what they left,
-whatever the size of the segment. A failing case prints the line that replays it.
+Flushes run at moments of their own, as their thread might, in between anything else; so does the filling of an index
+that was lost, which happens now and then. Opening believes what they left, whatever the size of the segment. A failing
+case prints the line that replays it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import pytest
 
 from fix_crash import PATH, Ledger, Life, append, end, finish, look, open_log, options, replayable
 from tranlog.ids import Seqno
-from tranlog.log import opening
+from tranlog.log import index_fill, opening
+from tranlog.log.index_table import INDEX_NAME
 from tranlog.log.log import Log
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
 
 STEPS = 30
+TABLE = f"{PATH}/{INDEX_NAME}"
 WAITING: list[threading.Thread] = []
 
 
@@ -43,6 +46,7 @@ class Late(threading.Thread):
 def late_flushes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("tranlog.log.index_flush.threading.Thread", Late)
     monkeypatch.setattr(opening, "WALK_WHOLE_BYTES", 0)
+    monkeypatch.setattr(index_fill, "STEP_BYTES", 1_500)
     WAITING.clear()
     yield
     WAITING.clear()
@@ -52,12 +56,14 @@ class FlushingLife(Life):
     """A life whose flushes come after a few hundred bytes, and run one to some steps later."""
 
     def open(self) -> None:
+        if self.rng.random() < 0.5 and self.disk.exists(TABLE):
+            self.disk.unlink(TABLE)
         super().open()
         object.__setattr__(self.log._index_flush._options, "index_flush_bytes", self.rng.choice((1, 300, 900)))
 
     def step(self, step: int) -> None:
         if WAITING and self.rng.random() < 0.4:
-            WAITING[0].join()
+            self.rng.choice(WAITING).join()
         super().step(step)
         index = self.log._segments.index
         assert index.range.last == self.log.visible_seqno
@@ -86,8 +92,10 @@ def run_once(seed: int, cut: int, fate: int, steps: int) -> None:
 def every_place_is_right(disk: SimDisk, seed: int) -> None:
     """The index that is continued answers for every seqno as a walk over the log does."""
     with Log.open(PATH, source_id="db", options=options(seed), disk=disk, clock=ManualClock()) as log:
+        log._index_flush._fill.run()
         index = log._segments.index
         assert (index.range.first, index.range.last) == (log.first_seqno, log.visible_seqno)
+        assert index.gap() is None, "whatever was lost, and when, is filled"
         with log.cursor() as cursor:
             for seqno in range(log.first_seqno, log.visible_seqno + 1):
                 transaction = cursor.next()

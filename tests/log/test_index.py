@@ -6,7 +6,7 @@ import gc
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from itertools import count, pairwise, permutations
 from pathlib import Path
@@ -68,15 +68,12 @@ def hold_against(index: SeqnoIndex, entries: dict[int, Entry]) -> None:
     assert index.range == range_of(entries)
     if not entries:
         return
-    scanner = index.scanner()
     for seqno, one in entries.items():
-        for source in (index, scanner):
-            assert source.exact(Seqno(seqno)) in (None, one.lsn)
-        for below in (index.lte(Seqno(seqno)), scanner.forward(Seqno(seqno))):
-            assert below is not None and below.seqno <= seqno and below.lsn <= one.lsn
-            assert below.seqno not in entries or below.lsn <= entries[below.seqno].lsn
-        for above in (index.gte(Seqno(seqno)), scanner.backward(Seqno(seqno))):
-            assert above is not None and above.seqno >= seqno and above.lsn == entries[above.seqno].lsn
+        assert index.exact(Seqno(seqno)) in (None, one.lsn)
+        below, above = index.lte(Seqno(seqno)), index.gte(Seqno(seqno))
+        assert below is not None and below.seqno <= seqno and below.lsn <= one.lsn
+        assert below.seqno not in entries or below.lsn <= entries[below.seqno].lsn
+        assert above is not None and above.seqno >= seqno and above.lsn == entries[above.seqno].lsn
     last = index.range.last
     assert index.exact(last) == entries[last].lsn
     for outside in (index.range.first - 1, last + 1):
@@ -205,7 +202,7 @@ def test_a_bucket_stays_in_its_segment_and_below_its_limits() -> None:
 
 
 def test_only_the_last_bucket_of_a_segment_changes() -> None:
-    """I18, I19: what a scanner keeps stays true while more is registered."""
+    """I18, I19: what a reader keeps stays true while more is registered."""
     index = index_of(*(entry(n) for n in range(1, 60)))
     first = index.buckets()[0]
     before = (first.first, first.last, first.last_offset, bytes(first.offsets))
@@ -331,17 +328,10 @@ def test_what_is_mapped_is_every_strideth_and_the_last(flushed: bool) -> None:
     # Buckets of three mappings, four apart: 1..12, 13..24, 25; each one's last is mapped too.
     mapped = [1, 5, 9, 12, 13, 17, 21, 24, 25]
     assert [n for n in entries if index.exact(Seqno(n)) is not None] == mapped
-    scanner = index.scanner()
-    ways: list[tuple[Iterable[int], Callable[[Seqno], Place | None], Callable[[Seqno], Place | None]]] = [
-        (range(1, 26), index.lte, index.gte),
-        (range(1, 26), scanner.forward, scanner.backward),
-        (range(25, 0, -1), scanner.forward, scanner.backward),
-    ]
-    for seqnos, at_or_below, at_or_above in ways:
-        for seqno in seqnos:
-            below, above = max(n for n in mapped if n <= seqno), min(n for n in mapped if n >= seqno)
-            assert at_or_below(Seqno(seqno)) == Place(Seqno(below), entries[below].lsn)
-            assert at_or_above(Seqno(seqno)) == Place(Seqno(above), entries[above].lsn)
+    for seqno in range(1, 26):
+        below, above = max(n for n in mapped if n <= seqno), min(n for n in mapped if n >= seqno)
+        assert index.lte(Seqno(seqno)) == Place(Seqno(below), entries[below].lsn)
+        assert index.gte(Seqno(seqno)) == Place(Seqno(above), entries[above].lsn)
 
 
 @pytest.mark.parametrize("hole", [2, 40])
@@ -356,16 +346,13 @@ def test_buckets_that_do_not_meet_lead_everywhere(hole: int, purged: int) -> Non
         index.synced(Seqno(400))
         index.truncate_front(Seqno(purged), lsn(lsn_segment(true[purged + 1]), 16))
     asked = range(purged + 1, 401)
-    scanner = index.scanner()
-    for order in (asked, reversed(asked)):
-        for seqno in map(Seqno, order):
-            for below in (index.lte(seqno), scanner.forward(seqno)):
-                if purged or seqno >= known[0]:
-                    assert below is not None and below.seqno <= seqno and below.lsn <= true[seqno]
-                    assert lsn_segment(below.lsn) >= lsn_segment(true[purged + 1]), "what was purged is not led to"
-            for above in (index.gte(seqno), scanner.backward(seqno)):
-                assert above is not None and above.seqno >= seqno and above.lsn == true[above.seqno]
-            assert index.exact(seqno) in (None, true[seqno])
+    for seqno in map(Seqno, asked):
+        below, above = index.lte(seqno), index.gte(seqno)
+        if purged or seqno >= known[0]:
+            assert below is not None and below.seqno <= seqno and below.lsn <= true[seqno]
+            assert lsn_segment(below.lsn) >= lsn_segment(true[purged + 1]), "what was purged is not led to"
+        assert above is not None and above.seqno >= seqno and above.lsn == true[above.seqno]
+        assert index.exact(seqno) in (None, true[seqno])
 
 
 def test_lookups_hold_while_others_register_flush_and_cut() -> None:
@@ -390,19 +377,18 @@ def test_lookups_hold_while_others_register_flush_and_cut() -> None:
 
     def look() -> None:
         rng = random.Random(1)
-        scanner = index.scanner()
         while not done.is_set():
             covered = index.range
             if covered == EMPTY_RANGE:
                 continue
             seqno = Seqno(rng.randint(covered.first, covered.last))
-            for below in (index.lte(seqno), scanner.forward(seqno)):
-                # None only where the front passed it meanwhile; nothing is cut at the end here.
-                assert below is not None or seqno < index.range.first
-                assert below is None or (below.seqno <= seqno and below.lsn <= true[seqno])
-            for above in (index.gte(seqno), scanner.backward(seqno)):
-                assert above is not None or seqno < index.range.first
-                assert above is None or (above.seqno >= seqno and above.lsn == true[above.seqno])
+            below = index.lte(seqno)
+            # None only where the front passed it meanwhile; nothing is cut at the end here.
+            assert below is not None or seqno < index.range.first
+            assert below is None or (below.seqno <= seqno and below.lsn <= true[seqno])
+            above = index.gte(seqno)
+            assert above is not None or seqno < index.range.first
+            assert above is None or (above.seqno >= seqno and above.lsn == true[above.seqno])
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -461,7 +447,7 @@ def test_a_change_between_any_two_lines_of_a_lookup(how: str, size: int) -> None
         match found:
             case None:
                 assert name == "exact" or seqno not in kept
-            case Place() if name in ("lte", "forward"):
+            case Place() if name == "lte":
                 assert found.seqno <= seqno and found.lsn <= true[found.seqno].lsn
             case Place():
                 assert found.seqno >= seqno and found.lsn == true[found.seqno].lsn
@@ -469,12 +455,10 @@ def test_a_change_between_any_two_lines_of_a_lookup(how: str, size: int) -> None
                 assert found == true[seqno].lsn
 
     for seqno in map(Seqno, {1, 2, 3, 10, 11, 12, size - 2, size - 1, size} & set(range(1, size + 1))):
-        for name in ("lte", "gte", "exact", "forward", "backward"):
+        for name in ("lte", "gte", "exact"):
             for at in count():
                 index = index_of(*(true[n] for n in range(1, size + 1)))
-                scanner = index.scanner()
-                scanner.forward(Seqno(size))
-                look: Callable[[Seqno], Place | Lsn | None] = getattr(index if hasattr(index, name) else scanner, name)
+                look: Callable[[Seqno], Place | Lsn | None] = getattr(index, name)
                 came, found = between_any_two_lines(partial(look, seqno), partial(change, index), at)
                 if not came:
                     break
@@ -700,21 +684,6 @@ def test_a_segment_whose_first_entry_comes_late_is_led_to() -> None:
     index.truncate_front(Seqno(4), lsn(2, 16))
     hold_against(index, {n: one for n, one in entries.items() if n > 4})
     assert index.lte(Seqno(5)) == Place(Seqno(5), entries[5].lsn)
-
-
-def test_a_scanner_notices_that_its_bucket_was_cut() -> None:
-    index = index_of(*(entry(n) for n in range(1, 12)))
-    scanner = index.scanner()
-    assert scanner.exact(Seqno(11)) == entry(11).lsn
-    index.truncate_end(entry(5))
-    assert scanner.forward(Seqno(11)) is None
-    for seqno in range(6, 12):
-        index.register(entry(seqno, segment=2))
-    for seqno in range(6, 12):
-        assert scanner.exact(Seqno(seqno)) in (None, entry(seqno, segment=2).lsn)
-        below = scanner.forward(Seqno(seqno))
-        assert below is not None and below.lsn <= entry(seqno, segment=2).lsn
-    assert scanner.exact(Seqno(11)) == entry(11, segment=2).lsn
 
 
 def test_a_bucket_that_is_held_is_not_cut_under_its_holder() -> None:

@@ -192,6 +192,52 @@ def test_spill_segments_tell_who_refers_into_them(tmp_path: Path, capsys: pytest
     ]
 
 
+def test_the_landmarks_of_the_index_are_shown(told: Told) -> None:
+    """Issue 25; vlsn-index: "key landmarks such as the lastSync-able log entry and the last commit log entry"."""
+    last = told.seqnos()[-1]
+    found = told.json("info")
+    stored = found["index"]["stored"]
+    assert {name: stored[name] for name in ("first_seqno", "last_seqno", "last_sync", "last_txn_end")} == {
+        "first_seqno": 0,
+        "last_seqno": last,
+        "last_sync": last,
+        "last_txn_end": last,
+    }
+    assert stored["buckets"] == found["segments"] <= stored["places"]
+    assert found["index"]["writer"] is None is found["reads"]
+    line = f"log index stored: seqno 0 to {last}, last sync {last}, last transaction end {last}; "
+    assert told("info")[1].splitlines()[9] == f"{line}{stored['places']} places in {stored['buckets']} buckets"
+    (told.path / "index.table").unlink()
+    assert told.json("info")["index"]["stored"] is None
+    assert "log index stored: none\n" in told("info")[1]
+
+
+def test_a_running_capture_tells_of_its_own_index(told: Told) -> None:
+    """The stored one is as old as its flush; the caches in front of the log are the process's alone."""
+    before = told.json("info")["index"]["stored"]
+    with (
+        Log.open(told.path, source_id="till", clock=ManualClock(AT)) as log,
+        capture_endpoint(log, lambda name: None, runtime_dir=None),
+    ):
+        log.append(Fragment(source_id="till", event_id="e:30", shard_id="s", tstamp=AT, tables=(), payload=b""))
+        log.commit(sync=False)
+        with log.cursor() as cursor:
+            for seqno in (log.visible_seqno, Seqno(0), log.visible_seqno):
+                cursor.seek(seqno)
+                assert cursor.next() is not None
+        found = told.json("info")
+        counts = log.read_counts()
+        assert counts.just_written and counts.file
+        assert found["reads"] == {"just_written": counts.just_written, "recent": counts.recent, "file": counts.file}
+        writer = found["index"]["writer"]
+        assert (writer["last_sync"], writer["last_txn_end"]) == (log.durable_seqno, log.visible_seqno)
+        assert writer["last_sync"] < writer["last_txn_end"] > before["last_txn_end"]
+        assert found["index"]["stored"] == before
+        out = told("info")[1]
+        assert f"log index of the writer: seqno 0 to {log.visible_seqno}, last sync {log.durable_seqno}, " in out
+        assert f"log reads of the writer's process: {counts.just_written} of what was just written, " in out
+
+
 def test_noops_at_the_end_are_no_events(told: Told) -> None:
     for _ in range(3):
         write(told.path, 0)

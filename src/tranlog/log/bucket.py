@@ -107,6 +107,14 @@ class Bucket:
         if seqno > last:
             self.tail = (seqno, offset)
 
+    def unbroken(self) -> Place:
+        """Return the last mapping before which no slot is missing."""
+        last, last_offset = self.tail
+        slot = len(self.offsets) - 1
+        if slot == (last - self.first) // self.stride:
+            return Place(last, lsn(self.segment, last_offset))
+        return Place(Seqno(self.first + slot * self.stride), lsn(self.segment, self.offsets[slot]))
+
     def exact(self, seqno: Seqno) -> Lsn | None:
         """Return where a seqno stands, if that is mapped."""
         last, last_offset = self.tail

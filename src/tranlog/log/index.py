@@ -67,6 +67,13 @@ class Entry(msgspec.Struct, frozen=True):
     txn_end: bool = True
 
 
+class Gap(msgspec.Struct, frozen=True):
+    """Seqnos of which nothing is known: those after `place`, which is exact, up to `upto`, itself included."""
+
+    place: Place
+    upto: Seqno
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltFrom:
     """The end of the log that a stored index describes: held against the log before the index is believed."""
@@ -137,8 +144,6 @@ class SeqnoIndex:
         self.options = IndexOptions() if options is None else options
         self.range = EMPTY_RANGE
         """The range of what is registered, gaps included. For readers: one object, one moment."""
-        self.generation = 0
-        """Rises with each truncation: what a scanner kept from before is stale."""
         self._row = _Row()
         self._facts = EMPTY_RANGE  # the range of the unbroken prefix
         self._prefix = after
@@ -248,7 +253,6 @@ class SeqnoIndex:
         end = buckets[-1].last
         learned = [bucket for bucket in self._row.buckets if bucket.first > end]
         self._row = _Row((*buckets, *learned))
-        self.generation += 1
 
     def drop(self, place: Place) -> None:
         """Forget the bucket that maps a place, which misleads; it changes no range."""
@@ -256,7 +260,42 @@ class SeqnoIndex:
         at = row.owner(place.seqno)
         if at >= 0 and row.buckets[at].segment == lsn_segment(place.lsn):
             self._row = _Row((*row.buckets[:at], *row.buckets[at + 1 :]))
-            self.generation += 1
+
+    def gap(self, above: Seqno = NO_SEQNO) -> Gap | None:
+        """Return the first gap from the bucket of `above` on; None where each bucket meets the next one.
+
+        Those that an index has grown by always meet. It has gaps where it was lost, and began again with `rough`.
+        """
+        row = self._row
+        buckets = row.buckets
+        for at in range(max(row.owner(above), 0), len(buckets) - 1):
+            place, upto = buckets[at].unbroken(), Seqno(buckets[at + 1].first - 1)
+            if place.seqno < upto:
+                return Gap(place, upto)
+        return None
+
+    def fill(self, gap: Gap, offsets: Sequence[int]) -> bool:
+        """Learn where the first transactions of a gap begin, in its segment; it changes no range.
+
+        False, and nothing is learned, where the log was rolled back or purged meanwhile, and the gap is not there now.
+        """
+        assert len(offsets) <= gap.upto - gap.place.seqno
+        if self.gap(gap.place.seqno) != gap:
+            return False
+        row = self._row
+        at = row.owner(gap.place.seqno)
+        known = row.buckets[at].copy()
+        known.cut(gap.place.seqno)
+        if known.last == known.first and at:  # it was never told how large the transactions are
+            stride = row.buckets[at - 1].stride_behind(self.options)
+            known = Bucket(known.segment, known.first, known.last_offset, stride)
+        walked = SeqnoIndex(after=gap.place.seqno, options=self.options)
+        walked._row = _Row((known,))
+        walked.register_run(known.segment, Seqno(gap.place.seqno + 1), offsets)
+        filled = walked.buckets()
+        self._row = _Row((*row.buckets[:at], *filled, *row.buckets[at + 1 :]))
+        self._dirty.update([bucket.first for bucket in filled])
+        return True
 
     def below(self, seqno: Seqno) -> Place | None:
         """Return the nearest known place at or below a seqno, whatever the range; None for none."""
@@ -348,17 +387,6 @@ class SeqnoIndex:
         nearest = min(late, key=lambda entry: entry.seqno)
         return Place(nearest.seqno, nearest.lsn)
 
-    def scanner(self) -> Scanner:
-        """Return a scanner for one reader."""
-        return Scanner(self)
-
-    def bucket_at(self, seqno: Seqno) -> tuple[Bucket | None, Seqno]:
-        """Return the bucket whose stretch holds `seqno`, and the seqno where the next one begins; for a scanner."""
-        row = self._row
-        at = row.owner(seqno)
-        end = row.firsts[at + 1] if at + 1 < len(row.firsts) else self._prefix + 1
-        return (row.buckets[at] if at >= 0 else None), Seqno(end)
-
     def __len__(self) -> int:
         return len(self._row.buckets)
 
@@ -390,7 +418,6 @@ class SeqnoIndex:
             self._prefix = seqno
             self.forget_above(Place(seqno, last.lsn))
         self._range_dirty = True
-        self.generation += 1
         self._publish()
 
     def _facts_up_to(self, seqno: Seqno, *, sync_point: bool, txn_end: bool) -> IndexRange:
@@ -424,12 +451,11 @@ class SeqnoIndex:
             self._dropped.add(bucket.first)
         kept = list(row.buckets[:keep])
         if kept and last is not None and kept[-1].last > last:
-            # Another object: a scanner that holds the old one reads on in what was true when it took it.
+            # Another object: a reader that holds the old one reads on in what was true when it took it.
             kept[-1] = kept[-1].copy()
             kept[-1].cut(last)
             self._dirty.add(kept[-1].first)
         self._row = _Row(kept)
-        self.generation += 1
         self._range_dirty = True
         if last is None:
             self._publish()
@@ -463,7 +489,6 @@ class SeqnoIndex:
         for bucket in gone:
             self._dirty.discard(bucket.first)
             self._dropped.add(bucket.first)
-        self.generation += 1
 
     # --- storing and recovering ----------------------------------------------------------------------
 
@@ -506,7 +531,7 @@ class SeqnoIndex:
     ) -> SeqnoIndex:
         """Return the index of a log whose stored one is lost: complete transactions from `after` + 1 up to `last`.
 
-        `places` are all that is known, one in each segment; readers make it denser. Nothing is scanned for it.
+        `places` are all that is known, one in each segment; `fill` makes it dense. Nothing is scanned for it.
         """
         index = cls(after=after, options=options)
         if last > after:
@@ -574,52 +599,6 @@ class SeqnoIndex:
         self._facts = self._facts_up_to(below, sync_point=False, txn_end=False)
         self._prefix = below
         self._cut_buckets(below)
-
-
-class Scanner:
-    """One reader's way through the index: it keeps its bucket, and asks the index only when it leaves that.
-
-    Threads: one.
-    """
-
-    __slots__ = ("_bucket", "_end", "_generation", "_index")
-
-    def __init__(self, index: SeqnoIndex) -> None:
-        self._index = index
-        self._bucket: Bucket | None = None
-        self._end = NO_SEQNO
-        self._generation = -1
-
-    def _at(self, seqno: Seqno) -> Bucket | None:
-        index, bucket = self._index, self._bucket
-        if bucket is None or not bucket.first <= seqno < self._end or self._generation != index.generation:
-            self._generation = index.generation
-            self._bucket, self._end = bucket, _ = index.bucket_at(seqno)
-        return bucket
-
-    def forward(self, seqno: Seqno) -> Place | None:
-        """Return a place at or below `seqno` to scan forward from; None outside the range."""
-        index = self._index
-        if seqno not in index.range:
-            return None
-        bucket = self._at(seqno) if seqno <= index.prefix else None
-        return index.lte(seqno) if bucket is None else bucket.lte(seqno)
-
-    def backward(self, seqno: Seqno) -> Place | None:
-        """Return a place at or above `seqno` to scan backward from; None outside the range."""
-        index = self._index
-        if seqno not in index.range:
-            return None
-        bucket = self._at(seqno) if seqno <= index.prefix else None
-        return index.gte(seqno) if bucket is None or seqno > bucket.last else bucket.gte(seqno)
-
-    def exact(self, seqno: Seqno) -> Lsn | None:
-        """Return where `seqno` stands, if that is mapped."""
-        index = self._index
-        if seqno not in index.range:
-            return None
-        bucket = self._at(seqno) if seqno <= index.prefix else None
-        return index.exact(seqno) if bucket is None or seqno > bucket.last else bucket.exact(seqno)
 
 
 class SegmentRow:

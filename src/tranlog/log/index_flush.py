@@ -3,7 +3,8 @@
 Owns the decision that a flush is due, the thread that carries it out, and the order of the two kinds; what is stored
 is `index`'s, how it lies in the file `index_table`'s. The hard idea: a commit only takes a view, which is a few
 references and one small copy; another thread turns it into bytes and writes them. A view that a younger one has
-overtaken is dropped: the younger one holds everything of it.
+overtaken is dropped: the younger one holds everything of it. An index that was lost has gaps; with its first flush
+another thread begins to fill them (`index_fill`), and each flush stores what is filled by then.
 
 Source: design/index.md, "Persistence"; conformance/vlsn-index, I22, I24, I25.
 """
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from tranlog.clock import Clock
 from tranlog.disk import Disk
 from tranlog.errors import LogError
 from tranlog.ids import Lsn, lsn_offset, lsn_segment
-from tranlog.log.index import BuiltFrom, IndexView
+from tranlog.log.index import BuiltFrom, IndexView, SeqnoIndex
+from tranlog.log.index_fill import IndexFill
 from tranlog.log.index_table import INDEX_NAME, IndexTable
 from tranlog.log.options import LogOptions
 from tranlog.log.segment import Segments, join
@@ -28,11 +31,19 @@ logger = logging.getLogger(__name__)
 class IndexFlush:
     """Stores the index of one log.
 
-    Threads: the log's lock guards every method but what the flush's own thread runs; that takes neither this lock nor
-    waits for anybody who holds it. A thread lives for one flush.
+    Threads: the log's lock guards every method but what its own threads run; those take neither this lock nor wait for
+    anybody who holds it. One lives for one flush, one for the gaps of an index.
     """
 
-    def __init__(self, path: str, disk: Disk, clock: Clock, segments: Segments, options: LogOptions) -> None:
+    def __init__(
+        self,
+        path: str,
+        disk: Disk,
+        clock: Clock,
+        segments: Segments,
+        options: LogOptions,
+        give_way: Callable[[], object],
+    ) -> None:
         self._path = path
         self._clock = clock
         self._segments = segments
@@ -43,8 +54,21 @@ class IndexFlush:
         self._failing = False
         self._taken = 0  # the youngest view that was taken
         self._end = Lsn(0)  # where that one ends
+        self._gaps = False  # there are some, and nobody fills them yet
         self._next_s = self._wait_until()
         self._thread: threading.Thread | None = None
+        self._fill = IndexFill(segments, give_way, filled=self._flush_soon)
+        self._filling: threading.Thread | None = None
+
+    def adopt(self, index: SeqnoIndex) -> None:
+        """Take the index that opening the log has recovered; one with gaps is flushed with the first commit."""
+        self._segments.adopt_index(index)
+        self._gaps = index.gap() is not None
+        self._next_s = self._wait_until()
+
+    def _flush_soon(self) -> None:
+        if self._next_s is not None:
+            self._next_s = self._clock.monotonic()
 
     def store(self, built_from: BuiltFrom) -> None:
         """Store what is in the index now; a disk that refuses stops nothing, since the index can be built again."""
@@ -58,23 +82,34 @@ class IndexFlush:
             self._next_s is None or self._clock.monotonic() < self._next_s
         ):
             return
+        if self._gaps:
+            self._filling = self._begin(self._fill.run)
+            self._gaps = self._filling is None
         if self._thread is not None and self._thread.is_alive():
             return
         view = self._take(built_from)
-        if view is None:
-            return
-        thread = threading.Thread(
-            target=self._store, args=(view, self._taken), name=f"tranlog index of {self._path}", daemon=True
-        )
+        if view is not None:
+            self._thread = self._begin(self._store, view, self._taken)
+
+    def _begin(self, target: Callable[..., None], *args: object) -> threading.Thread | None:
+        thread = threading.Thread(target=target, args=args, name=f"tranlog index of {self._path}", daemon=True)
         try:
             thread.start()
         except RuntimeError as exc:  # no more threads here: the next flush is another try
             self._told(str(exc))
-            return
-        self._thread = thread
+            return None
+        return thread
+
+    def end_filling(self) -> None:
+        """Have what was filled so far stored by the next flush, and no more filled; waits for one step."""
+        if self._filling is not None:
+            self._fill.end()
+            self._filling.join()
+            self._filling = None
 
     def close(self) -> None:
         """Wait for a flush that is under way, and let go of the file; closing twice is harmless."""
+        self.end_filling()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -88,7 +123,7 @@ class IndexFlush:
 
     def _wait_until(self) -> float | None:
         wait_s = self._options.index_flush_s
-        return None if wait_s is None else self._clock.monotonic() + wait_s
+        return None if wait_s is None else self._clock.monotonic() + (0 if self._gaps else wait_s)
 
     def _bytes_behind(self, end: Lsn) -> int:
         """Return what a scan would have to read behind the last view; rotation stores the index in any case."""

@@ -208,7 +208,7 @@ class Log(LogEnd):
         elif opened.event_id:
             self._visible_ids = pending.ids = (self._source_id, opened.event_id)
         pending.epoch = opened.epoch if begin else Epoch(opened.epoch - 1)
-        self._segments.adopt_index(opened.index)
+        self._index_flush.adopt(opened.index)
         self._positions = PositionsFile(self._path, self._disk)
         self._spilling.take_stock(list_segments(self._path, self._disk), pending.start, self.history)
         try:
@@ -730,10 +730,10 @@ class Log(LogEnd):
             if self._stopped is None:
                 self._store_index()
 
-    def _store_index(self) -> None:
-        """Store the index if everything in it is durable."""
+    def _store_index(self, *, if_due: bool = False) -> None:
+        """Store the index if everything in it is durable; with `if_due` by another thread, once it is time."""
         if self._durable == self._visible and self._visible_start != NO_LSN:
-            self._index_flush.store(self._built_from())
+            (self._index_flush.after_sync if if_due else self._index_flush.store)(self._built_from())
 
     def add_segment(self) -> str:
         """Close the newest segment, durable with everything complete in it, and start the next; return its name.
@@ -752,20 +752,20 @@ class Log(LogEnd):
             return segment_name(self._number)
 
     def expire(self) -> list[str]:
-        """Do what age asks for: close the newest segment if it is due, give up old ones; return the names of those.
+        """Do what age asks for: close the newest segment, give up old ones, have the index stored; name those given up.
 
         Whoever writes without end needs no call: each append looks for itself. For a writer that may be idle, now and
         then. Removing that fails is a warning, and tried again the next time. Raises as `append`.
         """
         with self._lock, self._step:
             self._await_quiet(get_ident())
-            before = [number for number, _ in self._segments.row()]
+            before = self._segments.row()
             if self._is_due():
                 self._rotate()
             else:
                 self._retain()
-            left = self._segments.row()[0][0]
-            return [segment_name(number) for number in before if number < left]
+            self._store_index(if_due=True)
+            return [segment_name(number) for number, _ in before if not self._segments.knows(number)]
 
     def purge(self, *, below: Seqno | None = None) -> list[str]:
         """Remove whole segments from the front; return their names.
@@ -860,6 +860,7 @@ class Log(LogEnd):
         self._publish()
         self._sync_now()
         self._write_positions()
+        self._index_flush.end_filling()
         self._store_index()
         self._spilling.store_table(self._number)
         assert self._file is not None

@@ -45,7 +45,7 @@ from tranlog.log.format import (
     segment_name,
 )
 from tranlog.log.gate import Gate
-from tranlog.log.index import BuiltFrom
+from tranlog.log.index import BuiltFrom, SeqnoIndex
 from tranlog.log.index_flush import IndexFlush
 from tranlog.log.opening import (
     DISK_FULL,
@@ -151,7 +151,7 @@ class LogEnd:
             syncs=self.syncs,
         )
         self._positions: PositionsFile | None = None
-        self._index_flush = IndexFlush(path, disk, clock, self._segments, options)
+        self._index_flush = IndexFlush(path, disk, clock, self._segments, options, self.give_way)
         self._syncs = 0
         self._closed = False
         self._flushing: Flushing | None = None
@@ -209,6 +209,11 @@ class LogEnd:
         """The identity of the log's history, 16 bytes: made with the log, and that of each copy of it."""
         assert self._segments.history is not None, "opening the log has found it, or made it"
         return self._segments.history
+
+    @property
+    def seqno_index(self) -> SeqnoIndex:
+        """The index: any thread may look up in it and read its range, nobody else may change it."""
+        return self._segments.index
 
     @property
     def epoch(self) -> Epoch:

@@ -68,7 +68,7 @@ from tranlog.log.format import (
     segment_name,
     segment_number,
 )
-from tranlog.log.index import BuiltFrom, Entry, FlushPlan, IndexView, SegmentRow, SeqnoIndex
+from tranlog.log.index import BuiltFrom, Entry, FlushPlan, Gap, IndexView, SegmentRow, SeqnoIndex
 from tranlog.log.index_reader import IndexReader
 from tranlog.log.purge_notes import purged_error
 from tranlog.log.recent import RecentFile, RecentPieces
@@ -688,7 +688,10 @@ class Segments:
             start = self._row.start_of(seqno)
             known = self.index.below(seqno)
         place = known if start is not None and known is not None and known.lsn > start.lsn else start
-        if self._stored is None or seqno <= self._stored_last or place is None or place.seqno == seqno:
+        if self._stored is None or place is None or place.seqno == seqno:
+            return place
+        # Further away than a dense index leads: the stored one may have been made dense since it was taken.
+        if seqno <= self._stored_last and seqno - place.seqno < self.index.options.stride:
             return place
         return self.locate(seqno) if self._take_stored() else place
 
@@ -786,7 +789,9 @@ class Segments:
                 self.index.learn(Place(Seqno(first + at), lsn(number, offsets[at])))
 
     def note(self, seqno: Seqno, position: Lsn) -> None:
-        """Learn where a transaction begins."""
+        """Learn where a transaction begins: for readers, whose index is what they came by. A writer's knows more."""
+        if self.recent is not None:
+            return
         with self._lock:
             cut = self._row.cut_of(lsn_segment(position))
             if cut is None or seqno <= cut:
@@ -811,6 +816,11 @@ class Segments:
         """Take the places of transactions that became visible, `first` and those that follow it."""
         with self._lock:
             self.index.register_run(number, first, offsets)
+
+    def fill(self, gap: Gap, offsets: Sequence[int]) -> bool:
+        """Take what was walked of a gap in the index; False where that is not there any more."""
+        with self._lock:
+            return self.index.fill(gap, offsets)
 
     def view_index(self, built_from: BuiltFrom) -> IndexView | None:
         """Return what is to be stored of the index; None when the stored one covers everything."""

@@ -46,6 +46,7 @@ from tranlog.pipeline.view import PipelineFacts, PipelineStatus, pipeline_status
 from tranlog.pipeline.viewing import facts_of, log_facts, log_facts_if_readable, pipeline_facts
 from tranlog.service.control import CAPTURE_NAME, ControlOptions, ControlServer, open_port, open_socket, socket_paths
 from tranlog.service.exposure import Exposure, check_exposure
+from tranlog.service.log_index import tell_index
 from tranlog.service.metrics import MetricsServer, metrics_text
 from tranlog.service.overview import Overview, overview_of
 from tranlog.service.position import set_position
@@ -436,7 +437,8 @@ def capture_endpoint(log: Log, capture: Capture, *, runtime_dir: str | None) -> 
                 return beat(name, capture.heartbeat)
             case GetState():
                 part = msgspec.to_builtins(capture.status().in_flight)
-                return {"pipeline": CAPTURE_NAME, "state": "CAPTURING", "since_ms": began, "in_flight": part}
+                told = {"pipeline": CAPTURE_NAME, "state": "CAPTURING", "since_ms": began, "in_flight": part}
+                return told | tell_index(log)
             case AddSegment() | Trim():
                 return carry_out(log, request)
             case _:

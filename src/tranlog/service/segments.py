@@ -32,6 +32,7 @@ from tranlog.service.client import runtime_dir
 from tranlog.service.command import AsJson, Progress, confirm, new_app, print_json, require_command, say
 from tranlog.service.config import find_log
 from tranlog.service.exits import ExitCode
+from tranlog.service.log_index import IndexExtent, WriterIndex, ask_writer, index_lines, stored_extent
 from tranlog.service.upkeep import Trimmed, upkeep_of
 from tranlog.tungsten.files.segments import Codec, codec_of
 from tranlog.tungsten.reading.reader import Seek, TungstenCursor, TungstenReader
@@ -101,6 +102,8 @@ class LogExtent:
     first_event: int | None
     last_event: int | None
     now: int
+    index: IndexExtent | None
+    """As it is stored."""
 
     @property
     def span_s(self) -> float | None:
@@ -204,6 +207,7 @@ def log_extent(reader: LogReader, *, clock: Clock, report: Report) -> LogExtent:
         first_event=first,
         last_event=last,
         now=clock.now_ms(),
+        index=stored_extent(reader.path),
     )
 
 
@@ -294,8 +298,8 @@ def spill_json(row: SpillStat, on_disk: int) -> dict[str, object]:
     }
 
 
-def extent_lines(extent: LogExtent) -> Iterator[str]:
-    """Yield the lines of `tranlog log info`, in the order of printReplicationInfo, and behind them ours."""
+def extent_lines(extent: LogExtent, writer: WriterIndex | None) -> Iterator[str]:
+    """Yield the lines of `tranlog log info`, in the order of printReplicationInfo, and after them ours."""
     yield f"log directory: {extent.path}"
     yield f"log user data size: {_megabytes(extent.uncompressed)}"
     yield f"log on-disk size: {_megabytes(extent.on_disk)}"
@@ -306,12 +310,13 @@ def extent_lines(extent: LogExtent) -> Iterator[str]:
     for which, at in (("first", extent.first_event), ("last", extent.last_event)):
         yield f"log {which} event time: {'none' if at is None else f'{time_text(at)} UTC'}"
     yield f"now: {time_text(extent.now)} UTC"
+    yield from index_lines(extent.index, writer)
     yield f"total user data size: {_megabytes(extent.uncompressed + extent.spill_uncompressed)}"
     yield f"total on-disk size: {_megabytes(extent.on_disk + extent.spill_on_disk)}"
     yield f"log history: {extent.history.hex()}"
 
 
-def extent_json(extent: LogExtent) -> dict[str, object]:
+def extent_json(extent: LogExtent, writer: WriterIndex | None) -> dict[str, object]:
     """Return the same for a program: sizes in bytes, times in ms since 1970 and as text."""
     span = extent.span_s
     return {
@@ -331,6 +336,8 @@ def extent_json(extent: LogExtent) -> dict[str, object]:
         "time_diff_s": span,
         "time_diff_hours": None if span is None else round(span / 3600, 2),
         "now": extent.now,
+        "index": {"stored": extent.index, "writer": None if writer is None else writer.index},
+        "reads": None if writer is None else writer.reads,
     }
 
 
@@ -379,22 +386,25 @@ def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = 
 
 @log_app.command("info")
 def extent(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
-    """Print how large the log is, and from when to when its events are.
+    """Print how large the log is, from when to when its events are, and what its index covers.
 
     User data is what was written, on-disk what the file system has set aside for it; the two differ on one that
-    compresses. Times are the source's. A log may be looked at while it is written.
+    compresses. Times are the source's. The stored index is as old as its last flush; a capture that runs is asked for
+    its own, and from where its readers got what they read. A log may be looked at while it is written.
 
     \b
     Example:
       tranlog log info
       tranlog log info --json
     """
-    with LogReader.open(log_of(ctx, directory)) as reader, Progress() as progress:
+    path = log_of(ctx, directory)
+    with LogReader.open(path) as reader, Progress() as progress:
         found = log_extent(reader, clock=SystemClock(), report=progress.update)
+    writer = ask_writer(path, runtime_dir=runtime_dir())
     if as_json:
-        print_json(extent_json(found))
+        print_json(extent_json(found, writer))
     else:
-        for line in extent_lines(found):
+        for line in extent_lines(found, writer):
             print(line)
 
 

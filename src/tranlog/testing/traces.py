@@ -115,19 +115,16 @@ class _Replay:
             raise TraceMismatchError(f"last_txn_end is {right.last_txn_end}; the ancestor has {last_txn_end}")
 
     def compare_lookups(self, lookups: Sequence[Sequence[Any]]) -> None:
-        index, scanner = self.index, self.index.scanner()
+        index = self.index
         for seqno, true_place, _, _ in lookups:
             true = lsn(*true_place)
-            for one in (index, scanner):
-                exact = one.exact(Seqno(seqno))
-                if exact not in (None, true):
-                    raise TraceMismatchError(f"seqno {seqno} is at {true_place}, and its mapping says {exact}")
-            for below in (index.lte(Seqno(seqno)), scanner.forward(Seqno(seqno))):
-                if below is None or below.lsn > true or below.seqno > seqno:
-                    raise TraceMismatchError(f"the place below seqno {seqno} is {below}, and it stands at {true}")
-            for above in (index.gte(Seqno(seqno)), scanner.backward(Seqno(seqno))):
-                if above is None or above.lsn < true or above.seqno < seqno:
-                    raise TraceMismatchError(f"the place above seqno {seqno} is {above}, and it stands at {true}")
+            exact, below, above = index.exact(Seqno(seqno)), index.lte(Seqno(seqno)), index.gte(Seqno(seqno))
+            if exact not in (None, true):
+                raise TraceMismatchError(f"seqno {seqno} is at {true_place}, and its mapping says {exact}")
+            if below is None or below.lsn > true or below.seqno > seqno:
+                raise TraceMismatchError(f"the place below seqno {seqno} is {below}, and it stands at {true}")
+            if above is None or above.lsn < true or above.seqno < seqno:
+                raise TraceMismatchError(f"the place above seqno {seqno} is {above}, and it stands at {true}")
         covered = index.range
         if covered.first != NO_SEQNO:
             last = self.entries[covered.last].lsn
