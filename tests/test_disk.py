@@ -7,11 +7,14 @@ for it here, in a process of its own.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -99,6 +102,31 @@ def test_a_file_knows_whether_its_path_still_leads_to_it(disk: OsDisk, tmp_path:
     assert not file.linked()
     disk.open(path, write=True, create=True).close()
     assert not file.linked()
+    file.close()
+
+
+def test_what_could_not_be_written_out_fails_the_syncs_behind_it(
+    disk: OsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for bytes is told that they are lost, and the system tells an open file once: no sync would fail."""
+
+    def fail(number: int) -> Callable[..., int]:
+        def call(*_: object) -> int:
+            ctypes.set_errno(number)
+            return -1
+
+        return call
+
+    file = disk.open(str(tmp_path / "file"), write=True, create=True)
+    file.pwrite(b"0123", 0)
+    monkeypatch.setattr("tranlog.disk._sync_file_range", fail(errno.ENOSYS))
+    file.write_out(4, 0)
+    file.sync()
+    monkeypatch.setattr("tranlog.disk._sync_file_range", fail(errno.EIO))
+    file.write_out(4, 0)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            file.sync()
     file.close()
 
 

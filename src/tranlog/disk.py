@@ -30,7 +30,10 @@ class DiskFile(Protocol):
         """Write all of `raw` at `offset`. On OSError any prefix of it may have been written."""
 
     def write_out(self, size: int, offset: int) -> None:
-        """Have bytes that were written go to the disk now, and wait for them; no promise, no error."""
+        """Have bytes that were written go to the disk now, and wait for them; no promise.
+
+        Raises nothing: where that fails, each `sync` behind it does.
+        """
 
     def size(self) -> int:
         """Return the file's length in bytes."""
@@ -111,7 +114,7 @@ _LOOK_EVERY = 64
 def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
     """Return Linux's sync_file_range(2); None where there is none."""
     try:
-        found = ctypes.CDLL(None).sync_file_range
+        found = ctypes.CDLL(None, use_errno=True).sync_file_range
     except (AttributeError, OSError):
         return None
     found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -119,6 +122,8 @@ def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
 
 
 _sync_file_range = _load_sync_file_range()
+_NOT_POSSIBLE = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.ESPIPE)
+"""What a system or a file system answers that knows no such call."""
 _WRITE_AND_WAIT = 7
 """Wait for what is under way in the range, write it, wait for that."""
 
@@ -126,11 +131,12 @@ _WRITE_AND_WAIT = 7
 class OsFile:
     """A file of the operating system."""
 
-    __slots__ = ("_fd", "_path", "_same")
+    __slots__ = ("_fd", "_lost", "_path", "_same")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self._path = path
+        self._lost = 0  # the errno with which bytes did not get to the disk
         self._same: tuple[int, int] | None = None  # what the path has to lead to, once somebody asked
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -157,7 +163,9 @@ class OsFile:
     def write_out(self, size: int, offset: int) -> None:
         # Not fdatasync: that ends a transaction of the file system's journal, and others wait for it.
         if _sync_file_range is not None:
-            _sync_file_range(self._fd, offset, size, _WRITE_AND_WAIT)
+            failed = _sync_file_range(self._fd, offset, size, _WRITE_AND_WAIT)
+            if failed and ctypes.get_errno() not in _NOT_POSSIBLE:
+                self._lost = ctypes.get_errno()
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -166,6 +174,8 @@ class OsFile:
         os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
+        if self._lost:  # the system tells an open file of it once, and has
+            raise OSError(self._lost, os.strerror(self._lost), self._path)
         os.fdatasync(self._fd)
 
     def linked(self) -> bool:
