@@ -776,3 +776,17 @@ def test_the_first_seqno_of_nothing() -> None:
         assert log.last_seqno == 0
         assert log.recovered.created
     assert NO_SEQNO == -1
+
+
+# --- what a durable commit costs ---------------------------------------------------------------------------
+
+
+def test_the_first_append_behind_a_commit_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It differs by the sync record in front of it; so does each append where each is committed."""
+    disk = SimDisk()
+    with open_log(disk) as log:
+        monkeypatch.setattr(log, "_encode", lambda *_: pytest.fail("encoded the long way"))
+        for number in range(3):
+            log.append(make_fragment(f"e{number}"))
+            log.commit()
+        assert record_types(disk, 1) == "se" * 4

@@ -89,8 +89,7 @@ class Log(LogEnd):
     """A log opened for writing. There is one at a time per directory; `LogReader` is for everybody else.
 
     Threads: any number may append, commit and take cursors. A transaction of several fragments belongs to the
-    thread that began it: others wait until its last fragment, or `abandon_open`. `_lock` guards everything; it is
-    let go while a sync runs.
+    thread that began it: others wait until its last fragment, or `abandon_open`.
     """
 
     # --- opening -------------------------------------------------------------------------------------
@@ -295,6 +294,9 @@ class Log(LogEnd):
                 return Gtid(pending.epoch, pending.last)
             with self._step:
                 self._await_turn(me)
+                self._let_in()
+            if pending.add(fragment, me):
+                return Gtid(pending.epoch, pending.last)
             before = self._spilled
             if before is not None:
                 gtid = Gtid(pending.epoch, Seqno(pending.last + 1))

@@ -319,9 +319,14 @@ class LogEnd:
             self._transaction_bytes = size
         if len(pending) >= self._options.buffer_bytes:
             self._flush()
-        if not (self._fragno or self._draining or self._refused or self._stopped):
-            self._give_room()
+        self._let_in()
         return gtid
+
+    def _let_in(self) -> None:
+        """Let whole transactions in without a look at anything else, where nothing else is the matter."""
+        if not (self._fragno or self._draining or self._refused or self._stopped):
+            self._prove_before_next()
+            self._give_room()
 
     def _open_to(self, me: int) -> None:
         """Have the open transaction go on with its next fragment, which is this thread's to append."""
