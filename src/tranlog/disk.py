@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import struct
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Protocol, cast
@@ -94,6 +95,9 @@ class Disk(Protocol):
     def sync_dir(self, path: str) -> None:
         """Make the directory's entries durable."""
 
+    def entries_stamp(self, path: str) -> object:
+        """Return what stays equal while no entry of the directory is made, removed or renamed; None if nobody knows."""
+
     def lock(self, path: str) -> DiskLock:
         """Lock a file exclusively, creating it if missing. Raises BlockingIOError when another holder has it."""
 
@@ -109,6 +113,10 @@ _FLOCK = struct.Struct("hhqqi4x")
 _F_OFD_SETLK = 37
 _LOOK_EVERY = 64
 """So many times a lock is believed to be held by its own open file, before its path is looked at again."""
+
+
+_SETTLED_NS = 100_000_000
+"""A time of change so long ago, which no tick of a file system's clock reaches, is not given to another change."""
 
 
 def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
@@ -154,11 +162,9 @@ class OsFile:
         return b"".join(chunks)
 
     def pwrite(self, raw: bytes | memoryview, offset: int) -> None:
-        view = memoryview(raw)
-        while view:
-            written = os.pwrite(self._fd, view, offset)
-            view = view[written:]
-            offset += written
+        written = os.pwrite(self._fd, raw, offset)
+        while written < len(raw):
+            written += os.pwrite(self._fd, memoryview(raw)[written:], offset + written)
 
     def write_out(self, size: int, offset: int) -> None:
         # Not fdatasync: that ends a transaction of the file system's journal, and others wait for it.
@@ -296,6 +302,14 @@ class OsDisk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def entries_stamp(self, path: str) -> object:
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        changed_ns = found.st_mtime_ns
+        return (found.st_dev, found.st_ino, changed_ns) if time.time_ns() - changed_ns > _SETTLED_NS else None
 
     def lock(self, path: str) -> OsLock:
         lock = OsLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), path)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -779,6 +782,31 @@ def test_the_first_seqno_of_nothing() -> None:
 
 
 # --- what a durable commit costs ---------------------------------------------------------------------------
+
+
+def test_a_durable_commit_asks_the_system_six_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two writes, each with a look at the lock file; one sync; the directory, for its files' names."""
+    asked: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        call = getattr(os, name)
+
+        def counting(*args: Any) -> Any:
+            asked.append(name)
+            return call(*args)
+
+        return counting
+
+    with Log.open(tmp_path / "log", source_id="db1") as log:
+        now = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: now() + 10**9)  # what has just changed is looked at again
+        fill(log, 1)
+        for name in ("fstat", "stat", "pwrite", "fdatasync", "open"):
+            monkeypatch.setattr(os, name, counted(name))
+        log.append(make_fragment())
+        log.commit()
+        monkeypatch.undo()
+    assert asked == ["fstat", "pwrite", "fdatasync", "stat", "fstat", "pwrite"]
 
 
 def test_the_first_append_behind_a_commit_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,8 @@ _WRITERS: weakref.WeakSet[LogEnd] = weakref.WeakSet()
 """The logs that this process has open for writing; a child that is forked lets go of each."""
 _LOOK_AGAIN_S = 0.2
 """Whoever waits for another thread looks so often whether that one is still at it."""
+_LOOK_EVERY = 64
+"""So many syncs at most are believed to leave the directory's entries alone because it says so."""
 _GIVE_WAY_S = 0.001
 """So long a large transaction waits for those who commit, between two of its slices."""
 _GIVE_WAY_LOOKS = 5
@@ -199,6 +201,7 @@ class LogEnd:
         self._at_sync = threading.Lock()  # held by whoever syncs outside the lock, to be seen
         self._sync: _Sync | None = None  # the sync that was begun last
         self._sync_end = 0  # what it covers; a cut lowers it
+        self._entries: object = None  # the directory's stamp when its files were looked at last
         self.recovered = RecoveryReport(created=True, clean=True)
         _WRITERS.add(self)
 
@@ -584,12 +587,16 @@ class LogEnd:
             self._check(get_ident())  # stopped meanwhile: the positions file may be another writer's already
         if self._sync is not sync:
             return  # a call from a signal's handler began another one over it
-        self._check_segment_file(sync[0])
+        entries = self._disk.entries_stamp(self._path)
+        look = entries is None or entries != self._entries or self._syncs % _LOOK_EVERY == 0
+        if look:
+            self._check_segment_file(sync[0])
         self._syncs += 1
         self._durable = max(self._durable, sync[1])
         self._durable_end = self._sync_end
         self._pending.sync_due = True
-        self._write_positions(look=True)
+        self._write_positions(look=look)
+        self._entries = entries
         if self._turns:
             self._turns.wake(self._durable)
         if self._durable == self._visible and self._visible_start != NO_LSN:
