@@ -30,8 +30,8 @@ class DiskFile(Protocol):
     def pwrite(self, raw: bytes | memoryview, offset: int) -> None:
         """Write all of `raw` at `offset`. On OSError any prefix of it may have been written."""
 
-    def write_out(self, size: int, offset: int) -> None:
-        """Have bytes that were written go to the disk now, and wait for them; no promise.
+    def write_out(self, size: int, offset: int, *, wait: bool = True) -> None:
+        """Have bytes that were written go to the disk now, and wait for them, or not; no promise.
 
         Raises nothing: where that fails, each `sync` behind it does.
         """
@@ -132,6 +132,7 @@ def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
 _sync_file_range = _load_sync_file_range()
 _NOT_POSSIBLE = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.ESPIPE)
 """What a system or a file system answers that knows no such call."""
+_WRITE = 2
 _WRITE_AND_WAIT = 7
 """Wait for what is under way in the range, write it, wait for that."""
 
@@ -166,10 +167,10 @@ class OsFile:
         while written < len(raw):
             written += os.pwrite(self._fd, memoryview(raw)[written:], offset + written)
 
-    def write_out(self, size: int, offset: int) -> None:
+    def write_out(self, size: int, offset: int, *, wait: bool = True) -> None:
         # Not fdatasync: that ends a transaction of the file system's journal, and others wait for it.
         if _sync_file_range is not None:
-            failed = _sync_file_range(self._fd, offset, size, _WRITE_AND_WAIT)
+            failed = _sync_file_range(self._fd, offset, size, _WRITE_AND_WAIT if wait else _WRITE)
             if failed and ctypes.get_errno() not in _NOT_POSSIBLE:
                 self._lost = ctypes.get_errno()
 

@@ -628,6 +628,8 @@ class LogEnd:
         try:
             if not (zeros and self._write_ahead()):
                 self._file.pwrite(pending.joined(), pending.start)
+                if zeros and pending.start + len(pending) <= self._reached:  # the disk begins while this goes on
+                    self._file.write_out(len(pending), pending.start, wait=False)
         except OSError as exc:
             raise self._write_failed(exc) from exc
         self._recent.put(self._number, pending.start, pending.joined())

@@ -479,7 +479,7 @@ class SimFile:
                 disk.room -= growth
             self._file.do(_Write(offset, bytes(raw)))
 
-    def write_out(self, size: int, offset: int) -> None:
+    def write_out(self, size: int, offset: int, *, wait: bool = True) -> None:
         """Change nothing: what is not synced may be lost, whatever was on its way."""
 
     def size(self) -> int:
