@@ -56,7 +56,7 @@ class LogOptions:
     `sync_on_flush` with a sync. 0: nothing is shown before its commit."""
     sync_on_flush: bool = True
     """Whether those flushes sync. It says nothing of `commit`, which returns when what it covers is durable."""
-    buffer_bytes: int = 96 * 1024
+    buffer_bytes: int = 120 * 1024
     """Bytes that may be appended before they are written; a commit writes them earlier. Below what malloc fetches from
     the system and gives back each time, which costs more than the write."""
     ahead_bytes: int = 256 * 1024
