@@ -7,16 +7,22 @@ for it here, in a process of its own.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tranlog.disk import OsDisk
+
+COARSE_CLOCK = 5
+"""CLOCK_REALTIME_COARSE: what file systems take their times from."""
 
 
 @pytest.fixture
@@ -100,6 +106,69 @@ def test_a_file_knows_whether_its_path_still_leads_to_it(disk: OsDisk, tmp_path:
     disk.open(path, write=True, create=True).close()
     assert not file.linked()
     file.close()
+
+
+def test_what_could_not_be_written_out_fails_the_syncs_behind_it(
+    disk: OsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for bytes is told that they are lost, and the system tells an open file once: no sync would fail."""
+
+    def fail(number: int) -> Callable[..., int]:
+        def call(*_: object) -> int:
+            ctypes.set_errno(number)
+            return -1
+
+        return call
+
+    file = disk.open(str(tmp_path / "file"), write=True, create=True)
+    file.pwrite(b"0123", 0)
+    monkeypatch.setattr("tranlog.disk._sync_file_range", fail(errno.ENOSYS))
+    file.write_out(4, 0)
+    file.sync()
+    monkeypatch.setattr("tranlog.disk._sync_file_range", fail(errno.EIO))
+    file.write_out(4, 0)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            file.sync()
+    file.close()
+
+
+def test_a_directory_tells_when_its_entries_change(
+    disk: OsDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a commit asks once, in the place of a look at each file's name."""
+    here = tmp_path / "log"
+    here.mkdir()
+    (here / "segment").touch()
+    later = [0]
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + later[0])
+    assert disk.entries_stamp(str(here)) is None, "another change may yet have the same time"
+
+    def settle() -> object:
+        later[0] += 10**9
+        return disk.entries_stamp(str(here))
+
+    def replace() -> None:
+        here.rename(tmp_path / "away")
+        here.mkdir()
+
+    stamps = [settle()]
+    (here / "segment").write_bytes(b"not an entry")
+    assert settle() == stamps[0]
+    for change in (
+        lambda: (here / "other").touch(),
+        lambda: os.rename(here / "other", here / "segment"),
+        lambda: os.unlink(here / "segment"),
+        replace,
+    ):
+        while time.clock_gettime_ns(COARSE_CLOCK) <= os.stat(here).st_mtime_ns:
+            pass
+        change()
+        stamps.append(settle())
+    assert None not in stamps and len(set(stamps)) == 5
+    os.rmdir(here)
+    assert settle() is None
 
 
 def test_a_copy_of_a_file_has_another_identity(disk: OsDisk, tmp_path: Path) -> None:

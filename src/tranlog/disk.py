@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import struct
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Protocol, cast
@@ -29,8 +30,11 @@ class DiskFile(Protocol):
     def pwrite(self, raw: bytes | memoryview, offset: int) -> None:
         """Write all of `raw` at `offset`. On OSError any prefix of it may have been written."""
 
-    def write_out(self, size: int, offset: int) -> None:
-        """Have bytes that were written go to the disk now, and wait for them; no promise, no error."""
+    def write_out(self, size: int, offset: int, *, wait: bool = True) -> None:
+        """Have bytes that were written go to the disk now, and wait for them, or not; no promise.
+
+        Raises nothing: where that fails, each `sync` behind it does.
+        """
 
     def size(self) -> int:
         """Return the file's length in bytes."""
@@ -91,6 +95,9 @@ class Disk(Protocol):
     def sync_dir(self, path: str) -> None:
         """Make the directory's entries durable."""
 
+    def entries_stamp(self, path: str) -> object:
+        """Return what stays equal while no entry of the directory is made, removed or renamed; None if nobody knows."""
+
     def lock(self, path: str) -> DiskLock:
         """Lock a file exclusively, creating it if missing. Raises BlockingIOError when another holder has it."""
 
@@ -112,10 +119,14 @@ _LOOK_EVERY = 64
 """So many times a lock is believed to be held by its own open file, before its path is looked at again."""
 
 
+_SETTLED_NS = 100_000_000
+"""A time of change so long ago, which no tick of a file system's clock reaches, is not given to another change."""
+
+
 def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
     """Return Linux's sync_file_range(2); None where there is none."""
     try:
-        found = ctypes.CDLL(None).sync_file_range
+        found = ctypes.CDLL(None, use_errno=True).sync_file_range
     except (AttributeError, OSError):
         return None
     found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -123,6 +134,9 @@ def _load_sync_file_range() -> Callable[[int, int, int, int], int] | None:
 
 
 _sync_file_range = _load_sync_file_range()
+_NOT_POSSIBLE = (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.ESPIPE)
+"""What a system or a file system answers that knows no such call."""
+_WRITE = 2
 _WRITE_AND_WAIT = 7
 """Wait for what is under way in the range, write it, wait for that."""
 
@@ -130,11 +144,12 @@ _WRITE_AND_WAIT = 7
 class OsFile:
     """A file of the operating system."""
 
-    __slots__ = ("_fd", "_path", "_same")
+    __slots__ = ("_fd", "_lost", "_path", "_same")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self._path = path
+        self._lost = 0  # the errno with which bytes did not get to the disk
         self._same: tuple[int, int] | None = None  # what the path has to lead to, once somebody asked
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -152,16 +167,16 @@ class OsFile:
         return b"".join(chunks)
 
     def pwrite(self, raw: bytes | memoryview, offset: int) -> None:
-        view = memoryview(raw)
-        while view:
-            written = os.pwrite(self._fd, view, offset)
-            view = view[written:]
-            offset += written
+        written = os.pwrite(self._fd, raw, offset)
+        while written < len(raw):
+            written += os.pwrite(self._fd, memoryview(raw)[written:], offset + written)
 
-    def write_out(self, size: int, offset: int) -> None:
+    def write_out(self, size: int, offset: int, *, wait: bool = True) -> None:
         # Not fdatasync: that ends a transaction of the file system's journal, and others wait for it.
         if _sync_file_range is not None:
-            _sync_file_range(self._fd, offset, size, _WRITE_AND_WAIT)
+            failed = _sync_file_range(self._fd, offset, size, _WRITE_AND_WAIT if wait else _WRITE)
+            if failed and ctypes.get_errno() not in _NOT_POSSIBLE:
+                self._lost = ctypes.get_errno()
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -170,6 +185,8 @@ class OsFile:
         os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
+        if self._lost:  # the system tells an open file of it once, and has
+            raise OSError(self._lost, os.strerror(self._lost), self._path)
         os.fdatasync(self._fd)
 
     def linked(self) -> bool:
@@ -290,6 +307,14 @@ class OsDisk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def entries_stamp(self, path: str) -> object:
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        changed_ns = found.st_mtime_ns
+        return (found.st_dev, found.st_ino, changed_ns) if time.time_ns() - changed_ns > _SETTLED_NS else None
 
     def lock(self, path: str) -> OsLock:
         lock = OsLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), path)

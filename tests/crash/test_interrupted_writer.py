@@ -42,6 +42,7 @@ from tranlog.log import (
     prefix,
     purging,
     spilling,
+    turns,
 )
 from tranlog.log import log as log_module
 from tranlog.log.log import Log, LogOptions
@@ -64,6 +65,7 @@ TRACED = frozenset(
         prefix,
         purging,
         spilling,
+        turns,
     )
 )
 """Modules whose lines are counted; a compiled one has none."""

@@ -311,11 +311,12 @@ def test_a_reopening_that_is_cut_off_proves_nothing_it_has_not_synced() -> None:
 # --- zeros ahead -----------------------------------------------------------------------------------------
 
 
-def test_zeros_are_written_ahead_of_small_commits_only() -> None:
+def test_zeros_are_written_ahead_of_all_but_large_commits() -> None:
     """performance.md, "Pre-zeroed segments"."""
-    assert zeros_ahead(1000, size=250, end=300, reached=0) == 1000
+    assert zeros_ahead(1000, size=50, end=300, reached=0) == 1000
+    assert zeros_ahead(1000, size=1000, end=1300, reached=0) == 16_000, "room for 16 more like it"
     assert zeros_ahead(1000, size=250, end=300, reached=300) == 0, "the file is long enough"
-    assert zeros_ahead(1000, size=251, end=300, reached=0) == 0, "it pays for its length itself"
+    assert zeros_ahead(1000, size=1001, end=1301, reached=0) == 0, "it pays for its length itself"
     assert zeros_ahead(0, size=1, end=300, reached=0) == 0
     assert zeros_ahead(1000, size=1, end=(1 << 32) - 999, reached=0) == 0, "past what a segment can hold"
 
@@ -357,11 +358,11 @@ def test_a_commit_that_was_written_in_pieces_is_large() -> None:
     """performance.md, "Zeros ahead": what counts is what its sync covers, not what its last write holds."""
     disk = SimDisk()
     log = open_log(disk, ahead_bytes=20_000, buffer_bytes=1_000)
-    for number in range(60):
+    for number in range(120):
         log.append(make_fragment(f"e{number}", b"p" * 100))
     log.commit()
     assert disk.content(segment_path(1))[-5:] != bytes(5), "no zeros"
-    fill(log, 1, start=60)
+    fill(log, 1, start=120)
     assert disk.content(segment_path(1))[-20_000:] == bytes(20_000)
     log.close()
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from fix_log import PATH, contents, fill, make_fragment, open_log, read_all, run_threads, segment_names
-from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, LogLockedError
+from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, LogLockedError, SegmentGoneError
+from tranlog.log import log_end
 from tranlog.log.log import Log
 from tranlog.testing.disk import SimDisk
 
@@ -18,7 +19,7 @@ from tranlog.testing.disk import SimDisk
 def until_waiting(log: Log, count: int) -> None:
     """Return when so many threads wait for a sync or a transaction to end."""
     deadline = time.monotonic() + 60
-    while len(log._changed._waiters) < count:  # type: ignore[attr-defined]
+    while len(log._changed._waiters) + len(log._turns) < count:  # type: ignore[attr-defined]
         assert time.monotonic() < deadline, "nobody waits"
         time.sleep(0)
 
@@ -289,6 +290,49 @@ def test_a_failed_sync_is_told_to_everybody_who_waits() -> None:
     assert DiskFailedError in told and LogClosedError in told
     assert log.durable_seqno == 0
     gate.let(10)
+    log.close()
+
+
+@pytest.mark.parametrize("harm", ["sync", "lock", "segment", "interrupt"])
+def test_nobody_waits_who_could_know(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends a sync wakes those who wait for it, those who are to sync next too: none goes by its patience."""
+    monkeypatch.setattr(log_end, "_LOOK_AGAIN_S", 1_000)
+    disk = SimDisk()
+    log = open_log(disk)
+    gate = Gate(disk)
+    told: list[type[BaseException] | None] = []
+
+    class Interrupted(BaseException):
+        pass
+
+    def commit() -> None:
+        try:
+            log.append(make_fragment())
+            log.commit()
+            told.append(None)
+        except (LogError, Interrupted) as exc:
+            told.append(type(exc))
+
+    threads = [threading.Thread(target=commit, daemon=True) for _ in range(5)]
+    threads[0].start()
+    gate.await_reached()
+    for thread in threads[1:]:
+        thread.start()
+    until_waiting(log, 4)
+    if harm == "sync":
+        disk.fail_at[disk.calls + 1] = errno.EIO
+    elif harm == "interrupt":
+        monkeypatch.setattr(log, "_end_sync", lambda *_: (_ for _ in ()).throw(Interrupted))
+    else:
+        disk.unlink(f"{PATH}/{'disklog.lck' if harm == 'lock' else segment_names(disk)[-1]}")
+    gate.let(10)
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    found = {"sync": DiskFailedError, "lock": LogLockedError, "segment": SegmentGoneError, "interrupt": Interrupted}[
+        harm
+    ]
+    assert sorted(str(one) for one in told) == sorted(str(one) for one in [found, *[LogClosedError] * 4])
     log.close()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,7 +42,7 @@ from tranlog.log.format import SyncRecord
 from tranlog.log.log import Log, LogOptions, hold
 from tranlog.log.segment import SegmentReader
 from tranlog.testing.clock import ManualClock
-from tranlog.testing.disk import SimDisk
+from tranlog.testing.disk import SimDisk, SimFile
 
 
 def record_types(disk: SimDisk, number: int) -> str:
@@ -776,3 +779,64 @@ def test_the_first_seqno_of_nothing() -> None:
         assert log.last_seqno == 0
         assert log.recovered.created
     assert NO_SEQNO == -1
+
+
+# --- what a durable commit costs ---------------------------------------------------------------------------
+
+
+def test_a_durable_commit_asks_the_system_seven_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two writes, each with a look at the lock file; one sync, begun early; the directory, for its files' names."""
+    asked: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        call = getattr(os, name)
+
+        def counting(*args: Any) -> Any:
+            asked.append(name)
+            return call(*args)
+
+        return counting
+
+    with Log.open(tmp_path / "log", source_id="db1") as log:
+        now = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: now() + 10**9)  # what has just changed is looked at again
+        fill(log, 1)
+        for name in ("fstat", "stat", "pwrite", "fdatasync", "open"):
+            monkeypatch.setattr(os, name, counted(name))
+        monkeypatch.setattr(os, "begin", lambda *_: 0, raising=False)
+        monkeypatch.setattr("tranlog.disk._sync_file_range", counted("begin"))
+        log.append(make_fragment())
+        log.commit()
+        monkeypatch.undo()
+    assert asked == ["fstat", "pwrite", "begin", "fdatasync", "stat", "fstat", "pwrite"]
+
+
+def test_the_disk_begins_early_where_the_file_has_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond that the file system would give out blocks twice: once for this, once for what follows it."""
+    begun: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        SimFile, "write_out", lambda file, size, offset, *, wait=True: begun.append((offset, offset + size))
+    )
+    disk = SimDisk()
+    with open_log(disk, ahead_bytes=2_000) as log:
+        for number in range(3):
+            fill(log, 1, start=number)
+            assert len(begun) == number
+        fill(log, 5)
+        before = begun[-1]
+        log.append(make_fragment("large", bytes(3_000)))
+        log.commit()
+        assert begun[-1] == before
+        ends = [*(start for start, _ in begun[1:]), before[1]]
+        assert ends == [end for _, end in begun]
+
+
+def test_the_first_append_behind_a_commit_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It differs by the sync record in front of it; so does each append where each is committed."""
+    disk = SimDisk()
+    with open_log(disk) as log:
+        monkeypatch.setattr(log, "_encode", lambda *_: pytest.fail("encoded the long way"))
+        for number in range(3):
+            log.append(make_fragment(f"e{number}"))
+            log.commit()
+        assert record_types(disk, 1) == "se" * 4

@@ -1015,7 +1015,7 @@ def test_what_spills_goes_to_the_disk_as_it_comes(monkeypatch: pytest.MonkeyPatc
     """Issue 5, item 3: a gigabyte kept back until its sync would hold up the syncs of small commits."""
     sent: dict[str, list[tuple[int, int]]] = {}
 
-    def write_out(file: SimFile, size: int, offset: int) -> None:
+    def write_out(file: SimFile, size: int, offset: int, *, wait: bool = True) -> None:
         sent.setdefault(file._path, []).append((offset, offset + size))
 
     monkeypatch.setattr(SimFile, "write_out", write_out)

@@ -214,11 +214,11 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
         Edit(
             module="tranlog.log.log_end",
             old="""\
-                with self._at_sync:
-                    sync[0].sync()
+                    with self._at_sync:
+                        turn[0].sync()
 """,
             new="""\
-                pass
+                    pass
 """,
         ),
     ),

@@ -89,8 +89,7 @@ class Log(LogEnd):
     """A log opened for writing. There is one at a time per directory; `LogReader` is for everybody else.
 
     Threads: any number may append, commit and take cursors. A transaction of several fragments belongs to the
-    thread that began it: others wait until its last fragment, or `abandon_open`. `_lock` guards everything; it is
-    let go while a sync runs.
+    thread that began it: others wait until its last fragment, or `abandon_open`.
     """
 
     # --- opening -------------------------------------------------------------------------------------
@@ -295,6 +294,9 @@ class Log(LogEnd):
                 return Gtid(pending.epoch, pending.last)
             with self._step:
                 self._await_turn(me)
+                self._let_in()
+            if pending.add(fragment, me):
+                return Gtid(pending.epoch, pending.last)
             before = self._spilled
             if before is not None:
                 gtid = Gtid(pending.epoch, Seqno(pending.last + 1))
@@ -348,8 +350,7 @@ class Log(LogEnd):
                     self._drop_open()
             raise
         with self._lock, self._step:
-            if self._stopped is not None or self._refused:
-                self._check(me)
+            self._check(me)
             spilled.check()
             if reference is not None:
                 spilled.end(reference, self._append(fragment, me, reference))
@@ -360,8 +361,7 @@ class Log(LogEnd):
         if self._upkeep_only:
             raise AppendOrderError(path=self._path, why="every transaction: it was opened for upkeep, without an epoch")
         while True:
-            if self._stopped is not None or self._refused:
-                self._check(me)
+            self._check(me)
             if self._draining:
                 self._wait()
             elif self._fragno:
@@ -552,7 +552,8 @@ class Log(LogEnd):
                     self._flush()
                     self._publish()
                 return target
-        return self._await_durable(target, me)
+            turn = self._take_turn(target, me)
+        return self._await_durable(turn, target, me)
 
     # --- rotating and purging ------------------------------------------------------------------------
 
@@ -641,8 +642,7 @@ class Log(LogEnd):
         """Return the matchpoint's last header and place; None where nothing follows it. Raises RollbackError."""
         while self._syncing or self._draining:
             self._wait()
-        if self._stopped is not None or self._refused:
-            self._check(get_ident())
+        self._check(get_ident())
         path, disk = self._path, self._disk
         header, start = self._find(matchpoint.seqno)
         why = refusal(

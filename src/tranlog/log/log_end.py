@@ -71,6 +71,7 @@ from tranlog.log.segment import (
 )
 from tranlog.log.spill import REFERENCE, Reference, encode_reference
 from tranlog.log.spilling import SpilledTransaction, Spilling
+from tranlog.log.turns import Turns, Waiter
 
 logger = logging.getLogger(__name__)
 
@@ -78,10 +79,18 @@ _WRITERS: weakref.WeakSet[LogEnd] = weakref.WeakSet()
 """The logs that this process has open for writing; a child that is forked lets go of each."""
 _LOOK_AGAIN_S = 0.2
 """Whoever waits for another thread looks so often whether that one is still at it."""
+_LOOK_EVERY = 64
+"""So many syncs at most are believed to leave the directory's entries alone because it says so."""
 _GIVE_WAY_S = 0.001
 """So long a large transaction waits for those who commit, between two of its slices."""
 _GIVE_WAY_LOOKS = 5
 """So often it looks in that time whether they are through."""
+
+
+_Sync = tuple[DiskFile, Seqno]
+"""A sync: of which file, and up to where it counts."""
+_Turn = _Sync | Waiter | Seqno
+"""What a commit does next: lead a sync, wait for another one's, or return up to where everything is durable."""
 
 
 class _Step:
@@ -102,14 +111,19 @@ class _Step:
         self.under_way = False
 
     def __enter__(self) -> None:
-        self._log.began(get_ident(), interrupted=self.under_way)
+        log = self._log
+        if self.under_way or log._syncing or log._pending.room < 0:
+            log.began(interrupted=self.under_way)
         self.under_way = True
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None and self.under_way and not issubclass(kind, LogError):
-            self._log.interrupted(kind.__name__)
+        if kind is not None and self.under_way:
+            if issubclass(kind, LogError):
+                self._log.wake_all()
+            else:
+                self._log.interrupted(kind.__name__)
         self.under_way = False
 
 
@@ -183,9 +197,11 @@ class LogEnd:
         self._durable = NO_SEQNO
         self._durable_end = 0
         self._syncing = 0  # the thread that syncs, outside the lock
+        self._turns = Turns()  # those who wait for that one
         self._at_sync = threading.Lock()  # held by whoever syncs outside the lock, to be seen
-        self._sync: tuple[DiskFile, Seqno] | None = None  # the sync that was begun last
+        self._sync: _Sync | None = None  # the sync that was begun last
         self._sync_end = 0  # what it covers; a cut lowers it
+        self._entries: object = None  # the directory's stamp when its files were looked at last
         self.recovered = RecoveryReport(created=True, clean=True)
         _WRITERS.add(self)
 
@@ -240,11 +256,11 @@ class LogEnd:
         """The last transaction that a sync covered."""
         return self._durable
 
-    def began(self, me: int, *, interrupted: bool) -> None:
+    def began(self, *, interrupted: bool) -> None:
         """For `_Step` only: a step begins."""
         if interrupted or self._pending.room < 0:
             self.interrupted("an exception, or a call from a signal's handler,")
-        if self._syncing == me:  # its sync was broken off; it is here
+        if self._syncing == get_ident():  # its sync is over, or was broken off
             self._syncing = 0
             self._changed.notify_all()
 
@@ -254,18 +270,23 @@ class LogEnd:
             self._stop(LogClosedError(f"{what} came in the midst of a step of its writer"))
         self._syncing = 0
         self._draining = False
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Have everybody look again who waits for anything."""
         self._changed.notify_all()
+        self._turns.wake(NO_SEQNO, everybody=True)
 
     def _wait(self) -> None:
-        """Wait for whatever changes next, out of the step: everything is in order meanwhile, and has to be.
-
-        If nothing does, see that it is not waited for what nobody is at any more.
-        """
+        """Wait for whatever changes next, out of the step: everything is in order meanwhile, and has to be."""
         self._step.under_way = False
         told = self._changed.wait(_LOOK_AGAIN_S)
         self._step.under_way = True
-        if told:
-            return
+        if not told:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Nothing has changed for a while: see that it is not waited for what nobody is at any more."""
         if self._syncing and not self._at_sync.locked():  # broken off; were it only slow, it would see this one's
             self._syncing = 0
         if self._fragno and not self._owner_thread.is_alive():
@@ -324,9 +345,14 @@ class LogEnd:
             self._transaction_bytes = size
         if len(pending) >= self._options.buffer_bytes:
             self._flush()
-        if not (self._fragno or self._draining or self._refused or self._stopped):
-            self._give_room()
+        self._let_in()
         return gtid
+
+    def _let_in(self) -> None:
+        """Let whole transactions in without a look at anything else, where nothing else is the matter."""
+        if not (self._fragno or self._draining or self._refused or self._stopped):
+            self._prove_before_next()
+            self._give_room()
 
     def _open_to(self, me: int) -> None:
         """Have the open transaction go on with its next fragment, which is this thread's to append."""
@@ -378,8 +404,7 @@ class LogEnd:
     def _await_quiet(self, me: int) -> None:
         """Return when nothing is open, unfinished or being synced, so that a segment may end here."""
         while True:
-            if self._stopped is not None or self._refused:
-                self._check(me)
+            self._check(me)
             if self._owner == me:
                 self._check_none_open()
             if not (self._draining or self._fragno or self._syncing or self._prefix.unfinished()):
@@ -485,8 +510,9 @@ class LogEnd:
             self._flush()
             self._publish()
             self._changed.notify_all()
+            turn = self._take_turn(extent.last, get_ident()) if sync else extent.last
         if sync:
-            self._await_durable(extent.last, get_ident())
+            self._await_durable(turn, extent.last, get_ident())
             with self._lock, self._step:
                 self._check_extent(extent)
 
@@ -496,35 +522,16 @@ class LogEnd:
         if self._stopped is not None:
             self._check(get_ident())
 
-    def _await_durable(self, target: Seqno, me: int) -> Seqno:
-        """Return once `target` is durable, or the last seqno if that is less: sync, or wait for whoever syncs.
-
-        What a full disk took meanwhile is not waited for; those that it belonged to are told. The lock is not held.
-        """
+    def _take_turn(self, target: Seqno, me: int) -> _Turn:
+        """Return what `_await_durable` is to do for `target`, or for the last seqno if that is less."""
         while True:
-            with self._lock, self._step:
-                if not self._lead_next(target, me):
-                    return min(target, self._pending.last)
-                sync = self._begin_sync(me)
-            failure: OSError | None = None
-            try:
-                with self._at_sync:
-                    sync[0].sync()
-            except OSError as exc:
-                failure = exc
-            except BaseException:
-                with self._lock, self._step:
-                    pass  # what it did nobody knows: the next one syncs
-                raise
-            with self._lock, self._step:
-                self._end_sync(sync, failure)
-                if self._stopped is not None or self._refused:
-                    self._check(me)
-
-    def _lead_next(self, target: Seqno, me: int) -> bool:
-        """Whether this thread has to lead a sync, once it is its turn; False when `target` is durable."""
-        while self._durable < min(target, self._pending.last):
-            if self._syncing or self._draining:
+            self._check(me)
+            covered = min(target, self._pending.last)
+            if self._durable >= covered:
+                return covered
+            if self._syncing:
+                return self._turns.enter(covered)
+            if self._draining:
                 self._wait()
             elif NO_SEQNO != self._prefix.oldest_unfinished() <= target:
                 if self._pending:
@@ -532,12 +539,38 @@ class LogEnd:
                     self._publish()
                 self._wait()
             else:
-                return True
-            if self._stopped is not None or self._refused:
-                self._check(me)
-        return False
+                return self._begin_sync(me)
 
-    def _begin_sync(self, me: int) -> tuple[DiskFile, Seqno]:
+    def _await_durable(self, turn: _Turn, target: Seqno, me: int) -> Seqno:
+        """Return once `target` is durable, or the last seqno if that is less: sync, or wait for whoever syncs.
+
+        What a full disk took meanwhile is not waited for; those that it belonged to are told. The lock is not held.
+        """
+        while not isinstance(turn, int):
+            failure: OSError | None = None
+            told = isinstance(turn, Waiter) and turn.wait(_LOOK_AGAIN_S)
+            if told and isinstance(turn, Waiter) and turn.served:
+                return turn.target
+            if not isinstance(turn, Waiter):
+                try:
+                    with self._at_sync:
+                        turn[0].sync()
+                except OSError as exc:
+                    failure = exc
+                except BaseException:
+                    with self._lock, self._step:
+                        self.wake_all()  # what it did nobody knows: the next one syncs
+                    raise
+            with self._lock, self._step:
+                if not isinstance(turn, Waiter):
+                    self._end_sync(turn, failure)
+                elif not told:
+                    self._turns.leave(turn)
+                    self._look_again()
+                turn = self._take_turn(target, me)
+        return turn
+
+    def _begin_sync(self, me: int) -> _Sync:
         """Write and publish for everybody who has finished so far; return what to sync, and up to where it counts.
 
         The lock is free while the disk works. Other processes hear of it once, when it is durable; the readers of
@@ -551,7 +584,7 @@ class LogEnd:
         self._syncing = me
         return self._sync
 
-    def _end_sync(self, sync: tuple[DiskFile, Seqno], failure: OSError | None) -> None:
+    def _end_sync(self, sync: _Sync, failure: OSError | None) -> None:
         """Take what a sync covered for durable, and tell everybody."""
         if failure is not None:
             raise self._stop_for(failure, "sync") from failure
@@ -559,12 +592,18 @@ class LogEnd:
             self._check(get_ident())  # stopped meanwhile: the positions file may be another writer's already
         if self._sync is not sync:
             return  # a call from a signal's handler began another one over it
-        self._check_segment_file(sync[0])
+        entries = self._disk.entries_stamp(self._path)
+        look = entries is None or entries != self._entries or self._syncs % _LOOK_EVERY == 0
+        if look:
+            self._check_segment_file(sync[0])
         self._syncs += 1
         self._durable = max(self._durable, sync[1])
         self._durable_end = self._sync_end
         self._pending.sync_due = True
-        self._write_positions(look=True)
+        self._write_positions(look=look)
+        self._entries = entries
+        if self._turns:
+            self._turns.wake(self._durable)
         if self._durable == self._visible and self._visible_start != NO_LSN:
             self._index_flush.after_sync(self._built_from())
 
@@ -594,6 +633,8 @@ class LogEnd:
         try:
             if not (zeros and self._write_ahead()):
                 self._file.pwrite(pending.joined(), pending.start)
+                if zeros and pending.start + len(pending) <= self._reached:  # the disk begins while this goes on
+                    self._file.write_out(len(pending), pending.start, wait=False)
         except OSError as exc:
             raise self._write_failed(exc) from exc
         self._recent.put(self._number, pending.start, pending.joined())
@@ -634,7 +675,11 @@ class LogEnd:
         Without `tell`, those in other processes wait for the next write of the positions.
         """
         if self._pending.starts:
-            self._seal()
+            extent = self._pending.seal()
+            extent.done = True
+            self._prefix.allocate(extent)
+            if self._fragno:
+                self._pending.owners.add(self._owner)
         if self._places:
             self._leave_empty(self._dropped())
         visible = self._prefix.advance()
@@ -651,14 +696,6 @@ class LogEnd:
             self._write_positions()
         else:
             self._seen.open_to(self._visible)
-
-    def _seal(self) -> None:
-        """Give the transactions that are whole and written their place in the row."""
-        extent = self._pending.seal()
-        extent.done = True
-        self._prefix.allocate(extent)
-        if self._fragno:
-            self._pending.owners.add(self._owner)
 
     def _write_positions(self, *, look: bool = False) -> None:
         """Tell readers, here and elsewhere; with `look`, see first whether the file is still where they look for it."""
@@ -708,7 +745,7 @@ class LogEnd:
 
     def _stop(self, error: LogError) -> None:
         self._ownership.lose(error)
-        self._changed.notify_all()
+        self.wake_all()
         logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
 
     def _stop_for(self, exc: OSError, what: str, name: str | None = None) -> DiskFailedError:
@@ -741,7 +778,7 @@ class LogEnd:
         self._places.clear()
         owners = self._prefix.take_back(path) | self._pending.owners
         self._refused.update(dict.fromkeys(owners - {get_ident()}, path))
-        self._changed.notify_all()
+        self.wake_all()
         if self._stopped is not None:
             return self._stopped
         try:

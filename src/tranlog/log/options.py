@@ -27,12 +27,11 @@ _Kinds = tuple[type, ...]
 def zeros_ahead(ahead_bytes: int, *, size: int, end: int, reached: int) -> int:
     """Return how many zeros to write behind a commit that ends at `end`; the file reaches to `reached`.
 
-    `size`: the bytes that its sync covers, those written before it included. None behind a large commit, which pays
-    for the new length by itself, and none that a segment could not hold.
+    `size`: the bytes that its sync covers, those written before it included. Room for 16 commits like it, or
+    more. None behind a large commit, which pays for the new length by itself, and none that a segment could not hold.
     """
-    if end <= reached or 4 * size > ahead_bytes or end + ahead_bytes > SEGMENT_BYTES_MAX:
-        return 0
-    return ahead_bytes
+    count = max(ahead_bytes, 16 * size)
+    return 0 if end <= reached or size > ahead_bytes or end + count > SEGMENT_BYTES_MAX else count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,7 @@ class LogOptions:
     `sync_on_flush` with a sync. 0: nothing is shown before its commit."""
     sync_on_flush: bool = True
     """Whether those flushes sync. It says nothing of `commit`, which returns when what it covers is durable."""
-    buffer_bytes: int = 96 * 1024
+    buffer_bytes: int = 120 * 1024
     """Bytes that may be appended before they are written; a commit writes them earlier. Below what malloc fetches from
     the system and gives back each time, which costs more than the write."""
     ahead_bytes: int = 256 * 1024

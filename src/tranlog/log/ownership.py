@@ -64,8 +64,9 @@ class Ownership:
 
         Raises LogLockedError by whom it is found out that the lock is gone, LogClosedError afterwards and otherwise.
         """
-        if self.foreign() or self.lost is not None:
-            assert self.lost is not None
+        if os.getpid() != self._process:
+            self.foreign()
+        if self.lost is not None:
             raise closed_by(self.lost) from self.lost
         if not self._lock.held(look=look):
             error = LogLockedError(path=self._path, holder=f"{LOCK_NAME} was replaced or removed under this one")
@@ -123,6 +124,9 @@ class OwnedDisk:
 
     def sync_dir(self, path: str) -> None:
         self._disk.sync_dir(path)
+
+    def entries_stamp(self, path: str) -> object:
+        return self._disk.entries_stamp(path)
 
     def lock(self, path: str) -> DiskLock:
         return self._disk.lock(path)

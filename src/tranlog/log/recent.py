@@ -104,7 +104,7 @@ class RecentFile:
     def pwrite(self, raw: bytes | memoryview, offset: int) -> None:
         raise AssertionError("readers do not write")
 
-    def write_out(self, size: int, offset: int) -> None:
+    def write_out(self, size: int, offset: int, *, wait: bool = True) -> None:
         raise AssertionError("readers do not write")
 
     def size(self) -> int:

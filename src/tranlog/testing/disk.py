@@ -111,15 +111,17 @@ def _apply(content: bytearray, change: _Write | _Truncate) -> None:
 class _Folder:
     """A directory: its entries now, those on the platter, and what was done in between, in order."""
 
-    __slots__ = ("durable", "entries", "pending")
+    __slots__ = ("changes", "durable", "entries", "pending")
 
     def __init__(self) -> None:
+        self.changes = 0
         self.entries: dict[str, _Node] = {}
         self.durable: dict[str, _Node] = {}
         self.pending: list[Callable[[dict[str, _Node]], None]] = []
 
     def do(self, change: Callable[[dict[str, _Node]], None]) -> None:
         change(self.entries)
+        self.changes += 1
         self.pending.append(change)
 
     def sync(self) -> None:
@@ -355,6 +357,13 @@ class SimDisk:
             self._changing("sync_dir", path)
             folder.sync()
 
+    def entries_stamp(self, path: str) -> object:
+        """Return what stays equal while no entry of the directory is made, removed or renamed."""
+        with self._lock:
+            self._alive()
+            folder = self._folder(path)
+            return folder, folder.changes
+
     def lock(self, path: str) -> SimLock:
         """Lock a file exclusively, creating it if missing."""
         with self._lock:
@@ -476,7 +485,7 @@ class SimFile:
                 disk.room -= growth
             self._file.do(_Write(offset, bytes(raw)))
 
-    def write_out(self, size: int, offset: int) -> None:
+    def write_out(self, size: int, offset: int, *, wait: bool = True) -> None:
         """Change nothing: what is not synced may be lost, whatever was on its way."""
 
     def size(self) -> int:
