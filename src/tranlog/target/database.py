@@ -207,7 +207,12 @@ class DatabaseTarget:
         try:
             target = self._session.table(table)
         except MissingTableError as exc:
-            raise TargetTableError(table=table.name, why=str(exc), seqno=seqno) from exc
+            error = TargetTableError(table=table.name, why=str(exc), seqno=seqno)
+            if table.sequence:
+                error.remedy = (
+                    f"CREATE SEQUENCE {self._dialect.table_name(table)} here, which this sets, and start again"
+                )
+            raise error from exc
         if target.versioned:
             raise TargetTableError(
                 table=table.name,
@@ -253,10 +258,9 @@ class DatabaseTarget:
             return ""
         except MissingTableError:
             pass
-        *before, made = self._dialect.create_table(table)
         ran = []
         try:
-            for statement in (*before, made):
+            for statement in self._dialect.create_table(table):
                 self._session.run(statement)
                 ran.append(statement)
         except (MisfitError, MissingTableError) as exc:
@@ -341,10 +345,21 @@ class _Attempt:
     def _stream(self) -> Iterator[Placed]:
         for unit in self._units:
             seqno = unit.seqno
-            for change in unit.changes():
-                if isinstance(change, RowChange):
-                    self._changes += 1
+            for change in self._counted(unit):
                 yield seqno, change
+
+    def _counted(self, unit: Unit) -> Iterator[RowChange | Statement]:
+        """Yield a unit's changes, those of sequences only where there are any, and count the rows."""
+        target = self._target
+        for change in unit.changes():
+            if isinstance(change, RowChange):
+                if change.table.sequence and not target._dialect.has_sequences:
+                    if change.table.name not in target._warned:
+                        target._warned.add(change.table.name)
+                        logger.warning("a sequence is no table, and is passed over here sequence=%s", change.table.name)
+                    continue
+                self._changes += 1
+            yield change
 
     # --- in batches ---
 
@@ -375,9 +390,8 @@ class _Attempt:
     def send_one_by_one(self) -> None:
         """Send each change by itself and look what came of it, so that an error names it."""
         for unit in self._units:
-            for kind, run in groupby(unit.changes(), _kind_of_run):
+            for kind, run in groupby(self._counted(unit), _kind_of_run):
                 while part := list(islice(run, RUN_ROWS)):
-                    self._changes += sum(isinstance(change, RowChange) for change in part)
                     if kind is None:
                         for change in part:
                             self._send_one(unit.seqno, change)
@@ -470,8 +484,9 @@ class _Attempt:
             (v for unit in self._units if unit.seqno == seqno for k, v in unit.metadata if k == "dbms_type"), ""
         )
         if kind not in target._dialect.runs_ddl_of:
-            if upkeep:
-                self._ignore(seqno, sql, "users, rights and upkeep are each server's own")
+            if upkeep or (found and found.sequence and not target._dialect.has_sequences):
+                why = "users, rights and upkeep are each server's own" if upkeep else "a sequence is no table"
+                self._ignore(seqno, sql, why)
                 return
             source = f"from {kind}, " if kind else ""
             what = "" if statement.ddl else ", and it changes rows, so it is not passed over with the DDL"

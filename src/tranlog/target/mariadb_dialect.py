@@ -275,6 +275,10 @@ TABLE_OPTIONS: Final = f" ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET =
 
 def create_table(table: TableMap) -> tuple[str, ...]:
     """Return the statements that make a database and a table; foreign keys stay behind, as elsewhere."""
+    database = f"CREATE DATABASE IF NOT EXISTS {quote(table.schema)} CHARACTER SET utf8mb4 COLLATE {COLLATION}"
+    before = (database,) if table.schema else ()
+    if table.sequence:
+        return (*before, f"CREATE SEQUENCE IF NOT EXISTS {table_name(table)}")
     room = _key_bytes(table)
     parts = []
     for index, column in enumerate(table.columns):
@@ -288,10 +292,7 @@ def create_table(table: TableMap) -> tuple[str, ...]:
         parts.append(f"PRIMARY KEY ({_names(table, table.primary_key)})")
     parts += [f"UNIQUE ({_names(table, key)})" for key in table.unique_keys]
     columns = ",\n    ".join(parts)
-    made = f"CREATE TABLE IF NOT EXISTS {table_name(table)} (\n    {columns}\n){TABLE_OPTIONS}"
-    if not table.schema:
-        return (made,)
-    return (f"CREATE DATABASE IF NOT EXISTS {quote(table.schema)} CHARACTER SET utf8mb4 COLLATE {COLLATION}", made)
+    return (*before, f"CREATE TABLE IF NOT EXISTS {table_name(table)} (\n    {columns}\n){TABLE_OPTIONS}")
 
 
 def _names(table: TableMap, indexes: Sequence[int]) -> str:
@@ -863,6 +864,7 @@ MARIADB: Final = Dialect(
     check_deferred="",
     runs_ddl_of=frozenset({"mariadb"}),
     ddl_to_skip=skip_statement,
+    has_sequences=True,
     statements_commit=True,
     quote=quote,
     table_name=table_name,

@@ -586,6 +586,7 @@ POSTGRES: Final = Dialect(
     check_deferred="SET CONSTRAINTS ALL IMMEDIATE",
     runs_ddl_of=frozenset(),
     ddl_to_skip=lambda statement: "",
+    has_sequences=False,
     statements_commit=False,
     quote=quote,
     table_name=table_name,

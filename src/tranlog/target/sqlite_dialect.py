@@ -382,6 +382,7 @@ SQLITE: Final = Dialect(
     check_deferred="",
     runs_ddl_of=frozenset({"sqlite"}),
     ddl_to_skip=skip_triggers,
+    has_sequences=False,
     statements_commit=False,
     quote=quote,
     table_name=lambda table: quote(plain_name(table)),

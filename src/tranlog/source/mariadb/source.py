@@ -157,7 +157,6 @@ class MariadbSource:
         self._rule = options.shard_rule
         self._keys_known = False
         self._keyless: dict[str, None] = {}
-        self._sequences: set[str] = set()
         self._charsets: dict[int, str] = {}
         self._collations: dict[int, str] = {}
 
@@ -641,22 +640,16 @@ class MariadbSource:
             return None
         binlog_table = parse_table_map(event)
         known = self._catalog.table(schema, name)
-        is_sequence = (
-            tuple(column.name for column in binlog_table.columns) == _SEQUENCE_COLUMNS
-            if known is None
-            else known.sequence
-        )
-        if is_sequence:
-            if f"{schema}.{name}" not in self._sequences:
-                self._sequences.add(f"{schema}.{name}")
-                logger.warning("A sequence is no table: its values are not captured. sequence=%s.%s", schema, name)
-            return None
         if binlog_table.complete:
             then = self._catalog.as_of(schema, name, HEADER.unpack_from(event)[0])
             types = types_in_binlog(binlog_table, collations=self._charsets, known=then)
         else:
             binlog_table, types = self._named(binlog_table, event, group)
         shown = shown_columns(binlog_table, known)
+        # By its columns, unless a table of today has the same.
+        sequence = tuple(column.name for column in binlog_table.columns) == _SEQUENCE_COLUMNS and (
+            known is None or known.sequence or tuple(known.types) != _SEQUENCE_COLUMNS
+        )
         table = table_map(
             schema,
             name,
@@ -666,8 +659,9 @@ class MariadbSource:
             ],
             primary_key=binlog_table.primary_key,
             known=known,
+            sequence=sequence,
         )
-        if not table.primary_key and table.name not in self._keyless:
+        if not (table.primary_key or sequence) and table.name not in self._keyless:
             self._keyless[table.name] = None
             logger.warning(
                 "A table has no primary key: its rows are found by all their values, which is slow. table=%s",

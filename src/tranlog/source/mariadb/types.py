@@ -146,6 +146,7 @@ def table_map(
     *,
     primary_key: Sequence[int],
     known: KnownTable | None,
+    sequence: bool = False,
 ) -> TableMap:
     """Return a table map, with such of the catalog's keys as the columns allow."""
     place = {column.name: at for at, column in enumerate(columns)}
@@ -172,6 +173,7 @@ def table_map(
         primary_key=tuple(primary_key),
         unique_keys=tuple(unique_keys),
         foreign_keys=tuple(foreign_keys),
+        sequence=sequence,
     )
 
 
