@@ -10,6 +10,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from typing import cast
 
 import pymysql
@@ -1769,3 +1770,49 @@ def test_a_sequence_is_captured_as_its_row(
         *(("gone", True, (1001,)), ("turned", True, (1001,)), ("copy", False, (5001,))),
     ]
     assert sorted(selected(mariadb, mariadb_database)) == ["copy", "t", "turned"]
+
+
+def test_uuids_that_changed_while_capture_was_away(
+    mariadb: MariaDbAddress,
+    mariadb_database: str,
+    follow: Callable[..., Follower],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What nothing tells is refused by name until an option does; what is likely is named; what is certain is not."""
+    columns = "id INT PRIMARY KEY, u UUID, b BINARY(16)"
+    old = ("altered", "kept", "lost", "turned")
+    run(mariadb, mariadb_database, *(f"CREATE TABLE {name} ({columns})" for name in old))
+    options = options_for(mariadb, databases=(mariadb_database,))
+    begin = follow(options).transactions[-1].event_id
+    value = "'123e4567-e89b-12d3-a456-426655440000', 'b'"
+    later = "SET timestamp = UNIX_TIMESTAMP() + 30"  # the definition that is kept is older than the row by its time
+    run(
+        *(mariadb, mariadb_database, later, f"INSERT INTO kept VALUES (1, {value})", "SET timestamp = DEFAULT"),
+        *(f"INSERT INTO {name} VALUES (1, {value})" for name in ("altered", "turned", "lost")),
+        *("ALTER TABLE altered ADD x INT", "ALTER TABLE turned MODIFY u BINARY(16)", "DROP TABLE lost"),
+        *(f"CREATE TABLE lost ({columns})", f"INSERT INTO lost VALUES (2, {value})", "DROP TABLE lost"),
+    )
+
+    def found(*said: str) -> list[tuple[str, ...]]:
+        caplog.clear()
+        again = Follower(replace(options, column_types=said)).start(begin)
+        try:
+            with caplog.at_level(logging.WARNING, logger="tranlog"):
+                rows = [change for transaction in again.catch_up() for change in transaction.rows]
+        finally:
+            again.close()
+        return [(change.table.table, *(c.source_type for c in change.table.columns[1:3])) for change in rows]
+
+    def likely() -> list[str]:
+        said = [record.getMessage() for record in caplog.records]
+        return sorted(text.partition(f"column={mariadb_database}.")[2].split(" transaction")[0] for text in said)
+
+    lost = [f"{mariadb_database}.lost.{column}" for column in ("u=uuid", "b=binary(16)")]
+    with pytest.raises(UnsupportedEventError, match=r"lost\.[ub], which may be a UUID.*column_types = \["):
+        found(lost[0])
+    assert found(*lost, f"{mariadb_database}.turned.u=uuid") == [
+        (name, "uuid", "binary(16)") for name in ("kept", "altered", "turned", "lost", "lost")
+    ]
+    assert likely() == ["altered.b type=binary(16)", "altered.u type=uuid", "turned.b type=binary(16)"]
+    with pytest.raises(ConfigError, match="column_types"):
+        replace(options, column_types=("shop.old.u",)).check()
