@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -159,6 +159,31 @@ class DatabaseTarget:
 
     # --- rows ---
 
+    def check_tables(self, named: Callable[[], Iterable[TableName]]) -> None:
+        """Refuse those of the named tables that are in no target transaction."""
+        sql, name_of = self._dialect.without_transactions, self._dialect.one_name
+
+        def folded(table: TableMap) -> str:
+            return name_of(table).lower() if self._session.folds_names else name_of(table)
+
+        found = self._session.fetch(sql) if sql else []
+        engines = {folded(TableMap(schema=schema, table=name, columns=())): engine for schema, name, engine in found}
+        tables = [TableMap(schema=schema, table=name, columns=()) for schema, name in (named() if engines else ())]
+        wrong = {table: engines[folded(table)] for table in tables if folded(table) in engines}
+        if wrong:
+            raise self._without_transactions(wrong, None)
+
+    def _without_transactions(self, engines: Mapping[TableMap, str], seqno: Seqno | None) -> TargetTableError:
+        """Return the refusal of tables whose rows would double, by their engines."""
+        altered = [f"ALTER TABLE {self._dialect.table_name(table)} ENGINE = InnoDB" for table in engines]
+        return TargetTableError(
+            table=", ".join([table.name for table in engines]),
+            why=f"its engine is {' or '.join(sorted(set(engines.values())))}, which has no transactions, so that rows "
+            "would be there twice when a target transaction is tried again",
+            seqno=seqno,
+            remedy=f'{"; ".join(altered)} here, and start again; with engine = "innodb" DDL makes no others',
+        )
+
     def apply(self, units: Sequence[Unit], advance: Advance) -> Applied:
         """Apply whole source transactions and move the position, in one target transaction."""
         try:
@@ -223,14 +248,7 @@ class DatabaseTarget:
                 "the period as plain TIMESTAMP(6) columns, the one of its end to the primary key, and start again",
             )
         if target.engine:
-            raise TargetTableError(
-                table=table.name,
-                why=f"its engine is {target.engine}, which has no transactions, so that rows would be there twice when "
-                "a target transaction is tried again",
-                seqno=seqno,
-                remedy=f"ALTER TABLE {self._dialect.table_name(table)} ENGINE = InnoDB here, and start again; with "
-                'engine = "innodb" DDL makes no others',
-            )
+            raise self._without_transactions({table: target.engine}, seqno)
         quote = self._dialect.quote
         names = {quote(name): column for name, column in target.columns.items()}
         columns = []

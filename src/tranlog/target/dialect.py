@@ -54,6 +54,9 @@ class Dialect:
     statements_commit: bool
     """Whether a recorded statement commits what stands before it, so that it cannot share a target transaction."""
 
+    without_transactions: str
+    """A query for schema, name and engine of the tables whose changes no rollback takes back; empty where none are."""
+
     quote: Callable[[str], str]
     """Quote one name, so shortened that the target does not shorten it."""
     table_name: Callable[[TableMap], str]

@@ -847,6 +847,12 @@ def _exactly(column: BoundColumn) -> str:
             return column.name
 
 
+_WITHOUT_TRANSACTIONS: Final = """
+SELECT COALESCE(own.name, t.TABLE_SCHEMA), t.TABLE_NAME, t.ENGINE
+  FROM information_schema.TABLES t LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE
+  JOIN (SELECT '' AS name UNION SELECT NULL) own ON own.name IS NULL OR t.TABLE_SCHEMA = DATABASE()
+ WHERE t.TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND COALESCE(e.TRANSACTIONS, '') <> 'YES'
+   AND t.ENGINE IS NOT NULL AND t.TABLE_SCHEMA NOT IN ('mysql', 'performance_schema', 'sys', 'information_schema')"""
 _TEXT_TYPE: Final = f"longtext CHARACTER SET utf8mb4 COLLATE {COLLATION}"
 
 MARIADB: Final = Dialect(
@@ -866,6 +872,7 @@ MARIADB: Final = Dialect(
     ddl_to_skip=skip_statement,
     has_sequences=True,
     statements_commit=True,
+    without_transactions=_WITHOUT_TRANSACTIONS,
     quote=quote,
     table_name=table_name,
     one_name=table_name,

@@ -588,6 +588,7 @@ POSTGRES: Final = Dialect(
     ddl_to_skip=lambda statement: "",
     has_sequences=False,
     statements_commit=False,
+    without_transactions="",
     quote=quote,
     table_name=table_name,
     one_name=table_name,

@@ -384,6 +384,7 @@ SQLITE: Final = Dialect(
     ddl_to_skip=skip_triggers,
     has_sequences=False,
     statements_commit=False,
+    without_transactions="",
     quote=quote,
     table_name=lambda table: quote(plain_name(table)),
     one_name=lambda table: plain_name(table).translate(_ASCII_SMALL),
