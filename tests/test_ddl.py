@@ -48,8 +48,6 @@ T, U = ("d", "t"), ("s", "u")
         ("CREATE OR REPLACE DEFINER=CURRENT_USER() AGGREGATE FUNCTION IF NOT EXISTS t() RETURNS INT RETURN 1", [T], []),
         ("CREATE PACKAGE BODY t AS END", [T], []),
         ("CREATE TRIGGER t BEFORE INSERT ON u FOR EACH ROW SET NEW.a = 1", [T], []),
-        ("CREATE SEQUENCE IF NOT EXISTS t START 5", [T], []),
-        ("ALTER SEQUENCE s.u RESTART", [U], []),
         ("/*!40000 ALTER TABLE t DISABLE KEYS */", [T], []),
         ("/*M!100100 DROP TABLE t */", [T], [T]),
         ("SET STATEMENT max_statement_time = 1, sql_mode = 'FOR' FOR DROP TABLE s.u", [U], [U]),
@@ -61,6 +59,18 @@ T, U = ("d", "t"), ("s", "u")
 )  # fmt: skip
 def test_what_a_statement_touches(text: str, names: list[tuple[str, str]], emptied: list[tuple[str, str]]) -> None:
     assert touched(text, schema="d") == Touched(names=tuple(names), emptied=tuple(emptied))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("CREATE SEQUENCE IF NOT EXISTS t START 5", (T,)),
+        ("ALTER SEQUENCE s.u RESTART", (U,)),
+        ("DROP SEQUENCE IF EXISTS t, s.u", (T, U)),
+    ],
+)
+def test_a_statement_names_sequences(text: str, names: tuple[tuple[str, str], ...]) -> None:
+    assert touched(text, schema="d") == Touched(names=names, sequence=True)
 
 
 @pytest.mark.parametrize(

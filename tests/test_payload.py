@@ -292,6 +292,7 @@ def test_a_fingerprint_tells_any_difference() -> None:
         TableMap(schema="shop", table="items", columns=FULL.columns, primary_key=(0, 1)),
         TableMap(schema="shop", table="items", columns=FULL.columns[:3], primary_key=(0,)),
         TableMap(schema="shop", table="items", columns=FULL.columns),
+        TableMap(schema="shop", table="items", columns=FULL.columns, sequence=True),
     ]
     assert len({fingerprint(table) for table in others}) == len(others)
     assert all(len(fingerprint(table)) == 16 and int(fingerprint(table), 16) >= 0 for table in others)

@@ -65,6 +65,8 @@ class TableMap(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     primary_key: tuple[int, ...] = ()
     unique_keys: tuple[tuple[int, ...], ...] = ()
     foreign_keys: tuple[ForeignKey, ...] = ()
+    sequence: bool = False
+    """Whether it is a sequence: an INSERT gives its one row another value, and no rollback takes that back."""
     unchecked: tuple[str, ...] = ()
     """Which of `CHECKS` the source's session had off for these rows; it stands in a payload's options."""
 

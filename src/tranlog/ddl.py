@@ -44,6 +44,8 @@ class Touched:
 
     names: tuple[TableName, ...]
     emptied: tuple[TableName, ...] = ()
+    sequence: bool = False
+    """Whether it names them as sequences."""
 
     @property
     def databases(self) -> tuple[str, ...]:
@@ -178,7 +180,7 @@ class _Head:
             return Touched(names=())  # a session's own
         if kind in _WHOLE_DATABASE:
             return self._database(verb, replaces)
-        conditional = self._if_exists()
+        conditional, sequence = self._if_exists(), kind == "SEQUENCE"
         if kind == "INDEX":
             self._identifier()
             while not self._take("ON"):
@@ -188,10 +190,10 @@ class _Head:
             return Touched(names=(self._name(),))
         if verb == "DROP" and kind in _LISTED:
             names = self._names()
-            return _emptied(names) if kind in ("TABLE", "TABLES") else Touched(names=tuple(names))
+            return _emptied(names) if kind in ("TABLE", "TABLES") else Touched(names=tuple(names), sequence=sequence)
         name = self._name()
         if kind != "TABLE":
-            return Touched(names=(name,))
+            return Touched(names=(name,), sequence=sequence)
         if verb == "ALTER":
             return self._alter(name)
         return Touched(names=(name,)) if conditional else _emptied([name])

@@ -16,7 +16,7 @@ from tranlog.change import Column, ForeignKey, TableMap
 from tranlog.types import LogicalType
 from tranlog.varint import MalformedError, read_sized_text, read_varint, sized_text, varint
 
-_COLUMN_UNSIGNED, _COLUMN_NULLABLE, _COLUMN_CHARSET = 1, 2, 4
+_COLUMN_UNSIGNED, _COLUMN_NULLABLE, _COLUMN_CHARSET, _COLUMN_OF_SEQUENCE = 1, 2, 4, 8
 _U64_MAX: Final = (1 << 64) - 1
 TABLES_KEPT: Final = 4096
 """How many tables a cache of them holds, before it is emptied."""
@@ -39,6 +39,7 @@ def encode_table_map(table: TableMap) -> bytes:
             (_COLUMN_UNSIGNED if column.unsigned else 0)
             | (_COLUMN_NULLABLE if column.nullable else 0)
             | (_COLUMN_CHARSET if column.charset is not None else 0)
+            | (_COLUMN_OF_SEQUENCE if table.sequence else 0)
         )
         out += [sized_text(column.name), sized_text(column.source_type), bytes((column.logical, flags))]
         if column.charset is not None:
@@ -98,11 +99,13 @@ def _read_table_map(raw: bytes) -> TableMap:
     table, at = read_sized_text(raw, at)
     count, at = read_varint(raw, at)
     columns = []
+    sequence = False
     for _ in range(count):
         name, at = read_sized_text(raw, at)
         source_type, at = read_sized_text(raw, at)
         logical, flags = raw[at], raw[at + 1]
         at += 2
+        sequence = bool(flags & _COLUMN_OF_SEQUENCE)
         charset = None
         if flags & _COLUMN_CHARSET:
             charset, at = read_sized_text(raw, at)
@@ -147,6 +150,7 @@ def _read_table_map(raw: bytes) -> TableMap:
         primary_key=primary_key,
         unique_keys=tuple(unique_keys),
         foreign_keys=tuple(foreign_keys),
+        sequence=sequence,
     )
 
 

@@ -513,6 +513,55 @@ def test_tables_without_transactions(replicas: Replicas, database: str, engine: 
         replicas.open(skip=True)
 
 
+SEQUENCES = [
+    *("CREATE SEQUENCE s CACHE 10", "CREATE SEQUENCE n NOCACHE START 10 INCREMENT 5"),
+    *("CREATE SEQUENCE c MAXVALUE 5 CYCLE CACHE 2", "CREATE SEQUENCE d INCREMENT -3 ENGINE = MyISAM"),
+    "CREATE TABLE t (id BIGINT PRIMARY KEY DEFAULT NEXTVAL(n), v INT)",
+    "INSERT INTO t (v) VALUES (1), (2), (3)",
+    *("BEGIN", "INSERT INTO t (v) VALUES (4)", "SAVEPOINT a", "INSERT INTO t (v) VALUES (5)"),
+    *("ROLLBACK TO a", "COMMIT", "BEGIN", "INSERT INTO t (v) VALUES (6)", "ROLLBACK"),
+    *("SELECT NEXTVAL(s)" for _ in range(12)),
+    *("SELECT NEXTVAL(c)" for _ in range(8)),
+    *("SELECT NEXTVAL(d)", "SELECT SETVAL(d, -50, 0)", "SELECT SETVAL(c, 3, 1, 4)", "SELECT SETVAL(n, 1000)"),
+    *("ALTER SEQUENCE n RESTART 7 CACHE 3", "SELECT NEXTVAL(n)", "ALTER SEQUENCE s MAXVALUE 2000"),
+    *("RENAME TABLE n TO m", "SELECT NEXTVAL(m)", "CREATE OR REPLACE SEQUENCE c START 100", "SELECT NEXTVAL(c)"),
+    *("CREATE TABLE l LIKE s", "SELECT NEXTVAL(l)", "INSERT INTO l VALUES (1, 1, 100, 1, 1, 10, 0, 0)"),
+    *("CREATE SEQUENCE gone", "SELECT NEXTVAL(gone)", "DROP SEQUENCE gone", "CREATE TABLE gone (id INT)"),
+    *("CREATE TABLE copy AS SELECT * FROM s", "INSERT INTO copy SELECT * FROM s"),
+    *("CREATE SEQUENCE a", "ALTER TABLE a SEQUENCE = 0", "INSERT INTO a SELECT a.* FROM a, seq_1_to_3"),
+    *("DELETE FROM a LIMIT 3", "ALTER TABLE a SEQUENCE = 1", "SELECT NEXTVAL(a)"),
+    *("CREATE SEQUENCE b", "SELECT NEXTVAL(b)", "ALTER TABLE b SEQUENCE = 0", "INSERT INTO b SELECT * FROM b"),
+    *("CREATE SEQUENCE dropped", "DROP SEQUENCE dropped, nothing"),
+]
+
+
+def test_sequences_stand_where_a_replica_has_them(run: Run, replicas: Replicas, database: str) -> None:
+    """A target that takes the source's place gives no number that the source gave."""
+    assert run(*SEQUENCES) == [4091]
+    for name in ("s", "m", "c", "l", "a"):
+        asked = f"SELECT NEXTVAL({name})"
+        given = {replicas.source.execute(asked, database=database)[0][0] for _ in range(15)}
+        replicas.meet()
+        assert replicas.target.execute(asked, database=database)[0][0] not in given
+
+
+def test_a_sequence_that_is_not_here_is_refused_by_name(replicas: Replicas, database: str) -> None:
+    """What the message says is all that is to be done: the row that waits sets the sequence that is made here."""
+    replicas.run("CREATE SEQUENCE s START 50", database=database)
+    replicas.meet()
+    try:
+        replicas.target.execute(f"DROP SEQUENCE {database}.s")
+        replicas.run("SELECT NEXTVAL(s)", database=database)
+        with pytest.raises(TargetTableError, match=rf"no such sequence.*CREATE SEQUENCE `{database}`\.`s` here"):
+            replicas.meet()
+        replicas.target.execute(f"CREATE SEQUENCE {database}.s")
+        replicas.open()
+        replicas.meet()
+        assert replicas.differences(database) == []
+    finally:
+        replicas.open(skip=True)
+
+
 PERIOD = (
     ", a TIMESTAMP(6) GENERATED ALWAYS AS ROW START, b TIMESTAMP(6) GENERATED ALWAYS AS ROW END, "
     "PERIOD FOR SYSTEM_TIME (a, b)"

@@ -118,8 +118,9 @@ class CatalogOfNothing:
         types = KNOWN.get(name)
         return None if types is None else KnownTable(types=types)
 
-    def as_of(self, schema: str, name: str, second: int) -> KnownTable | None:
-        return self.table(schema, name)
+    def as_of(self, schema: str, name: str, second: int) -> tuple[KnownTable, frozenset[str]]:
+        known = self.table(schema, name) or KnownTable(types={})
+        return known, frozenset(known.types)
 
     def note_statement(self, schema: str, sql: str) -> None:
         """Nothing is remembered."""

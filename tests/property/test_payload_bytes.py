@@ -126,6 +126,7 @@ def tables(draw: st.DrawFn) -> TableMap:
         primary_key=draw(key),
         unique_keys=tuple(draw(st.lists(key, max_size=2))),
         foreign_keys=tuple(draw(st.lists(foreign, max_size=2))),
+        sequence=bool(columns) and draw(st.booleans()),
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from tranlog import payload
 from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, TableMap
 from tranlog.log.log import Log
 from tranlog.log.reader import LogReader
 from tranlog.payload import Payload, encode
-from tranlog.service.tables import create_statements, tables_in_log
+from tranlog.service.tables import create_statements, tables_behind, tables_in_log
 from tranlog.types import LogicalType
 
 
@@ -90,3 +92,11 @@ def test_statements_without_asking_the_target() -> None:
     for kind in ("sqlite", "postgres"):
         text = "\n".join(create_statements(kind, NEW))
         assert "CREATE TABLE" in text and '"size"' in text
+
+
+def test_a_sequence_is_made_where_there_are_any() -> None:
+    sequence = msgspec.structs.replace(OLD, table="numbers", sequence=True, primary_key=())
+    for kind in ("sqlite", "postgres", "null"):
+        assert tables_behind((), [NEW, sequence], kind) == [NEW]
+    assert tables_behind((), [NEW, sequence], "mariadb") == [NEW, sequence]
+    assert create_statements("mariadb", sequence)[1:] == ["CREATE SEQUENCE IF NOT EXISTS `shop`.`numbers`"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -431,6 +432,29 @@ def test_upkeep_is_passed_over_everywhere(
     upkeep = [Statement(schema="shop", sql=sql, ddl=False) for sql in ("FLUSH TABLES", "ANALYZE TABLE items")]
     applied = bench.apply([*upkeep, ddl("CREATE USER somebody")], metadata=(("dbms_type", "mariadb"),))
     assert applied.ddl_ignored == 3
+
+
+def test_a_sequence_is_passed_over_where_there_is_none(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """docs/operations.md: announced once, its rows and its DDL, and what comes beside it is applied."""
+    bench.target.create_table(ITEMS)
+    sequence = table("numbers", column("next_not_cached_value", INTEGER, "bigint"), key=(), sequence=True)
+    if bench.target.kind == "mariadb":
+        with pytest.raises(TargetTableError, match="there is no such sequence"):
+            bench.apply([insert(sequence, (1,))])
+        return
+    with caplog.at_level(logging.WARNING, logger="tranlog"):
+        for number in (1, 2):
+            bench.apply([insert(sequence, (number * 10,)), insert(ITEMS, row(number))])
+        for sql in ("CREATE SEQUENCE more", "DROP SEQUENCE more, numbers"):
+            assert bench.apply([ddl(sql)], metadata=(("dbms_type", "mariadb"),)).ddl_ignored == 1
+        with pytest.raises(ConflictError):
+            bench.apply([insert(sequence, (30,)), insert(ITEMS, row(1))])
+    assert bench.rows(ITEMS) == content([row(1), row(2)])
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [text.partition("=")[0] for text in said] == [
+        "a sequence is no table, and is passed over here sequence",
+        "a statement is passed over, further ones silently why",
+    ]
 
 
 def test_a_statement_that_changes_rows_is_not_passed_over_with_the_ddl(

@@ -74,6 +74,7 @@ from tranlog.pipeline.session import (
     lives,
     stop_context,
 )
+from tranlog.pipeline.tables_ahead import check_tables
 from tranlog.pipeline.tending import CANCEL_WAIT_S, TRY_S, Tending
 from tranlog.pipeline.troubles import DRIVER, Trouble, Troubles
 from tranlog.pipeline.window import Window
@@ -367,6 +368,7 @@ class _Driver:
         row = self.persist(lambda: self._open()[0].read_pipeline(options.pipeline))
         self._token = 0 if row is None else row.token
         first = self._decide(alive=self.persist(lambda: self._moves(row, looked_at + ALIVE_LOOK_S)))
+        self.persist(lambda: check_tables(self._open()[0], self._reader, options.filters, restart_seqno(first.rows)))
         context = self._start_spark(first)
         self._decide(alive=self.persist(lambda: self._moves(row, looked_at + ALIVE_WATCH_S)))
         self.persist(self._target.ensure_tables)
@@ -860,6 +862,7 @@ class _Driver:
         restart = restart_seqno(rows)
         committed = self._reader.range().committed_seqno
         following = self._reader.header(Seqno(restart + 1)) if restart < committed else None
+        next_tstamp = None if following is None else following.tstamp
         channels = tuple(
             ChannelStatus(
                 channel=row.channel,
@@ -882,12 +885,7 @@ class _Driver:
             channels=channels,
             restart_seqno=restart,
             committed_seqno=committed,
-            lag=lag(
-                restart=restart,
-                committed=committed,
-                next_tstamp=None if following is None else following.tstamp,
-                now_ms=self._clock.now_ms(),
-            ),
+            lag=lag(restart=restart, committed=committed, next_tstamp=next_tstamp, now_ms=self._clock.now_ms()),
             transactions_per_s=max(0, total.transactions - done.transactions) / seconds,
             changes_per_s=max(0, total.changes - done.changes) / seconds,
             total=total,

@@ -620,7 +620,7 @@ def tables_create(
     options = config.wanted_target()
     with Progress() as progress:
         tables = _tables_of_log(config, progress) if from_ == "log" else _tables_of_source(config)
-    tables = tables_behind(config.pipeline.filters, tables)
+    tables = tables_behind(config.pipeline.filters, tables, options.kind)
     if dry_run:
         shown = {table.name: create_statements(options.kind, table) for table in tables}
     else:

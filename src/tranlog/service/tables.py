@@ -52,13 +52,15 @@ def tables_in_log(reader: ReadableLog, *, report: Callable[[int, int], None]) ->
     return [newest[name] for name in sorted(newest)]
 
 
-def tables_behind(filters: Sequence[Filter], tables: Iterable[TableMap]) -> list[TableMap]:
+def tables_behind(filters: Sequence[Filter], tables: Iterable[TableMap], kind: TargetKind) -> list[TableMap]:
     """Return tables as the target has them: those that filters leave, under their new names, without dropped columns.
 
+    Sequences are among them at a kind that has any.
     Raises FilterError; TargetTableError where two would become one.
     """
     chain = Chain(filters)
-    return [behind.table for behind in map(chain.table, tables) if behind is not None]
+    taken = [table for table in tables if not table.sequence or dialect_of(kind).has_sequences]
+    return [behind.table for behind in map(chain.table, taken) if behind is not None]
 
 
 def dialect_of(kind: TargetKind) -> Dialect:

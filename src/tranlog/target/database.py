@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -159,6 +159,31 @@ class DatabaseTarget:
 
     # --- rows ---
 
+    def check_tables(self, named: Callable[[], Iterable[TableName]]) -> None:
+        """Refuse those of the named tables that are in no target transaction."""
+        sql, name_of = self._dialect.without_transactions, self._dialect.one_name
+
+        def folded(table: TableMap) -> str:
+            return name_of(table).lower() if self._session.folds_names else name_of(table)
+
+        found = self._session.fetch(sql) if sql else []
+        engines = {folded(TableMap(schema=schema, table=name, columns=())): engine for schema, name, engine in found}
+        tables = [TableMap(schema=schema, table=name, columns=()) for schema, name in (named() if engines else ())]
+        wrong = {table: engines[folded(table)] for table in tables if folded(table) in engines}
+        if wrong:
+            raise self._without_transactions(wrong, None)
+
+    def _without_transactions(self, engines: Mapping[TableMap, str], seqno: Seqno | None) -> TargetTableError:
+        """Return the refusal of tables whose rows would double, by their engines."""
+        altered = [f"ALTER TABLE {self._dialect.table_name(table)} ENGINE = InnoDB" for table in engines]
+        return TargetTableError(
+            table=", ".join([table.name for table in engines]),
+            why=f"its engine is {' or '.join(sorted(set(engines.values())))}, which has no transactions, so that rows "
+            "would be there twice when a target transaction is tried again",
+            seqno=seqno,
+            remedy=f'{"; ".join(altered)} here, and start again; with engine = "innodb" DDL makes no others',
+        )
+
     def apply(self, units: Sequence[Unit], advance: Advance) -> Applied:
         """Apply whole source transactions and move the position, in one target transaction."""
         try:
@@ -207,7 +232,12 @@ class DatabaseTarget:
         try:
             target = self._session.table(table)
         except MissingTableError as exc:
-            raise TargetTableError(table=table.name, why=str(exc), seqno=seqno) from exc
+            error = TargetTableError(table=table.name, why=str(exc), seqno=seqno)
+            if table.sequence:
+                error.remedy = (
+                    f"CREATE SEQUENCE {self._dialect.table_name(table)} here, which this sets, and start again"
+                )
+            raise error from exc
         if target.versioned:
             raise TargetTableError(
                 table=table.name,
@@ -218,14 +248,7 @@ class DatabaseTarget:
                 "the period as plain TIMESTAMP(6) columns, the one of its end to the primary key, and start again",
             )
         if target.engine:
-            raise TargetTableError(
-                table=table.name,
-                why=f"its engine is {target.engine}, which has no transactions, so that rows would be there twice when "
-                "a target transaction is tried again",
-                seqno=seqno,
-                remedy=f"ALTER TABLE {self._dialect.table_name(table)} ENGINE = InnoDB here, and start again; with "
-                'engine = "innodb" DDL makes no others',
-            )
+            raise self._without_transactions({table: target.engine}, seqno)
         quote = self._dialect.quote
         names = {quote(name): column for name, column in target.columns.items()}
         columns = []
@@ -253,10 +276,9 @@ class DatabaseTarget:
             return ""
         except MissingTableError:
             pass
-        *before, made = self._dialect.create_table(table)
         ran = []
         try:
-            for statement in (*before, made):
+            for statement in self._dialect.create_table(table):
                 self._session.run(statement)
                 ran.append(statement)
         except (MisfitError, MissingTableError) as exc:
@@ -341,10 +363,21 @@ class _Attempt:
     def _stream(self) -> Iterator[Placed]:
         for unit in self._units:
             seqno = unit.seqno
-            for change in unit.changes():
-                if isinstance(change, RowChange):
-                    self._changes += 1
+            for change in self._counted(unit):
                 yield seqno, change
+
+    def _counted(self, unit: Unit) -> Iterator[RowChange | Statement]:
+        """Yield a unit's changes, those of sequences only where there are any, and count the rows."""
+        target = self._target
+        for change in unit.changes():
+            if isinstance(change, RowChange):
+                if change.table.sequence and not target._dialect.has_sequences:
+                    if change.table.name not in target._warned:
+                        target._warned.add(change.table.name)
+                        logger.warning("a sequence is no table, and is passed over here sequence=%s", change.table.name)
+                    continue
+                self._changes += 1
+            yield change
 
     # --- in batches ---
 
@@ -375,9 +408,8 @@ class _Attempt:
     def send_one_by_one(self) -> None:
         """Send each change by itself and look what came of it, so that an error names it."""
         for unit in self._units:
-            for kind, run in groupby(unit.changes(), _kind_of_run):
+            for kind, run in groupby(self._counted(unit), _kind_of_run):
                 while part := list(islice(run, RUN_ROWS)):
-                    self._changes += sum(isinstance(change, RowChange) for change in part)
                     if kind is None:
                         for change in part:
                             self._send_one(unit.seqno, change)
@@ -470,8 +502,9 @@ class _Attempt:
             (v for unit in self._units if unit.seqno == seqno for k, v in unit.metadata if k == "dbms_type"), ""
         )
         if kind not in target._dialect.runs_ddl_of:
-            if upkeep:
-                self._ignore(seqno, sql, "users, rights and upkeep are each server's own")
+            if upkeep or (found and found.sequence and not target._dialect.has_sequences):
+                why = "users, rights and upkeep are each server's own" if upkeep else "a sequence is no table"
+                self._ignore(seqno, sql, why)
                 return
             source = f"from {kind}, " if kind else ""
             what = "" if statement.ddl else ", and it changes rows, so it is not passed over with the DDL"

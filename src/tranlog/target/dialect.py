@@ -49,8 +49,13 @@ class Dialect:
     """Which `dbms_type` in a transaction's metadata marks statements that this target may run."""
     ddl_to_skip: Callable[[str], str]
     """Say why a statement of the same kind is not to be run here; empty where it is."""
+    has_sequences: bool
+    """Whether rows of a sequence go into a sequence here; else they are passed over."""
     statements_commit: bool
     """Whether a recorded statement commits what stands before it, so that it cannot share a target transaction."""
+
+    without_transactions: str
+    """A query for schema, name and engine of the tables whose changes no rollback takes back; empty where none are."""
 
     quote: Callable[[str], str]
     """Quote one name, so shortened that the target does not shorten it."""

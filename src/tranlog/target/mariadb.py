@@ -139,7 +139,7 @@ SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, GENERATION_EXPRESSION IS NOT NULL OR
  WHERE TABLE_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2
  ORDER BY ORDINAL_POSITION""".replace("%%", "%")
 _TABLE_TYPE: Final = """
-SELECT TABLE_TYPE, IF(TABLE_TYPE = 'VIEW' OR e.TRANSACTIONS = 'YES', '', COALESCE(t.ENGINE, 'not known'))
+SELECT TABLE_TYPE, IF(TABLE_TYPE IN ('VIEW', 'SEQUENCE') OR e.TRANSACTIONS = 'YES', '', COALESCE(t.ENGINE, 'not known'))
   FROM information_schema.TABLES t LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE
  WHERE TABLE_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2"""
 _TABLE_TYPES: Final = ("BASE TABLE", "SYSTEM VERSIONED")
@@ -355,8 +355,9 @@ class MariadbSession:
         names = (fit_name(table.schema) if table.schema else "", fit_name(table.table))
         kinds = self.fetch(_TABLE_TYPE, names)
         if not kinds:
-            raise MissingTableError("there is no such table")
-        if kinds[0][0] not in _TABLE_TYPES:
+            raise MissingTableError(f"there is no such {'sequence' if table.sequence else 'table'}")
+        # Where rows come it is this server's word whether it is a sequence, since ALTER TABLE makes either the other.
+        if kinds[0][0] not in _TABLE_TYPES and not (kinds[0][0] == "SEQUENCE" and table.columns):
             raise MissingTableError(f"this name is not a table's ({kinds[0][0].lower()})")
         columns = {}
         for row in self.fetch(_COLUMNS, names):

@@ -275,6 +275,10 @@ TABLE_OPTIONS: Final = f" ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET =
 
 def create_table(table: TableMap) -> tuple[str, ...]:
     """Return the statements that make a database and a table; foreign keys stay behind, as elsewhere."""
+    database = f"CREATE DATABASE IF NOT EXISTS {quote(table.schema)} CHARACTER SET utf8mb4 COLLATE {COLLATION}"
+    before = (database,) if table.schema else ()
+    if table.sequence:
+        return (*before, f"CREATE SEQUENCE IF NOT EXISTS {table_name(table)}")
     room = _key_bytes(table)
     parts = []
     for index, column in enumerate(table.columns):
@@ -288,10 +292,7 @@ def create_table(table: TableMap) -> tuple[str, ...]:
         parts.append(f"PRIMARY KEY ({_names(table, table.primary_key)})")
     parts += [f"UNIQUE ({_names(table, key)})" for key in table.unique_keys]
     columns = ",\n    ".join(parts)
-    made = f"CREATE TABLE IF NOT EXISTS {table_name(table)} (\n    {columns}\n){TABLE_OPTIONS}"
-    if not table.schema:
-        return (made,)
-    return (f"CREATE DATABASE IF NOT EXISTS {quote(table.schema)} CHARACTER SET utf8mb4 COLLATE {COLLATION}", made)
+    return (*before, f"CREATE TABLE IF NOT EXISTS {table_name(table)} (\n    {columns}\n){TABLE_OPTIONS}")
 
 
 def _names(table: TableMap, indexes: Sequence[int]) -> str:
@@ -846,6 +847,12 @@ def _exactly(column: BoundColumn) -> str:
             return column.name
 
 
+_WITHOUT_TRANSACTIONS: Final = """
+SELECT COALESCE(own.name, t.TABLE_SCHEMA), t.TABLE_NAME, t.ENGINE
+  FROM information_schema.TABLES t LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE
+  JOIN (SELECT '' AS name UNION SELECT NULL) own ON own.name IS NULL OR t.TABLE_SCHEMA = DATABASE()
+ WHERE t.TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND COALESCE(e.TRANSACTIONS, '') <> 'YES'
+   AND t.ENGINE IS NOT NULL AND t.TABLE_SCHEMA NOT IN ('mysql', 'performance_schema', 'sys', 'information_schema')"""
 _TEXT_TYPE: Final = f"longtext CHARACTER SET utf8mb4 COLLATE {COLLATION}"
 
 MARIADB: Final = Dialect(
@@ -863,7 +870,9 @@ MARIADB: Final = Dialect(
     check_deferred="",
     runs_ddl_of=frozenset({"mariadb"}),
     ddl_to_skip=skip_statement,
+    has_sequences=True,
     statements_commit=True,
+    without_transactions=_WITHOUT_TRANSACTIONS,
     quote=quote,
     table_name=table_name,
     one_name=table_name,

@@ -103,7 +103,7 @@ _ABORTED: Final = frozenset({1053, 1077, 1078, 1079, 1080, 1152, 1184, 1317, 192
 def session_of(statement: Statement) -> list[tuple[str, str | int]]:
     """Return the settings of the session in which the source ran a statement, as far as they are recorded. Pure."""
     recorded = {**_WITHOUT, **dict(reversed(statement.options))}  # of equal names the first counts
-    if isinstance(statement.sql, str) and statement.sql.startswith("DROP TABLE "):
+    if isinstance(statement.sql, str) and statement.sql.startswith(("DROP TABLE ", "DROP SEQUENCE ")):
         # It is recorded with all its names and without an error, also where some of them were none.
         recorded["sql_if_exists"] = "1"
     return [(name, _plain(recorded[name])) for name in _CARRIED if name in recorded]

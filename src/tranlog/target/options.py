@@ -44,8 +44,9 @@ class TargetOptions:
     cannot turn triggers off."""
     engine: Literal["refuse", "innodb"] = "refuse"
     """MariaDB: tables of an engine without transactions (MyISAM, Aria, MEMORY, CSV), whose rows would double when a
-    target transaction is tried again. `refuse`: named when the first of their rows comes. `innodb`: tables that the
-    log's DDL makes so are made InnoDB here; others are refused."""
+    target transaction is tried again. `refuse`: named at the start where the log's next transactions name them, else
+    when the first of their rows comes. `innodb`: tables that the log's DDL makes so are made InnoDB here; others are
+    refused."""
     lock_timeout_s: float = 10.0
     """Seconds to wait for a lock, on a row or a table, at SQLite for the write lock, before who has it is named and the
     channel pauses. Long enough for any target transaction. A replaced task that has it is ended much sooner:

@@ -9,13 +9,13 @@ Source: design/pipeline.md, "Channels meet at the target", "Applying"; on-disk-p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
 
-from tranlog.change import Change, Options, TableMap
+from tranlog.change import Change, Options, TableMap, TableName
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 from tranlog.types import Value
 
@@ -216,6 +216,12 @@ class Target(Protocol):
 
         In a target transaction of its own, safe against others that assign at the same time; ReplacedError
         when `driver_token` is not the pipeline's any more.
+        """
+
+    def check_tables(self, named: Callable[[], Iterable[TableName]]) -> None:
+        """Refuse those of the named tables that are in no target transaction, all in one error, as `apply` does each.
+
+        `named` is asked only where the target has such tables at all. Raises TargetTableError.
         """
 
     # --- rows ---

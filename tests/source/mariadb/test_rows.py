@@ -679,8 +679,17 @@ def test_keys_only_over_columns_that_are_there() -> None:
         ("ALTER TABLE t CHANGE u w BINARY(16)", {("s", "t"): {"b": "binary(16)", "w": "binary(16)"}}),
         ("ALTER TABLE t DROP COLUMN u, RENAME TO o.t2", {("o", "t2"): {"b": "binary(16)"}}),
         ("RENAME TABLE t TO x.y, `a` TO b", {("x", "y"): {"u": "uuid", "b": "binary(16)"}, ("s", "b"): {}}),
+        (
+            "RENAME TABLE t TO x, a TO t, x TO a",
+            {
+                ("s", "x"): {"u": "uuid", "b": "binary(16)"},
+                ("s", "t"): {},
+                ("s", "a"): {"u": "uuid", "b": "binary(16)"},
+            },
+        ),
         ("DROP TABLE t", {}),
-        ("CREATE TABLE t LIKE x", {}),
+        ("CREATE TABLE t LIKE x", {("s", "t"): {}}),
+        ("CREATE TABLE IF NOT EXISTS o.t (LIKE t)", {("o", "t"): {"u": "uuid", "b": "binary(16)"}}),
     ],
 )
 def test_what_a_statement_says_of_columns_that_look_alike(sql: str, after: dict[object, object]) -> None:

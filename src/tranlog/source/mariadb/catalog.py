@@ -77,6 +77,8 @@ class Catalog:
         self._control = control
         self._known: dict[TableName, KnownTable | None] = {}
         self._alike: dict[TableName, dict[str, str]] = {}
+        self._seen_at: dict[TableName, int] = {}
+        """Up to and including this second such columns may have been others than they were when they were seen."""
 
     # Settings.
 
@@ -332,20 +334,22 @@ class Catalog:
             self._known[name] = self._ask(schema, table)
         return self._known[name]
 
-    def as_of(self, schema: str, table: str, second: int) -> KnownTable | None:
-        """Return what is known of a table's types in this second; None when nothing is.
+    def as_of(self, schema: str, table: str, second: int) -> tuple[KnownTable, frozenset[str]]:
+        """Return what a table's types were in this second, as far as is known; and of which columns that is certain.
 
-        The catalog's word is taken where the table has not changed since. Where it has, columns that the binlog does
-        not tell apart (UUID, INET6, BINARY) are what they were when the table was last seen unchanged, or created.
+        Columns that the binlog does not tell apart (UUID, INET6, BINARY) are what the catalog says where the table has
+        not changed since, else what they were when it was last seen, or created, before that; else what the option
+        column_types says. Where all that is silent there is the catalog's word of now, which is not certain.
         """
-        known = self.table(schema, table)
+        known = self.table(schema, table) or KnownTable(types={})
         name = (schema, table)
-        before = self._alike.get(name)
-        if known is not None and known.changed_at is not None and known.changed_at < second:
+        if known.changed_at is not None and known.changed_at < second:
             self._note(name, alike_in_binlog(known.types))
-        elif before is not None:
-            return KnownTable(types=before) if known is None else replace(known, types={**known.types, **before})
-        return known
+        start = f"{schema}.{table}."
+        columns = dict([said[len(start) :].split("=") for said in self._options.column_types if said.startswith(start)])
+        if second > self._seen_at.get(name, -1):
+            columns |= self._alike.get(name, {})
+        return replace(known, types={**known.types, **columns}), frozenset(columns)
 
     def note_statement(self, schema: str, sql: str) -> None:
         """Remember what a statement says of such columns: the table may be gone, or another one, when rows come."""
@@ -353,22 +357,26 @@ class Catalog:
             if self._options.captures(name[0]):
                 self._note(name, columns)
 
-    def note_present(self) -> None:
-        """Remember such columns of all captured tables."""
+    def note_present(self, *, now: bool) -> None:
+        """Remember such columns of all captured tables. `now`: nothing has changed since the position."""
+        seen_at = -1 if now else int(self._control.rows("SELECT UNIX_TIMESTAMP()")[0][0])
         for schema, table, column, declared in self._of_captured(
             "SELECT table_schema, table_name, column_name, column_type FROM information_schema.columns "
             "WHERE table_schema = %s AND data_type IN ('uuid', 'inet6', 'inet4', 'binary')"
         ):
-            self._note((str(schema), str(table)), alike_in_binlog({str(column): str(declared)}), more=True)
+            name = (str(schema), str(table))
+            columns = alike_in_binlog({str(column): str(declared)})
+            self._note(name, {**self._alike.get(name, {}), **columns}, seen_at=seen_at)
 
-    def _note(self, name: TableName, columns: dict[str, str], *, more: bool = False) -> None:
-        if more:
-            columns = {**self._alike.get(name, {}), **columns}
+    def _note(self, name: TableName, columns: dict[str, str], *, seen_at: int = -1) -> None:
+        self._seen_at[name] = seen_at
         self._alike.pop(name, None)
         if columns:
             self._alike[name] = columns
             if len(self._alike) > _ALIKE_MAX:
                 del self._alike[next(iter(self._alike))]
+        if name not in self._alike or seen_at < 0:
+            self._seen_at.pop(name, None)
 
     def _ask(self, schema: str, table: str) -> KnownTable | None:
         # In this order: what is changed between the two questions has the later time.

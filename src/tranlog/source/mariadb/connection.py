@@ -7,6 +7,7 @@ server is set up wrongly, or our own mistake. Every session runs in UTC, since T
 from __future__ import annotations
 
 import logging
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -49,6 +50,7 @@ _AWAY: Final = frozenset(
         1927,  # ER_CONNECTION_KILLED
     }
 )
+_COLUMN_TYPE: Final = re.compile(r"[^.]+\..+\.[^.=]+=(?:uuid|inet[46]|binary\((?:4|16)\))", re.DOTALL)
 SAME_SERVER_ID: Final = 4052
 """ER_SLAVE_SAME_ID: somebody else follows the server under our number."""
 
@@ -99,6 +101,10 @@ class MariadbSourceOptions:
     connect_timeout_s: float = 10.0
     position_interval_s: float = 10.0
     """How often the position moves by an empty transaction while nothing that is captured happens."""
+    column_types: tuple[str, ...] = ()
+    """What columns were that the binlog does not tell apart, in tables that are gone or were altered when it is read:
+    `schema.table.column=type`, the type `uuid`, `inet6`, `inet4`, `binary(16)` or `binary(4)`. It counts where
+    nothing else tells."""
     xa_warn_s: float = 600.0
     """From this age on a warning names an XA transaction that is prepared and has not ended."""
 
@@ -122,6 +128,10 @@ class MariadbSourceOptions:
         for option, allowed in (("statements", ("stop", "record")), ("cascades", ("refuse", "allow"))):
             if getattr(self, option) not in allowed:
                 raise ConfigError(option=option, value=getattr(self, option), why=f"one of {', '.join(allowed)}")
+        for said in self.column_types:
+            if not _COLUMN_TYPE.fullmatch(said):
+                why = "not schema.table.column=type, with uuid, inet6, inet4, binary(16) or binary(4)"
+                raise ConfigError(option="column_types", value=said, why=why)
         for option in ("fragment_bytes", "queue_bytes", "memory_bytes", "transaction_bytes_max", "read_bytes"):
             if getattr(self, option) < 1:
                 raise ConfigError(option=option, value=getattr(self, option), why="must be at least 1 byte")

@@ -55,10 +55,17 @@ from tranlog.source.mariadb.events import (
 )
 from tranlog.source.mariadb.groups import START_ANEW, EventGroup, GroupAssembler
 from tranlog.source.mariadb.history import continue_from
-from tranlog.source.mariadb.position import BinlogPosition
+from tranlog.source.mariadb.position import BinlogPosition, StartNow, parse_start
 from tranlog.source.mariadb.rows import RowsEncoder, rows_encoder
 from tranlog.source.mariadb.stream import BinlogStream
-from tranlog.source.mariadb.types import MariadbType, named_by_catalog, shown_columns, table_map, types_in_binlog
+from tranlog.source.mariadb.types import (
+    MariadbType,
+    alike_in_binlog,
+    named_by_catalog,
+    shown_columns,
+    table_map,
+    types_in_binlog,
+)
 from tranlog.source.mariadb.waiting import WaitingEvents
 from tranlog.source.packer import TransactionPacker
 from tranlog.statements import StatementKind, databases_named, statement_kind
@@ -157,7 +164,7 @@ class MariadbSource:
         self._rule = options.shard_rule
         self._keys_known = False
         self._keyless: dict[str, None] = {}
-        self._sequences: set[str] = set()
+        self._likely: set[str] = set()
         self._charsets: dict[int, str] = {}
         self._collations: dict[int, str] = {}
 
@@ -210,7 +217,7 @@ class MariadbSource:
             self._told = None if self._rule.kind is ShardRuleKind.TABLE else self._position
         self._told_at = self._clock.monotonic()
         self._connect()
-        self._catalog.note_present()
+        self._catalog.note_present(now=event_id is None and isinstance(parse_start(self.options.start), StartNow))
 
     def _connect(self) -> None:
         """Check the set-up and the position, and open the stream there."""
@@ -641,22 +648,19 @@ class MariadbSource:
             return None
         binlog_table = parse_table_map(event)
         known = self._catalog.table(schema, name)
-        is_sequence = (
-            tuple(column.name for column in binlog_table.columns) == _SEQUENCE_COLUMNS
-            if known is None
-            else known.sequence
-        )
-        if is_sequence:
-            if f"{schema}.{name}" not in self._sequences:
-                self._sequences.add(f"{schema}.{name}")
-                logger.warning("A sequence is no table: its values are not captured. sequence=%s.%s", schema, name)
-            return None
         if binlog_table.complete:
-            then = self._catalog.as_of(schema, name, HEADER.unpack_from(event)[0])
+            then, certain = self._catalog.as_of(schema, name, HEADER.unpack_from(event)[0])
             types = types_in_binlog(binlog_table, collations=self._charsets, known=then)
+            told = {column.name: kind.source_type for column, kind in zip(binlog_table.columns, types, strict=True)}
+            for column in alike_in_binlog(told).keys() - certain:
+                self._check_alike(f"{schema}.{name}.{column}", told[column], then.types.get(column), group)
         else:
             binlog_table, types = self._named(binlog_table, event, group)
         shown = shown_columns(binlog_table, known)
+        # By its columns, unless a table of today has the same.
+        sequence = tuple(column.name for column in binlog_table.columns) == _SEQUENCE_COLUMNS and (
+            known is None or known.sequence or tuple(known.types) != _SEQUENCE_COLUMNS
+        )
         table = table_map(
             schema,
             name,
@@ -666,8 +670,9 @@ class MariadbSource:
             ],
             primary_key=binlog_table.primary_key,
             known=known,
+            sequence=sequence,
         )
-        if not table.primary_key and table.name not in self._keyless:
+        if not (table.primary_key or sequence) and table.name not in self._keyless:
             self._keyless[table.name] = None
             logger.warning(
                 "A table has no primary key: its rows are found by all their values, which is slow. table=%s",
@@ -684,6 +689,23 @@ class MariadbSource:
             full_twice=head + bits + bits,
             transactional=None if known is None else known.transactional,
         )
+
+    def _check_alike(self, column: str, declared: str, now: str | None, group: EventGroup) -> None:
+        """Refuse a column that may be a UUID or a BINARY where nothing tells which; name one that is likely."""
+        if declared != now:
+            raise self._refused(
+                group,
+                f"column {column}, which may be a UUID, an INET or a BINARY: the binlog does not tell, and the catalog "
+                "does not have the table as it was then; that",
+                f'Say what it was, as in column_types = ["{column}=uuid"], and start capture again. ',
+            )
+        if column not in self._likely:
+            self._likely.add(column)
+            logger.warning(
+                "A column is taken for what it is now, since the binlog does not tell a UUID from a BINARY and its "
+                "table may have changed; column_types says otherwise. column=%s type=%s transaction=%s",
+                *(column, declared, group.gtid.gtid),
+            )
 
     def _named(
         self, table: BinlogTable, event: bytes, group: EventGroup

@@ -146,6 +146,7 @@ def table_map(
     *,
     primary_key: Sequence[int],
     known: KnownTable | None,
+    sequence: bool = False,
 ) -> TableMap:
     """Return a table map, with such of the catalog's keys as the columns allow."""
     place = {column.name: at for at, column in enumerate(columns)}
@@ -172,6 +173,7 @@ def table_map(
         primary_key=tuple(primary_key),
         unique_keys=tuple(unique_keys),
         foreign_keys=tuple(foreign_keys),
+        sequence=sequence,
     )
 
 
@@ -212,9 +214,9 @@ _BY_CATALOG: Final = {
 _ALIKE: Final = re.compile(r"uuid|inet[46]|binary\((?:4|16)\)")
 _NAME: Final = r"(?:`(?:[^`]|``)+`|[\w$]+)"
 _TABLE: Final = rf"({_NAME})(?:\s*\.\s*({_NAME}))?"
-_CREATED: Final = re.compile(
-    rf"\s*CREATE\s+(?:OR\s+REPLACE\s+)?TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?{_TABLE}\s*\(", re.IGNORECASE
-)
+_CREATE: Final = rf"\s*CREATE\s+(?:OR\s+REPLACE\s+)?TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?{_TABLE}\s*"
+_CREATED: Final = re.compile(rf"{_CREATE}\(", re.IGNORECASE)
+_CREATED_LIKE: Final = re.compile(rf"{_CREATE}\(?\s*LIKE\s+{_TABLE}", re.IGNORECASE)
 _ALTERED: Final = re.compile(rf"\s*ALTER\s+(?:ONLINE\s+|IGNORE\s+)*TABLE\s+(?:IF\s+EXISTS\s+)?{_TABLE}", re.IGNORECASE)
 _RENAMED: Final = re.compile(r"\s*RENAME\s+TABLES?\b", re.IGNORECASE)
 _ONE_RENAMED: Final = re.compile(rf"{_TABLE}\s+(?:NOWAIT\s+|WAIT\s+\d+\s+)?TO\s+{_TABLE}", re.IGNORECASE)
@@ -236,6 +238,10 @@ def alike_after(
     Read as far as that goes: what an ALTER TABLE names counts as changed, to what it declares.
     """
     bare = _UNSAID.sub(" ", sql)
+    if (match := _CREATED_LIKE.match(bare)) is not None:
+        return {
+            _table_named(schema, match[1], match[2]): dict(before.get(_table_named(schema, match[3], match[4]), {}))
+        }
     if (match := _CREATED.match(bare)) is not None:
         return {_table_named(schema, match[1], match[2]): _declared(bare, match.end())}
     if (match := _ALTERED.match(bare)) is not None:
@@ -249,10 +255,11 @@ def alike_after(
         renamed = _RENAMED_TO.search(text)
         return {table if renamed is None else _table_named(schema, renamed[1], renamed[2]): columns}
     if _RENAMED.match(bare) is not None:
-        return {
-            _table_named(schema, one[3], one[4]): dict(before.get(_table_named(schema, one[1], one[2]), {}))
-            for one in _ONE_RENAMED.finditer(bare)
-        }
+        moved: dict[TableName, dict[str, str]] = {}
+        for one in _ONE_RENAMED.finditer(bare):
+            old = _table_named(schema, one[1], one[2])
+            moved[_table_named(schema, one[3], one[4])] = dict(moved.get(old, before.get(old, {})))
+        return moved
     return {}
 
 
