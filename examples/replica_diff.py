@@ -82,14 +82,14 @@ def refusals(page: Path = REFUSALS) -> list[str]:
 
 
 def files(folder: Path, *, count: int | None, seed: int) -> list[Path]:
-    """Return the files to run: all that can be a workload, or so many of them drawn by the seed."""
+    """Return the files to run in an order drawn by the seed: all that can be a workload, or the first so many."""
     found = [
         path
         for name in FOLDERS
         for path in sorted((folder / name).glob("*.test"))
         if not _OWN_SERVER.search(path.read_text(errors="replace"))
     ]
-    return found if count is None else sorted(random.Random(seed).sample(found, min(count, len(found))))
+    return random.Random(seed).sample(found, len(found))[:count]
 
 
 class Trial:
