@@ -3,7 +3,8 @@
 `make replica-diff FILES=n SEED=s` runs it. Each file of Debian's `mariadb-test` is run at a source by the server's own
 test client, as a workload: what it expects is not looked at. A native replica and a target of ours follow; both are
 stopped at the same GTID in front of some of the statements that drop something, and at the end, and everything is
-compared, definitions and rows. Between two files all of it is dropped.
+compared, definitions and rows. Between two files all of it is dropped. With `--target postgres` our target is a
+PostgreSQL, whose tables `tranlog tables create` would have made, and rows are compared as by `tranlog verify`.
 
 It prints one JSON object and ends with 1 where anything differs, or where capture or apply ends by an error that is not
 in the list of docs/refusals.md. Each file's result is a line of `--results`; a run that is started again with the same
@@ -31,7 +32,7 @@ import pymysql
 
 from tranlog.change import Change, Statement
 from tranlog.errors import SourceError, TranlogError
-from tranlog.testing.replicas import Replicas
+from tranlog.testing.replicas import Replicas, ReplicasAtPostgres, ReplicaStoppedError, drop_all
 from tranlog.testing.servers import MariaDbAddress, OptionValue, ServerFailedError, ServerMissingError
 
 SUITES: Final = Path("/usr/share/mysql/mysql-test")
@@ -51,7 +52,6 @@ _OWN_SERVER: Final = re.compile(
 """Files that need a server to themselves, or a build that is not here, do nothing as a workload."""
 _DROPS: Final = re.compile(r"\s*(?:/\*.*?\*/\s*)*(?:DROP|CREATE\s+OR\s+REPLACE|TRUNCATE)\b", re.IGNORECASE | re.DOTALL)
 SERVER: Final[dict[str, OptionValue]] = {"binlog_row_metadata": "FULL", "max_connections": 200, "secure_file_priv": ""}
-_SYSTEM: Final = ("mysql", "information_schema", "performance_schema", "sys", "tranlog_own")
 _ENTRY: Final = re.compile(r"^\| `(?P<pattern>[^`]+)` \|", re.MULTILINE)
 
 
@@ -62,6 +62,7 @@ class Result:
     file: str
     transactions: int = 0
     points: int = 0
+    rows: int = 0
     capture_end: str | None = None
     apply_end: str | None = None
     refusal: str | None = None
@@ -108,10 +109,12 @@ class Trial:
         began = time.monotonic()
         result = Result(file=str(file.relative_to(SUITES)))
         rng = random.Random(f"{self._seed}/{result.file}")
-        before = self._all.transactions
+        before, rows = self._all.transactions, self._all.rows
         self._work(file)
         try:
             self._follow(result, rng)
+        except ReplicaStoppedError as exc:
+            result.replica_end = str(exc)
         except SourceError as exc:
             result.capture_end = f"{type(exc).__name__}: {exc}"
         except TranlogError as exc:
@@ -120,6 +123,7 @@ class Trial:
         if ended is not None:
             result.refusal = next((one for one in self._known if re.search(one, ended)), None)
         result.transactions = self._all.transactions - before
+        result.rows = self._all.rows - rows
         self._start_over()
         result.seconds = round(time.monotonic() - began, 1)
         return result
@@ -180,12 +184,12 @@ class Trial:
         for name, value in _settings(source).items():
             if (wanted := self._settings.get(name)) != value:
                 _set_back(source, name, wanted)
-        _drop_all(source)
+        drop_all(source)
         source.execute("CREATE DATABASE test")
         self._all.replica_skip()
-        for server in (self._all.replica, self._all.target):
-            _drop_all(server)
-            server.execute("CREATE DATABASE test")
+        drop_all(self._all.replica)
+        self._all.replica.execute("CREATE DATABASE test")
+        self._all.empty_target()
         self._all.open(skip=True)
 
 
@@ -205,20 +209,6 @@ def _set_back(server: MariaDbAddress, name: str, value: str | None) -> None:
         return
 
 
-def _drop_all(server: MariaDbAddress) -> None:
-    ((home,),) = server.execute("SELECT @@datadir")
-    for (name,) in server.execute("SHOW DATABASES"):
-        if str(name) in _SYSTEM:
-            continue
-        drop = f"SET STATEMENT foreign_key_checks = 0 FOR DROP DATABASE IF EXISTS `{str(name).replace('`', '``')}`"
-        try:
-            server.execute(drop)
-        except pymysql.err.MySQLError:  # a file that no table has, which a statement wrote there
-            for path in (Path(str(home)) / str(name)).iterdir():
-                path.unlink()
-            server.execute(drop)
-
-
 def _drops(statement: Statement) -> bool:
     text = statement.sql if isinstance(statement.sql, str) else statement.sql.decode(errors="replace")
     return _DROPS.match(text) is not None
@@ -230,6 +220,7 @@ def add_up(results: Sequence[Result]) -> dict[str, Any]:
         "files": len(results),
         "transactions": sum(one.transactions for one in results),
         "points": sum(one.points for one in results),
+        "rows": sum(one.rows for one in results),
         "differences": sum(bool(one.differences) for one in results),
         "capture_ends": sum(one.capture_end is not None for one in results),
         "apply_ends": sum(one.apply_end is not None for one in results),
@@ -250,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, help="so many, drawn by the seed; default: all")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--target", choices=("mariadb", "postgres"), default="mariadb")
     parser.add_argument("--results", type=Path, help="a line of JSON for each file; goes on behind what is there")
     parser.add_argument("names", nargs="*", help="files by name, such as main/update.test")
     options = parser.parse_args(arguments)
@@ -263,7 +255,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="tranlog-replica-") as scratch,
-            Replicas(server_options=SERVER, target_options={"engine": "innodb"}) as all_three,
+            ReplicasAtPostgres(server_options=SERVER)
+            if options.target == "postgres"
+            else Replicas(
+                server_options=SERVER,
+                target_options={"engine": "innodb"},
+            ) as all_three,
         ):
             trial = Trial(all_three, Path(scratch), options.seed)
             for number, path in enumerate(left, start=1):
