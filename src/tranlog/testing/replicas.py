@@ -78,7 +78,7 @@ class Replicas:
         common = {**_QUICK, **(server_options or {})}
         copies = {**common, "log_bin": None, **(copy_options or {})}
         self.source = MariaDbServer(options=common)
-        self.replica = MariaDbServer(options={**copies, "server_id": 2})
+        self.replica = MariaDbServer(options={**copies, "server_id": 2, "replicate_wild_ignore_table": "mysql.%"})
         self.target = MariaDbServer(options={**copies, "server_id": 3})
         self._source_options = dict(source_options or {})
         self._target_options = dict(target_options or {})
@@ -290,7 +290,7 @@ class Replicas:
         found = []
         for name in sorted(theirs.keys() | ours.keys()):
             there, here = theirs.get(name), ours.get(name)
-            self.rows += len(there) if isinstance(there, list) else 0
+            self.rows += len(there) if name.endswith("[]") and isinstance(there, list) else 0
             if there != here:
                 found.append(f"{name}: replica {_shown(there)}, target {_shown(here)}")
         return found
@@ -431,10 +431,7 @@ def drop_all(server: MariaDbAddress) -> None:
 
 
 def _without_engine(value: object) -> object:
-    match value:
-        case (str(), *_):
-            return tuple([_ENGINE.sub("", str(part)) for part in value])
-    return value
+    return tuple([_ENGINE.sub("", str(part)) for part in value]) if isinstance(value, tuple) else value
 
 
 def _shown(value: object) -> str:
