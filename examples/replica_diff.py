@@ -46,10 +46,11 @@ FILE_S: Final = 60.0
 POINTS: Final = 6
 _OWN_SERVER: Final = re.compile(
     r"(restart|shutdown|kill|start)_mysqld|reset\s+master|master-slave|change\s+master|start\s+slave|big_test|"
-    r"have_debug|have_embedded|have_perfschema|rpl_init|have_wsrep|connect\s*\(\s*slave",
+    r"have_debug|have_embedded|have_perfschema|rpl_init|have_wsrep|connect\s*\(\s*slave|"
+    r"(alter|drop|rename)\s+table\s+(if\s+exists\s+)?mysql\.(proc|event|user|db|func|\w+_priv|plugin|servers)\b",
     re.IGNORECASE,
 )
-"""Files that need a server to themselves, or a build that is not here, do nothing as a workload."""
+"""Files that need a server to themselves, or harm its own tables, or need a build that is not here."""
 _DROPS: Final = re.compile(r"\s*(?:/\*.*?\*/\s*)*(?:DROP|CREATE\s+OR\s+REPLACE|TRUNCATE)\b", re.IGNORECASE | re.DOTALL)
 SERVER: Final[dict[str, OptionValue]] = {"binlog_row_metadata": "FULL", "max_connections": 200, "secure_file_priv": ""}
 _ENTRY: Final = re.compile(r"^\| `(?P<pattern>[^`]+)` \|", re.MULTILINE)
@@ -72,8 +73,8 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether nothing differs, and an end is one of the list."""
-        ended = self.capture_end or self.apply_end
+        """Whether nothing differs, and an end is one of the list, or the native replica's too."""
+        ended = None if self.replica_end else self.capture_end or self.apply_end
         return not self.differences and (ended is None or self.refusal is not None)
 
 
@@ -119,6 +120,8 @@ class Trial:
             result.capture_end = f"{type(exc).__name__}: {exc}"
         except TranlogError as exc:
             result.apply_end = f"{type(exc).__name__}: {exc}"
+            if result.replica_end is None and not self._all.replica_to(self._all.attempted):
+                result.replica_end = self._all.replica_error() or None
         ended = result.capture_end or result.apply_end
         if ended is not None:
             result.refusal = next((one for one in self._known if re.search(one, ended)), None)

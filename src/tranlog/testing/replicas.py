@@ -92,6 +92,8 @@ class Replicas:
         self.transactions = 0
         self.rows = 0
         """Rows that have been compared."""
+        self.attempted = ""
+        """The GTIDs with the transaction that our target was given last, applied or not."""
 
     def _start_target(self, stack: contextlib.ExitStack) -> None:
         stack.enter_context(self.target)
@@ -238,6 +240,7 @@ class Replicas:
                     if before is not None and self._position is not None:
                         changes = [change for one in fragments for change in decode(one.payload).changes]
                         before(changes, gtid_text(BinlogPosition.parse(self._position).gtids))
+                    self.attempted = gtid_text(BinlogPosition.parse(fragment.event_id).gtids)
                     self._apply(fragments)
                     fragments = []
 
