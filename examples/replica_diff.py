@@ -43,7 +43,6 @@ FOLDERS: Final = (
 )
 REFUSALS: Final = Path(__file__).parents[1] / "docs" / "refusals.md"
 FILE_S: Final = 60.0
-POINTS: Final = 6
 _OWN_SERVER: Final = re.compile(
     r"(restart|shutdown|kill|start)_mysqld|reset\s+master|master-slave|change\s+master|start\s+slave|big_test|"
     r"have_debug|have_embedded|have_perfschema|rpl_init|have_wsrep|connect\s*\(\s*slave|"
@@ -97,10 +96,11 @@ def files(folder: Path, *, count: int | None, seed: int) -> list[Path]:
 class Trial:
     """The three servers, and one file after the other. Threads: one."""
 
-    def __init__(self, replicas: Replicas, scratch: Path, seed: int) -> None:
+    def __init__(self, replicas: Replicas, scratch: Path, *, seed: int, points: int) -> None:
         self._all = replicas
         self._scratch = scratch
         self._seed = seed
+        self._points = points
         self._settings = _settings(replicas.source)
         self._known = refusals()
         self._start_over()
@@ -157,7 +157,7 @@ class Trial:
 
     def _follow(self, result: Result, rng: random.Random) -> None:
         def before(changes: Iterable[Change], position: str) -> None:
-            if result.points >= POINTS or not any(isinstance(one, Statement) and _drops(one) for one in changes):
+            if result.points >= self._points or not any(isinstance(one, Statement) and _drops(one) for one in changes):
                 return
             if rng.random() < 0.4:
                 self._compare(result, position)
@@ -244,6 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, help="so many, drawn by the seed; default: all")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--points", type=int, default=6, help="drops of a file before which all is compared, at most")
     parser.add_argument("--target", choices=("mariadb", "postgres"), default="mariadb")
     parser.add_argument("--results", type=Path, help="a line of JSON for each file; goes on behind what is there")
     parser.add_argument("names", nargs="*", help="files by name, such as main/update.test")
@@ -265,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 target_options={"engine": "innodb"},
             ) as all_three,
         ):
-            trial = Trial(all_three, Path(scratch), options.seed)
+            trial = Trial(all_three, Path(scratch), seed=options.seed, points=options.points)
             for number, path in enumerate(left, start=1):
                 one = trial.run(path)
                 results.append(one)
