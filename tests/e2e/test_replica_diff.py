@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 FILES = (
     "main/update.test",
     "main/insert_select.test",
@@ -26,7 +25,7 @@ FILES = (
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, str(ROOT / "examples" / "replica_diff.py"), *arguments]
+    command = [sys.executable, str(Path(__file__).with_name("replica_diff.py")), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     told: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == 0, (told, done.stderr[-3000:])
@@ -41,6 +40,7 @@ def test_ten_files_leave_what_a_native_replica_has() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(600)
 def test_a_file_leaves_the_same_values_at_postgres() -> None:
     told = run("--target", "postgres", "main/type_date.test")
     assert told["points"] > 3 and told["transactions"] > 200 and told["rows"] > 10
