@@ -74,8 +74,8 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether nothing differs, and an end is one of the list, or the native replica's too."""
-        ended = None if self.replica_end else self.capture_end or self.apply_end
+        """Whether nothing differs, and an end is one of the list."""
+        ended = self.capture_end or self.apply_end
         return not self.differences and (ended is None or self.refusal is not None)
 
 
@@ -121,9 +121,11 @@ class Trial:
         except SourceError as exc:
             result.capture_end = f"{type(exc).__name__}: {exc}"
         except TranlogError as exc:
-            result.apply_end = f"{type(exc).__name__}: {exc}"
-            if result.replica_end is None and not self._all.replica_to(self._all.attempted):
-                result.replica_end = self._all.replica_error() or None
+            theirs = result.replica_end is None and not self._all.replica_to(self._all.attempted)
+            if theirs and (error := self._all.replica_error()):
+                result.replica_end = error
+            else:
+                result.apply_end = f"{type(exc).__name__}: {exc}"
         ended = result.capture_end or result.apply_end
         if ended is not None:
             result.refusal = next((one for one in self._known if re.search(one, ended)), None)
