@@ -81,8 +81,8 @@ kill: install ## ROUNDS=50 rounds of kill -9 of everything, under load, from SEE
 	$(call verdict,PYTHONPATH=examples $(BIN)/python tests/kill/kill_rounds.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
 
 replica-diff: install ## FILES=n of the server's regression files (default: all), drawn by SEED=1, against a native replica
-	@$(PACKAGES) mariadb mariadb-test
-	$(call verdict,$(BIN)/python examples/replica_diff.py $(if $(FILES),--files $(FILES)) --seed $(SEED) $(ARGS))
+	@$(PACKAGES) mariadb mariadb-test postgres
+	$(call verdict,$(BIN)/python tests/e2e/replica_diff.py $(if $(FILES),--files $(FILES)) --seed $(SEED) $(ARGS))
 
 order: install ## ROUNDS=50 seeded rounds of a pipeline that is killed and re-planned: the log's order is the target's, and each mutant is found
 	@$(PACKAGES) postgres

@@ -6,10 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 FILES = (
     "main/update.test",
     "main/insert_select.test",
@@ -24,11 +24,23 @@ FILES = (
 )
 
 
+def run(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, str(Path(__file__).with_name("replica_diff.py")), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == 0, (told, done.stderr[-3000:])
+    return told
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
-def test_ten_files_leave_what_a_native_replica_has(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "replica_diff.py"), *FILES]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = json.loads(done.stdout)
-    assert done.returncode == 0, (told, done.stderr[-3000:])
+def test_ten_files_leave_what_a_native_replica_has() -> None:
+    told = run(*FILES)
     assert told["files"] == len(FILES) and told["points"] > 20 and told["transactions"] > 500
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(600)
+def test_a_file_leaves_the_same_values_at_postgres() -> None:
+    told = run("--target", "postgres", "main/type_date.test")
+    assert told["points"] > 3 and told["transactions"] > 200 and told["rows"] > 10

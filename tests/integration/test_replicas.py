@@ -108,6 +108,10 @@ UNICODE = "SET NAMES utf8mb4 COLLATE utf8mb4_general_ci"
             id="character_set_client",
         ),
         pytest.param(
+            ["SET collation_connection = utf16_unicode_ci", "CREATE TABLE t (a INT)", "CREATE VIEW v AS SELECT 'x' a"],
+            id="UTF-16",
+        ),
+        pytest.param(
             [
                 "CREATE TABLE p (id INT PRIMARY KEY)",
                 "CREATE TABLE c (id INT PRIMARY KEY, p INT)",

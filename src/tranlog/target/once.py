@@ -94,6 +94,8 @@ _STANDING: Final = (
 )
 _LEFT: Final = frozenset({"insert_id", "last_insert_id", "rand_seed1", "rand_seed2", "collation_database"})
 """Not set back: they serve one statement, or follow the default database."""
+_CHARSETS: Final = frozenset({"character_set_client", "collation_connection"})
+"""Set back before the others, whose names no server finds where they come in UTF-16."""
 _NO_DATABASE: Final = "information_schema"
 """Entered where the statement's own database is not here: no name without a database finds anything there."""
 _ABORTED: Final = frozenset({1053, 1077, 1078, 1079, 1080, 1152, 1184, 1317, 1927, 3024, 1969})
@@ -232,9 +234,11 @@ class Once:
             raise DdlStopError(seqno=unit.seqno, text=text, why=why) from exc
         finally:
             self._session.run(f"USE {own}")
-            back = [(name, value) for name, (value, _) in self._standing.items() if name not in _LEFT]
-            sets = [f"{name} = ${number}" for number, (name, _) in enumerate(back, start=1)]
-            self._session.run(f"SET {', '.join(sets)}, timestamp = DEFAULT", [value for _, value in back])
+            for names in (_CHARSETS, self._standing.keys() - _CHARSETS - _LEFT):
+                back = [name for name in names if name in self._standing]
+                sets = [f"{name} = ${number}" for number, name in enumerate(back, start=1)]
+                values = [self._standing[name][0] for name in back]
+                self._session.run(f"SET {', '.join([*sets, 'timestamp = DEFAULT'])}", values)
         return True
 
     def _settings(self, seqno: Seqno, statement: Statement, text: str) -> list[tuple[str, str | int]]:

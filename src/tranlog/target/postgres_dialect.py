@@ -198,7 +198,7 @@ def _names(table: TableMap, indexes: Sequence[int]) -> str:
 def _refuse_nul(text: str) -> str:
     if "\0" in text:
         raise UnfitError(
-            "the text holds a NUL character, which PostgreSQL cannot store; make the column bytea or mend it"
+            "the text holds a NUL character, which PostgreSQL cannot store; mend it, or leave its column out by filter"
         )
     return text
 

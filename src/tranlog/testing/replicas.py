@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 import pymysql
 
-from tranlog.change import Change, Fragment
+from tranlog.change import Change, Fragment, Options
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
 from tranlog.payload import decode
 from tranlog.source.mariadb import MariadbSource, MariadbSourceOptions
@@ -30,7 +30,9 @@ from tranlog.testing.servers import MariaDbAddress, MariaDbServer, OptionValue
 WAIT_S: Final = 60.0
 OWN_DATABASE: Final = "tranlog_own"
 """Where our target keeps its tables; a replica has no such database."""
-_ENGINE: Final = re.compile(r" (?:ENGINE|TRANSACTIONAL|PAGE_CHECKSUM|ROW_FORMAT|MAX_ROWS|MIN_ROWS)=\w+")
+_ENGINE: Final = re.compile(
+    r" (?:/\* )?(?:ENGINE|TRANSACTIONAL|PAGE_CHECKSUM|ROW_FORMAT|MAX_ROWS|MIN_ROWS)=\w+(?: \*/)?"
+)
 _SYSTEM: Final = ("mysql", "information_schema", "performance_schema", "sys", OWN_DATABASE)
 _PIPELINE: Final = "replicas"
 _QUICK: Final[Mapping[str, OptionValue]] = {
@@ -69,7 +71,7 @@ class Replicas:
         common = {**_QUICK, **(server_options or {})}
         copies = {**common, "log_bin": None, **(copy_options or {})}
         self.source = MariaDbServer(options=common)
-        self.replica = MariaDbServer(options={**copies, "server_id": 2})
+        self.replica = MariaDbServer(options={**copies, "server_id": 2, "replicate_wild_ignore_table": "mysql.%"})
         self.target = MariaDbServer(options={**copies, "server_id": 3})
         self._source_options = dict(source_options or {})
         self._target_options = dict(target_options or {})
@@ -81,11 +83,20 @@ class Replicas:
         self._position: str | None = None
         """The event id of what was applied last."""
         self.transactions = 0
+        self.rows = 0
+        """Rows that have been compared."""
+        self.attempted = ""
+        """The GTIDs with the transaction that our target was given last, applied or not."""
+
+    def _start_target(self, stack: contextlib.ExitStack) -> None:
+        stack.enter_context(self.target)
+        self.target.execute(f"CREATE DATABASE {OWN_DATABASE}")
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            for server in (self.source, self.replica, self.target):
+            for server in (self.source, self.replica):
                 stack.enter_context(server)
+            self._start_target(stack)
             self._stack = stack.pop_all()
         try:
             self.replica.execute(
@@ -93,7 +104,6 @@ class Replicas:
                 "MASTER_USER='root', MASTER_USE_GTID=slave_pos, MASTER_CONNECT_RETRY=1"
             )
             self.replica.execute("START SLAVE")
-            self.target.execute(f"CREATE DATABASE {OWN_DATABASE}")
             self.open()
         except BaseException:
             self._stack.close()
@@ -112,10 +122,7 @@ class Replicas:
         `source` and the others are options beside those that all copies have.
         """
         self.close()
-        options = TargetOptions(
-            kind="mariadb", dsn=self.target.dsn(OWN_DATABASE), **{**self._target_options, **target_options}
-        )
-        self._applier = open_target(options)
+        self._applier = open_target(self._options({**self._target_options, **target_options}))
         self._applier.ensure_tables()
         row = self._applier.read_pipeline(_PIPELINE)
         token = self._applier.take(
@@ -142,6 +149,9 @@ class Replicas:
             )
         )
         self._follower.start(None if skip else self._position)
+
+    def _options(self, options: Mapping[str, Any]) -> TargetOptions:
+        return TargetOptions(kind="mariadb", dsn=self.target.dsn(OWN_DATABASE), **options)
 
     def close(self) -> None:
         """End our copy; the servers run on."""
@@ -223,30 +233,30 @@ class Replicas:
                     if before is not None and self._position is not None:
                         changes = [change for one in fragments for change in decode(one.payload).changes]
                         before(changes, gtid_text(BinlogPosition.parse(self._position).gtids))
+                    self.attempted = gtid_text(BinlogPosition.parse(fragment.event_id).gtids)
                     self._apply(fragments)
                     fragments = []
 
     def _apply(self, fragments: Sequence[Fragment]) -> None:
-        assert self._applier is not None
         payloads = [decode(fragment.payload) for fragment in fragments]
         last = fragments[-1]
-        if payloads[-1].is_noop():
-            self._position = last.event_id
-            return
+        if not payloads[-1].is_noop():
+            changes = [change for payload in payloads for change in payload.changes]
+            self._write(changes, last.event_id, last.tstamp, payloads[-1].metadata)
+            self.transactions += 1
+        self._position = last.event_id
+
+    def _write(self, changes: Sequence[Change], event_id: str, tstamp: int, metadata: Options) -> None:
+        assert self._applier is not None
         seqno = Seqno(self._applied + 1)
-
-        def changes() -> Iterator[Change]:
-            for payload in payloads:
-                yield from payload.changes
-
         unit = Unit(
             seqno=seqno,
             epoch=Epoch(1),
-            source_id=last.source_id,
-            event_id=last.event_id,
-            tstamp=last.tstamp,
-            metadata=payloads[-1].metadata,
-            changes=changes,
+            source_id="source",
+            event_id=event_id,
+            tstamp=tstamp,
+            metadata=metadata,
+            changes=lambda: iter(changes),
         )
         advance = Advance(
             pipeline=_PIPELINE,
@@ -255,15 +265,13 @@ class Replicas:
             old_seqno=self._applied,
             new_seqno=seqno,
             epoch=Epoch(1),
-            source_id=last.source_id,
-            event_id=last.event_id,
-            tstamp=last.tstamp,
+            source_id="source",
+            event_id=event_id,
+            tstamp=tstamp,
             stats="{}",
         )
         self._applier.apply([unit], advance)
         self._applied = seqno
-        self._position = last.event_id
-        self.transactions += 1
 
     # --- comparing ---
 
@@ -278,16 +286,14 @@ class Replicas:
         found = []
         for name in sorted(theirs.keys() | ours.keys()):
             there, here = theirs.get(name), ours.get(name)
+            self.rows += len(there) if name.endswith("[]") and isinstance(there, list) else 0
             if there != here:
                 found.append(f"{name}: replica {_shown(there)}, target {_shown(here)}")
         return found
 
 
 def _without_engine(value: object) -> object:
-    match value:
-        case (str(), *_):
-            return tuple([_ENGINE.sub("", str(part)) for part in value])
-    return value
+    return tuple([_ENGINE.sub("", str(part)) for part in value]) if isinstance(value, tuple) else value
 
 
 def _shown(value: object) -> str:

@@ -3,7 +3,8 @@
 `make replica-diff FILES=n SEED=s` runs it. Each file of Debian's `mariadb-test` is run at a source by the server's own
 test client, as a workload: what it expects is not looked at. A native replica and a target of ours follow; both are
 stopped at the same GTID in front of some of the statements that drop something, and at the end, and everything is
-compared, definitions and rows. Between two files all of it is dropped.
+compared, definitions and rows. Between two files all of it is dropped. With `--target postgres` our target is a
+PostgreSQL, whose tables `tranlog tables create` would have made, and rows are compared as by `tranlog verify`.
 
 It prints one JSON object and ends with 1 where anything differs, or where capture or apply ends by an error that is not
 in the list of docs/refusals.md. Each file's result is a line of `--results`; a run that is started again with the same
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pymysql
+from replica_postgres import ReplicasAtPostgres, ReplicaStoppedError
 
 from tranlog.change import Change, Statement
 from tranlog.errors import SourceError, TranlogError
@@ -40,15 +42,15 @@ FOLDERS: Final = (
     *(f"suite/{name}/t" for name in ("innodb", "gcol", "period", "versioning", "json", "rpl", "binlog")),
     "suite/sql_sequence",
 )
-REFUSALS: Final = Path(__file__).parents[1] / "docs" / "refusals.md"
+REFUSALS: Final = Path(__file__).parents[2] / "docs" / "refusals.md"
 FILE_S: Final = 60.0
-POINTS: Final = 6
 _OWN_SERVER: Final = re.compile(
     r"(restart|shutdown|kill|start)_mysqld|reset\s+master|master-slave|change\s+master|start\s+slave|big_test|"
-    r"have_debug|have_embedded|have_perfschema|rpl_init|have_wsrep|connect\s*\(\s*slave",
+    r"have_debug|have_embedded|have_perfschema|rpl_init|have_wsrep|connect\s*\(\s*slave|"
+    r"(alter|drop|rename)\s+table\s+(if\s+exists\s+)?mysql\.(proc|event|user|db|func|\w+_priv|plugin|servers)\b",
     re.IGNORECASE,
 )
-"""Files that need a server to themselves, or a build that is not here, do nothing as a workload."""
+"""Files that need a server to themselves, or harm its own tables, or need a build that is not here."""
 _DROPS: Final = re.compile(r"\s*(?:/\*.*?\*/\s*)*(?:DROP|CREATE\s+OR\s+REPLACE|TRUNCATE)\b", re.IGNORECASE | re.DOTALL)
 SERVER: Final[dict[str, OptionValue]] = {"binlog_row_metadata": "FULL", "max_connections": 200, "secure_file_priv": ""}
 _SYSTEM: Final = ("mysql", "information_schema", "performance_schema", "sys", "tranlog_own")
@@ -62,6 +64,7 @@ class Result:
     file: str
     transactions: int = 0
     points: int = 0
+    rows: int = 0
     capture_end: str | None = None
     apply_end: str | None = None
     refusal: str | None = None
@@ -82,23 +85,24 @@ def refusals(page: Path = REFUSALS) -> list[str]:
 
 
 def files(folder: Path, *, count: int | None, seed: int) -> list[Path]:
-    """Return the files to run: all that can be a workload, or so many of them drawn by the seed."""
+    """Return the files to run in an order drawn by the seed: all that can be a workload, or the first so many."""
     found = [
         path
         for name in FOLDERS
         for path in sorted((folder / name).glob("*.test"))
         if not _OWN_SERVER.search(path.read_text(errors="replace"))
     ]
-    return found if count is None else sorted(random.Random(seed).sample(found, min(count, len(found))))
+    return random.Random(seed).sample(found, len(found))[:count]
 
 
 class Trial:
     """The three servers, and one file after the other. Threads: one."""
 
-    def __init__(self, replicas: Replicas, scratch: Path, seed: int) -> None:
+    def __init__(self, replicas: Replicas, scratch: Path, *, seed: int, points: int) -> None:
         self._all = replicas
         self._scratch = scratch
         self._seed = seed
+        self._points = points
         self._settings = _settings(replicas.source)
         self._known = refusals()
         self._start_over()
@@ -108,18 +112,25 @@ class Trial:
         began = time.monotonic()
         result = Result(file=str(file.relative_to(SUITES)))
         rng = random.Random(f"{self._seed}/{result.file}")
-        before = self._all.transactions
+        before, rows = self._all.transactions, self._all.rows
         self._work(file)
         try:
             self._follow(result, rng)
+        except ReplicaStoppedError as exc:
+            result.replica_end = str(exc)
         except SourceError as exc:
             result.capture_end = f"{type(exc).__name__}: {exc}"
         except TranlogError as exc:
-            result.apply_end = f"{type(exc).__name__}: {exc}"
+            theirs = result.replica_end is None and not self._all.replica_to(self._all.attempted)
+            if theirs and (error := self._all.replica_error()):
+                result.replica_end = error
+            else:
+                result.apply_end = f"{type(exc).__name__}: {exc}"
         ended = result.capture_end or result.apply_end
         if ended is not None:
             result.refusal = next((one for one in self._known if re.search(one, ended)), None)
         result.transactions = self._all.transactions - before
+        result.rows = self._all.rows - rows
         self._start_over()
         result.seconds = round(time.monotonic() - began, 1)
         return result
@@ -150,7 +161,7 @@ class Trial:
 
     def _follow(self, result: Result, rng: random.Random) -> None:
         def before(changes: Iterable[Change], position: str) -> None:
-            if result.points >= POINTS or not any(isinstance(one, Statement) and _drops(one) for one in changes):
+            if result.points >= self._points or not any(isinstance(one, Statement) and _drops(one) for one in changes):
                 return
             if rng.random() < 0.4:
                 self._compare(result, position)
@@ -180,12 +191,13 @@ class Trial:
         for name, value in _settings(source).items():
             if (wanted := self._settings.get(name)) != value:
                 _set_back(source, name, wanted)
-        _drop_all(source)
-        source.execute("CREATE DATABASE test")
+        _empty(source)
         self._all.replica_skip()
-        for server in (self._all.replica, self._all.target):
-            _drop_all(server)
-            server.execute("CREATE DATABASE test")
+        _empty(self._all.replica)
+        if isinstance(self._all, ReplicasAtPostgres):
+            self._all.empty_target()
+        else:
+            _empty(self._all.target)
         self._all.open(skip=True)
 
 
@@ -205,7 +217,8 @@ def _set_back(server: MariaDbAddress, name: str, value: str | None) -> None:
         return
 
 
-def _drop_all(server: MariaDbAddress) -> None:
+def _empty(server: MariaDbAddress) -> None:
+    """Leave a server with the database `test` alone, which is empty."""
     ((home,),) = server.execute("SELECT @@datadir")
     for (name,) in server.execute("SHOW DATABASES"):
         if str(name) in _SYSTEM:
@@ -217,6 +230,7 @@ def _drop_all(server: MariaDbAddress) -> None:
             for path in (Path(str(home)) / str(name)).iterdir():
                 path.unlink()
             server.execute(drop)
+    server.execute("CREATE DATABASE test")
 
 
 def _drops(statement: Statement) -> bool:
@@ -230,6 +244,7 @@ def add_up(results: Sequence[Result]) -> dict[str, Any]:
         "files": len(results),
         "transactions": sum(one.transactions for one in results),
         "points": sum(one.points for one in results),
+        "rows": sum(one.rows for one in results),
         "differences": sum(bool(one.differences) for one in results),
         "capture_ends": sum(one.capture_end is not None for one in results),
         "apply_ends": sum(one.apply_end is not None for one in results),
@@ -250,6 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, help="so many, drawn by the seed; default: all")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--points", type=int, default=6, help="drops of a file before which all is compared, at most")
+    parser.add_argument("--target", choices=("mariadb", "postgres"), default="mariadb")
     parser.add_argument("--results", type=Path, help="a line of JSON for each file; goes on behind what is there")
     parser.add_argument("names", nargs="*", help="files by name, such as main/update.test")
     options = parser.parse_args(arguments)
@@ -263,9 +280,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="tranlog-replica-") as scratch,
-            Replicas(server_options=SERVER, target_options={"engine": "innodb"}) as all_three,
+            ReplicasAtPostgres(server_options=SERVER)
+            if options.target == "postgres"
+            else Replicas(
+                server_options=SERVER,
+                target_options={"engine": "innodb"},
+            ) as all_three,
         ):
-            trial = Trial(all_three, Path(scratch), options.seed)
+            trial = Trial(all_three, Path(scratch), seed=options.seed, points=options.points)
             for number, path in enumerate(left, start=1):
                 one = trial.run(path)
                 results.append(one)
