@@ -47,10 +47,7 @@ from tranlog.log.format import (
 from tranlog.log.gate import Gate
 from tranlog.log.index import BuiltFrom, SeqnoIndex
 from tranlog.log.index_flush import IndexFlush
-from tranlog.log.opening import (
-    DISK_FULL,
-    RecoveryReport,
-)
+from tranlog.log.opening import DISK_FULL, RecoveryReport
 from tranlog.log.options import LogOptions, ReadCounts, zeros_ahead
 from tranlog.log.ownership import OwnedDisk, Ownership, closed_by, renew_locks
 from tranlog.log.pending import Pending
@@ -65,10 +62,7 @@ from tranlog.log.purging import Purging
 from tranlog.log.recent import RecentPieces
 from tranlog.log.retention import rotation_due
 from tranlog.log.scan import read_fragments
-from tranlog.log.segment import (
-    Segments,
-    join,
-)
+from tranlog.log.segment import Segments, join
 from tranlog.log.spill import REFERENCE, Reference, encode_reference
 from tranlog.log.spilling import SpilledTransaction, Spilling
 from tranlog.log.turns import Turns, Waiter
