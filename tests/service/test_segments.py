@@ -217,7 +217,9 @@ def test_a_running_capture_tells_of_its_own_index(told: Told) -> None:
     before = told.json("info")["index"]["stored"]
     with (
         Log.open(told.path, source_id="till", clock=ManualClock(AT)) as log,
-        capture_endpoint(log, lambda name: None, runtime_dir=None),
+        capture_endpoint(
+            log, Capture(SqliteSource(SqliteSourceOptions(path="not asked", source_id="till")), log), runtime_dir=None
+        ),
     ):
         log.append(Fragment(source_id="till", event_id="e:30", shard_id="s", tstamp=AT, tables=(), payload=b""))
         log.commit(sync=False)
