@@ -42,6 +42,7 @@ from tranlog.source.sqlite.schema import (
     OUTBOX_TABLE,
     SOURCE_TABLE,
     SqliteSchema,
+    TableStates,
     guard_tables,
     has_table,
     install_in,
@@ -51,7 +52,7 @@ from tranlog.source.sqlite.schema import (
     read_installed,
     read_schema,
     schema_version,
-    table_marks,
+    table_states,
 )
 from tranlog.source.sqlite.statement import (
     PlainInsert,
@@ -176,7 +177,7 @@ class Connection:
         self._running = 0  # writing statements in progress; more than one when an SQL function runs SQL
         self._checked = False  # the write lock is held and the schema known
         self._ddl_seen = False
-        self._tables_before: dict[str, int] = {}  # before the first DDL of the transaction
+        self._tables_before = TableStates({}, {})  # before the first DDL of the transaction
         self._schema_stale = False
         self._by_savepoint = False  # the transaction was opened by SAVEPOINT: the last RELEASE commits it
         self._changes_of_setup = self._db.total_changes()
@@ -378,7 +379,7 @@ class Connection:
             elif not run.writes:
                 self._before_write(run)
                 if not self._ddl_seen:
-                    self._tables_before = table_marks(self._db)
+                    self._tables_before = table_states(self._db)
                 run.versions = self._versions()
         elif kind is StatementKind.RELEASE:
             if self._by_savepoint and self._buffer.outermost(run.savepoint):
