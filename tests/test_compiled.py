@@ -40,7 +40,8 @@ def _copy(folder: Path, names: Sequence[str] = compiled.SOURCES) -> Path:
     """Return a copy of what these modules need, compiled code included."""
     package = folder / "tranlog"
     shutil.copytree(PACKAGE / "compiled", package / "compiled", ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "log").mkdir()
+    for folder_of in ("log", "source/sqlite"):
+        (package / folder_of).mkdir(parents=True)
     for name in (*names, "__init__.py", "errors.py", "log/__init__.py"):
         shutil.copy(PACKAGE / name, package / name)
     return package

@@ -98,6 +98,7 @@ PURE = {
     "tranlog.target.mariadb_dialect",
     "tranlog.source.sqlite.buffer",
     "tranlog.source.sqlite.bulk",
+    "tranlog.source.sqlite.hook",
     "tranlog.source.sqlite.raw",
     "tranlog.source.sqlite.statement",
     "tranlog.charsets",

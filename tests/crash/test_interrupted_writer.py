@@ -27,9 +27,9 @@ import msgspec
 import pytest
 
 from fix_crash import replayable
-from tranlog.change import Fragment
+from fix_operations import OPERATIONS, PATH, ROUND, Told, check, contents, fragment, open_log, struck_log, transacted
 from tranlog.errors import LogClosedError, LogError
-from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.ids import NO_SEQNO
 from tranlog.log import (
     allocation,
     index_flush,
@@ -49,7 +49,6 @@ from tranlog.log.log import Log, LogOptions
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
-PATH = "/log"
 TRACED = frozenset(
     str(module.__file__)
     for module in (
@@ -119,161 +118,11 @@ def raising_at(step: int) -> Iterator[list[int]]:
         sys.settrace(before)
 
 
-def fragment(event_id: str, size: int, *, last: bool = True) -> Fragment:
-    return Fragment(
-        source_id="db",
-        event_id=event_id,
-        shard_id="s",
-        tstamp=1,
-        tables=(("s", "t"),),
-        payload=event_id.encode() * (size // len(event_id)),
-        last=last,
-    )
-
-
-def parts(event_id: str, count: int, size: int) -> list[Fragment]:
-    return [fragment(event_id, size, last=at == count - 1) for at in range(count)]
-
-
-class Told:
-    """What a program was told: `synced` are event ids whose commit returned, `handed` what it handed over whole."""
-
-    def __init__(self) -> None:
-        self.synced: list[str] = []
-        self.handed: dict[str, bytes] = {}
-
-    def whole(self, *fragments: Fragment) -> list[Fragment]:
-        self.handed[fragments[-1].event_id] = b"".join(one.payload for one in fragments)
-        return list(fragments)
-
-
-Operation = Callable[[Log, Told, str], object]
-
-
-def _appended(log: Log, told: Told, name: str) -> None:
-    for one in told.whole(fragment(name, 300)):
-        log.append(one)
-
-
-def _committed(log: Log, told: Told, name: str) -> None:
-    _appended(log, told, name)
-    log.commit()
-    told.synced.append(name)
-
-
-def _shown(log: Log, told: Told, name: str) -> None:
-    _appended(log, told, name)
-    log.commit(sync=False)
-
-
-def _given_up(log: Log, told: Told, name: str) -> None:
-    log.append(fragment(name, 100, last=False))
-    log.abandon_open()
-
-
-def _rotated(log: Log, told: Told, name: str) -> None:
-    _committed(log, told, name)
-    log.add_segment()
-
-
-def _in_parts(log: Log, told: Told, name: str) -> None:
-    for one in told.whole(*parts(name, 3, 200)):
-        log.append(one)
-    log.commit()
-    told.synced.append(name)
-
-
-def _transacted(log: Log, told: Told, name: str, count: int = 2, size: int = 150) -> None:
-    log.transact(told.whole(*parts(name, count, size)))
-    told.synced.append(name)
-
-
-def _spilled(log: Log, told: Told, name: str) -> None:
-    with log.begin() as opened:
-        for one in told.whole(*parts(name, 4, 400)):
-            opened.add(one)
-    told.synced.append(name)
-
-
-def _allocated(log: Log, told: Told, name: str) -> None:
-    with log.allocate(told.whole(*parts(name, 2, 300))):
-        pass
-    told.synced.append(name)
-
-
-OPERATIONS: dict[str, Operation] = {
-    "append": _appended,
-    "append, commit": _committed,
-    "commit without sync": _shown,
-    "append in parts": _in_parts,
-    "append that spills": lambda log, told, name: [log.append(one) for one in told.whole(*parts(name, 6, 500))],
-    "append_many": lambda log, told, name: log.append_many(told.whole(fragment(name, 90))),
-    "transact": _transacted,
-    "transact, large": lambda log, told, name: _transacted(log, told, name, 2, 800),
-    "transact, spilled": lambda log, told, name: _transacted(log, told, name, 4, 900),
-    "spilled": _spilled,
-    "allocate": _allocated,
-    "give up": _given_up,
-    "purge": lambda log, told, name: log.purge(below=Seqno(max(log.visible_seqno - 12, 0))),
-    "rotate": _rotated,
-    "index": lambda log, told, name: log.flush_index(),
-    "expire": lambda log, told, name: log.expire(),
-}
-ROUND = tuple(OPERATIONS)
-
-
-def open_log(disk: SimDisk, seed: int) -> Log:
-    rng = random.Random(seed)
-    options = LogOptions(
-        segment_bytes=rng.choice((2_500, 5_000)),
-        buffer_bytes=rng.choice((400, 1_000)),
-        ahead_bytes=rng.choice((0, 2_000)),
-        index_flush_s=None,
-        spill_above=2_000,
-        spill_buffer_bytes=500,
-        spill_chunk_bytes=300,
-        spill_segment_bytes=2_000,
-        retention_s=rng.choice((None, 50.0)),
-    )
-    return Log.open(PATH, source_id="db", options=options, disk=disk, clock=ManualClock())
-
-
-def contents(log: Log) -> list[tuple[str, bytes]]:
-    with log.cursor() as cursor:
-        found = []
-        expected = log.first_seqno
-        while (one := cursor.next()) is not None:
-            assert one.header.seqno == expected, "a hole in the row of seqnos"
-            expected = Seqno(expected + 1)
-            if not one.is_noop():
-                found.append((one.header.event_id, b"".join(one.payloads())))
-        return found
-
-
-def check(log: Log, told: Told) -> None:
-    """What is there was handed over whole, each once and in order; of what was acknowledged none is missing."""
-    found = contents(log)
-    for event_id, content in found:
-        assert told.handed[event_id] == content, f"{event_id} is not what was handed over"
-    names = [event_id for event_id, _ in found]
-    assert len(set(names)) == len(names), "one is there twice"
-    order = [name for name in told.handed if name in set(names)]
-    assert names == order, "another order"
-    kept = [
-        name for name in told.synced if not names or list(told.handed).index(name) >= list(told.handed).index(names[0])
-    ]
-    missing = set(kept) - set(names)
-    assert not missing, f"acknowledged and gone: {missing}"
-
-
 def run_once(seed: int, name: str, step: int, fate: int) -> int:
     """Raise at line `step` of an operation in a log in use; return how many lines it has if it has fewer, else 0."""
     rng = random.Random(f"{seed}/{name}/{step}/{fate}")
-    disk, told = SimDisk(), Told()
-    log = open_log(disk, seed)
-    for at, before in enumerate(rng.sample(ROUND, 5)):
-        with suppress(LogError):
-            OPERATIONS[before](log, told, f"before{at}")
+    disk = SimDisk()
+    log, told = struck_log(disk, seed, name)
     with suppress(Interrupted, LogClosedError), raising_at(step) as count:
         if name == "close":
             log.close()
@@ -286,8 +135,8 @@ def run_once(seed: int, name: str, step: int, fate: int) -> int:
         try:
             log.abandon_open()
             for after in range(2):
-                _transacted(log, told, f"after{after}")
-            _committed(log, told, "last")
+                transacted(log, told, f"after{after}")
+            OPERATIONS["append, commit"](log, told, "last")
             assert log.status().closed_because is None
         except LogClosedError:
             assert "Open it again" in str(log.status().closed_because)
@@ -296,7 +145,7 @@ def run_once(seed: int, name: str, step: int, fate: int) -> int:
 
         def other() -> None:
             try:
-                _transacted(log, told, "other")
+                transacted(log, told, "other")
             except LogClosedError:
                 pass
             over.append("over")
@@ -310,7 +159,7 @@ def run_once(seed: int, name: str, step: int, fate: int) -> int:
     disk.kill()
     with open_log(disk, seed) as log:
         check(log, told)
-        _transacted(log, told, "again")
+        transacted(log, told, "again")
     with open_log(disk.after_crash(rng), seed) as log:
         assert log.recovered.clean or step
         check(log, told)
@@ -395,7 +244,7 @@ def small(**given: Any) -> tuple[Log, SimDisk]:
 def test_what_is_no_fragment_is_refused_and_leaves_nothing(bad: Any, checksum: bool) -> None:
     """`transact` that raised in its second fragment left the first one to be glued to the thread's next transaction."""
     log, _ = small(checksum=checksum)
-    _transacted(log, Told(), "one")
+    transacted(log, Told(), "one")
     wrong = [fragment("bad", 50, last=False), msgspec.structs.replace(fragment("bad", 50), payload=bad)]
     for call in (
         lambda: log.transact(wrong),
@@ -408,7 +257,7 @@ def test_what_is_no_fragment_is_refused_and_leaves_nothing(bad: Any, checksum: b
         with pytest.raises((TypeError, LogError)):
             call()
         assert log.status().closed_because is None
-        _transacted(log, Told(), "two")
+        transacted(log, Told(), "two")
         assert contents(log).pop() == ("two", b"two" * 100)
     log.close()
 
@@ -418,7 +267,7 @@ def test_a_thread_that_ended_with_an_open_transaction_holds_up_nobody() -> None:
     thread = threading.Thread(target=lambda: log.append(fragment("open", 50, last=False)))
     thread.start()
     thread.join()
-    _within(20, lambda: _transacted(log, Told(), "other"))
+    _within(20, lambda: transacted(log, Told(), "other"))
     assert [name for name, _ in contents(log)] == ["other"]
     log.close()
 
@@ -444,7 +293,7 @@ def test_a_handler_that_closes_the_log_in_the_midst_of_a_step_proves_nothing() -
         log, disk = small(segment_bytes=1_000)
         told = Told()
         for number in range(3):
-            _transacted(log, told, f"e{number}")
+            transacted(log, told, f"e{number}")
         left = [call]
 
         def strike(kind: str, path: str, log: Log = log, left: list[int] = left) -> int:
@@ -456,7 +305,7 @@ def test_a_handler_that_closes_the_log_in_the_midst_of_a_step_proves_nothing() -
         disk._changing = strike  # type: ignore[method-assign]
         with suppress(LogError, OSError):
             for number in range(3, 9):
-                _transacted(log, told, f"e{number}")
+                transacted(log, told, f"e{number}")
         log.close()
         with Log.open(PATH, source_id="db", disk=disk, clock=ManualClock()) as again:
             check(again, told)

@@ -31,7 +31,7 @@ from tranlog.source.sqlite import Connection, connect, recorder
 from tranlog.source.sqlite.writer import CallBrokenOffError, ConnectionOwnerError
 
 SOURCES = str(Path(recorder.__file__).parent)
-MODULES = ("writer", "cursor", "recorder", "outbox", "buffer", "bulk", "schema", "statement", "raw")
+MODULES = ("writer", "cursor", "recorder", "hook", "outbox", "buffer", "bulk", "schema", "statement", "raw")
 TABLES = """
 CREATE TABLE mark(id INTEGER PRIMARY KEY);
 CREATE TABLE t(id INTEGER PRIMARY KEY, a, b UNIQUE);
@@ -56,8 +56,8 @@ MET: tuple[type[BaseException], ...] = (apsw.Error, SourceError, *RAISED)
 class Life:
     """A program that writes through one connection; each step leaves a mark in its transaction."""
 
-    def __init__(self, path: str, seed: int) -> None:
-        self.db: Connection = connect(path, fragment_bytes=300, busy_timeout_s=0.1)
+    def __init__(self, path: str, seed: int, fragment_bytes: int) -> None:
+        self.db: Connection = connect(path, fragment_bytes=fragment_bytes, busy_timeout_s=0.1)
         self.random = random.Random(seed)
         self.acknowledged: list[int] = []
         self.number = 0
@@ -215,6 +215,7 @@ class Lives:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.fragment_bytes = 300  # an entry of the buffer is one change, nearly always
         self.template = folder / "template.db"
         db = connect(self.template)
         db.executescript(TABLES)
@@ -224,7 +225,7 @@ class Lives:
         """Live once, with `act` at that line, and check what has become of it."""
         path = str(self.folder / "life.db")
         shutil.copy(self.template, path)
-        life = Life(path, seed)
+        life = Life(path, seed, self.fragment_bytes)
         tracer = Tracer(at, lambda: act(life))
         sys.settrace(tracer)
         try:
@@ -291,6 +292,7 @@ def interrupt(lives: Lives, at: int, seed: int) -> bool:
 @pytest.mark.parametrize("part", [0, 1])
 def test_an_exception_at_a_quarter_of_all_lines(lives: Lives, part: int) -> None:
     """One occurrence of each; the slow form takes every line, as often as it runs."""
+    lives.fragment_bytes = (300, 3000)[part]
     places = lives.places(seed=1)
     assert len(places) > 700
     reached = [interrupt(lives, at, part) for at in places[part::8]]
@@ -302,6 +304,7 @@ def test_an_exception_at_a_quarter_of_all_lines(lives: Lives, part: int) -> None
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_an_exception_at_every_line_whenever_it_runs(lives: Lives, seed: int) -> None:
+    lives.fragment_bytes = (300, 3000)[seed % 2]
     for at in range(len(lives.live(-1, lambda _: None).seen)):
         interrupt(lives, at, seed)
 

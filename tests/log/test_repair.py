@@ -195,6 +195,20 @@ def test_there_may_be_nothing_behind_the_damage_or_before_it() -> None:
     assert after is not None and after.sound
 
 
+def test_a_double_damage_up_to_the_newest_segment_leaves_no_back() -> None:
+    """A bad record, and behind it a newest segment of which a crash left half a header: nothing says where to begin."""
+    disk = log_of()
+    newest = len(segment_names(disk))
+    flip(disk, segment_path(newest - 1), event_start(disk, newest - 1, 1) + 40)
+    disk.set_content(segment_path(newest), disk.content(segment_path(newest))[:8])
+    before = snapshot(disk)
+    with pytest.raises(RepairRefusedError, match=r"of which nothing can be read.*--keep front"):
+        mend(disk, keep=Keep.BACK)
+    assert {**snapshot(disk), "disklog.lck": b""} == {**before, "disklog.lck": b""}
+    after = mend(disk).after
+    assert after is not None and after.sound
+
+
 @pytest.mark.parametrize(
     ("damage", "step"),
     [

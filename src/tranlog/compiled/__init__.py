@@ -29,9 +29,10 @@ MODULES = (
     "tranlog.log.format",
     "tranlog.log.columns",
     "tranlog.log.pending",
+    "tranlog.source.sqlite.hook",
 )
-"""What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows, and
-appending."""
+"""What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
+appending, and the rows of a SQLite writer."""
 SOURCES = (
     "varint.py",
     "table_map.py",
@@ -39,6 +40,7 @@ SOURCES = (
     "log/format.py",
     "log/columns.py",
     "log/pending.py",
+    "source/sqlite/hook.py",
     # their values: compiled code knows the types of the fields
     "change.py",
     "checksum.py",

@@ -9,21 +9,22 @@ from typing import cast
 
 from tranlog.source.sqlite.buffer import NetChange, TransactionBuffer
 from tranlog.source.sqlite.buffer import net_change as net_change_by_image
+from tranlog.source.sqlite.hook import ONE
 from tranlog.source.sqlite.raw import encode_change, encode_statement
 
 TABLE = 7
 
 
 def insert(place: int, image: bytes = b"i") -> bytes:
-    return encode_change((TABLE, None, [image], None, place))
+    return ONE + encode_change((TABLE, None, [image], None, place))
 
 
 def delete(place: int, image: bytes = b"i") -> bytes:
-    return encode_change((TABLE, [image], None, place, None))
+    return ONE + encode_change((TABLE, [image], None, place, None))
 
 
 def update(old: int, new: int, before: bytes, after: bytes) -> bytes:
-    return encode_change((TABLE, [before], [after], old, new))
+    return ONE + encode_change((TABLE, [before], [after], old, new))
 
 
 def net_change(entries: Collection[bytes]) -> NetChange | None:
@@ -113,7 +114,7 @@ def test_a_spill_file_makes_no_difference() -> None:
                         insert(place, b"%d" % step),
                         delete(place),
                         update(place, rng.randrange(4), b"x", b"y"),
-                        encode_statement(f"CREATE TABLE t{step}(a)", step),
+                        ONE + encode_statement(f"CREATE TABLE t{step}(a)", step),
                     ]
                     entry = rng.choice(choices)
                     buffer.entries.append(entry)

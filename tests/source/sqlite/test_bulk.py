@@ -650,7 +650,7 @@ def test_a_large_bulk_comes_in_pieces(tmp_path: Path) -> None:
     assert pair.check() == 10_000
     sizes = [size for (size,) in pair.fast.raw.execute("SELECT length(changes) FROM _tranlog_outbox")]
     assert sum(size > 5000 for size in sizes) == 2 and len(sizes) > 200
-    assert pair.fast.db._recorder.bytes == 0
+    assert pair.fast.db._hook.bytes == 0
     pair.close()
 
 
@@ -663,7 +663,7 @@ def test_memory_of_a_bulk_is_bounded(tmp_path: Path) -> None:
     def watched(*noted: Any) -> None:
         nonlocal most
         add(*noted)
-        most = max(most, db._recorder.bytes)
+        most = max(most, db._hook.bytes)
 
     db._recorder.add_rows = watched  # type: ignore[assignment]
     with db:

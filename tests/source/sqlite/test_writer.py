@@ -948,6 +948,49 @@ def test_ddl_of_several_of_our_connections_is_none(captured: Captured) -> None:
     other.close()
 
 
+@pytest.mark.parametrize("sql", ["ALTER TABLE docs_content ADD COLUMN more", "DROP TABLE docs_content"])
+def test_foreign_ddl_on_a_table_called_like_a_shadow_stops_capture(captured: Captured, sql: str) -> None:
+    """What is captured is watched, whatever SQLite takes its name for; a virtual table's own shadows are not."""
+    captured.db.execute("CREATE TABLE docs_content(id INTEGER PRIMARY KEY, body)")
+    captured.db.execute("CREATE VIRTUAL TABLE docs USING fts5(body, content='docs_content', content_rowid='id')")
+    source = SqliteSource(SqliteSourceOptions(path=captured.path, source_id="s"))
+    source.start(None)
+    captured.raw.execute("CREATE VIRTUAL TABLE own USING fts5(body)")
+    assert list(source.read(0))
+    captured.raw.execute(sql)
+    captured.db.execute("INSERT INTO u VALUES(1, 1)")
+    with pytest.raises(ForeignWriterError, match=r"main\.docs_content"):
+        list(source.read(0))
+    source.close()
+    install(captured.path)
+    source.start(None)
+    source.close()
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_ddl_behind_a_commit_that_was_refused_is_ours(captured: Captured, back: bool) -> None:
+    """The COMMIT that fails at a deferred constraint notes the tables; the next one notes them as they are then."""
+    db = captured.db
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("CREATE TABLE child(p REFERENCES t DEFERRABLE INITIALLY DEFERRED)")
+    source = SqliteSource(SqliteSourceOptions(path=captured.path, source_id="s"))
+    source.start(None)
+    db.execute("BEGIN")
+    db.execute("INSERT INTO child VALUES(99)")
+    db.execute("SAVEPOINT s")
+    db.execute("ALTER TABLE u ADD COLUMN first")
+    db.execute("CREATE TABLE made(a)")
+    with pytest.raises(apsw.ConstraintError):
+        db.execute("COMMIT")
+    if back:
+        db.execute("ROLLBACK TO s")
+    db.execute("ALTER TABLE u ADD COLUMN second")
+    db.execute("DELETE FROM child")
+    db.execute("COMMIT")
+    assert list(source.read(0))
+    source.close()
+
+
 # --- settings, and the surface ---------------------------------------------------------------------------
 
 
@@ -1065,10 +1108,10 @@ def test_a_large_transaction_comes_in_fragments(tmp_path: Path) -> None:
         for number in range(300):
             db.execute("INSERT INTO a VALUES(?, ?)", (number, "x" * 40))
             if number == 150:
-                assert db._recorder.bytes < 8000  # most of it is in the outbox by now
+                assert db._hook.bytes < 8000  # most of it is in the outbox by now
     with db:
         db.executemany("INSERT INTO a VALUES(?, ?)", ((number, "y" * 40) for number in range(1000, 1300)))
-        assert db._recorder.bytes < 8000
+        assert db._hook.bytes < 8000
     db.execute("BEGIN")
     db.executemany("INSERT INTO a VALUES(?, ?)", ((number, "z" * 40) for number in range(2000, 2300)))
     db.execute("ROLLBACK")

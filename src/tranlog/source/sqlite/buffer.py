@@ -1,11 +1,11 @@
 """The changes of one open SQLite transaction, cut back as statements fail and savepoints roll back. Pure.
 
-Owns what a writer's connection remembers until COMMIT, each change in its raw form. The hard idea: the preupdate hook
-reports every row, also those that a failing statement or a ROLLBACK TO takes back, so the buffer is a stack of marks
-over a list. A statement that failed has either kept all its changes (conflict resolution FAIL) or none; `net_change`
-names one row in which the two differ, and the database is asked which it was. One statement may change a million rows
-before anything can be handed on, so what has grown large is moved to a spill file, which the caller opens, and comes
-back by parts.
+Owns what a writer's connection remembers until COMMIT, entries of some changes in their raw form. The hard idea: the
+preupdate hook reports every row, also those that a failing statement or a ROLLBACK TO takes back, so the buffer is a
+stack of marks over a list. A statement that failed has either kept all its changes (conflict resolution FAIL) or none;
+`net_change` names one row in which the two differ, and the database is asked which it was. One statement may change a
+million rows before anything can be handed on, so what has grown large is moved to a spill file, which the caller opens,
+and comes back by parts.
 
 Source: design/sources.md, "SQLite, the embedded default".
 """
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterator
+from itertools import chain
 from typing import IO, Any, Final, NamedTuple
 
-from tranlog.source.sqlite.raw import Place, RawRow, decode_change
+from tranlog.source.sqlite.hook import ROWS_OF_ENTRY
+from tranlog.source.sqlite.raw import Place, RawRow, decode_entry
 
 ImageOf = Callable[[int, RawRow], bytes]
 """Returns the bytes by which rows of one table are compared."""
@@ -33,8 +35,8 @@ class NetChange(NamedTuple):
 
 SPILL_BYTES: Final = 8 << 20
 """From so many bytes of changes in memory on they are moved to the spill file."""
-_NET_ROWS: Final = 20_000
-"""Rows whose net change is followed at a time, about."""
+_NET_ENTRIES: Final = 20_000 // ROWS_OF_ENTRY
+"""Entries whose rows' net change is followed at a time, about."""
 
 
 class _Part(NamedTuple):
@@ -49,9 +51,9 @@ class _Part(NamedTuple):
 class TransactionBuffer:
     """The changes of the open transaction, with SQLite's stack of savepoints. Not for threads.
 
-    `entries` are the newest, in memory, as `raw.encode_change` bytes; it stays the same list. Older ones may be in a
-    spill file, opened by `open_spill`. Both are numbered from the transaction's first. Whatever reads or writes that
-    file may raise OSError.
+    `entries` are the newest, in memory, each an array of up to 15 changes (see `hook`); it stays the same list. Older
+    ones may be in a spill file, opened by `open_spill`. Both are numbered from the transaction's first. A mark lies
+    between two of them: what waits in the hook is packed first. Whatever reads or writes that file may raise OSError.
     """
 
     __slots__ = ("_end", "_open_spill", "_parts", "_savepoints", "entries", "file", "spilled")
@@ -192,7 +194,7 @@ def net_change(entries: Collection[bytes], image_of: ImageOf) -> NetChange | Non
 
     Shape: memory is bounded; of many rows a part is followed at a time, and the first nearly always tells.
     """
-    parts = len(entries) // _NET_ROWS + 1
+    parts = len(entries) // _NET_ENTRIES + 1
     for number in range(parts):
         found = _net_change_of(entries, image_of, number, parts)
         if found is not None:
@@ -214,8 +216,7 @@ def _net_change_of(entries: Collection[bytes], image_of: ImageOf, number: int, p
         else:
             images[1] = image
 
-    for entry in entries:
-        change = decode_change(entry)
+    for change in chain.from_iterable(map(decode_entry, entries)):
         table, before, after = change.table, change.before, change.after
         if isinstance(table, str):
             continue

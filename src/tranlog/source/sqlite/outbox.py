@@ -117,7 +117,7 @@ class OutboxWriter:
         recorder = self._recorder
         head, now = recorder.head(), self._clock.now_ms()
         buffer = recorder.buffer
-        if recorder.bytes < self._piece_bytes and not buffer.spilled:
+        if recorder.hook.bytes < self._piece_bytes and not buffer.spilled:
             return self._insert(head, buffer.entries, now, last=last)
         piece: list[bytes] = []
         size = 0

@@ -1,7 +1,7 @@
 """The raw form: a transaction's changes as a writer stores them in the outbox, and as capture reads them. Pure.
 
-Owns those bytes, both ways. A writer pays inside its transaction, so it stores what the preupdate hook gives, a row
-change in one call of MessagePack's; what can be said later is capture's to say: the images' bytes, the key that a row
+Owns those bytes, both ways. A writer pays inside its transaction, so it stores what the preupdate hook gives, some
+rows in one call of MessagePack's; what can be said later is capture's to say: the images' bytes, the key that a row
 lacks, the shard. The hard idea is what later cannot be known: which map a table had at that moment, and which shard
 its foreign keys gave it. Each piece holds both for every table that it may touch, so it is read without a look at any
 schema, whoever wrote it and however long ago. The database file may be damaged: whatever the bytes, `read_piece`
@@ -80,7 +80,7 @@ class RawChange(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     new_place: Any
 
 
-_decode_change: Final = msgspec.msgpack.Decoder(RawChange).decode
+_decode_entry: Final = msgspec.msgpack.Decoder(list[RawChange]).decode
 _decode_piece: Final = msgspec.msgpack.Decoder(tuple[list[RawTable], list[RawChange]]).decode
 
 
@@ -105,9 +105,10 @@ def encode_head(tables: Sequence[RawTable]) -> bytes:
     return _PIECE + encode_change(tuple(tables))
 
 
-def encode_piece(head: bytes, changes: Sequence[bytes]) -> bytes:
-    """Return the content of one row of the outbox."""
-    return b"".join((head, _MANY.pack(_ARRAY, len(changes)), *changes))
+def encode_piece(head: bytes, entries: Sequence[bytes]) -> bytes:
+    """Return the content of one row of the outbox; each entry is an array of up to 15 changes."""
+    count = sum([entry[0] & 15 for entry in entries])
+    return b"".join((head, _MANY.pack(_ARRAY, count), *[entry[1:] for entry in entries]))
 
 
 def raw_row(row: Sequence[Value]) -> RawRow:
@@ -117,9 +118,9 @@ def raw_row(row: Sequence[Value]) -> RawRow:
     return row
 
 
-def decode_change(raw: bytes) -> RawChange:
-    """Return a change of this very connection's; what another wrote is `read_piece`'s to judge."""
-    return _decode_change(raw)
+def decode_entry(raw: bytes) -> list[RawChange]:
+    """Return changes of this very connection's; what another wrote is `read_piece`'s to judge."""
+    return _decode_entry(raw)
 
 
 def image_of(row: RawRow, reals: Sequence[int]) -> bytes:

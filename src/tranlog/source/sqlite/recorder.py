@@ -1,13 +1,9 @@
 """What the preupdate hook tells, turned into the entries of a transaction's buffer.
 
-Owns the hook, and the two places where it is not enough. A row with text that is not UTF-8, or in a table with
+Owns the two places where the hook is not enough. A row with text that is not UTF-8, or in a table with
 virtual generated columns, cannot be read from it: its old image is read by SELECT inside the hook, where the row
 still stands as it was, and its new one before the next change. And a statement that failed may have kept its
-changes: `kept` asks the database. SQLite ignores whatever the hook raises, so the first error becomes `poison`,
-with which no transaction commits.
-
-The hook is what every row of every writer pays for, so it does no more than ask SQLite for the images, and encode them
-in one call.
+changes: `kept` asks the database.
 """
 
 from __future__ import annotations
@@ -23,8 +19,8 @@ from tranlog.errors import DiskFailedError, DiskFullError, SourceError, Unsuppor
 from tranlog.payload import encode_table_map
 from tranlog.shard import ShardRule
 from tranlog.source.sqlite.buffer import SPILL_BYTES, TransactionBuffer, net_change
+from tranlog.source.sqlite.hook import ONE, RowHook
 from tranlog.source.sqlite.raw import (
-    SCHEMA,
     Place,
     RawRow,
     RawTable,
@@ -58,37 +54,29 @@ class RowRecorder:
         self._db = db
         self.unread: tuple[int, RawRow | None, Place | None, int] | None = None
         """The newest entry, if its new image must be read: its table's number, before, old place, new place."""
-        self.others = False
-        """Whether there may be tables in other schemas, whose names say nothing."""
         self._tables: list[tuple[TablePlan, ShardRule]] = []
         self._numbers: dict[str, int] = {}
         self._plain: dict[str, int] = {}
-        self._last = -1  # a number that `touched` has
         self._heads: dict[frozenset[int], bytes] = {}
         self.buffer = TransactionBuffer(_open_spill)
-        self._append = self.buffer.entries.append
-        self._spill_at = SPILL_BYTES
-        self.bytes = 0
-        """How many bytes of changes the buffer holds, about."""
-        self.touched: set[int] = set()
-        """The numbers of all tables that the buffer's changes name, and may be of some that were taken back."""
-        self.poison: BaseException | None = None
-        """Why the open transaction must not commit."""
+        self.hook = RowHook(self.buffer.entries, self._on_other_row, self._spill)
+        self.hook.spill_at = SPILL_BYTES
         self.use(schema)
 
     def use(self, schema: SqliteSchema) -> None:
         """Go on with the tables as they are now; those of changes in the buffer keep their numbers."""
-        if not self.touched:
+        if not self.hook.touched:
             self._tables.clear()
         self._heads.clear()
         first = len(self._tables)
         self._tables += [(plan, schema.rule) for plan in schema.plans.values()]
         self._numbers = {name: number for number, name in enumerate(schema.plans, first)}
         self._plain = {name: number for name, number in self._numbers.items() if schema.plans[name].plain}
+        self.hook.numbers = self._plain
 
     def head(self) -> bytes:
         """Return what a piece of the buffer's changes says of its tables."""
-        touched = frozenset(self.touched)
+        touched = frozenset(self.hook.touched)
         head = self._heads.get(touched)
         if head is None:
             tables: list[RawTable] = []
@@ -103,61 +91,37 @@ class RowRecorder:
 
     def table_names(self) -> tuple[str, ...]:
         """Return the names of those tables."""
-        return tuple([self._tables[number][0].map.name for number in sorted(self.touched)])
+        return tuple([self._tables[number][0].map.name for number in sorted(self.hook.touched)])
 
     def reset(self) -> None:
         """Forget the transaction, which has ended. Runs no SQL."""
+        self.hook.pending.clear()
         self.buffer.clear()
-        self.touched.clear()
-        self._last = -1
-        self.bytes = 0
-        self._spill_at = SPILL_BYTES
-        self.poison = None
-        self.unread = None
+        self._forget_tables()
+        self.hook.poison = None
+        self._set_unread(None)
 
-    def on_row(self, update: apsw.PreUpdate) -> None:
-        """Note a row change that SQLite is about to carry out: the preupdate hook."""
-        try:
-            if self.others and update.database_name != SCHEMA:
-                return
-            number = self._plain.get(update.table_name)
-            if number is None:
-                self._on_other_row(update)
-                return
-            if self.unread is not None:
-                self.read_unread()
-            if self.bytes >= self._spill_at:
-                self._spill()
-            opcode = update.opcode
-            try:
-                if opcode == _INSERT:
-                    entry = encode_change((number, None, update.new, None, update.rowid))
-                elif opcode == _DELETE:
-                    entry = encode_change((number, update.old, None, update.rowid, None))
-                else:
-                    entry = encode_change((number, update.old, update.new, update.rowid, update.rowid_new))
-            except UnicodeDecodeError:
-                self._on_other_row(update)
-                return
-            self._append(entry)
-            self.bytes += len(entry)
-            if number != self._last:
-                self.touched.add(number)
-                self._last = number
-        except BaseException as exc:
-            if self.poison is None:
-                self.poison = exc
+    def _set_unread(self, unread: tuple[int, RawRow | None, Place | None, int] | None) -> None:
+        self.unread = unread
+        self.hook.numbers = self._plain if unread is None else {}  # the next row is none of the hook's alone
+
+    def _forget_tables(self) -> None:
+        hook = self.hook
+        hook.touched.clear()
+        hook.last = -1
+        hook.bytes = 0
+        hook.spill_at = SPILL_BYTES
 
     def add_row(self, name: str, row: RawRow) -> None:
         """Note a new row of a table, which the hook did not report. Raises our disk errors."""
         number = self._numbers[name]
-        self.touched.add(number)
+        self.hook.touched.add(number)
         self._add(encode_change((number, None, row, None, 0)))
 
     def add_rows(self, name: str, rows: bytes, order: bytes, first_rowid: int | None) -> None:
         """Note many new rows of a table, for which the hook was off; see `raw.encode_rows`. Raises our disk errors."""
         number = self._numbers[name]
-        self.touched.add(number)
+        self.hook.touched.add(number)
         self._add(encode_rows(number, rows, order, first_rowid))
 
     def add_statement(self, sql: str, timestamp: int) -> None:
@@ -165,10 +129,12 @@ class RowRecorder:
         self._add(encode_statement(sql, timestamp))
 
     def _add(self, entry: bytes) -> None:
-        if self.bytes >= self._spill_at:
+        hook = self.hook
+        hook.pack()
+        if hook.bytes >= hook.spill_at:
             self._spill()
-        self._append(entry)
-        self.bytes += len(entry)
+        hook.entries.append(ONE + entry)
+        hook.bytes += len(entry)
 
     def _spill(self) -> None:
         """Move the changes in memory to a temporary file."""
@@ -178,15 +144,12 @@ class RowRecorder:
             if exc.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFullError(path=tempfile.gettempdir()) from exc
             raise DiskFailedError(path=tempfile.gettempdir(), why=str(exc)) from exc
-        self._spill_at = self.bytes + SPILL_BYTES
+        self.hook.spill_at = self.hook.bytes + SPILL_BYTES
 
     def forget_flushed(self) -> None:
         """Forget the changes that the outbox has taken."""
         self.buffer.forget_changes()
-        self.touched.clear()
-        self._last = -1
-        self.bytes = 0
-        self._spill_at = SPILL_BYTES
+        self._forget_tables()
 
     def _on_other_row(self, update: apsw.PreUpdate) -> None:
         """Note a change of a row that the hook does not give as it is, or not at all."""
@@ -227,9 +190,9 @@ class RowRecorder:
             key = plan.place_key
             old_place = None if old is None else tuple([old[i] for i in key])  # type: ignore[misc]
             new_place = None if new is None else tuple([new[i] for i in key])  # type: ignore[misc]
-        self.touched.add(number)
+        self.hook.touched.add(number)
         self._add(encode_change((number, old, new, old_place, new_place)))
-        self.unread = unread
+        self._set_unread(unread)
 
     def row_at(self, plan: TablePlan, place: Place) -> RawRow | None:
         """Return a row as it stands now; inside the hook that is the row before its change."""
@@ -253,11 +216,11 @@ class RowRecorder:
             else:
                 entry = encode_change((number, old, row, old_place, rowid))
                 entries = self.buffer.entries  # no spill comes between a change and its reading
-                self.bytes += len(entry) - len(entries[-1])
-                entries[-1] = entry
+                self.hook.bytes += len(entry) - len(entries[-1])
+                entries[-1] = ONE + entry
         except BaseException as exc:
-            self.poison = exc
-        self.unread = None  # last: until then it is to be read, whatever came between
+            self.hook.poison = exc
+        self._set_unread(None)  # last: until then it is to be read, whatever came between
 
     def kept(self, mark: int) -> bool | None:
         """Whether a failed statement's changes stand in the database; None where the database does not tell.
@@ -275,7 +238,7 @@ class RowRecorder:
                 return True
             if image == change.before:
                 return False
-        self.poison = SourceUncertainError(table=plan.map.name)
+        self.hook.poison = SourceUncertainError(table=plan.map.name)
         return None
 
     def _image(self, number: int, row: RawRow) -> bytes:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import apsw
 import msgspec
@@ -232,7 +232,11 @@ def read_schema(db: apsw.Connection, known: SqliteSchema | None = None, *, creat
     for name, kind, without_rowid, strict in found:
         if name in plans or name.startswith(("sqlite_", OWN_PREFIX)):
             continue
-        if kind == "table" or (kind == "shadow" and _is_no_shadow(name, texts, guards, virtual)):
+        if kind == "shadow":
+            own = next((sql for kind, _, sql in texts[fold(name)] if kind == "table"), None)
+            if not _is_no_shadow(name, own, guards, virtual):
+                continue
+        if kind == "table" or kind == "shadow":
             plans[name] = _read_table(db, name, bool(without_rowid), strict=bool(strict), codec=_CODECS[encoding])
     canonical = {fold(name): name for name in plans}
     edges: list[tuple[TableName, TableName]] = [
@@ -254,13 +258,8 @@ def read_schema(db: apsw.Connection, known: SqliteSchema | None = None, *, creat
     )
 
 
-def _is_no_shadow(
-    name: str,
-    texts: Mapping[str, tuple[_SchemaRow, ...]],
-    guards: Mapping[str, tuple[str, ...]],
-    virtual: Mapping[str, str],
-) -> bool:
-    """Whether a table that SQLite takes for a virtual one's shadow, by its name, is an ordinary one.
+def _is_no_shadow(name: str, own: str | None, guards: Container[str], virtual: Mapping[str, str]) -> bool:
+    """Whether a table that SQLite takes for a virtual one's shadow, by its name, is an ordinary one; `own` is its SQL.
 
     It is if we guard it, since it was there before; or if the virtual table does not make it.
     """
@@ -268,7 +267,6 @@ def _is_no_shadow(
     if table in guards:
         return True
     owner = next((sql for of, sql in virtual.items() if fold(of) == table.rpartition("_")[0]), None)
-    own = next((sql for kind, _, sql in texts[table] if kind == "table"), None)
     return owner is not None and own is not None and _fit_beside(own, owner)
 
 
@@ -464,21 +462,45 @@ def install_in(db: apsw.Connection) -> None:
 def table_marks(db: apsw.Connection) -> dict[str, int]:
     """Return what tells one state of a table from another: of each that is captured, the CRC-32 of its stored SQL."""
     listed = (
-        "SELECT s.name, s.sql FROM main.sqlite_schema s JOIN pragma_table_list l ON l.schema = 'main' "
-        "AND l.name = s.name AND l.type = 'table' WHERE s.type = 'table'"
+        "SELECT s.name, s.sql, l.type FROM main.sqlite_schema s JOIN pragma_table_list l ON l.schema = 'main' "
+        "AND l.name = s.name AND l.type IN ('table', 'shadow') WHERE s.type = 'table'"
     )
     rows: list[Any] = db.execute(listed).fetchall()
-    return {name: zlib.crc32(sql.encode()) for name, sql in rows if not name.startswith(("sqlite_", OWN_PREFIX))}
+    guarded: set[str] = set()
+    virtual: dict[str, Any] = {}
+    if any(kind == "shadow" for _, _, kind in rows):
+        guards = "SELECT tbl_name FROM main.sqlite_schema WHERE type = 'trigger' AND name GLOB ? AND instr(sql, ?)"
+        guarded = {fold(str(of)) for (of,) in db.execute(guards, (GUARD_PREFIX + "*", GUARD_FUNCTION))}
+        virtual = dict(db.execute("SELECT name, sql FROM main.sqlite_schema WHERE type = 'table' AND NOT rootpage"))
+    return {
+        name: zlib.crc32(sql.encode())
+        for name, sql, kind in rows
+        if not name.startswith(("sqlite_", OWN_PREFIX))
+        and (kind == "table" or _is_no_shadow(name, sql, guarded, virtual))
+    }
 
 
-def note_tables(db: apsw.Connection, before: dict[str, int]) -> None:
+class TableStates(NamedTuple):
+    """The tables before a transaction's first DDL: as they were noted, and as they were found."""
+
+    noted: dict[str, int]
+    found: dict[str, int]
+
+
+def table_states(db: apsw.Connection) -> TableStates:
+    """Return what `note_tables` needs to know of the tables, before the open transaction changes any."""
+    return TableStates(_noted(db), table_marks(db))
+
+
+def note_tables(db: apsw.Connection, before: TableStates) -> None:
     """Note in `_tranlog_source` what the open transaction has made of the tables, which were as in `before`.
 
-    A table that was not as noted even then stays so: what a foreign program did to it is not covered by ours.
+    A table that was not as noted even then stays so: what a foreign program did to it is not covered by ours. Done
+    again, for a COMMIT that was refused, it takes the place of what it noted first.
     """
-    noted, after = _noted(db), table_marks(db)
-    for name in before.keys() | after.keys():
-        if before.get(name) != after.get(name) and noted.get(name) == before.get(name):
+    noted, after = dict(before.noted), table_marks(db)
+    for name in before.found.keys() | after.keys():
+        if before.found.get(name) != after.get(name) and noted.get(name) == before.found.get(name):
             if name in after:
                 noted[name] = after[name]
             else:

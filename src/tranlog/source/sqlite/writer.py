@@ -34,6 +34,7 @@ from tranlog.errors import SourceError, SourceSetupError
 from tranlog.source.packer import FRAGMENT_BYTES
 from tranlog.source.sqlite.bulk import BoundRows, BulkInsert, bulk_insert
 from tranlog.source.sqlite.cursor import CALLS, Bindings, Cursor, split_script
+from tranlog.source.sqlite.hook import RowHook
 from tranlog.source.sqlite.opening import open_database
 from tranlog.source.sqlite.outbox import OutboxWriter
 from tranlog.source.sqlite.raw import SCHEMA, raw_row
@@ -42,6 +43,7 @@ from tranlog.source.sqlite.schema import (
     OUTBOX_TABLE,
     SOURCE_TABLE,
     SqliteSchema,
+    TableStates,
     guard_tables,
     has_table,
     install_in,
@@ -51,7 +53,7 @@ from tranlog.source.sqlite.schema import (
     read_installed,
     read_schema,
     schema_version,
-    table_marks,
+    table_states,
 )
 from tranlog.source.sqlite.statement import (
     PlainInsert,
@@ -166,6 +168,7 @@ class Connection:
             self._db.close()
             raise
         self._recorder = RowRecorder(self._db, self._schema)
+        self._hook = self._recorder.hook
         self._buffer = self._recorder.buffer
         self._outbox = OutboxWriter(
             self._db, self._recorder, uuid=self.uuid, piece_bytes=fragment_bytes, clock=self._clock
@@ -176,14 +179,14 @@ class Connection:
         self._running = 0  # writing statements in progress; more than one when an SQL function runs SQL
         self._checked = False  # the write lock is held and the schema known
         self._ddl_seen = False
-        self._tables_before: dict[str, int] = {}  # before the first DDL of the transaction
+        self._tables_before = TableStates({}, {})  # before the first DDL of the transaction
         self._schema_stale = False
         self._by_savepoint = False  # the transaction was opened by SAVEPOINT: the last RELEASE commits it
         self._changes_of_setup = self._db.total_changes()
         self._changes_before: int | None = 0  # what changes() would say without our own statements
         self._withs: list[str | None] = []
         self._familiar: dict[str, StatementKind] = {}
-        self._part_bytes = fragment_bytes // _PARTS_OF_PIECE
+        self._part_bytes = self._hook.entry_bytes = fragment_bytes // _PARTS_OF_PIECE
         self._bulks: dict[PlainInsert, BulkInsert | None] = {}  # under this schema
         self._own_functions = False  # functions or collations of the user's, which may run SQL
         self._see_rows()
@@ -378,7 +381,7 @@ class Connection:
             elif not run.writes:
                 self._before_write(run)
                 if not self._ddl_seen:
-                    self._tables_before = table_marks(self._db)
+                    self._tables_before = table_states(self._db)
                 run.versions = self._versions()
         elif kind is StatementKind.RELEASE:
             if self._by_savepoint and self._buffer.outermost(run.savepoint):
@@ -386,7 +389,7 @@ class Connection:
         elif kind is StatementKind.SAVEPOINT:
             run.opens = not self._db.in_transaction
         elif kind is StatementKind.ATTACH or kind is StatementKind.VACUUM:
-            self._recorder.others = True
+            self._hook.others = True
 
     def _before_write(self, run: Cursor) -> None:
         db = self._db
@@ -403,7 +406,9 @@ class Connection:
                 self._use_schema(read_schema(db, self._schema))
                 self._schema_stale = False
             self._checked = True
-        if self._recorder.bytes > self._flush_bytes and not self._running and not self._buffer.savepoints:
+        if self._running:
+            self._hook.pack()
+        elif self._hook.bytes > self._flush_bytes and not self._buffer.savepoints:
             self._flush()
         buffer = self._buffer
         run.mark = buffer.spilled + len(buffer.entries)
@@ -437,11 +442,10 @@ class Connection:
             raise apsw.SQLError("the transaction ended while executemany ran in it")
         if recorder.unread is not None:
             recorder.read_unread()
-        if recorder.poison is not None:
-            raise recorder.poison
+        held = self._hook.settle()
         self._changes_before = None
         run.rows_changed += self._db.changes()
-        if recorder.bytes > self._flush_bytes and self._running == 1 and not buffer.savepoints:
+        if held > self._flush_bytes and self._running == 1 and not buffer.savepoints:
             self._flush()
         run.mark = buffer.spilled + len(buffer.entries)
         run.total = self._db.total_changes()
@@ -470,7 +474,7 @@ class Connection:
         """Return the judge of an INSERT's rows under the schema of now; None where they must be seen one by one."""
         if self._running > 1:
             return None
-        if self._recorder.others:  # a temporary table of that name, a temporary trigger: no schema version tells
+        if self._hook.others:  # a temporary table of that name, a temporary trigger: no schema version tells
             shades = "SELECT 1 FROM temp.sqlite_schema WHERE type = 'trigger' OR name = ? COLLATE NOCASE LIMIT 1"
             if self._db.execute(shades, (insert.table,)).fetchall():
                 return None
@@ -488,7 +492,7 @@ class Connection:
 
     def _insert_bound(self, run: Cursor, inner: apsw.Cursor, bulk: BulkInsert, bound: BoundRows) -> None:
         """Insert rows that are stored as they are bound: unseen by the hook, noted together."""
-        db, recorder, table = self._db, self._recorder, bulk.table
+        db, hook, table = self._db, self._hook, bulk.table
         highest: int | None = None
         if bound.counted:
             highest = self._highest(table)
@@ -498,7 +502,7 @@ class Connection:
                 return
         before = db.total_changes()
         # Whatever ends what follows before the rows are noted, be it a signal: the transaction must not commit.
-        recorder.poison = uncertain = SourceUncertainError(table=table.name)
+        hook.poison = uncertain = SourceUncertainError(table=table.name)
         failed = True
         try:
             self._unseen = True
@@ -520,14 +524,14 @@ class Connection:
                 if certain and (first is None or first > (0 if highest is None else highest)):
                     if done:
                         try:
-                            recorder.add_rows(table.table, bulk.head(bound, done), bulk.order, first)
+                            self._recorder.add_rows(table.table, bulk.head(bound, done), bulk.order, first)
                         except BaseException as exc:
-                            recorder.poison = exc
+                            hook.poison = exc
                             raise
                         run.rows_changed += done - 1  # the last one is counted like that of any statement
                     run.mark, run.total = len(self._buffer), before + done
-                    recorder.poison = None
-        if recorder.poison is uncertain:
+                    hook.poison = None
+        if hook.poison is uncertain:
             raise uncertain
 
     def _highest(self, table: TableMap) -> int | None:
@@ -542,7 +546,7 @@ class Connection:
 
         The guards are none: they are for others, and each row would pay for them.
         """
-        self._db.preupdate_hook(self._recorder.on_row)
+        self._db.preupdate_hook(self._hook.on_row)
         self._db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, int(self._schema.triggers))
         self._unseen = False
 
@@ -560,8 +564,7 @@ class Connection:
             recorder = self._recorder
             if recorder.unread is not None:
                 recorder.read_unread()
-            if recorder.poison is not None:
-                raise recorder.poison
+            self._hook.settle()
             if self._call is not run:
                 raise CallBrokenOffError(path=self.path)  # one inside it was, and nobody has said so
             self._running = run.running
@@ -604,7 +607,7 @@ class Connection:
 
     def _statement_failed(self, run: Cursor, error: BaseException) -> None:
         """Bring the buffer to what a statement that raised has left in the database, or roll back."""
-        db, recorder, buffer = self._db, self._recorder, self._buffer
+        db, recorder, hook, buffer = self._db, self._recorder, self._hook, self._buffer
         if run.writes:
             self._running = run.running
             if self._has_counted(run):
@@ -613,19 +616,20 @@ class Connection:
             self._reset_transaction()
             return
         kind = run.kind
-        if recorder.poison is None and run.writes:
+        if hook.poison is None and run.writes:
             recorder.read_unread(failed=True)
+            hook.pack()
         if self._outbox.finishing and not run.own_transaction:
             if self._outbox.exact:  # a COMMIT that did not: a deferred constraint, a statement in progress
                 self._outbox.take_back()
             else:
-                recorder.poison = error
-        elif run.writes and recorder.poison is None:
+                hook.poison = error
+        elif run.writes and hook.poison is None:
             if not _is_certain(error) or (run.versions and run.versions != self._versions()):
                 if db.total_changes() == run.total and not run.versions:
                     buffer.cut(run.mark)
                 else:
-                    recorder.poison = error
+                    hook.poison = error
             elif len(buffer) > run.mark and recorder.kept(run.mark) is False:
                 buffer.cut(run.mark)
             self._schema_may_be_back()
@@ -634,8 +638,8 @@ class Connection:
                 self._after_pragma()
                 self._after_attach()
         elif kind is not _OTHER and kind is not _ROLLBACK and not isinstance(error, _REFUSALS):
-            recorder.poison = error  # BEGIN, SAVEPOINT, RELEASE, ROLLBACK TO: refused they change nothing
-        if recorder.poison is not None:
+            hook.poison = error  # BEGIN, SAVEPOINT, RELEASE, ROLLBACK TO: refused they change nothing
+        if hook.poison is not None:
             self._abandon(error)
         elif run.own_transaction:
             if len(buffer):
@@ -654,7 +658,7 @@ class Connection:
 
     def _abandon(self, error: BaseException) -> None:
         """Roll back what can no longer be captured rightly, and raise why, if that is not what the caller raises."""
-        poison = self._recorder.poison
+        poison = self._hook.poison
         assert poison is not None
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
@@ -678,15 +682,15 @@ class Connection:
 
     def _after_ddl(self, run: Cursor) -> None:
         """Record a statement that changed the schema, and guard what it made."""
-        db, known, recorder = self._db, self._schema, self._recorder
+        db, known, recorder, hook = self._db, self._schema, self._recorder, self._hook
         assert run.versions is not None
         (main, temporary), (main_before, temporary_before) = self._versions(), run.versions
         if temporary != temporary_before:
-            recorder.others = True  # a temporary object
+            hook.others = True  # a temporary object
         if main == main_before:
             return  # or IF NOT EXISTS, or another database's
         # Whatever ends what follows: the schema has changed, and the log must say so.
-        recorder.poison = uncertain = SourceUncertainError(table="the schema")
+        hook.poison = uncertain = SourceUncertainError(table="the schema")
         created = run.kind is StatementKind.CREATE and known.version == main_before
         schema = read_schema(db, known, created=created)
         for name in (SOURCE_TABLE, OUTBOX_TABLE):
@@ -714,8 +718,8 @@ class Connection:
         for name in made:  # rows of CREATE TABLE ... AS SELECT, which the hook does not report
             for row in schema.plans[name].read(db):
                 recorder.add_row(name, raw_row(row))
-        if recorder.poison is uncertain:
-            recorder.poison = None
+        if hook.poison is uncertain:
+            hook.poison = None
 
     def _versions(self) -> tuple[int, int]:
         """Return the numbers of the main schema and of the temporary one, which every change raises."""
@@ -776,20 +780,21 @@ class Connection:
 
     def _flush(self) -> None:
         """Move the changes of a growing transaction to the outbox, where ROLLBACK undoes them like the rest."""
-        recorder = self._recorder
+        hook = self._hook
         if self._changes_before is None:
             self._changes_before = self._db.changes()
-        recorder.poison = SourceUncertainError(table=", ".join(recorder.table_names()))  # until all of it is written
+        tables = ", ".join(self._recorder.table_names())
+        hook.poison = SourceUncertainError(table=tables)  # until all of it is written
         try:
             self._outbox.flush()
         except Exception as exc:
-            recorder.poison = exc
+            hook.poison = exc
             raise
-        recorder.poison = None
+        hook.poison = None
 
     def _before_commit(self) -> None:
         """Write what the transaction changed into the outbox, in the transaction itself."""
-        if self._recorder.others:
+        if self._hook.others:
             self._check_attached()
         if self._outbox.open or len(self._buffer):
             if self._changes_before is None:
@@ -823,14 +828,14 @@ def _is_certain(error: BaseException) -> bool:
     trace = error.__traceback__
     module = __name__
     while trace is not None:
-        if trace.tb_frame.f_code is _ON_ROW:
+        if trace.tb_frame.f_code in _HOOK:
             return False
         module = trace.tb_frame.f_globals.get("__name__", "")
         trace = trace.tb_next
     return not module.startswith("tranlog.")
 
 
-_ON_ROW = RowRecorder.on_row.__code__
+_HOOK = [getattr(method, "__code__", None) for method in (RowHook.on_row, RowHook.pack)]  # compiled they have no lines
 _REFUSALS = (apsw.SQLError, apsw.BusyError, apsw.ConstraintError, apsw.BindingsError, SourceSetupError)
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
