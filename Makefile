@@ -14,6 +14,8 @@ PACKAGES := PYTHON=$(PYTHON) scripts/install-packages
 # For one run of some tests: make unit TESTS=tests/log ARGS='-k torn -x'. For make bench: ARGS='--record append'
 TESTS ?= tests
 ARGS ?=
+# Many tests start a process: without stored bytecode each would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # For `make soak` and `make kill`: examples per Hypothesis test, rounds of kill -9.
 EXAMPLES ?= 10000
 ROUNDS ?= 50
