@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fix_effort import Effort
 from fix_pipeline import (
     BY_SCHEMA,
     SqliteTarget,
@@ -80,11 +81,11 @@ KEYS = tuple((f"{shard}.items", "id") for shard in ("east", "north", "south", "w
     ids=["recorded", "one", "hash", "default", "schema", "table", "key", "keys of some"],
 )
 @pytest.mark.parametrize("seed", [11])
-def test_everything_lands_once_and_in_order(tmp_path: Path, plan: ShardPlan, seed: int) -> None:
+def test_everything_lands_once_and_in_order(tmp_path: Path, plan: ShardPlan, seed: int, effort: Effort) -> None:
     """Rows depend on each other within a shard and, through serial transactions, across; a wrong order conflicts."""
     workload = Workload(seed=seed, large=0.01)
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
-    last = write_log(tmp_path / "log", workload, 400, segment_bytes=20_000)
+    last = write_log(tmp_path / "log", workload, effort(150, 400, 400), segment_bytes=20_000)
     results = run_threads(tasks_for(target.options, tmp_path / "log", plan, take(target.options, plan), until=last))
     assert [(result.end, result.applied_seqno, result.error) for result in results] == [
         (TaskEnd.LIMIT, last, None)
