@@ -16,7 +16,8 @@ TESTS ?= tests
 ARGS ?=
 # Many tests start a process: without stored bytecode each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := $(BIN)/pytest -q
+# Of each tier of `make test`: the ten slowest, and the seconds by folder.
+PYTEST := $(BIN)/pytest -q --durations=10
 WORKERS := -n auto --dist worksteal
 # For `make soak` and `make kill`: examples per Hypothesis test, rounds of kill -9.
 EXAMPLES ?= 10000

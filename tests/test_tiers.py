@@ -1,8 +1,11 @@
-"""The tiers of `make test`: which tests each has, and how much of a test it runs."""
+"""The tiers of `make test`: which tests each has, how much of a test it runs, what it prints of the time it took."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from itertools import chain, combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,3 +63,23 @@ def test_cases_after_the_first_are_left_to_make_test() -> None:
     assert first == 0
     assert [(one.values, [mark.name for mark in one.marks]) for one in others] == [((1,), ["long"]), ((2,), ["long"])]
     assert few_of([(1, 2), (3, 4)])[1].values == (3, 4)
+
+
+def test_the_slowest_and_the_seconds_of_each_folder_are_printed(tmp_path: Path) -> None:
+    """Under xdist, where the processes that ran the tests are not the one that prints."""
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"test_{folder}.py").write_text("def test_a(tmp_path): pass\ndef test_b(): assert False\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "fix_durations", "--durations=10", "-vv"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert "slowest 10 durations" in done.stdout and "one/test_one.py::test_a" in done.stdout
+    folders = re.findall(r"^ +\d+\.\d ([a-z]+)$", done.stdout.split("seconds by folder")[1], re.MULTILINE)
+    assert sorted(folders[:2]) == ["one", "two"] and folders[2:] == ["all"]
