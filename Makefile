@@ -18,7 +18,8 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 # Of each tier of `make test`: the ten slowest, and the seconds by folder.
 PYTEST := $(BIN)/pytest -q --durations=10
-WORKERS := -n auto --dist worksteal
+# More than processors, since some tests wait.
+WORKERS := -n $(shell expr $$(nproc) \* 3 / 2) --dist worksteal
 # For `make soak` and `make kill`: examples per Hypothesis test, rounds of kill -9.
 EXAMPLES ?= 10000
 ROUNDS ?= 50

@@ -184,6 +184,8 @@ def imports_of(source: str, modules: Mapping[str, str]) -> Iterator[Import]:
                     yield from visit(statement, True)
                 for statement in node.orelse:
                     yield from visit(statement, only_types)
+            case ast.expr():
+                pass  # holds no statement
             case _:
                 for child in ast.iter_child_nodes(node):
                     yield from visit(child, only_types)

@@ -132,17 +132,20 @@ def put_a_tungsten_log_there(log: Path) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "code", "told"),
-    [
-        (damage_a_record, 3, ("damaged log: thl.data.", ", offset ", "nothing was changed", "`thl verify`")),
-        (damage_a_header, 3, ("damaged log: thl.data.", ", offset 0", "bad header", "`thl verify`")),
-        (remove_one_in_the_middle, 3, ("damaged log: thl.data.0000000002", "the segment is missing")),
-        (put_a_file_there, 4, ("no log at ", "it is not a directory", "Check the directory")),
-        (
-            put_a_tungsten_log_there,
-            4,
-            ("written by the Tungsten replicator", "Nothing was changed", "another directory"),
-        ),
-    ],
+    few_of(
+        [
+            (damage_a_record, 3, ("damaged log: thl.data.", ", offset ", "nothing was changed", "`thl verify`")),
+            (put_a_file_there, 4, ("no log at ", "it is not a directory", "Check the directory")),
+            (damage_a_header, 3, ("damaged log: thl.data.", ", offset 0", "bad header", "`thl verify`")),
+            (remove_one_in_the_middle, 3, ("damaged log: thl.data.0000000002", "the segment is missing")),
+            (
+                put_a_tungsten_log_there,
+                4,
+                ("written by the Tungsten replicator", "Nothing was changed", "another directory"),
+            ),
+        ],
+        2,
+    ),
 )
 def test_a_log_that_is_not_fit(spoil: Callable[[Path], None], code: int, told: tuple[str, ...], place: Place) -> None:
     """A damaged log, one that is none, one of another writer: refused twice the same way, not a byte changed."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fix_effort import Effort
+from fix_effort import Effort, few_of
 from fix_log import append_large, contents, make_fragment, make_payload, read_all
 from tranlog.errors import LogLockedError
 from tranlog.ids import Seqno
@@ -181,7 +181,7 @@ for thread in threads:
 """
 
 
-@pytest.mark.parametrize(("told", "count"), [("told", 150), ("silent", 8), ("alone", 40)])
+@pytest.mark.parametrize(("told", "count"), few_of([("told", 150), ("silent", 8), ("alone", 40)]))
 def test_those_who_wait_in_other_processes_hear_of_each_commit(tmp_path: Path, told: str, count: int) -> None:
     """Issue 5, item 2: by inotify on the positions file, else by looking; no wake-up is lost.
 

@@ -20,6 +20,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_bare_python_runs_a_channel_with_it(package: Path, bare_python: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(package) as archive:
         archive.extractall(tmp_path / "unpacked")

@@ -94,13 +94,16 @@ def applied(target: SqliteTarget) -> set[int]:
 @pytest.mark.parametrize("later", few_of([True, False]), ids=["not yet", "in the log"])
 @pytest.mark.parametrize(
     "limit",
-    [
-        UntilSeqno(seqno=Seqno(41)),
-        UntilGtid(gtid=Gtid(Epoch(1), Seqno(41))),
-        UntilTime(tstamp=1_700_000_000_041),
-        UntilEvent(event_id="event 41"),
-        UntilHeartbeat(name="beat 41"),
-    ],
+    few_of(
+        [
+            UntilSeqno(seqno=Seqno(41)),
+            UntilHeartbeat(name="beat 41"),
+            UntilGtid(gtid=Gtid(Epoch(1), Seqno(41))),
+            UntilTime(tstamp=1_700_000_000_041),
+            UntilEvent(event_id="event 41"),
+        ],
+        2,
+    ),
     ids=lambda limit: type(limit).__name__,
 )
 def test_a_limit_ends_all_channels_at_one_seqno(
