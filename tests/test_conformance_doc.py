@@ -246,6 +246,7 @@ def test_a_part_of_a_tier_proves_nothing_and_fails_nothing(options: list[str], t
     assert code == 0 and TOLD not in out, out
 
 
+@pytest.mark.long
 def test_a_test_that_fails_did_run(tmp_path: Path) -> None:
     code, out = run_small(tmp_path, "-m", "not integration", one="assert False")
     assert code == 1 and TOLD not in out, out

@@ -139,10 +139,12 @@ def test_no_module_is_too_long() -> None:
     assert long_modules(read_source()) == []
 
 
+@pytest.mark.long
 def test_whatever_is_public_has_a_docstring() -> None:
     assert bare_definitions(read_source()) == []
 
 
+@pytest.mark.long
 def test_no_tracked_file_names_a_machine() -> None:
     problems: list[str] = []
     for name in tracked_files():

@@ -65,6 +65,7 @@ def test_cases_after_the_first_are_left_to_make_test() -> None:
     assert few_of([(1, 2), (3, 4)])[1].values == (3, 4)
 
 
+@pytest.mark.long
 def test_the_slowest_and_the_seconds_of_each_folder_are_printed(tmp_path: Path) -> None:
     """Under xdist, where the processes that ran the tests are not the one that prints."""
     for folder in ("one", "two"):

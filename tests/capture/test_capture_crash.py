@@ -150,7 +150,7 @@ source.close()
 STEPS = ("append", "commit", "release", "write_progress")
 
 
-@pytest.mark.parametrize("where", [f"{n}-{w}" for n in STEPS for w in ("before", "after")])
+@pytest.mark.parametrize("where", few_of([f"{n}-{w}" for w in ("after", "before") for n in STEPS], 4))
 @pytest.mark.parametrize("count", few_of([4, 1]))
 def test_a_process_that_ends_between_two_steps(where: str, count: int, tmp_path: Path) -> None:
     """The log is synced, the file beside says so, a writer frees: a kill between two of them loses nothing."""
@@ -169,7 +169,9 @@ def test_a_process_that_ends_between_two_steps(where: str, count: int, tmp_path:
     db.close()
 
 
-@pytest.mark.parametrize("where", [f"{n}-{w}" for n in ("holder_of", "claim", "rename") for w in ("before", "after")])
+@pytest.mark.parametrize(
+    "where", few_of([f"{n}-{w}" for n in ("claim", "holder_of", "rename") for w in ("before", "after")], 2)
+)
 def test_a_process_that_ends_while_it_takes_the_source_up(where: str, tmp_path: Path) -> None:
     path, log_path = str(tmp_path / "s.db"), str(tmp_path / "log")
     db = connect(path)

@@ -155,7 +155,7 @@ def test_a_repair_that_is_cut_off_anywhere_is_finished_by_the_next(kind: str, ke
     mend(disk, keep)
     calls = disk.calls - before
     assert calls > 8
-    for cut in range(1, calls + 1, effort(4, 1, 1)):
+    for cut in range(1, calls + 1, effort(8, 1, 1)):
         for fate in range(effort(1, 1, 12)):
             try:
                 assert run_once(kind, keep, cut, fate)

@@ -294,7 +294,7 @@ def test_an_exception_at_a_sample_of_lines(lives: Lives, part: int, effort: Effo
     """One occurrence of each, a quarter of all in `make test`; the slow form takes every line, as often as it runs."""
     places = lives.places(seed=1)
     assert len(places) > 700
-    reached = [interrupt(lives, at, part) for at in places[part :: effort(80, 8, 8)]]
+    reached = [interrupt(lives, at, part) for at in places[part :: effort(160, 8, 8)]]
     assert sum(reached) > 0.8 * len(reached)
 
 
@@ -337,7 +337,7 @@ def forks(lives: Lives, places: list[int]) -> None:
 @pytest.mark.timeout(600)
 def test_a_fork_between_two_lines(lives: Lives, effort: Effort) -> None:
     """At a sample of them; the slow form forks at each."""
-    forks(lives, lives.places(seed=2)[:: effort(300, 20, 20)])
+    forks(lives, lives.places(seed=2)[:: effort(400, 20, 20)])
 
 
 @pytest.mark.slow

@@ -181,7 +181,7 @@ HARMS = [
 ]
 
 
-@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.name)
+@pytest.mark.parametrize("harm", few_of(HARMS, 4), ids=lambda harm: harm.name)
 def test_a_target_that_lost_its_position_is_refused(
     tmp_path: Path, target: AnyTarget, workload: Workload, harm: Harm
 ) -> None:

@@ -73,14 +73,17 @@ def apply_all(window: Window, channels: list[int]) -> list[TaskResult]:
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        ShardPlan(channels=3),
-        ShardPlan(channels=1),
-        ShardPlan(channels=3, rule=AssignmentRule.HASH, serial=frozenset({"north"})),
-        ShardPlan(channels=3, by=ShardBy.TABLE),
-        ShardPlan(channels=2, by=ShardBy.KEY, keys=(("north.items", "id"),)),
-    ],
-    ids=["recorded", "one", "hash", "table", "key"],
+    few_of(
+        [
+            ShardPlan(channels=3),
+            ShardPlan(channels=2, by=ShardBy.KEY, keys=(("north.items", "id"),)),
+            ShardPlan(channels=1),
+            ShardPlan(channels=3, rule=AssignmentRule.HASH, serial=frozenset({"north"})),
+            ShardPlan(channels=3, by=ShardBy.TABLE),
+        ],
+        2,
+    ),
+    ids=["recorded", "key", "one", "hash", "table"],
 )
 @pytest.mark.parametrize("size", few_of([5_000, 1 << 20]))
 def test_windows_apply_what_the_log_holds(tmp_path: Path, plan: ShardPlan, size: int, effort: Effort) -> None:
