@@ -64,7 +64,7 @@ check: install ## style, types, layers and tidiness: ruff, mypy, two test module
 	$(call verdict,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy --config-file tests/mypy.ini \
 	  && $(BIN)/pytest -q $(ARGS) tests/test_layers.py tests/test_tidy.py)
 
-unit: install ## tests that need neither Java nor a server: 5 minutes
+unit: install ## tests that need neither Java nor a server, few cases of what explores: a minute and a half
 	$(call verdict,$(call within,15m,$(PYTEST) $(WORKERS) --few -m "not integration and not spark and not e2e and not long and not slow" \
 	  $(ARGS) $(TESTS)))
 
