@@ -15,6 +15,12 @@ PACKAGES := PYTHON=$(PYTHON) scripts/install-packages
 # For one run of some tests: make unit TESTS=tests/log ARGS='-k torn -x'. For make bench: ARGS='--record append'
 TESTS ?= tests
 ARGS ?=
+# Many tests start a process: without stored bytecode each would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+# Of each tier of `make test`: the ten slowest, and the seconds by folder.
+PYTEST := $(BIN)/pytest -q --durations=10
+# More than processors, since some tests wait.
+WORKERS := -n $(shell expr $$(nproc) \* 3 / 2) --dist worksteal
 # For `make soak` and `make kill`: examples per Hypothesis test, rounds of kill -9.
 EXAMPLES ?= 10000
 ROUNDS ?= 50
@@ -28,7 +34,7 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit plain test soak kill replica-diff order traces golden bench lines demo demo-mariadb clean
+.PHONY: help install check unit plain long test soak kill replica-diff order traces golden bench lines demo demo-mariadb clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -59,19 +65,24 @@ check: install ## style, types, layers and tidiness: ruff, mypy, two test module
 	$(call verdict,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy --config-file tests/mypy.ini \
 	  && $(BIN)/pytest -q $(ARGS) tests/test_layers.py tests/test_tidy.py)
 
-unit: install ## tests that need neither Java nor a server: 5 minutes
-	$(call verdict,$(call within,15m,$(BIN)/pytest -q -n auto -m "not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
+unit: install ## tests that need neither Java nor a server, few cases of what explores: a minute and a half
+	$(call verdict,$(call within,15m,$(PYTEST) $(WORKERS) --few -m "not integration and not spark and not e2e and not long and not slow" \
+	  $(ARGS) $(TESTS)))
 
 plain: install ## the tests of what is compiled once more, with the plain sources in its place: 5 minutes
-	$(call verdict,TRANLOG_PLAIN=1 $(call within,10m,$(BIN)/pytest -q -n auto -m "not integration and not spark and not e2e and not slow" \
+	$(call verdict,TRANLOG_PLAIN=1 $(call within,10m,$(PYTEST) $(WORKERS) --few -m "not integration and not spark and not e2e and not long and not slow" \
 	  $(ARGS) $(PLAIN_TESTS)))
+
+long: install ## what explores, with more seeds and examples than `make unit`: 3 minutes
+	$(call verdict,$(call within,20m,$(PYTEST) $(WORKERS) -m "long and not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
 
 test: install ## everything that CI runs: 40 minutes
 	@$(PACKAGES) java mariadb mariadb-test postgres sysbench
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory plain
-	$(call verdict,$(call within,60m,$(BIN)/pytest -q -m "(integration or spark or e2e) and not slow" $(ARGS) $(TESTS)))
+	@$(MAKE) --no-print-directory long
+	$(call verdict,$(call within,60m,$(PYTEST) -m "(integration or spark or e2e) and not slow" $(ARGS) $(TESTS)))
 
 soak: install ## hours: the slow tests, then all others with many more examples and rounds
 	@$(PACKAGES) java mariadb mariadb-test postgres sysbench

@@ -6,12 +6,17 @@ Fixtures live in `fix_<thing>.py`. A test that needs a server or Java carries th
 
 from __future__ import annotations
 
+import functools
+import sys
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 from fix_conformance import RanCheck
+from fix_effort import EXAMPLES, FEW_EXAMPLES, Effort, explores
+from fix_mutation import Fuzz
 
-pytest_plugins = ["fix_mariadb", "fix_postgres", "fix_spark", "fix_spark_cluster", "fix_target"]
+pytest_plugins = ["fix_durations", "fix_mariadb", "fix_postgres", "fix_spark", "fix_spark_cluster", "fix_target"]
 
 # Which markers a test must carry to use a fixture. Without this rule a test could reach a server in `make unit`.
 MARKER_OF_FIXTURE = {
@@ -29,10 +34,11 @@ MARKER_OF_FIXTURE = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options by which `make soak` and `make kill` ask for more."""
+    """Add the options by which `make unit` asks for less, `make soak` and `make kill` for more."""
     group = parser.getgroup("tranlog")
+    group.addoption("--few", action="store_true", help="run few cases of what explores")
     group.addoption("--soak", action="store_true", help="run exhaustively what a push runs in part")
-    group.addoption("--examples", type=int, default=100, help="examples per Hypothesis test")
+    group.addoption("--examples", type=int, help="examples per Hypothesis test")
     group.addoption("--rounds", type=int, default=3, help="rounds of a test that kills processes at random")
 
 
@@ -42,9 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
     And have the end of a whole tier held against docs/conformance.md.
     """
     config.pluginmanager.register(RanCheck(), "conformance")
+    if config.option.examples is None:
+        config.option.examples = FEW_EXAMPLES if config.option.few else EXAMPLES
     settings.register_profile(
         "tranlog",
-        max_examples=config.getoption("--examples"),
+        max_examples=config.option.examples,
         deadline=None,  # the machine is shared; how long an example takes proves nothing
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow],
@@ -52,19 +60,34 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("tranlog")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a test that uses a server or Spark without saying so."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a test that uses a server or Spark without saying so; mark what explores where it is not run in short."""
     for item in items:
+        if not config.option.few and explores(item):
+            item.add_marker("long")
         for fixture in getattr(item, "fixturenames", ()):
             marker = MARKER_OF_FIXTURE.get(fixture)
             if marker is not None and item.get_closest_marker(marker) is None:
                 raise pytest.UsageError(f"{item.nodeid} uses the fixture {fixture}: mark it with @pytest.mark.{marker}")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _parsers_are_built_once() -> None:
+    """Build a program's parser at its first call, as a process does: it takes 25 ms."""
+    if typer := sys.modules.get("typer"):
+        typer.main.get_command = functools.cache(typer.main.get_command)
+
+
 @pytest.fixture(scope="session")
-def soaking(pytestconfig: pytest.Config) -> bool:
-    """Whether this run is exhaustive (`make soak`) rather than a push's."""
-    return bool(pytestconfig.getoption("--soak"))
+def effort(pytestconfig: pytest.Config) -> Effort:
+    """How much of a test that explores to run: `effort(few, more, most)` returns one of the three."""
+    return Effort(pytestconfig)
+
+
+@pytest.fixture
+def fuzz(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Fuzz:
+    """Mutated input by the thousand: a hundred cases for each of `--examples`."""
+    return Fuzz(test=request.node.nodeid, examples=int(pytestconfig.getoption("--examples")))
 
 
 @pytest.fixture(scope="session")

@@ -161,8 +161,10 @@ def options_of(tmp_path: Path, target: AnyTarget) -> ApplyOptions:
 
 
 def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the driver go on without Java, and report often."""
+    """Have the driver go on without Java, report often, and look often at what it waits for."""
     monkeypatch.setattr(apply, "find_java", lambda: "")
     monkeypatch.setattr(apply, "lives", lambda context: True)
     monkeypatch.setattr(engine, "lives", lambda context: True)
     monkeypatch.setattr(apply, "ALIVE_INTERVAL_S", 0.05)
+    monkeypatch.setattr(apply, "_TICK_S", 0.01)
+    monkeypatch.setattr("tranlog.pipeline.operation._TICK_S", 0.02)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from fix_conformance import APART, DOCUMENT, ROOT, Line, defined_in, is_of_tier, markers_of, not_run, read_lines
+from fix_conformance import APART, DOCUMENT, ROOT, Line, defined_in, markers_of, not_run, read_lines
+from fix_effort import few_of
 
 INDEX = {
     "": [*(f"S{number}" for number in range(1, 16)), "C5"],
@@ -222,14 +223,14 @@ def run_small(path: Path, *options: str, one: str = "pass", case: int = 2) -> tu
 TOLD = "page.md names tests that did not run"
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_a_tier_that_ran_them_all_passes(workers: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", few_of([[], ["-n", "2"]]))
+def test_a_tier_that_ran_them_all_passes(workers: list[str], tmp_path: Path) -> None:
     code, out = run_small(tmp_path, "-m", "not integration", *workers)
     assert code == 0 and TOLD not in out, out
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_a_tier_that_left_one_out_fails_and_names_it(workers: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", few_of([[], ["-n", "2"]]))
+def test_a_tier_that_left_one_out_fails_and_names_it(workers: list[str], tmp_path: Path) -> None:
     """One is skipped, the case of another is gone: each counts as not run, and no third one does."""
     code, out = run_small(tmp_path, "-m", "not integration", "tests", *workers, one="pytest.skip()", case=3)
     assert code == 1
@@ -239,30 +240,19 @@ def test_a_tier_that_left_one_out_fails_and_names_it(workers: tuple[str, ...], t
     assert "test_served" not in told and "test_two" not in told
 
 
-@pytest.mark.parametrize("options", [("-k", "two"), ("tests/test_b.py",), ("-x",)])
-def test_a_part_of_a_tier_proves_nothing_and_fails_nothing(options: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", few_of([["-k", "two"], ["tests/test_b.py"], ["-x"]]))
+def test_a_part_of_a_tier_proves_nothing_and_fails_nothing(options: list[str], tmp_path: Path) -> None:
     code, out = run_small(tmp_path, "-m", "not integration", *options, one="pytest.skip()")
     assert code == 0 and TOLD not in out, out
 
 
+@pytest.mark.long
 def test_a_test_that_fails_did_run(tmp_path: Path) -> None:
     code, out = run_small(tmp_path, "-m", "not integration", one="assert False")
     assert code == 1 and TOLD not in out, out
 
 
 # --- the decisions, alone --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("markers", "unit", "heavy"),
-    [((), True, False), (("spark",), False, True), (("slow",), False, False), (("e2e", "slow"), False, False)],
-)
-def test_tiers_are_told_by_the_makefiles_own_expressions(markers: tuple[str, ...], unit: bool, heavy: bool) -> None:
-    # `make plain` runs some of `make unit` once more, by the same expression.
-    expressions = list(dict.fromkeys(re.findall(r'-m "([^"]+)"', (ROOT / "Makefile").read_text())))
-    assert len(expressions) == 2
-    assert [is_of_tier(frozenset(markers), one) for one in expressions] == [unit, heavy]
-    assert is_of_tier(frozenset(markers), "")
 
 
 def test_markers_are_read_from_the_file_and_from_each_test(tmp_path: Path) -> None:

@@ -22,6 +22,20 @@ MODULE_LINES_MAX = 900
 EMPTY_NAMES = ("utils", "util", "manager", "helper", "helpers", "common", "impl", "misc")
 DECISION_HEADINGS = ["Status", "Context", "Decision", "Consequences", "Reconsider when"]
 
+# Tests, in folders that src has too, of what several modules do together: all others are named for a module.
+SUBJECTS = {
+    ".": "conformance_doc filters_doc format_doc layers programming tidy tiers",
+    "capture": "bad_input crash_points full_disk slow_disk",
+    "log": "bad_input ends failing_disk fork group_commit harm history memory processes shapes slow_disk state_machine"
+    " windows",
+    "pipeline": "filtered_channel lost_positions model mutants orders parallelization tungsten_log",
+    "service": "bad_input spark_options",
+    "source/mariadb": "options",
+    "source/sqlite": "calls fuzz",
+    "target": "apply types_there_and_back",
+    "tungsten": "bytes golden",
+}
+
 # What names the machine that somebody worked on. Written in pieces, so that this file passes its own test.
 _FOLDERS = "|".join(("home", "root", "Users", "work", "opt", "tmp"))
 OF_A_MACHINE = {
@@ -79,6 +93,12 @@ def bare_definitions(modules: Mapping[str, str]) -> list[str]:
     return bare
 
 
+def is_named_for(test: str, names: set[str]) -> bool:
+    """Whether a test's name, without test_, is that of a module, alone or with what it is about after it."""
+    words = test.split("_")
+    return any("_".join(words[:count]) in names for count in range(1, len(words) + 1))
+
+
 def of_a_machine(name: str, text: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), start=1):
         for what, pattern in OF_A_MACHINE.items():
@@ -119,10 +139,12 @@ def test_no_module_is_too_long() -> None:
     assert long_modules(read_source()) == []
 
 
+@pytest.mark.long
 def test_whatever_is_public_has_a_docstring() -> None:
     assert bare_definitions(read_source()) == []
 
 
+@pytest.mark.long
 def test_no_tracked_file_names_a_machine() -> None:
     problems: list[str] = []
     for name in tracked_files():
@@ -196,6 +218,24 @@ def test_ci_runs_make_test_and_nothing_else() -> None:
     assert commands == ["exec make test"]
 
 
+def test_tests_are_named_for_a_module_or_a_subject() -> None:
+    """In a folder that src has too, for a module in it or below it; CONTRIBUTING.md says of what the others are."""
+    listed = {f"{folder}/test_{name}.py" for folder, names in SUBJECTS.items() for name in names.split()}
+    subjects, others = set(), set()
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        test = path.relative_to(ROOT / "tests")
+        folder = SRC / "tranlog" / test.parent
+        if not folder.is_dir():
+            others.add(test.parts[0])
+            continue
+        modules = folder.rglob("*.py") if test.parent.parts else folder.iterdir()
+        if not is_named_for(test.stem.removeprefix("test_"), {module.stem for module in modules}):
+            subjects.add(f"{test.parent}/{test.name}")
+    assert subjects == listed
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert [one for one in sorted(others) if f"`tests/{one}`" not in text] == []
+
+
 def test_folders_of_tests_are_no_packages() -> None:
     """Modules of one name in two folders are told apart by their path; an `__init__.py` would make them clash."""
     assert [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("__init__.py")] == []
@@ -207,6 +247,12 @@ def test_folders_of_tests_are_no_packages() -> None:
 def test_an_empty_name_is_found() -> None:
     names = ["src/tranlog/log/utils.py", "tests/Helper/test_x.py", "src/tranlog/log/cursor.py", "src/managers.md"]
     assert empty_names(names) == names[:2]
+
+
+def test_a_test_of_no_module_is_found() -> None:
+    names = {"spill", "index_flush"}
+    assert is_named_for("spill", names) and is_named_for("spill_memory", names) and is_named_for("index_flush", names)
+    assert not is_named_for("index", names) and not is_named_for("memory", names) and not is_named_for("spilled", names)
 
 
 def test_a_long_module_is_found() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from fix_effort import Effort, few_of
 from fix_sqlite import Replica, content
 from tranlog.capture.capture import Capture, CaptureOptions
 from tranlog.change import RowChange
@@ -101,11 +102,11 @@ def cut_at(path: Path, call: int, seed: int) -> bool:
     return went
 
 
-def test_the_power_goes_at_any_call(tmp_path: Path, soaking: bool) -> None:
-    """On a push every third call, from a random one on; a soak takes all of them, many times."""
-    step = 1 if soaking else 3
-    call = 1 if soaking else random.randrange(1, 4)
-    while any([cut_at(tmp_path / f"{call}-{seed}.db", call, seed) for seed in range(20 if soaking else 1)]):
+def test_the_power_goes_at_any_call(tmp_path: Path, effort: Effort) -> None:
+    """Every third call, from a random one on, fewer in `make unit`; a soak takes all of them, many times."""
+    step = effort(9, 3, 1)
+    call = random.randrange(step) + 1
+    while any([cut_at(tmp_path / f"{call}-{seed}.db", call, seed) for seed in range(effort(1, 1, 20))]):
         call += step
     assert call > 35  # the workload has so many calls at least
 
@@ -149,8 +150,8 @@ source.close()
 STEPS = ("append", "commit", "release", "write_progress")
 
 
-@pytest.mark.parametrize("where", [f"{n}-{w}" for n in STEPS for w in ("before", "after")])
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("where", few_of([f"{n}-{w}" for w in ("after", "before") for n in STEPS], 4))
+@pytest.mark.parametrize("count", few_of([4, 1]))
 def test_a_process_that_ends_between_two_steps(where: str, count: int, tmp_path: Path) -> None:
     """The log is synced, the file beside says so, a writer frees: a kill between two of them loses nothing."""
     path, log_path = str(tmp_path / "s.db"), str(tmp_path / "log")
@@ -168,7 +169,9 @@ def test_a_process_that_ends_between_two_steps(where: str, count: int, tmp_path:
     db.close()
 
 
-@pytest.mark.parametrize("where", [f"{n}-{w}" for n in ("holder_of", "claim", "rename") for w in ("before", "after")])
+@pytest.mark.parametrize(
+    "where", few_of([f"{n}-{w}" for n in ("claim", "holder_of", "rename") for w in ("before", "after")], 2)
+)
 def test_a_process_that_ends_while_it_takes_the_source_up(where: str, tmp_path: Path) -> None:
     path, log_path = str(tmp_path / "s.db"), str(tmp_path / "log")
     db = connect(path)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from fix_crash import replayable
+from fix_effort import Effort
 from tranlog.capture.capture import Capture, CaptureOptions
 from tranlog.change import Fragment
 from tranlog.errors import DiskFailedError, DiskFullError, LogError, PositionLostError, SourceUnavailableError
@@ -239,15 +240,15 @@ def every_call(kind: str, seed: int, *, number: int = 0, step: int = 1, first: i
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_stopped_at_any_call_the_log_is_what_was_committed(kind: str) -> None:
-    """Every second call on a push, each of them in the slow form."""
-    assert every_call(kind, 1, step=2) == []
+def test_stopped_at_any_call_the_log_is_what_was_committed(kind: str, effort: Effort) -> None:
+    """Every second call on a push, fewer in `make unit`, each of them in the slow form."""
+    assert every_call(kind, 1, step=effort(8, 2, 2)) == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("kind", SOURCES)
-def test_whatever_call_fails_the_log_is_what_was_committed(kind: str, number: int) -> None:
-    met = every_call(kind, 3, number=number, step=8, first=1 + number % 8)
+def test_whatever_call_fails_the_log_is_what_was_committed(kind: str, number: int, effort: Effort) -> None:
+    met = every_call(kind, 3, number=number, step=effort(24, 8, 8), first=1 + number % 8)
     assert SourceUnavailableError in met and DiskFailedError in met
     assert (DiskFullError in met) == (number == errno.ENOSPC)
 

@@ -27,6 +27,7 @@ import msgspec
 import pytest
 
 from fix_crash import replayable
+from fix_effort import Effort
 from fix_operations import OPERATIONS, PATH, ROUND, Told, check, contents, fragment, open_log, struck_log, transacted
 from tranlog.errors import LogClosedError, LogError
 from tranlog.ids import NO_SEQNO
@@ -179,9 +180,9 @@ def run_all(seed: int, name: str, every: int) -> int:
 
 
 @pytest.mark.parametrize("name", [*OPERATIONS, "close", "open"])
-def test_an_exception_at_a_sample_of_lines_loses_nothing(name: str) -> None:
+def test_an_exception_at_a_sample_of_lines_loses_nothing(name: str, effort: Effort) -> None:
     """The slow form raises at each line."""
-    assert run_all(3, name, 11) > 5
+    assert run_all(3, name, effort(88, 11, 11)) > 5
 
 
 @pytest.mark.slow
@@ -311,7 +312,7 @@ def test_a_handler_that_closes_the_log_in_the_midst_of_a_step_proves_nothing() -
             check(again, told)
 
 
-def test_an_opening_that_is_broken_off_keeps_no_lock(tmp_path: Path) -> None:
+def test_an_opening_that_is_broken_off_keeps_no_lock(tmp_path: Path, effort: Effort) -> None:
     path = tmp_path / "log"
     Log.open(path, source_id="db").close()
     step, lines = 1, 0
@@ -319,7 +320,7 @@ def test_an_opening_that_is_broken_off_keeps_no_lock(tmp_path: Path) -> None:
         with suppress(Interrupted), raising_at(step) as count:
             Log.open(path, source_id="db").close()
         lines = count[0] if count[0] < step else 0
-        step += 7
+        step += effort(28, 7, 7)
         Log.open(path, source_id="db").close()
 
 

@@ -17,6 +17,8 @@ from mutants.rewriting import Mutant
 from mutants.rounds import environment, found, run_rounds
 from tranlog.errors import PositionLostError
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     ("harness", "mutant", "within", "what"),

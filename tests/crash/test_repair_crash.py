@@ -11,6 +11,7 @@ import random
 
 import pytest
 
+from fix_effort import Effort
 from fix_log import PATH, append_large, contents, fill, open_log, open_reader, segment_path
 from tranlog.errors import LogError
 from tranlog.log.repair import Keep, RepairPlan
@@ -148,14 +149,14 @@ def run_once(kind: str, keep: Keep, cut: int, fate: int) -> bool:
         ("spill", Keep.BACK),
     ],
 )
-def test_a_repair_that_is_cut_off_anywhere_is_finished_by_the_next(kind: str, keep: Keep, soaking: bool) -> None:
+def test_a_repair_that_is_cut_off_anywhere_is_finished_by_the_next(kind: str, keep: Keep, effort: Effort) -> None:
     disk, _ = damaged_log(kind)
     before = disk.calls
     mend(disk, keep)
     calls = disk.calls - before
     assert calls > 8
-    for cut in range(1, calls + 1):
-        for fate in range(12 if soaking else 1):
+    for cut in range(1, calls + 1, effort(8, 1, 1)):
+        for fate in range(effort(1, 1, 12)):
             try:
                 assert run_once(kind, keep, cut, fate)
             except BaseException:

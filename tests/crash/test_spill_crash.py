@@ -12,6 +12,7 @@ import random
 import pytest
 
 from fix_crash import PATH, Ledger, Life, end, finish, fragment, look, open_log, replayable
+from fix_effort import Effort, few_of
 from tranlog.ids import Seqno
 from tranlog.log.log import Log, LogOptions
 from tranlog.log.open_transaction import OpenTransaction
@@ -154,16 +155,17 @@ def test_the_life_spills_commits_aborts_and_purges() -> None:
     assert gone > 20
 
 
-def test_a_cut_at_every_call_of_a_life_leaves_each_transaction_whole_or_not_at_all() -> None:
+def test_a_cut_at_every_call_of_a_life_leaves_each_transaction_whole_or_not_at_all(effort: Effort) -> None:
+    """At a sample of them in `make unit`."""
     seed = 1
     total = calls_of(seed, STEPS).calls
     assert total > 60
-    for cut in range(1, total + 2):
+    for cut in range(1, total + 2, effort(9, 1, 1)):
         with replayable(f"run_once(seed={seed}, cut={cut}, fate=0, steps={STEPS})"):
             run_once(seed, cut, 0, STEPS)
 
 
-@pytest.mark.parametrize("seed", range(2, 12))
+@pytest.mark.parametrize("seed", few_of(range(2, 12)))
 def test_a_cut_at_a_sample_of_calls(seed: int) -> None:
     total = calls_of(seed, STEPS).calls
     for cut in range(1 + seed, total + 2, 9):
@@ -171,7 +173,7 @@ def test_a_cut_at_a_sample_of_calls(seed: int) -> None:
             run_once(seed, cut, 0, STEPS)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", few_of(range(3)))
 def test_a_cut_at_every_call_of_an_opening(seed: int) -> None:
     total = calls_of(seed, STEPS).calls
     for cut in random.Random(seed).sample(range(10, total), 3):
@@ -226,10 +228,10 @@ def run_purge(cut: int, fate: int, second: int = 0) -> tuple[bool, bool]:
     return went[0], went[1]
 
 
-def test_a_cut_at_every_call_of_a_purge_leaves_no_reference_without_its_parts() -> None:
+def test_a_cut_at_every_call_of_a_purge_leaves_no_reference_without_its_parts(effort: Effort) -> None:
     """tokumx.md A8.6: first the log, then what nothing in it refers to any more."""
     cut = 1
-    while any([run_purge(cut, fate)[0] for fate in range(4)]):
+    while any([run_purge(cut, fate)[0] for fate in range(effort(1, 4, 4))]):
         cut += 1
     assert cut > 10
 

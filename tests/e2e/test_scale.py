@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fix_effort import Effort
+
 PROGRAM = Path(__file__).with_name("scale_log.py")
 SOAKING_GB = 20.0
 """And twenty million transactions."""
@@ -24,8 +26,8 @@ INDEX_BYTES_PER_MILLION = 1_000_000
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-def test_what_does_not_grow_with_the_log(soaking: bool, tmp_path: Path) -> None:
-    gigabytes = SOAKING_GB if soaking else SHORT_GB
+def test_what_does_not_grow_with_the_log(effort: Effort, tmp_path: Path) -> None:
+    gigabytes = effort(SHORT_GB, SHORT_GB, SOAKING_GB)
     command = [sys.executable, str(PROGRAM), "--json", "--gigabytes", str(gigabytes), "--folder", str(tmp_path)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from fix_columns import VALUES, change_rows, random_changes, table_of, transaction_rows
+from fix_effort import few_of
 from fix_log import flip, make_fragment, open_log, open_reader, record_starts, segment_path
 from fix_pipeline import Workload
 from fix_type_cases import SQLITE
@@ -75,7 +76,7 @@ def test_each_value_alone_and_all_in_one_column() -> None:
         assert list(rows(read(log, unit=Unit.TRANSACTION))) == list(transaction_rows(log))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", few_of(range(6), 2))
 def test_random_changes(seed: int) -> None:
     """Several tables in a transaction, several fragments, statements among the rows, small and large batches."""
     disk = SimDisk()
@@ -240,7 +241,7 @@ def test_statements_alone_and_a_noop() -> None:
         assert [row["changes"] for row in rows(read(log, unit=Unit.TRANSACTION))] == [0, 2]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", few_of(range(20), 2))
 def test_rubbish_behind_a_good_checksum(seed: int) -> None:
     """A payload that no writer of ours wrote ends in rows that are the cursor's, or in one of our errors."""
     choose = random.Random(seed)

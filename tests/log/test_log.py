@@ -516,6 +516,7 @@ def test_a_transaction_beyond_spill_above_spills_and_keeps_its_seqno() -> None:
     assert len(disk.content(segment_path(1))) < 1_000
 
 
+@pytest.mark.long
 def test_beyond_65536_fragments_a_transaction_spills() -> None:
     disk = SimDisk()
     with open_log(disk) as log:

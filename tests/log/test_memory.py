@@ -92,6 +92,7 @@ def a_million() -> SeqnoIndex:
     return index
 
 
+@pytest.mark.long
 def test_an_index_of_a_million_takes_less_than_a_megabyte_in_memory_and_on_disk() -> None:
     """Done means: both, measured: what the allocator gave for it, and the file, flush after flush."""
     a_million()  # what is made once is made now

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fix_effort import Effort, few_of
 from fix_log import append_large, contents, make_fragment, make_payload, read_all
 from tranlog.errors import LogLockedError
 from tranlog.ids import Seqno
@@ -96,12 +97,11 @@ def test_readers_in_other_processes_follow_a_writer(tmp_path: Path) -> None:
     assert len(os.listdir(path)) > 4
 
 
-@pytest.mark.parametrize("rounds", [4])
-def test_a_killed_writer_loses_nothing_that_it_had_acknowledged(tmp_path: Path, rounds: int) -> None:
+def test_a_killed_writer_loses_nothing_that_it_had_acknowledged(tmp_path: Path, effort: Effort) -> None:
     """kill -9 at any moment; the next writer goes on behind what is there, in a higher epoch."""
     path = str(tmp_path / "log")
     acknowledged = -1
-    for kill in range(rounds):
+    for kill in range(effort(2, 4, 50)):
         writer = start(WRITER, path, "3000")
         assert writer.stdout is not None
         try:
@@ -181,7 +181,7 @@ for thread in threads:
 """
 
 
-@pytest.mark.parametrize(("told", "count"), [("told", 150), ("silent", 8), ("alone", 40)])
+@pytest.mark.parametrize(("told", "count"), few_of([("told", 150), ("silent", 8), ("alone", 40)]))
 def test_those_who_wait_in_other_processes_hear_of_each_commit(tmp_path: Path, told: str, count: int) -> None:
     """Issue 5, item 2: by inotify on the positions file, else by looking; no wake-up is lost.
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import pytest
 
+from fix_effort import Effort
 from fix_log import (
     PATH,
     append_large,
@@ -436,7 +437,7 @@ def test_an_open_transaction_and_a_torn_tail_are_no_damage() -> None:
     assert isinstance(mend(disk).decision, NothingToRepair)
 
 
-def test_any_flipped_bit_is_repaired_to_what_was_there(soaking: bool) -> None:
+def test_any_flipped_bit_is_repaired_to_what_was_there(effort: Effort) -> None:
     """Verify and repair agree about every damage; nothing is lost that is not named, and nothing named that is not."""
     disk = log_of(16)
     before = content_of(disk)
@@ -445,7 +446,7 @@ def test_any_flipped_bit_is_repaired_to_what_was_there(soaking: bool) -> None:
     seed = random.randrange(1 << 32)
     print(f"replay: seed={seed}")
     rng = random.Random(seed)
-    for _ in range(2_000 if soaking else 100):
+    for _ in range(effort(20, 100, 2_000)):
         damaged = SimDisk()
         damaged.make_dir(PATH)
         for name, raw in pristine.items():
@@ -486,7 +487,7 @@ def test_any_flipped_bit_is_repaired_to_what_was_there(soaking: bool) -> None:
         )
 
 
-def test_a_repair_never_brings_back_what_was_abandoned(soaking: bool) -> None:
+def test_a_repair_never_brings_back_what_was_abandoned(effort: Effort) -> None:
     """Twins that a rollback mark tells apart: no cut may take the mark and leave what it abandoned."""
     disk = SimDisk()
     with open_log(disk, segment_bytes=1_000) as log:
@@ -504,7 +505,8 @@ def test_a_repair_never_brings_back_what_was_abandoned(soaking: bool) -> None:
     print(f"replay: seed={seed}")
     rng = random.Random(seed)
     refused = repaired = 0
-    for _ in range(2_000 if soaking else 120):
+    cases = effort(30, 120, 2_000)
+    for _ in range(cases):
         damaged = SimDisk()
         damaged.make_dir(PATH)
         for name, raw in pristine.items():
@@ -536,7 +538,7 @@ def test_a_repair_never_brings_back_what_was_abandoned(soaking: bool) -> None:
             assert log.last_seqno == told.last_seqno + 1
             fill(log, 2)
         assert verify(PATH, disk=damaged).sound, what
-    assert repaired > 50
+    assert repaired > cases // 3
     print(f"repaired={repaired} refused={refused}")
 
 

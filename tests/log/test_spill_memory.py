@@ -77,6 +77,7 @@ def measure(directory: Path, megabytes: int, how: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["streamed", "compressed"])
 def test_300_mb_go_through_under_100_mb_of_memory(tmp_path: Path, how: str) -> None:
     found = measure(tmp_path, 300, how)
@@ -84,6 +85,7 @@ def test_300_mb_go_through_under_100_mb_of_memory(tmp_path: Path, how: str) -> N
     assert (found["on_disk"] < 30 << 20) is (how == "compressed")
 
 
+@pytest.mark.long
 def test_a_captured_transaction_too_large_for_a_segment_does_too(tmp_path: Path) -> None:
     """It is read back from the segment in fragments when it grows too large, and goes on in spill."""
     found = measure(tmp_path, 200, "captured")

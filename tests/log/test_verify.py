@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from fix_effort import Effort
 from fix_log import (
     PATH,
     append_large,
@@ -229,8 +230,10 @@ def found_by(report: VerifyReport) -> str | None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_every_bit_of_a_segment_in_turn(number: int, soaking: bool) -> None:
+def test_every_bit_of_a_segment_in_turn(number: int, effort: Effort) -> None:
     """Each flip is found and named by file and offset. No byte of a segment with checksums is without effect.
+
+    Every byte of the newest one in `make test`, of the closed one in `make soak`.
 
     What is not a problem but a torn tail is the mark of the clean close: no sync record proves the last sync record.
     """
@@ -241,7 +244,7 @@ def test_every_bit_of_a_segment_in_turn(number: int, soaking: bool) -> None:
     starts = [0, *record_starts(disk, number)]
     newest = number == 2
     assert check(disk).sound and check(disk).tail is None
-    step = 1 if newest or soaking else 11  # all of the closed segment in `make soak`
+    step = effort(13, 1 if newest else 11, 1)
     for at in range(0, len(raw), step):
         start = max(one for one in starts if one <= at)
         for bit in range(8):
@@ -257,7 +260,7 @@ def test_every_bit_of_a_segment_in_turn(number: int, soaking: bool) -> None:
             assert (f"thl.data.{number:010d}", start) in named, (at, bit, named)
 
 
-def test_bits_of_a_large_segment_at_random(soaking: bool) -> None:
+def test_bits_of_a_large_segment_at_random(effort: Effort) -> None:
     """In `make soak` 10,000 of a segment of some hundred kilobytes, with a payload larger than a window."""
     disk = SimDisk()
     with open_log(disk) as log:
@@ -271,7 +274,7 @@ def test_bits_of_a_large_segment_at_random(soaking: bool) -> None:
     seed = random.randrange(1 << 32)
     print(f"replay: seed={seed}")
     rng = random.Random(seed)
-    for _ in range(10_000 if soaking else 25):
+    for _ in range(effort(5, 25, 10_000)):
         at, bit = rng.randrange(16, starts[-1]), rng.randrange(8)
         changed = bytearray(raw)
         changed[at] ^= 1 << bit

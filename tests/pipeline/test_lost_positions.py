@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fix_effort import few_of
 from fix_operated import ThreadContext, operation_of, options_of, running, without_java
 from fix_pipeline import (
     AnyTarget,
@@ -180,7 +181,7 @@ HARMS = [
 ]
 
 
-@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.name)
+@pytest.mark.parametrize("harm", few_of(HARMS, 4), ids=lambda harm: harm.name)
 def test_a_target_that_lost_its_position_is_refused(
     tmp_path: Path, target: AnyTarget, workload: Workload, harm: Harm
 ) -> None:
@@ -220,7 +221,7 @@ RUNNING = [
 
 
 @pytest.mark.parametrize("harm", RUNNING, ids=lambda harm: harm.name)
-@pytest.mark.parametrize("more", [0, 40], ids=["idle", "busy"])
+@pytest.mark.parametrize("more", few_of([40, 0]), ids=["busy", "idle"])
 def test_a_running_pipeline_whose_position_is_taken_away_goes_offline(
     tmp_path: Path, target: AnyTarget, workload: Workload, harm: Harm, more: int
 ) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fix_effort import few_of
 from tranlog.ids import Seqno
 from tranlog.pipeline.channels import SERIAL, Await, Publish, Skip, Take, Verdict, Walk
 
@@ -384,7 +385,9 @@ def explore_times(length: int, channels: int, steps: tuple[int, ...], **options)
 # --- the rules hold ---
 
 
-@pytest.mark.parametrize(("length", "channels", "steps"), [(3, 2, (0, 8, 30)), (3, 2, (8, -50, 30)), (3, 3, (-50, 30))])
+@pytest.mark.parametrize(
+    ("length", "channels", "steps"), few_of([(3, 2, (0, 8, 30)), (3, 2, (8, -50, 30)), (3, 3, (-50, 30))])
+)
 def test_an_interval_is_kept_and_stops_nobody(length: int, channels: int, steps: tuple[int, ...]) -> None:
     """conformance A4, maxOfflineInterval, whatever the clock does: no standstill, no wrong order, and never too far."""
     assert explore_times(length, channels, steps) > 0
@@ -415,13 +418,13 @@ def test_without_a_rule_of_the_interval_the_model_finds_it(
         explore_times(4, 2, steps, walk=walk)
 
 
-@pytest.mark.parametrize(("length", "channels"), [(1, 2), (2, 2), (3, 2), (4, 2), (5, 2), (3, 3), (4, 3)])
+@pytest.mark.parametrize(("length", "channels"), few_of([(1, 2), (2, 2), (3, 2), (4, 2), (3, 3), (5, 2), (4, 3)], 5))
 def test_the_rules_hold(length: int, channels: int) -> None:
     """Two replacements; the replaced tasks' token is an old one, so that their updates hit no row."""
     assert explore_all(length, channels, replacements=2) > 0
 
 
-@pytest.mark.parametrize(("length", "channels", "replacements"), [(3, 2, 2), (5, 2, 1), (3, 3, 1)])
+@pytest.mark.parametrize(("length", "channels", "replacements"), few_of([(3, 2, 2), (5, 2, 1), (3, 3, 1)]))
 def test_the_position_alone_keeps_exactly_once(length: int, channels: int, replacements: int) -> None:
     """design/pipeline.md: "The comparison with the old position alone keeps exactly-once": replaced tasks go on."""
     assert explore_all(length, channels, replacements=replacements, guard=Guard.POSITION) > 0

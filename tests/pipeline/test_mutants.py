@@ -20,6 +20,8 @@ from mutants.catalogue import (
 from mutants.rewriting import Mutant
 from mutants.rounds import run_rounds
 
+pytestmark = pytest.mark.long
+
 HARNESS = "channel_rounds"
 ROUNDS = 60
 

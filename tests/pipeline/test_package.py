@@ -20,6 +20,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_bare_python_runs_a_channel_with_it(package: Path, bare_python: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(package) as archive:
         archive.extractall(tmp_path / "unpacked")
@@ -32,6 +33,7 @@ def test_a_bare_python_runs_a_channel_with_it(package: Path, bare_python: Path, 
     assert (tmp_path / "unpacked" / "pyspark_thl.py").is_file()
 
 
+@pytest.mark.long
 def test_the_same_bytes_each_time(package: Path, tmp_path: Path) -> None:
     again = write_package(str(tmp_path / "again.zip"))
     assert Path(again.path).read_bytes() == package.read_bytes()

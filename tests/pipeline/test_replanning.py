@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fix_effort import few_of
 from fix_operated import WAIT_S, operation_of, options_of, run_in_threads, running, without_java
 from fix_pipeline import SqliteTarget, Workload, check_equal, positions, run_threads, take, tasks_for, write_log
 from tranlog.errors import ConfigError, EngineError, StateError
@@ -63,7 +64,7 @@ def plan_at(target: SqliteTarget) -> ShardPlan:
     return ShardPlan.parse(row.shard_rule, channels=row.channels)
 
 
-@pytest.mark.parametrize("how", [Parallelization.DISK, Parallelization.MEMORY])
+@pytest.mark.parametrize("how", few_of([Parallelization.DISK, Parallelization.MEMORY]))
 def test_another_plan_while_it_runs(
     tmp_path: Path, workload: Workload, target: SqliteTarget, options: ApplyOptions, how: Parallelization
 ) -> None:

@@ -108,12 +108,9 @@ def line_maker(lines: tuple[str, ...]) -> Callable[[random.Random], bytes]:
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Both programs, their parsers built once and not for each line, with nothing on stdin."""
-    programs = {"tranlog": cli.app, "thl": thl.app}
-    made = {id(app): typer.main.get_command(app) for app in programs.values()}
-    monkeypatch.setattr(typer.main, "get_command", lambda app: made[id(app)])
-    return {name: made[id(app)] for name, app in programs.items()}
+def built() -> dict[str, Any]:
+    """Both programs' parsers, which `conftest` has built once."""
+    return {"tranlog": typer.main.get_command(cli.app), "thl": typer.main.get_command(thl.app)}
 
 
 def leaves(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:

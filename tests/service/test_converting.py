@@ -65,6 +65,7 @@ def test_its_help_has_an_example_and_every_kind(capsys: pytest.CaptureFixture[st
     assert "\n    java-object: " in text or "\n  java-object: " in text
 
 
+@pytest.mark.long
 def test_killed_and_started_again(tmp_path: Path) -> None:
     """Killed with -9 while it writes, started again: the same transactions as of an uninterrupted run."""
     source, destination = str(tmp_path / "thl"), tmp_path / "log"

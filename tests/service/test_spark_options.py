@@ -46,6 +46,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, text: str, says: str) -> None
         load(written(tmp_path, text), environ={})
 
 
+@pytest.mark.long
 def test_the_command_writes_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

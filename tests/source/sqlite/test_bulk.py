@@ -30,6 +30,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fix_effort import Effort, few_of
 from fix_sqlite import content
 from fix_sqlite_pair import Pair, Side
 from fix_type_cases import SQLITE, TypeCase
@@ -224,12 +225,12 @@ def changes_in(payloads: list[bytes]) -> list[str]:
     return found
 
 
-def test_most_of_it_is_noted_together(pair: Pair) -> None:
+def test_most_of_it_is_noted_together(pair: Pair, effort: Effort) -> None:
     """What the ordinary program writes; and capture makes the same bytes of it."""
     for sql in SCHEMA:
         pair.run(sql)
     pair.check()
-    many = range(1000)
+    many = range(effort(100, 1000, 1000))
     bulks_of_tables: list[tuple[str, list[tuple[Any, ...]]]] = [
         (insert_into("plain"), [(n, n * 7, f"text {n}", n * 0.5, n * 1.5, b"%d" % n, n) for n in many]),
         (insert_into("plain", ("b", "a")), [(f"text {n}", None if n % 3 else n) for n in many]),
@@ -249,7 +250,9 @@ def test_most_of_it_is_noted_together(pair: Pair) -> None:
     assert pair.fast.payloads()[1:] != [] and changes_in(pair.fast.payloads()) == changes_in(pair.slow.payloads())
 
 
-@pytest.mark.parametrize("case", SQLITE, ids=lambda case: (case.declared + case.suffix).replace(" ", "_") or "none")
+@pytest.mark.parametrize(
+    "case", few_of(SQLITE, 6), ids=lambda case: (case.declared + case.suffix).replace(" ", "_") or "none"
+)
 def test_the_extremes_of_each_type(pair: Pair, case: TypeCase) -> None:
     """Every value of docs/types.md, as a bulk of its own and beside NULLs."""
     pair.run(f"CREATE TABLE t(id INTEGER PRIMARY KEY, v {case.declared}){case.suffix}")
