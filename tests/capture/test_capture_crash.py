@@ -28,7 +28,7 @@ from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
 
 NO_WAIT = CaptureOptions(batch_bytes=400)
-SMALL = LogOptions(segment_bytes=1500)
+SMALL = LogOptions(segment_bytes=1500, index_flush_s=None)
 
 
 def inserted(cursor_of: Iterator[object]) -> list[object]:

@@ -145,7 +145,9 @@ def live(kind: str, database: Database, disk: SimDisk, met: list[type[Exception]
     """One process: opens the log, captures while writers commit, closes. It ends at the first error of the disk."""
     source: Source = SOURCES[kind](database, disk)
     rng = database.rng
-    options = LogOptions(segment_bytes=1500, buffer_bytes=rng.choice((1, 500, 100_000)))
+    buffer_bytes = rng.choice((1, 500, 100_000))
+    # What fills and stores the index has threads of its own, which are not what is cut here.
+    options = LogOptions(segment_bytes=1500, buffer_bytes=buffer_bytes, index_flush_s=None)
     try:
         with Log.open(PATH, source_id="db", options=options, disk=disk, clock=ManualClock()) as log:
             capture = Capture(source, log, options=OPTIONS, clock=ManualClock())

@@ -193,7 +193,12 @@ def run_purge(cut: int, fate: int, second: int = 0) -> tuple[bool, bool]:
     """
     disk = SimDisk()
     options = LogOptions(
-        segment_bytes=1_000, buffer_bytes=1, spill_buffer_bytes=1, spill_chunk_bytes=200, spill_segment_bytes=1_000
+        segment_bytes=1_000,
+        buffer_bytes=1,
+        index_flush_s=None,  # a thread of its own is not what is cut here
+        spill_buffer_bytes=1,
+        spill_chunk_bytes=200,
+        spill_segment_bytes=1_000,
     )
 
     def open_again() -> Log:
