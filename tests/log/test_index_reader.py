@@ -24,7 +24,7 @@ from fix_log import (
 from tranlog.errors import AbandonedError, CorruptRecordError, PurgedError
 from tranlog.ids import Epoch, Gtid, Seqno, lsn_offset, lsn_segment
 from tranlog.log import index as index_module
-from tranlog.log import opening
+from tranlog.log import scan
 from tranlog.log.bucket import Bucket, IndexOptions, encode_bucket
 from tranlog.log.cursor import Cursor
 from tranlog.log.index import RANGE_KEY
@@ -513,7 +513,7 @@ class World:
 
 @pytest.fixture
 def walk_nothing_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "WALK_WHOLE_BYTES", 0)
+    monkeypatch.setattr(scan, "WALK_WHOLE_BYTES", 0)
 
 
 @pytest.mark.parametrize("seed", few_of(range(12), 3))

@@ -22,7 +22,7 @@ from fix_log import (
 )
 from tranlog.errors import CorruptRecordError, DiskFailedError, LogUnreadableError
 from tranlog.ids import Gtid, Seqno, lsn_offset
-from tranlog.log import opening
+from tranlog.log import scan
 from tranlog.log.format import SyncRecord
 from tranlog.log.index_table import INDEX_NAME
 from tranlog.log.log import Log
@@ -231,7 +231,7 @@ def test_a_reader_that_has_to_scan_begins_at_the_stored_end(grown: SimDisk, monk
 
 
 def test_damage_in_front_of_the_stored_end_is_found_when_it_is_read(grown: SimDisk) -> None:
-    """As for a writer: opening.checkpoint_of."""
+    """As for a writer: scan.checkpoint_of."""
     forget_positions(grown)
     number = max(int(name[-10:]) for name in grown.list_dir(PATH) if name.startswith("thl.data."))
     flip(grown, segment_path(number), 600_000)
@@ -243,7 +243,7 @@ def test_damage_in_front_of_the_stored_end_is_found_when_it_is_read(grown: SimDi
 
 def test_an_old_stored_index_whose_rollback_was_purged_is_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends at the seqno with which the log begins now, and stood elsewhere then: no mark is left to say so."""
-    monkeypatch.setattr(opening, "WALK_WHOLE_BYTES", 0)
+    monkeypatch.setattr(scan, "WALK_WHOLE_BYTES", 0)
     disk = SimDisk()
     log = open_log(disk)
     fill(log, 10)

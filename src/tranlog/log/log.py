@@ -35,6 +35,7 @@ from tranlog.errors import (
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
 from tranlog.log.allocation import Allocation, Place, empty_transaction, padding_for, records_of, size_of
 from tranlog.log.cursor import Cursor
+from tranlog.log.directory import DISK_FULL, make_directory, storage_error, take_lock
 from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
     FRAGNO_MAX,
@@ -47,15 +48,7 @@ from tranlog.log.format import (
 )
 from tranlog.log.log_end import LogEnd, OwnView
 from tranlog.log.open_transaction import OpenTransaction
-from tranlog.log.opening import (
-    DISK_FULL,
-    check_source_id,
-    create_segment,
-    make_directory,
-    open_newest,
-    storage_error,
-    take_lock,
-)
+from tranlog.log.opening import check_source_id, create_segment, open_newest
 from tranlog.log.options import LogOptions, LogStatus
 from tranlog.log.positions import (
     NO_LSN,

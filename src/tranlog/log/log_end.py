@@ -34,6 +34,7 @@ from tranlog.errors import (
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno, lsn
 from tranlog.log.allocation import Place
+from tranlog.log.directory import DISK_FULL
 from tranlog.log.flushing import Flushing
 from tranlog.log.format import (
     FRAGNO_MAX,
@@ -47,7 +48,7 @@ from tranlog.log.format import (
 from tranlog.log.gate import Gate
 from tranlog.log.index import BuiltFrom, SeqnoIndex
 from tranlog.log.index_flush import IndexFlush
-from tranlog.log.opening import DISK_FULL, RecoveryReport
+from tranlog.log.opening import RecoveryReport
 from tranlog.log.options import LogOptions, ReadCounts, zeros_ahead
 from tranlog.log.ownership import OwnedDisk, Ownership, closed_by, renew_locks
 from tranlog.log.pending import Pending

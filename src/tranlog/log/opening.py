@@ -11,23 +11,15 @@ Source: design/log-format.md, "Ends of a log", "on open for writing".
 from __future__ import annotations
 
 import contextlib
-import errno
-import gc
 import logging
 import os
 import posixpath
 from dataclasses import dataclass, replace
 
-from tranlog.disk import Disk, DiskFile, DiskLock
+from tranlog.disk import Disk, DiskFile
 from tranlog.errors import (
     ConfigError,
-    DiskFailedError,
-    DiskFullError,
     IndexCutError,
-    LogError,
-    LogLockedError,
-    LogMissingError,
-    LogUnreadableError,
     RecordLimitError,
 )
 from tranlog.ids import (
@@ -39,7 +31,6 @@ from tranlog.ids import (
     Lsn,
     Seqno,
     lsn,
-    lsn_offset,
     lsn_segment,
     lsn_text,
 )
@@ -47,23 +38,17 @@ from tranlog.log.allocation import empty_transaction, size_of
 from tranlog.log.bucket import Place
 from tranlog.log.cleared import Mark, behind_all, read_mark
 from tranlog.log.damage import Problem
+from tranlog.log.directory import keep_bytes, sign_lock
 from tranlog.log.format import HEADER, SEQNO_MAX, RecordHeader, encode_header, segment_name
 from tranlog.log.index import BuiltFrom, Entry, SegmentRow, SeqnoIndex
 from tranlog.log.index_table import INDEX_NAME, read_index
 from tranlog.log.positions import Positions, read_positions
-from tranlog.log.recovery import Checkpoint, Continue, NewLog, SegmentGlance, Survey, plan
+from tranlog.log.recovery import Continue, NewLog, SegmentGlance, Survey, plan
 from tranlog.log.rollback import marks_behind
-from tranlog.log.scan import scan_segment, survey
-from tranlog.log.segment import CUT_DIR, LOCK_NAME, WINDOW_BYTES, Segments, doubt_of_last, join
+from tranlog.log.scan import checkpoint_of, scan_segment, survey
+from tranlog.log.segment import WINDOW_BYTES, Segments, doubt_of_last, join
 
 logger = logging.getLogger(__name__)
-
-DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-"""What the operating system says when there is no room."""
-_DENIED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
-_HOLDER_BYTES = 64
-WALK_WHOLE_BYTES = 1 << 20
-"""A newest segment of which less than this lies before the stored index's end is walked whole."""
 
 StoredIndex = tuple[SeqnoIndex, BuiltFrom]
 """A stored index, and the end of the log that it describes."""
@@ -110,16 +95,6 @@ class OpenedSegment:
     """Up to where the source was captured, of a log without records."""
 
 
-def make_directory(path: str, disk: Disk) -> None:
-    """Create the log's directory if it is missing. Raises LogMissingError without a parent, and OSError."""
-    if disk.exists(path):
-        return
-    parent = posixpath.dirname(path) or "."
-    if not disk.exists(parent):
-        raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
-    disk.make_dir(path)
-
-
 def check_source_id(source_id: str) -> None:
     """Raise ConfigError for one that no record can hold, before anything is created for it."""
     try:
@@ -127,53 +102,6 @@ def check_source_id(source_id: str) -> None:
     except RecordLimitError as exc:
         given = source_id if len(source_id) <= 80 else source_id[:80] + "…"
         raise ConfigError(option="source_id", value=given, why=exc.why) from exc
-
-
-def take_lock(path: str, disk: Disk) -> DiskLock:
-    """Lock the log for its one writer. Raises LogLockedError naming the holder, and OSError."""
-    try:
-        try:
-            return disk.lock(join(path, LOCK_NAME))
-        except BlockingIOError:
-            gc.collect()  # of a log that nobody could close: an exception came before its opening returned
-            return disk.lock(join(path, LOCK_NAME))
-    except NotADirectoryError as exc:
-        raise LogMissingError(path=path, why="it is not a directory") from exc
-    except BlockingIOError as exc:
-        raise LogLockedError(path=path, holder=read_holder(path, disk)) from exc
-
-
-def sign_lock(path: str, disk: Disk) -> None:
-    """Leave word in the lock file of who holds it, for messages."""
-    file = disk.open(join(path, LOCK_NAME), write=True)
-    try:
-        file.pwrite(f"pid {os.getpid()}".ljust(_HOLDER_BYTES - 1).encode() + b"\n", 0)
-    finally:
-        file.close()
-
-
-def read_holder(path: str, disk: Disk) -> str:
-    """Return what the last writer of the log at `path` left in its lock file: `pid 4711`; `unknown` without it."""
-    try:
-        file = disk.open(join(path, LOCK_NAME))
-    except OSError:
-        return "unknown"
-    try:
-        return file.pread(_HOLDER_BYTES, 0).decode(errors="replace").strip() or "unknown"
-    except OSError:
-        return "unknown"
-    finally:
-        file.close()
-
-
-def storage_error(exc: OSError, path: str) -> LogError:
-    """Return our error for what the operating system refused while the log was opened."""
-    why = exc.strerror or str(exc)
-    if exc.errno in DISK_FULL:
-        return DiskFullError(path=path)
-    if exc.errno in _DENIED:
-        return LogUnreadableError(path=path, why=why)
-    return DiskFailedError(path=path, why=why)
 
 
 def open_newest(
@@ -237,26 +165,6 @@ def open_newest(
             epoch = max(epoch, decided.mark_epoch)
             opened = _continue(path, disk, segments, found, stored, decided, published, Epoch(epoch + 1))
             return opened if mark is None else replace(opened, event_id=mark.event_id)
-
-
-def checkpoint_of(index: SeqnoIndex, built_from: BuiltFrom) -> Checkpoint | None:
-    """Return where a survey may begin, since a stored index only covers what was durable; None for near the start.
-
-    What is not walked is held against its checksums when it is read, as in the segments before it.
-    """
-    last = index.prefix_range.last
-    place = index.exact(last)
-    if place is None or lsn_offset(place) < WALK_WHOLE_BYTES:
-        return None
-    same = lsn_segment(built_from.end) == lsn_segment(place)
-    return Checkpoint(
-        number=lsn_segment(place),
-        offset=lsn_offset(place),
-        seqno=last,
-        epoch=built_from.epoch,
-        end=lsn_offset(built_from.end) if same else 0,
-        history=built_from.history,
-    )
 
 
 def create_segment(path: str, disk: Disk, number: int, prev_seqno: Seqno, first_records: bytes = b"") -> DiskFile:
@@ -510,30 +418,6 @@ def _cut(path: str, disk: Disk, file: DiskFile, decided: Continue) -> str | None
         )
     file.truncate(decided.end)
     return kept_in
-
-
-def keep_bytes(path: str, disk: Disk, file: DiskFile, name: str, start: int, end: int) -> str:
-    """Copy bytes `start` to `end` of an open segment into cut/, durable; return the copy's path. Raises OSError."""
-    directory = join(path, CUT_DIR)
-    disk.make_dir(directory)
-    disk.sync_dir(path)
-    stem = f"{name}-{start:010d}"
-    kept, count = join(directory, stem), 1
-    while disk.exists(kept):
-        count += 1
-        kept = join(directory, f"{stem}.{count}")
-    copy = disk.open(kept, write=True, create=True)
-    try:
-        for at in range(start, end, WINDOW_BYTES):
-            copy.pwrite(file.pread(min(WINDOW_BYTES, end - at), at), at - start)
-        copy.sync()
-    except OSError:
-        disk.unlink(kept)
-        raise
-    finally:
-        copy.close()
-    disk.sync_dir(directory)
-    return kept
 
 
 def _write_again(file: DiskFile, start: int, end: int) -> None:

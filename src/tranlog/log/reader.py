@@ -32,14 +32,12 @@ from tranlog.log.cursor import Cursor
 from tranlog.log.format import HEADER, RECORD_START, segment_name
 from tranlog.log.index_reader import IndexReader
 from tranlog.log.index_table import INDEX_NAME, read_index
-from tranlog.log.opening import checkpoint_of
 from tranlog.log.positions import POSITIONS_NAME, KeptHold, Positions, PositionsReader, read_published
 from tranlog.log.record import Record, RecordHeader, RollbackMark
 from tranlog.log.recovery import Checkpoint, SegmentScan, end_problem, judge, last_transaction, missing
-from tranlog.log.scan import SegmentScanner, scan_segment, survey
+from tranlog.log.scan import SegmentScanner, checkpoint_of, scan_segment, survey
 from tranlog.log.segment import SegmentReader, Segments, SegmentStat, directory_of, glance_at, join, torn_size
-from tranlog.log.spilled import SpillStat
-from tranlog.log.spilling import spill_stats
+from tranlog.log.spilled import SpillStat, spill_stats
 from tranlog.payload import Payload
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO
+from tranlog.log.directory import keep_bytes, sign_lock, storage_error, take_lock
 from tranlog.log.format import segment_name
 from tranlog.log.index_table import INDEX_NAME
-from tranlog.log.opening import keep_bytes, sign_lock, storage_error, take_lock
 from tranlog.log.positions import POSITIONS_NAME, Positions, encode_positions, read_holds
 from tranlog.log.repair import CutOff, Decision, Impossible, Keep, NothingToRepair, Remove, RepairPlan, Rewrite, plan
 from tranlog.log.segment import CUT_DIR, LOCK_NAME, directory_of, join, list_segments

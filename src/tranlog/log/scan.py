@@ -42,6 +42,7 @@ from tranlog.log.format import (
     segment_name,
     take_events,
 )
+from tranlog.log.index import BuiltFrom, SeqnoIndex
 from tranlog.log.positions import read_published
 from tranlog.log.recovery import BadRecord, Checkpoint, SegmentGlance, SegmentScan, Survey, suspicious
 from tranlog.log.segment import (
@@ -59,6 +60,8 @@ from tranlog.log.segment import (
 from tranlog.log.spill import Reference, parse_reference
 
 _PAGE_BYTES = 4096
+WALK_WHOLE_BYTES = 1 << 20
+"""A newest segment of which less than this lies before the stored index's end is walked whole."""
 
 
 class SegmentScanner:
@@ -400,6 +403,26 @@ def scan_behind(directory: str, disk: Disk, checkpoint: Checkpoint) -> SegmentSc
         return found if found.last_seqno >= checkpoint.seqno and found.good_end >= checkpoint.end else None
     finally:
         file.close()
+
+
+def checkpoint_of(index: SeqnoIndex, built_from: BuiltFrom) -> Checkpoint | None:
+    """Return where a survey may begin, since a stored index only covers what was durable; None for near the start.
+
+    What is not walked is held against its checksums when it is read, as in the segments before it.
+    """
+    last = index.prefix_range.last
+    place = index.exact(last)
+    if place is None or lsn_offset(place) < WALK_WHOLE_BYTES:
+        return None
+    same = lsn_segment(built_from.end) == lsn_segment(place)
+    return Checkpoint(
+        number=lsn_segment(place),
+        offset=lsn_offset(place),
+        seqno=last,
+        epoch=built_from.epoch,
+        end=lsn_offset(built_from.end) if same else 0,
+        history=built_from.history,
+    )
 
 
 def survey(

@@ -10,14 +10,26 @@ Source: tokumx-replication, "Large Transactions"; docs/decisions/0012.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tranlog.disk import Disk, DiskFile
-from tranlog.errors import CorruptRecordError, ForeignHistoryError, LogUnreadableError
+from tranlog.errors import CorruptRecordError, ForeignHistoryError, LogUnreadableError, SegmentGoneError
 from tranlog.ids import Gtid, Lsn, lsn_offset, lsn_segment
-from tranlog.log.format import Impossible, Record, RecordHeader, segment_name
-from tranlog.log.segment import join
+from tranlog.log.format import (
+    HEADER,
+    SEQNO_MAX,
+    End,
+    Impossible,
+    Record,
+    RecordHeader,
+    RollbackMark,
+    RotateRecord,
+    SyncRecord,
+    segment_name,
+    skip_events,
+)
+from tranlog.log.segment import SegmentReader, join, list_segments
 from tranlog.log.spill import (
     CHUNK_HEADER_BYTES,
     SPILL_HEADER_BYTES,
@@ -26,6 +38,7 @@ from tranlog.log.spill import (
     Reference,
     SpillTable,
     fragments_of,
+    highest,
     open_chunk,
     parse_chunk_header,
     parse_reference,
@@ -283,3 +296,64 @@ def stat_of(directory: str, disk: Disk, number: int, referred_by: Gtid | None) -
         last_written=last,
         referred_by=referred_by,
     )
+
+
+def who_refers(
+    directory: str, disk: Disk, numbers: Iterable[int], there: Iterable[int], *, ends: int | None = None
+) -> dict[int, tuple[Gtid, ...]]:
+    """Return which transactions refer into the spill segments `there`, going through the log's segments `numbers`.
+
+    Reads headers of records; abandoned transactions count too. `ends` is where the last segment ends, None: wherever
+    its records do. Raises CorruptRecordError where something else stands than a record, FileNotFoundError, OSError.
+    """
+    found: dict[int, tuple[Gtid, ...]] = {}
+    listed, there = list(numbers), list(there)
+    for number in listed:
+        limit = ends if number == listed[-1] else None
+        reader = SegmentReader(disk.open(join(directory, segment_name(number))), number)
+        try:
+            offset = HEADER.size
+            while limit is None or offset < limit:
+                at = offset - reader.start
+                if 0 <= at < len(reader.window):
+                    offset = reader.start + skip_events(reader.window, at, SEQNO_MAX)
+                    if limit is not None and offset >= limit:
+                        break
+                outcome = reader.read(offset, verify=False)
+                if isinstance(outcome, End | RotateRecord):
+                    break
+                if not isinstance(outcome, RecordHeader | SyncRecord | RollbackMark):
+                    if ends is None and number == listed[-1]:
+                        break  # being written
+                    raise reader.corrupt(offset, None, "something else stands where a record belongs")
+                if isinstance(outcome, RecordHeader) and outcome.spilled:
+                    reference = parse_reference(reader.payload(outcome))
+                    if reference is None:
+                        raise reader.corrupt(offset, outcome.seqno, "a reference whose numbers contradict each other")
+                    for segment in there:
+                        if segment in reference.segments:
+                            found[segment] = (*found.get(segment, ()), outcome.gtid)
+                offset += outcome.record_length
+        finally:
+            reader.close()
+    return found
+
+
+def spill_stats(directory: str, disk: Disk) -> list[SpillStat]:
+    """Describe each spill segment of a log, as any process may. Raises CorruptRecordError, LogUnreadableError.
+
+    Who refers into it is read from the log, behind what the table covers.
+    """
+    try:
+        numbers, table = list_spill(directory, disk), read_table(directory, disk)
+        segments = list_segments(directory, disk)
+        covers = 0 if table is None or not segments or table.covers > segments[-1] else table.covers
+        found = dict(table.referred_by) if table is not None and covers else {}
+        for number, gtids in who_refers(directory, disk, [one for one in segments if one >= covers], numbers).items():
+            found[number] = (*found.get(number, ()), *gtids)
+    except FileNotFoundError as exc:
+        raise SegmentGoneError(path=str(exc.filename)) from exc
+    except OSError as exc:
+        raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
+    stats = [stat_of(directory, disk, number, highest(found.get(number, ()))) for number in numbers]
+    return [one for one in stats if one is not None]

@@ -24,29 +24,18 @@ from tranlog.errors import (
     DiskFullError,
     LogClosedError,
     LogError,
-    LogUnreadableError,
     PurgeFailedError,
     RecordLimitError,
-    SegmentGoneError,
     SpillFailedError,
 )
 from tranlog.ids import NO_HISTORY, Epoch, Gtid, Lsn, Seqno, lsn_offset
+from tranlog.log.directory import DISK_FULL
 from tranlog.log.format import (
-    HEADER,
     RECORD_BYTES_MAX,
-    SEQNO_MAX,
-    End,
-    RecordHeader,
-    RollbackMark,
-    RotateRecord,
-    SyncRecord,
     encode_event,
-    segment_name,
-    skip_events,
 )
-from tranlog.log.opening import DISK_FULL
 from tranlog.log.options import LogOptions
-from tranlog.log.segment import SegmentReader, join, list_segments
+from tranlog.log.segment import join
 from tranlog.log.slices import Outflow, slices
 from tranlog.log.spill import (
     CHUNK_OVERHEAD,
@@ -61,73 +50,11 @@ from tranlog.log.spill import (
     encode_table,
     highest,
     may_go,
-    parse_reference,
     spill_name,
 )
-from tranlog.log.spilled import SpillStat, bears, list_spill, read_table, stat_of
+from tranlog.log.spilled import SpillStat, bears, list_spill, read_table, stat_of, who_refers
 
 logger = logging.getLogger(__name__)
-
-
-def who_refers(
-    directory: str, disk: Disk, numbers: Iterable[int], there: Iterable[int], *, ends: int | None = None
-) -> dict[int, tuple[Gtid, ...]]:
-    """Return which transactions refer into the spill segments `there`, going through the log's segments `numbers`.
-
-    Reads headers of records; abandoned transactions count too. `ends` is where the last segment ends, None: wherever
-    its records do. Raises CorruptRecordError where something else stands than a record, FileNotFoundError, OSError.
-    """
-    found: dict[int, tuple[Gtid, ...]] = {}
-    listed, there = list(numbers), list(there)
-    for number in listed:
-        limit = ends if number == listed[-1] else None
-        reader = SegmentReader(disk.open(join(directory, segment_name(number))), number)
-        try:
-            offset = HEADER.size
-            while limit is None or offset < limit:
-                at = offset - reader.start
-                if 0 <= at < len(reader.window):
-                    offset = reader.start + skip_events(reader.window, at, SEQNO_MAX)
-                    if limit is not None and offset >= limit:
-                        break
-                outcome = reader.read(offset, verify=False)
-                if isinstance(outcome, End | RotateRecord):
-                    break
-                if not isinstance(outcome, RecordHeader | SyncRecord | RollbackMark):
-                    if ends is None and number == listed[-1]:
-                        break  # being written
-                    raise reader.corrupt(offset, None, "something else stands where a record belongs")
-                if isinstance(outcome, RecordHeader) and outcome.spilled:
-                    reference = parse_reference(reader.payload(outcome))
-                    if reference is None:
-                        raise reader.corrupt(offset, outcome.seqno, "a reference whose numbers contradict each other")
-                    for segment in there:
-                        if segment in reference.segments:
-                            found[segment] = (*found.get(segment, ()), outcome.gtid)
-                offset += outcome.record_length
-        finally:
-            reader.close()
-    return found
-
-
-def spill_stats(directory: str, disk: Disk) -> list[SpillStat]:
-    """Describe each spill segment of a log, as any process may. Raises CorruptRecordError, LogUnreadableError.
-
-    Who refers into it is read from the log, behind what the table covers.
-    """
-    try:
-        numbers, table = list_spill(directory, disk), read_table(directory, disk)
-        segments = list_segments(directory, disk)
-        covers = 0 if table is None or not segments or table.covers > segments[-1] else table.covers
-        found = dict(table.referred_by) if table is not None and covers else {}
-        for number, gtids in who_refers(directory, disk, [one for one in segments if one >= covers], numbers).items():
-            found[number] = (*found.get(number, ()), *gtids)
-    except FileNotFoundError as exc:
-        raise SegmentGoneError(path=str(exc.filename)) from exc
-    except OSError as exc:
-        raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
-    stats = [stat_of(directory, disk, number, highest(found.get(number, ()))) for number in numbers]
-    return [one for one in stats if one is not None]
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ from tranlog.disk import Disk, OsDisk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid
 from tranlog.log.cleared import MARK_NAME, Mark, behind_all, read_mark
+from tranlog.log.directory import read_holder
 from tranlog.log.format import segment_name, segment_number
-from tranlog.log.opening import read_holder
 from tranlog.log.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.reader import LogReader
 from tranlog.log.recovery import judge

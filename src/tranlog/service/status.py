@@ -21,7 +21,7 @@ from tranlog.clock import Clock
 from tranlog.disk import OsDisk
 from tranlog.errors import SourceError, SourceUnavailableError, TargetError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.opening import read_holder
+from tranlog.log.directory import read_holder
 from tranlog.log.positions import read_holds
 from tranlog.log.readable import ReadableLog
 from tranlog.log.segment import LOCK_NAME

@@ -18,7 +18,7 @@ from tranlog.disk import Disk, OsDisk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
 from tranlog.ids import Epoch, Seqno
 from tranlog.log.damage import Problem
-from tranlog.log.opening import keep_bytes, storage_error
+from tranlog.log.directory import keep_bytes, storage_error
 from tranlog.log.repair import CutOff, Keep, Lost, NothingToRepair, Remove, RepairPlan, Span, Step
 from tranlog.log.repairing import Agree, RepairOutcome, write_report
 from tranlog.log.verify import Progress, VerifyReport
