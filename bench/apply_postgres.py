@@ -19,7 +19,7 @@ from pathlib import Path
 from frame import Bench, Question, at_least, run
 from shop import PIPELINE, SHARDS, CatchUp, Shop, applied, configure, fresh_target, python, watch, write_log
 
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.channel import GroupBounds
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import Advance, ChannelRow, Unit

@@ -18,7 +18,7 @@ import pyarrow.parquet
 from frame import Bench, Question, at_least, cpu_of, run
 
 from tranlog import Column, Log, LogicalType, LogReader, Op, RowChange, TableMap, pack
-from tranlog.log.arrow import Selection, Unit
+from tranlog.log.reading.arrow import Selection, Unit
 
 QUESTION = Question(
     name="arrow",

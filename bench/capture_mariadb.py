@@ -25,7 +25,7 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
 from tranlog.capture.capture import Capture
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.source.mariadb import MariadbSource
 from tranlog.source.mariadb.connection import MariadbSourceOptions
 from tranlog.source.mariadb.events import (

@@ -22,7 +22,7 @@ from bare_disk import BareDisk
 from frame import Bench, Question, at_least, run
 
 from tranlog.change import Fragment
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 
 QUESTION = Question(
     name="durable",

@@ -24,7 +24,7 @@ from pathlib import Path
 from frame import Bench, Question, at_most, run
 
 from tranlog.change import Fragment
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 
 QUESTION = Question(
     name="inflight",

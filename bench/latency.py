@@ -27,7 +27,7 @@ import psycopg
 from frame import Bench, Question, at_most, run
 
 from tranlog.change import Column, Op, RowChange, TableMap
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import pack
 from tranlog.source.sqlite import connect

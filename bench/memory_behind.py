@@ -20,7 +20,7 @@ from memory import JVM_MOST_MB, LOOK_S, MB, PYTHON_MOST_MB, Peaks
 from shop import PIPELINE, configure, python
 
 from tranlog.change import Column, Op, RowChange, TableMap
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import TargetOptions, open_target

@@ -19,7 +19,7 @@ from frame import Bench, Question, at_least, at_most, run
 
 from tranlog.change import Fragment
 from tranlog.ids import Seqno
-from tranlog.log.log import Log, LogReader
+from tranlog.log.writing.log import Log, LogReader
 
 QUESTION = Question(
     name="open",

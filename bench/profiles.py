@@ -21,7 +21,7 @@ from shop import PIPELINE, fresh_target, write_log
 from tranlog import compiled
 from tranlog.change import Change, Column, Fragment, Op, Payload, RowChange, TableMap
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
-from tranlog.log.log import Log, LogReader
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.payload import encode
 from tranlog.pipeline.channel import ChannelTask, TaskEnd, run_task
 from tranlog.pipeline.channels import ShardPlan

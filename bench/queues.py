@@ -26,9 +26,9 @@ from frame import Bench, Question, run
 
 from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.format import RecordHeader
-from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.format import RecordHeader
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.channel import Channel, ChannelTask, TaskEnd, TaskResult
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.progress import restart_seqno

@@ -22,9 +22,9 @@ from frame import Bench, Question, at_least, cpu_of, run
 import tranlog
 from tranlog.change import Column, Fragment, Op, Payload, RowChange, TableMap
 from tranlog.compiled import why_plain
-from tranlog.log import format as served
-from tranlog.log.log import Log, LogReader
-from tranlog.log.segment import WINDOW_BYTES
+from tranlog.log.files.segment import WINDOW_BYTES
+from tranlog.log.records import format as served
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.types import LogicalType
 
 QUESTION = Question(

@@ -22,10 +22,10 @@ from frame import Bench, Question, at_least, at_most, cpu_of, run
 
 from tranlog.change import Fragment
 from tranlog.ids import Seqno
-from tranlog.log.bucket import Place
-from tranlog.log.index import SeqnoIndex
-from tranlog.log.log import Log, LogOptions
-from tranlog.log.segment import Segments
+from tranlog.log.files.segment import Segments
+from tranlog.log.rules.bucket import Place
+from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.writing.log import Log, LogOptions
 
 QUESTION = Question(
     name="seek",

@@ -18,7 +18,7 @@ import msgspec
 from start import below
 
 from tranlog.change import Change, Column, Op, RowChange, TableMap
-from tranlog.log.log import Log, drop_hold
+from tranlog.log.writing.log import Log, drop_hold
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import TargetOptions, open_target

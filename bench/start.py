@@ -22,7 +22,7 @@ from frame import Bench, Question, at_most, run, seconds_of
 
 from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.ids import NO_SEQNO
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.source.packer import pack
 from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target

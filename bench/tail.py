@@ -17,7 +17,7 @@ from pathlib import Path
 from frame import Bench, Question, at_most, run
 
 from tranlog.change import Fragment
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 
 QUESTION = Question(
     name="tail",
@@ -32,7 +32,7 @@ PAYLOAD = bytes(range(256)) * 4
 
 READER = """
 import gc, json, sys, time
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
 path, count = sys.argv[1], int(sys.argv[2])
 with LogReader.open(path) as log, log.cursor() as cursor:
     cursor.seek(log.range().last_seqno + 1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from frame import Bench, Question, at_least, cpu_of, run
 
 from tranlog.change import Fragment
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 
 QUESTION = Question(
     name="write",

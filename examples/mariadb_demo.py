@@ -39,7 +39,7 @@ from demo_steps import (
     wait_until,
 )
 from tranlog.change import Op, RowChange
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
 from tranlog.testing.servers import MariaDbServer, PostgresServer, ServerFailedError, ServerMissingError
 from tranlog.types import value_text
 

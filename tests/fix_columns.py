@@ -9,8 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap
-from tranlog.log.columns import ALL, Selection
-from tranlog.log.log import Log, LogReader
+from tranlog.log.records.columns import ALL, Selection
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.payload import decode
 from tranlog.row_text import key_text, pairs_text, row_text
 from tranlog.types import (

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from tranlog.change import Fragment
 from tranlog.errors import LogMissingError
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
-from tranlog.log.cursor import StoredTransaction
-from tranlog.log.log import Log, LogOptions, LogReader, hold
-from tranlog.log.positions import read_positions
+from tranlog.log.files.positions import read_positions
+from tranlog.log.reading.cursor import StoredTransaction
+from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from tranlog.change import Fragment, TableName
 from tranlog.ids import Gtid
-from tranlog.log.cursor import Cursor, StoredTransaction
-from tranlog.log.format import RecordHeader, RotateRecord, SyncRecord
-from tranlog.log.log import Log, LogOptions, LogReader
-from tranlog.log.segment import SegmentReader
+from tranlog.log.files.segment import SegmentReader
+from tranlog.log.reading.cursor import Cursor, StoredTransaction
+from tranlog.log.records.format import RecordHeader, RotateRecord, SyncRecord
+from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

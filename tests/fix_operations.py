@@ -11,7 +11,7 @@ from tranlog.change import Fragment
 from tranlog.disk import Disk
 from tranlog.errors import LogError
 from tranlog.ids import Seqno
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk, SimFile
 

@@ -18,7 +18,7 @@ import apsw
 
 from tranlog.change import HEARTBEAT, Change, Column, Op, Options, RowChange, TableMap
 from tranlog.ids import Seqno
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskResult, run_task
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.progress import Counters, totals

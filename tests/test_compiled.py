@@ -40,9 +40,8 @@ def _copy(folder: Path, names: Sequence[str] = compiled.SOURCES) -> Path:
     """Return a copy of what these modules need, compiled code included."""
     package = folder / "tranlog"
     shutil.copytree(PACKAGE / "compiled", package / "compiled", ignore=shutil.ignore_patterns("__pycache__"))
-    for folder_of in ("log", "source/sqlite"):
-        (package / folder_of).mkdir(parents=True)
     for name in (*names, "__init__.py", "errors.py", "log/__init__.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PACKAGE / name, package / name)
     return package
 

@@ -23,9 +23,11 @@ from tranlog import payload
 from tranlog import table_map as table_map_module
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import HISTORY_BYTES, Seqno
-from tranlog.log import bucket, cleared, index, index_table, positions, purge_notes, segment, spill
-from tranlog.log import format as log_format
-from tranlog.log.log import Log
+from tranlog.log.files import cleared, index_table, positions, purge_notes, segment
+from tranlog.log.records import format as log_format
+from tranlog.log.records import spill
+from tranlog.log.rules import bucket, index
+from tranlog.log.writing.log import Log
 from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
 from tranlog.pipeline import in_flight
 from tranlog.shard import ShardRule, ShardRuleKind

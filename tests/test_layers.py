@@ -40,6 +40,7 @@ IN_LAYER = {"tungsten": "log"}
 OUTSIDE_FOLDERS = {"tranlog": "service", "tranlog.__main__": "service", "pyspark_thl": "pipeline"}
 
 ROOMS: dict[str, tuple[str, ...]] = {
+    "log": ("records", "rules", "files", "reading", "writing", "upkeep"),
     "tungsten": ("records", "rules", "files", "reading", "writing", "upkeep"),
     "replication": ("rules", "acting"),
     "queues": ("rules", "acting"),
@@ -60,25 +61,12 @@ PURE = {
     "tranlog.payload",
     "tranlog.row_text",
     "tranlog.shard",
+    "tranlog.slices",
     "tranlog.types",
     "tranlog.table_map",
     "tranlog.varint",
-    "tranlog.log.bucket",
-    "tranlog.log.columns",
-    "tranlog.log.damage",
-    "tranlog.log.format",
-    "tranlog.log.index",
     "tranlog.log.options",
-    "tranlog.log.pending",
-    "tranlog.log.prefix",
     "tranlog.log.properties",
-    "tranlog.log.record",
-    "tranlog.log.recovery",
-    "tranlog.log.repair",
-    "tranlog.log.retention",
-    "tranlog.log.rollback",
-    "tranlog.log.slices",
-    "tranlog.log.spill",
     "tranlog.pipeline.channels",
     "tranlog.pipeline.filter_batches",
     "tranlog.pipeline.filter_chain",
@@ -344,24 +332,24 @@ def test_architecture_has_the_same_table() -> None:
 
 # That the checks above can fail.
 
-CLEAN = {"tranlog": "", "tranlog.ids": "", "tranlog.log": "", "tranlog.log.log": "from tranlog.ids import Seqno\n"}
+CLEAN = {"tranlog": "", "tranlog.ids": "", "tranlog.log": "", "tranlog.log.aio": "from tranlog.ids import Seqno\n"}
 
 
 @pytest.mark.parametrize(
     ("module", "source", "problem"),
     [
-        ("tranlog.ids", "import tranlog.log.log", "tranlog.ids:1 (floor) imports tranlog.log.log (log)"),
+        ("tranlog.ids", "import tranlog.log.aio", "tranlog.ids:1 (floor) imports tranlog.log.aio (log)"),
         ("tranlog.ids", "from tranlog import log", "tranlog.ids:1 (floor) imports tranlog.log (log)"),
         ("tranlog.source.mariadb", "def f():\n    import tranlog.log", "tranlog.source.mariadb:2 (source) imports"),
         ("tranlog.capture.capture", "import tranlog.target.target", "(capture) imports tranlog.target.target"),
-        ("tranlog.log.log", "import pyspark.sql", "only pipeline/ knows Spark"),
-        ("tranlog.log.log", "from .format import x", "has a relative import"),
-        ("tranlog.log.log", "from . import format", "has a relative import"),
+        ("tranlog.log.writing.log", "import pyspark.sql", "only pipeline/ knows Spark"),
+        ("tranlog.log.writing.log", "from .format import x", "has a relative import"),
+        ("tranlog.log.writing.log", "from . import format", "has a relative import"),
         ("tranlog.service.cli", "from tranlog.testing import servers", "nothing in src imports testing/"),
         (
-            "tranlog.log.log",
+            "tranlog.log.writing.log",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tranlog.source.source",
-            "tranlog.log.log:3 (log) imports tranlog.source.source (source)",
+            "tranlog.log.writing.log:3 (log) imports tranlog.source.source (source)",
         ),
     ],
 )

@@ -245,7 +245,12 @@ def test_folders_of_tests_are_no_packages() -> None:
 
 
 def test_an_empty_name_is_found() -> None:
-    names = ["src/tranlog/log/utils.py", "tests/Helper/test_x.py", "src/tranlog/log/cursor.py", "src/managers.md"]
+    names = [
+        "src/tranlog/log/utils.py",
+        "tests/Helper/test_x.py",
+        "src/tranlog/log/reading/cursor.py",
+        "src/managers.md",
+    ]
     assert empty_names(names) == names[:2]
 
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from tranlog.change import Column, Op, RowChange, Statement, TableMap
     from tranlog.errors import TranlogError
     from tranlog.ids import Gtid, Seqno
-    from tranlog.log.cursor import Cursor, StoredTransaction
-    from tranlog.log.log import Log
     from tranlog.log.options import LogOptions
-    from tranlog.log.reader import LogReader
+    from tranlog.log.reading.cursor import Cursor, StoredTransaction
+    from tranlog.log.reading.reader import LogReader
+    from tranlog.log.writing.log import Log
     from tranlog.pipeline.pipeline import Pipeline
     from tranlog.pipeline.view import PipelineStatus
     from tranlog.service.client import RunningPipeline

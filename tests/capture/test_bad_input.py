@@ -18,8 +18,8 @@ import pytest
 from fix_effort import few_of
 from tranlog.change import RowChange
 from tranlog.disk import OsFile
-from tranlog.log.format import encode_header
-from tranlog.log.log import Log, LogReader
+from tranlog.log.records.format import encode_header
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.service import cli
 from tranlog.source.sqlite import connect
 

@@ -20,7 +20,7 @@ from tranlog.change import Fragment, RowChange
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, DiskFullError, PositionLostError, SourceUnavailableError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.log import Log, LogReader
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.payload import decode
 from tranlog.source.source import Source
 from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, connect

@@ -22,7 +22,7 @@ from fix_effort import Effort, few_of
 from fix_sqlite import Replica, content
 from tranlog.capture.capture import Capture, CaptureOptions
 from tranlog.change import RowChange
-from tranlog.log.log import Log, LogOptions, LogReader
+from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, connect
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
@@ -117,7 +117,7 @@ CHILD = """
 import os, sys
 from tranlog.capture import capture
 from tranlog.capture.capture import Capture, CaptureOptions
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
 from tranlog.source.sqlite import source as sqlite_source
 path, log_path, where, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
@@ -266,7 +266,7 @@ while True:
 CAPTURER = """
 import sys
 from tranlog.capture.capture import Capture
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
 source = SqliteSource(SqliteSourceOptions(path=sys.argv[1], source_id="s"))
 with Log.open(sys.argv[2], source_id="s") as log:

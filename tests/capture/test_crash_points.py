@@ -20,7 +20,7 @@ from tranlog.capture.capture import Capture, CaptureOptions
 from tranlog.change import Fragment
 from tranlog.errors import DiskFailedError, DiskFullError, LogError, PositionLostError, SourceUnavailableError
 from tranlog.ids import NO_SEQNO
-from tranlog.log.log import Log, LogOptions, LogReader
+from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.source.source import Source
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk

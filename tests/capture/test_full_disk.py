@@ -28,7 +28,7 @@ place, disk_bytes, row_bytes, rows = Path(sys.argv[1]), *map(int, sys.argv[2:])
 disk = place / "disk"
 subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_bytes}", "tmpfs", str(disk)], check=True)
 from tranlog.source.sqlite import connect
-from tranlog.log.log import LogReader
+from tranlog.log.writing.log import LogReader
 os.chdir(place)
 db = connect("source.db")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tranlog.capture.capture import Capture, CaptureOptions
 from tranlog.change import Fragment
-from tranlog.log.log import Log, LogReader
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

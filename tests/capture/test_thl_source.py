@@ -26,9 +26,9 @@ from tranlog.errors import (
     SourceUnavailableError,
     UnsupportedEventError,
 )
-from tranlog.log.cursor import StoredTransaction
-from tranlog.log.log import Log, LogOptions
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.cursor import StoredTransaction
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.tungsten.records.event import Event
 from tranlog.tungsten.writing.directory import TungstenLog, purge
 
@@ -284,7 +284,7 @@ CAPTURE = """
 import sys
 from tranlog.capture.capture import Capture
 from tranlog.capture.thl_source import ThlSource, ThlSourceOptions
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 theirs, ours = sys.argv[1:]
 with Log.open(ours, source_id="shop") as log:
     Capture(ThlSource(ThlSourceOptions(path=theirs, source_id="shop")), log).run()

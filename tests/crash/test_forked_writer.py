@@ -25,7 +25,7 @@ from fix_crash import replayable
 from fix_operations import CHANGES, OPERATIONS, Stepped, Told, check, fragment, open_log, struck_log, transacted
 from tranlog.disk import OsDisk
 from tranlog.errors import LogClosedError, LogError
-from tranlog.log.verify import verify
+from tranlog.log.upkeep.verify import verify
 
 GOES_ON, REFUSED, DIED = 3, 0, 1
 FATES = ("calls", "leaves", "ends", "goes on")

@@ -17,9 +17,10 @@ import pytest
 from fix_crash import PATH, Ledger, Life, append, end, finish, look, open_log, options, replayable
 from fix_effort import Effort, few_of
 from tranlog.ids import Seqno
-from tranlog.log import index_fill, scan
-from tranlog.log.index_table import INDEX_NAME
-from tranlog.log.log import Log
+from tranlog.log.files import scan
+from tranlog.log.files.index_table import INDEX_NAME
+from tranlog.log.writing import index_fill
+from tranlog.log.writing.log import Log
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
 
@@ -45,7 +46,7 @@ class Late(threading.Thread):
 
 @pytest.fixture(autouse=True)
 def late_flushes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("tranlog.log.index_flush.threading.Thread", Late)
+    monkeypatch.setattr("tranlog.log.writing.index_flush.threading.Thread", Late)
     monkeypatch.setattr(scan, "WALK_WHOLE_BYTES", 0)
     monkeypatch.setattr(index_fill, "STEP_BYTES", 1_500)
     WAITING.clear()

@@ -31,22 +31,11 @@ from fix_effort import Effort
 from fix_operations import OPERATIONS, PATH, ROUND, Told, check, contents, fragment, open_log, struck_log, transacted
 from tranlog.errors import LogClosedError, LogError
 from tranlog.ids import NO_SEQNO
-from tranlog.log import (
-    allocation,
-    index_flush,
-    log_end,
-    open_transaction,
-    opening,
-    ownership,
-    pending,
-    positions,
-    prefix,
-    purging,
-    spilling,
-    turns,
-)
-from tranlog.log import log as log_module
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.files import ownership, positions
+from tranlog.log.rules import pending, prefix
+from tranlog.log.writing import allocation, index_flush, log_end, open_transaction, opening, purging, spilling, turns
+from tranlog.log.writing import log as log_module
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

@@ -14,10 +14,10 @@ import pytest
 from fix_effort import Effort
 from fix_log import PATH, append_large, contents, fill, open_log, open_reader, segment_path
 from tranlog.errors import LogError
-from tranlog.log.repair import Keep, RepairPlan
-from tranlog.log.repairing import repair
-from tranlog.log.spill import spill_name
-from tranlog.log.verify import verify
+from tranlog.log.records.spill import spill_name
+from tranlog.log.rules.repair import Keep, RepairPlan
+from tranlog.log.upkeep.repairing import repair
+from tranlog.log.upkeep.verify import verify
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
 

@@ -19,8 +19,8 @@ from fix_effort import Effort, few_of
 from fix_log import PATH, make_fragment, segment_names
 from tranlog.errors import SegmentEmptyError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.log import Log, LogOptions, LogReader, hold
-from tranlog.log.retention import Limit, OlderThan, UpToSeqno, UpToTime
+from tranlog.log.rules.retention import Limit, OlderThan, UpToSeqno, UpToTime
+from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
 

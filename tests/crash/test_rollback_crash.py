@@ -15,8 +15,8 @@ import pytest
 from fix_effort import Effort, few_of
 from fix_log import PATH, make_fragment, open_log, open_reader, read_all
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.log import Log
-from tranlog.log.verify import verify
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log
 from tranlog.testing.disk import PowerCut, SimDisk
 
 Entry = tuple[int, str, bytes] | None

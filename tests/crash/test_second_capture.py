@@ -23,7 +23,7 @@ from fix_crash import replayable
 from tranlog.capture.capture import Capture
 from tranlog.change import RowChange
 from tranlog.errors import SourceError
-from tranlog.log.log import Log, LogOptions, LogReader
+from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, claim, connect, source
 from tranlog.testing.clock import ManualClock
 

@@ -18,8 +18,8 @@ import pytest
 from fix_crash import replayable
 from fix_operations import CHANGES, OPERATIONS, PATH, Stepped, Told, check, open_log, struck_log, transacted
 from tranlog.errors import LogClosedError, LogError, LogLockedError, LogMissingError
-from tranlog.log.log import Log
-from tranlog.log.verify import verify
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log
 from tranlog.testing.disk import SimDisk
 
 

@@ -14,10 +14,10 @@ import pytest
 from fix_crash import PATH, Ledger, Life, end, finish, fragment, look, open_log, replayable
 from fix_effort import Effort, few_of
 from tranlog.ids import Seqno
-from tranlog.log.log import Log, LogOptions
-from tranlog.log.open_transaction import OpenTransaction
-from tranlog.log.spill import spill_number
-from tranlog.log.verify import verify
+from tranlog.log.records.spill import spill_number
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log, LogOptions
+from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
 

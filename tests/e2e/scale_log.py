@@ -23,9 +23,9 @@ from pathlib import Path
 
 from tranlog.change import Fragment
 from tranlog.ids import Seqno
-from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
-from tranlog.log.verify import verify
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log
 
 PAYLOAD = bytes(range(256)) * 4
 AT_ONCE = 1_000

@@ -21,8 +21,8 @@ import pytest
 
 from tranlog.capture.capture import Capture
 from tranlog.change import RowChange
-from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 from tranlog.source.sqlite.outbox import RowTooLargeError
 from tranlog.target.postgres_dialect import BYTES_MOST

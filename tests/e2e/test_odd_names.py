@@ -23,7 +23,7 @@ from fix_pipeline import positions, run_threads, take, tasks_for
 from tranlog.capture.capture import Capture
 from tranlog.change import TableMap
 from tranlog.errors import TargetTableError
-from tranlog.log.log import Log, LogReader
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.pipeline.channel import TaskEnd
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.service.tables import tables_in_log

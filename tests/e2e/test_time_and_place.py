@@ -32,8 +32,8 @@ from fix_pipeline import SqliteTarget, Workload, check_equal, positions, run_thr
 from tranlog.capture.capture import Capture
 from tranlog.clock import SystemClock
 from tranlog.ids import Seqno
-from tranlog.log.log import Log, LogOptions, LogReader, hold
-from tranlog.log.positions import read_holds
+from tranlog.log.files.positions import read_holds
+from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
 from tranlog.pipeline.apply import ApplyStatus, run_apply
 from tranlog.pipeline.channel import Channel, TaskEnd, TaskResult
 from tranlog.pipeline.channels import ShardPlan
@@ -319,7 +319,7 @@ def test_relative_paths_are_seen_from_the_driver(
 
 READS = """
 import errno, json, os, sys
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
 try:
     open(os.path.join(sys.argv[1], "written"), "w")
 except OSError as exc:
@@ -439,7 +439,7 @@ def test_a_log_on_another_file_system(
 WRITES = """
 import sys
 from tranlog.change import Fragment
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 log = Log.open(sys.argv[1], source_id="db1", options=LogOptions(segment_bytes=20_000, buffer_bytes=2_000))
 number = 0
 while True:

@@ -32,9 +32,9 @@ from tranlog.capture.capture import Capture
 from tranlog.change import Change, Column, Op, RowChange, TableMap
 from tranlog.errors import ConflictError
 from tranlog.ids import NO_SEQNO
-from tranlog.log.cursor import StoredTransaction
-from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.cursor import StoredTransaction
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.apply import ApplyOptions, run_apply
 from tranlog.service.exits import EXIT_CODES
 from tranlog.source.mariadb import MariadbSource

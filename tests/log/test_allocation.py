@@ -13,11 +13,11 @@ from fix_log import PATH, contents, fill, make_fragment, open_log, open_reader, 
 from tranlog.change import Fragment
 from tranlog.errors import DiskFullError, LogClosedError
 from tranlog.ids import Epoch, Seqno
-from tranlog.log.allocation import empty_records, empty_transaction, padding_for, size_of
-from tranlog.log.index import IndexRange
-from tranlog.log.log import Log, LogOptions
-from tranlog.log.prefix import Extent, UnbrokenPrefix
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.rules.index import IndexRange
+from tranlog.log.rules.prefix import Extent, UnbrokenPrefix
+from tranlog.log.writing.allocation import empty_records, empty_transaction, padding_for, size_of
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.testing.disk import SimDisk
 
 

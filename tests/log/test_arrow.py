@@ -23,9 +23,9 @@ from tranlog.capture.capture import Capture
 from tranlog.change import Change, Op, RowChange, Statement
 from tranlog.errors import ConfigError, CorruptRecordError, PayloadError
 from tranlog.ids import Seqno
-from tranlog.log.arrow import CHANGE_COLUMNS, TRANSACTION_COLUMNS, Unit, batch_schema
-from tranlog.log.columns import Selection, pass_value
-from tranlog.log.log import Log, LogReader
+from tranlog.log.reading.arrow import CHANGE_COLUMNS, TRANSACTION_COLUMNS, Unit, batch_schema
+from tranlog.log.records.columns import Selection, pass_value
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.payload import encode_value
 from tranlog.source.packer import pack
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
@@ -300,7 +300,7 @@ def test_without_pyarrow_all_else_works(tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.modules["pyarrow"] = None
-import tranlog, tranlog.log.arrow
+import tranlog, tranlog.log.reading.arrow
 from tranlog.errors import LibraryMissingError
 with tranlog.Log.open({str(tmp_path / "log")!r}, source_id="x") as log, log.cursor() as cursor:
     assert next(cursor).is_noop()
@@ -314,6 +314,6 @@ with tranlog.Log.open({str(tmp_path / "log")!r}, source_id="x") as log, log.curs
 
 
 def test_reading_a_cursor_does_not_load_pyarrow() -> None:
-    code = "import sys, tranlog.log.log; print('pyarrow' in sys.modules)"
+    code = "import sys, tranlog.log.writing.log; print('pyarrow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

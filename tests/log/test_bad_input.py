@@ -35,11 +35,11 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.format import MAGIC_NUMBER, SEGMENT_BYTES_MAX, encode_event, encode_header, encode_sync
-from tranlog.log.log import Log, LogOptions, LogReader, hold
-from tranlog.log.repairing import repair
-from tranlog.log.retention import UpToSeqno
-from tranlog.log.verify import verify
+from tranlog.log.records.format import MAGIC_NUMBER, SEGMENT_BYTES_MAX, encode_event, encode_header, encode_sync
+from tranlog.log.rules.retention import UpToSeqno
+from tranlog.log.upkeep.repairing import repair
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
@@ -213,7 +213,7 @@ def test_a_second_writer_changes_nothing() -> None:
 
 def test_upkeep_in_another_process_is_kept_away(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    program = "import sys; from tranlog.log.log import Log; Log.open_for_upkeep(sys.argv[1])"
+    program = "import sys; from tranlog.log.writing.log import Log; Log.open_for_upkeep(sys.argv[1])"
     with Log.open(path, source_id="x") as log:
         fill(log, 3)
         done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""log/cursor.py: seek, read, wait; headers without payloads; what is damaged is named."""
+"""log/reading/cursor.py: seek, read, wait; headers without payloads; what is damaged is named."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.ids import Seqno, lsn_offset
-from tranlog.log.cursor import Cursor
-from tranlog.log.format import encode_header
-from tranlog.log.log import Log, LogReader
-from tranlog.log.segment import WINDOW_BYTES
+from tranlog.log.files.segment import WINDOW_BYTES
+from tranlog.log.reading.cursor import Cursor
+from tranlog.log.records.format import encode_header
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.payload import Payload, encode
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk

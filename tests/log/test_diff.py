@@ -1,4 +1,4 @@
-"""log/diff.py: where two logs first disagree, and what each alone has; issue 5, item 9."""
+"""log/upkeep/diff.py: where two logs first disagree, and what each alone has; issue 5, item 9."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from fix_log import PATH, append_large, fill, flip, make_fragment, open_log, record_starts, segment_path
 from tranlog.errors import CorruptRecordError
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
-from tranlog.log.diff import Disagreement, LogDiff, diff
-from tranlog.log.format import encode_event
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.format import encode_event
+from tranlog.log.upkeep.diff import Disagreement, LogDiff, diff
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
@@ -113,8 +113,8 @@ def test_the_epoch_is_named_where_it_differs() -> None:
 
 def rewrite(disk: SimDisk, number: int, which: int, payload: bytes, *, checksum: bool = True) -> int:
     """Replace a record of a log by one that differs in its payload, as a hand may; return its seqno."""
-    from tranlog.log.format import RecordHeader
-    from tranlog.log.segment import SegmentReader
+    from tranlog.log.files.segment import SegmentReader
+    from tranlog.log.records.format import RecordHeader
 
     path = segment_path(number)
     at = [one for one in record_starts(disk, number)][which]
@@ -169,7 +169,7 @@ def test_content_is_compared_where_there_are_no_checksums() -> None:
 
 
 def test_padding_is_no_difference() -> None:
-    """A place that was reserved larger than it was filled (log/allocation.py) changes the checksum, nothing else."""
+    """A place that was reserved larger than it was filled (log/writing/allocation.py) changes the checksum alone."""
     one, other = SimDisk(), SimDisk()
     for disk, padded in ((one, False), (other, True)):
         with open_log(disk) as log:

@@ -26,11 +26,11 @@ from tranlog.errors import (
     CorruptRecordError,
 )
 from tranlog.ids import Gtid, Seqno, lsn
-from tranlog.log.damage import Damage
-from tranlog.log.format import SYNC_BYTES, SYNC_START
 from tranlog.log.options import zeros_ahead
-from tranlog.log.repairing import repair
-from tranlog.log.verify import verify
+from tranlog.log.records.format import SYNC_BYTES, SYNC_START
+from tranlog.log.rules.damage import Damage
+from tranlog.log.upkeep.repairing import repair
+from tranlog.log.upkeep.verify import verify
 from tranlog.testing.disk import PowerCut, SimDisk
 
 
@@ -217,7 +217,7 @@ def test_damage_to_the_row_of_segments_is_refused(damage: object, why: str) -> N
 
 def test_rotate_records_that_point_backwards_are_refused() -> None:
     """B7-12: they looped a reader for ever."""
-    from tranlog.log.format import encode_rotate
+    from tranlog.log.records.format import encode_rotate
 
     disk = many_segments()
     raw = disk.content(segment_path(2))
@@ -230,7 +230,7 @@ def test_rotate_records_that_point_backwards_are_refused() -> None:
 
 def test_a_newest_segment_with_no_more_than_a_rotate_record_gives_no_seqno() -> None:
     """B7-5: a last file holding only header and rotate record gave a phantom seqno and a gap."""
-    from tranlog.log.format import encode_rotate
+    from tranlog.log.records.format import encode_rotate
 
     disk = many_segments()
     newest = segment_names(disk)[-1]

@@ -26,7 +26,7 @@ from tranlog.errors import (
     PurgeFailedError,
 )
 from tranlog.ids import Seqno
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

@@ -1,4 +1,4 @@
-"""log/flushing.py: what is complete shows by itself; issue 5, item 7, flushIntervalMillis, fsyncOnFlush."""
+"""log/writing/flushing.py: what is complete shows by itself; issue 5, item 7, flushIntervalMillis, fsyncOnFlush."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from fix_log import contents, fill, make_fragment, open_log, open_reader
 from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError
 from tranlog.ids import Seqno
-from tranlog.log.flushing import Flushing
+from tranlog.log.writing.flushing import Flushing
 from tranlog.testing.disk import SimDisk
 
 

@@ -20,8 +20,8 @@ import pytest
 
 from fix_log import contents, fill, make_fragment
 from tranlog.errors import LogClosedError, LogLockedError
-from tranlog.log.log import Log, LogOptions, LogReader
-from tranlog.log.verify import verify
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log, LogOptions, LogReader
 
 
 def in_child(act: Callable[[], None], *, within_s: float = 30.0) -> None:
@@ -121,7 +121,7 @@ def test_a_child_that_leaves_the_block_cuts_nothing_of_the_parent(tmp_path: Path
     program = """
         import os, sys, time
         from tranlog.change import Fragment
-        from tranlog.log.log import Log
+        from tranlog.log.writing.log import Log
         def one(number):
             return Fragment(source_id="db1", event_id=f"e{number}", shard_id="s", tstamp=1, tables=(("s", "t"),),
                             payload=bytes(900))
@@ -212,7 +212,7 @@ def test_a_child_keeps_nothing_locked_when_its_parent_is_killed(tmp_path: Path) 
     path = tmp_path / "log"
     program = """
         import os, signal, sys, time
-        from tranlog.log.log import Log
+        from tranlog.log.writing.log import Log
         log = Log.open(sys.argv[1], source_id="db1")
         child = os.fork()
         if child == 0:

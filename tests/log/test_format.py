@@ -1,4 +1,4 @@
-"""log/format.py against design/log-format.md: the bytes, the limits, and what bytes can turn out to be."""
+"""log/records/format.py against design/log-format.md: the bytes, the limits, and what bytes can turn out to be."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tranlog.errors import RecordLimitError
 from tranlog.ids import Gtid, lsn
-from tranlog.log import format as log_format
-from tranlog.log.format import (
+from tranlog.log.records import format as log_format
+from tranlog.log.records.format import (
     END,
     BadChecksum,
     End,

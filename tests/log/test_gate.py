@@ -1,4 +1,4 @@
-"""log/gate.py, log/recent.py, log/aio.py: waiting for any seqno, and new records from memory."""
+"""log/reading/gate.py, log/files/recent.py, log/aio.py: waiting for any seqno, and new records from memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fix_log import PATH, fill, make_fragment, open_log, open_reader, run_thread
 from tranlog.errors import CorruptRecordError, LogClosedError
 from tranlog.ids import Seqno
 from tranlog.log.aio import AsyncLog, AsyncReader
-from tranlog.log.gate import Gate
-from tranlog.log.recent import RECENT_BYTES, RecentPieces
+from tranlog.log.files.recent import RECENT_BYTES, RecentPieces
+from tranlog.log.reading.gate import Gate
 from tranlog.testing.disk import SimDisk
 
 

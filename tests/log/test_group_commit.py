@@ -11,8 +11,8 @@ import pytest
 
 from fix_log import PATH, contents, fill, make_fragment, open_log, read_all, run_threads, segment_names
 from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, LogLockedError, SegmentGoneError
-from tranlog.log import log_end
-from tranlog.log.log import Log
+from tranlog.log.writing import log_end
+from tranlog.log.writing.log import Log
 from tranlog.testing.disk import SimDisk
 
 

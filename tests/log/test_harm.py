@@ -41,12 +41,12 @@ from tranlog.errors import (
     RepairRefusedError,
 )
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.damage import Damage
-from tranlog.log.log import Log, LogOptions, LogReader
-from tranlog.log.positions import POSITIONS_NAME, decode_positions, encode_positions
-from tranlog.log.repair import Keep, NothingToRepair
-from tranlog.log.repairing import repair
-from tranlog.log.verify import verify
+from tranlog.log.files.positions import POSITIONS_NAME, decode_positions, encode_positions
+from tranlog.log.rules.damage import Damage
+from tranlog.log.rules.repair import Keep, NothingToRepair
+from tranlog.log.upkeep.repairing import repair
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
@@ -371,7 +371,7 @@ def test_a_check_beside_a_writer_finds_no_damage(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from tranlog.change import Fragment\n"
-        "from tranlog.log.log import Log, LogOptions\n"
+        "from tranlog.log.writing.log import Log, LogOptions\n"
         "log = Log.open(sys.argv[1], source_id='db1', options=LogOptions(segment_bytes=1 << 22))\n"
         "print('open', flush=True)\n"
         "number = 0\n"

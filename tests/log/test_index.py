@@ -1,4 +1,4 @@
-"""log/index.py: the range, the buckets and their stored form, held against a plain dict and the ancestor's traces."""
+"""log/rules/index.py: range, buckets and their stored form, held against a plain dict and the ancestor's traces."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fix_effort import few_of
 from fix_log import run_threads
 from tranlog.errors import IndexCutError, IndexDamagedError
 from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
-from tranlog.log.bucket import Bucket, IndexOptions, Place
-from tranlog.log.index import (
+from tranlog.log.rules.bucket import Bucket, IndexOptions, Place
+from tranlog.log.rules.index import (
     EMPTY_RANGE,
     RANGE_KEY,
     BuiltFrom,
@@ -405,7 +405,7 @@ def between_any_two_lines(look: Callable[[], Found], change: Callable[[], None],
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal count, came
-        if not frame.f_code.co_filename.endswith("log/index.py"):
+        if not frame.f_code.co_filename.endswith("log/rules/index.py"):
             return None
         if event == "line":
             if count == at and not came:

@@ -1,4 +1,4 @@
-"""log/index_fill.py: an index that was lost becomes dense again in one writer's life, beside its commits."""
+"""log/writing/index_fill.py: an index that was lost becomes dense again in one writer's life, beside its commits."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fix_log import (
     segment_path,
 )
 from tranlog.ids import Epoch, Gtid, Seqno, lsn_segment
-from tranlog.log import index_fill
-from tranlog.log.bucket import Bucket
-from tranlog.log.index import SeqnoIndex
-from tranlog.log.index_table import INDEX_NAME, decode_table
-from tranlog.log.log import Log
+from tranlog.log.files.index_table import INDEX_NAME, decode_table
+from tranlog.log.rules.bucket import Bucket
+from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.writing import index_fill
+from tranlog.log.writing.log import Log
 from tranlog.testing.disk import SimDisk, SimFile
 
 TABLE = f"{PATH}/{INDEX_NAME}"

@@ -1,4 +1,4 @@
-"""log/index_flush.py: the index is stored beside the commits, and opening goes on from there."""
+"""log/writing/index_flush.py: the index is stored beside the commits, and opening goes on from there."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fix_log import (
 )
 from tranlog.errors import CorruptRecordError
 from tranlog.ids import Seqno, lsn_offset
-from tranlog.log import opening
-from tranlog.log.index import SeqnoIndex
-from tranlog.log.index_table import INDEX_NAME, decode_table
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.files.index_table import INDEX_NAME, decode_table
+from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.writing import opening
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk, SimFile
 
@@ -149,7 +149,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
         def join(self, timeout: float | None = None) -> None:
             """It never got its turn."""
 
-    monkeypatch.setattr("tranlog.log.index_flush.threading.Thread", Held)
+    monkeypatch.setattr("tranlog.log.writing.index_flush.threading.Thread", Held)
     return started
 
 

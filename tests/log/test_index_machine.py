@@ -1,4 +1,4 @@
-"""log/index.py, log/index_table.py and what opening makes of them, against plain dicts, in any order Hypothesis finds.
+"""log/rules/index.py, log/files/index_table.py, what opening makes of them: against plain dicts, in any order.
 
 Two machines: the index and its table by themselves, where places are registered late and out of order; and the index of
 a real log, with its recovery. Both on a disk that forgets what was not synced.
@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fix_log import PATH, make_fragment
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_segment
-from tranlog.log.bucket import IndexOptions
-from tranlog.log.index import BuiltFrom, Entry, IndexView, SeqnoIndex
-from tranlog.log.index_table import INDEX_NAME, IndexTable, read_index
-from tranlog.log.log import Log, LogOptions, drop_hold, hold
+from tranlog.log.files.index_table import INDEX_NAME, IndexTable, read_index
+from tranlog.log.rules.bucket import IndexOptions
+from tranlog.log.rules.index import BuiltFrom, Entry, IndexView, SeqnoIndex
+from tranlog.log.writing.log import Log, LogOptions, drop_hold, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 from tranlog.testing.traces import entry_of, range_of

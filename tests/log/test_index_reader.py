@@ -1,4 +1,4 @@
-"""log/index_reader.py: readers in other processes seek by the stored index, and are never misled by it."""
+"""log/files/index_reader.py: readers in other processes seek by the stored index, and are never misled by it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from fix_log import (
 )
 from tranlog.errors import AbandonedError, CorruptRecordError, PurgedError
 from tranlog.ids import Epoch, Gtid, Seqno, lsn_offset, lsn_segment
-from tranlog.log import index as index_module
-from tranlog.log import scan
-from tranlog.log.bucket import Bucket, IndexOptions, encode_bucket
-from tranlog.log.cursor import Cursor
-from tranlog.log.index import RANGE_KEY
-from tranlog.log.index_reader import IndexReader
-from tranlog.log.index_table import INDEX_NAME, apply_frames, decode_table, encode_frame
-from tranlog.log.log import Log, LogReader
-from tranlog.log.segment import OPEN_FILES
+from tranlog.log.files import scan
+from tranlog.log.files.index_reader import IndexReader
+from tranlog.log.files.index_table import INDEX_NAME, apply_frames, decode_table, encode_frame
+from tranlog.log.files.segment import OPEN_FILES
+from tranlog.log.reading.cursor import Cursor
+from tranlog.log.rules import index as index_module
+from tranlog.log.rules.bucket import Bucket, IndexOptions, encode_bucket
+from tranlog.log.rules.index import RANGE_KEY
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.testing.disk import SimDisk, SimFile
 
 TABLE = f"{PATH}/{INDEX_NAME}"

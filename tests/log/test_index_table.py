@@ -1,4 +1,4 @@
-"""log/index_table.py and what opening makes of it: a missing, old or damaged table costs time, never an answer."""
+"""log/files/index_table.py and what opening makes of it: a missing, old or damaged table costs time, no answer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from fix_log import HISTORY, PATH, fill, make_fragment, open_log, segment_path
 from tranlog.ids import Epoch, Seqno, lsn
-from tranlog.log.index import BuiltFrom, FlushPlan, SeqnoIndex
-from tranlog.log.index_table import INDEX_NAME, IndexTable, decode_table, encode_frame
-from tranlog.log.log import Log, LogOptions
-from tranlog.log.reader import LogReader
-from tranlog.log.verify import verify
+from tranlog.log.files.index_table import INDEX_NAME, IndexTable, decode_table, encode_frame
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.rules.index import BuiltFrom, FlushPlan, SeqnoIndex
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.testing.disk import SimDisk
 
 TABLE = f"{PATH}/{INDEX_NAME}"

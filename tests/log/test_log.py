@@ -1,4 +1,4 @@
-"""log/log.py: the one writer. On a disk in memory unless a test needs the operating system's locks."""
+"""log/writing/log.py: the one writer. On a disk in memory unless a test needs the operating system's locks."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from tranlog.errors import (
     RecordLimitError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno, lsn
-from tranlog.log.format import SyncRecord
-from tranlog.log.log import Log, LogOptions, hold
-from tranlog.log.segment import SegmentReader
+from tranlog.log.files.segment import SegmentReader
+from tranlog.log.records.format import SyncRecord
+from tranlog.log.writing.log import Log, LogOptions, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk, SimFile
 
@@ -203,7 +203,7 @@ def test_closing_another_descriptor_does_not_drop_the_lock(tmp_path: Path) -> No
 def test_one_writer_among_processes(tmp_path: Path) -> None:
     path = str(tmp_path / "log")
     script = (
-        "import sys\nfrom tranlog.log.log import Log\nfrom tranlog.errors import LogLockedError\n"
+        "import sys\nfrom tranlog.log.writing.log import Log\nfrom tranlog.errors import LogLockedError\n"
         "try:\n    Log.open(sys.argv[1], source_id='x').close()\n    print('opened')\n"
         "except LogLockedError as error:\n    print('locked', error)\n"
     )

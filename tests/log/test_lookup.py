@@ -1,4 +1,4 @@
-"""log/lookup.py: by GTID, by time, by event id; issue 5, item 6."""
+"""log/reading/lookup.py: by GTID, by time, by event id; issue 5, item 6."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from fix_log import PATH, append_large, fill, flip, make_fragment, open_log, open_reader, record_starts, segment_path
 from tranlog.errors import CorruptRecordError
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.format import RecordHeader
-from tranlog.log.lookup import OtherEpoch, find_event, find_gtid, find_time, parse_time
+from tranlog.log.reading.lookup import OtherEpoch, find_event, find_gtid, find_time, parse_time
+from tranlog.log.records.format import RecordHeader
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

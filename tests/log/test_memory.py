@@ -11,9 +11,9 @@ import pytest
 
 from fix_log import PATH, make_fragment
 from tranlog.ids import Epoch, Seqno, lsn
-from tranlog.log.index import BuiltFrom, SeqnoIndex
-from tranlog.log.index_table import INDEX_NAME, IndexTable, read_index
-from tranlog.log.log import Log, LogOptions, LogReader
+from tranlog.log.files.index_table import INDEX_NAME, IndexTable, read_index
+from tranlog.log.rules.index import BuiltFrom, SeqnoIndex
+from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.testing.disk import SimDisk
 
 MILLION = 1_000_000
@@ -57,7 +57,7 @@ def test_a_cursor_takes_the_same_over_a_log_four_times_as_large(tmp_path: Path) 
 
 WALK = """
 import sys
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
 # Of this program alone: getrusage counts what the process that started it had.
 peak = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:")) * 1024
 with LogReader.open(sys.argv[1]) as log:

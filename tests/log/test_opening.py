@@ -1,4 +1,4 @@
-"""log/opening.py, log/reader.py: what opening reads and syncs, of a log that was closed, killed, or cut off."""
+"""log/writing/opening.py, log/reading/reader.py: what opening reads and syncs, of a log closed, killed, or cut off."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fix_log import (
 )
 from tranlog.errors import CorruptRecordError, DiskFailedError, LogUnreadableError
 from tranlog.ids import Gtid, Seqno, lsn_offset
-from tranlog.log import scan
-from tranlog.log.format import SyncRecord
-from tranlog.log.index_table import INDEX_NAME
-from tranlog.log.log import Log
-from tranlog.log.segment import SegmentReader
+from tranlog.log.files import scan
+from tranlog.log.files.index_table import INDEX_NAME
+from tranlog.log.files.segment import SegmentReader
+from tranlog.log.records.format import SyncRecord
+from tranlog.log.writing.log import Log
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk, SimFile
 

@@ -10,7 +10,7 @@ import pytest
 
 from fix_log import PATH, contents, fill, make_fragment, make_payload, open_log
 from tranlog.errors import LogClosedError, LogLockedError, SegmentGoneError
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

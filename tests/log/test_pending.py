@@ -12,8 +12,8 @@ from fix_log import PATH, contents, make_fragment, open_log, run_threads, segmen
 from tranlog.change import Fragment
 from tranlog.errors import DiskFullError, LogClosedError, RecordLimitError
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.format import EventWriter, encode_event
-from tranlog.log.pending import Pending
+from tranlog.log.records.format import EventWriter, encode_event
+from tranlog.log.rules.pending import Pending
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

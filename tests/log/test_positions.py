@@ -1,4 +1,4 @@
-"""log/positions.py: the block that readers in other processes go by, and the holds."""
+"""log/files/positions.py: the block that readers in other processes go by, and the holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fix_log import PATH, fill, open_log, open_reader
 from tranlog.errors import ConfigError, HoldError
 from tranlog.ids import Epoch, Lsn, Seqno
-from tranlog.log.positions import (
+from tranlog.log.files.positions import (
     HOLD_BYTES,
     POSITIONS,
     POSITIONS_BYTES,

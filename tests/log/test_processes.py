@@ -16,11 +16,11 @@ from fix_effort import Effort, few_of
 from fix_log import append_large, contents, make_fragment, make_payload, read_all
 from tranlog.errors import LogLockedError
 from tranlog.ids import Seqno
-from tranlog.log.log import Log, LogOptions, LogReader
+from tranlog.log.writing.log import Log, LogOptions, LogReader
 
 READER = """
 import json, sys, zlib
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
 path, until, committed_only = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "committed"
 with LogReader.open(path) as reader, reader.cursor(committed_only=committed_only) as cursor:
     print("ready", flush=True)
@@ -40,7 +40,7 @@ print(json.dumps([seqnos[0], seqnos == list(range(seqnos[0], until + 1)), crc]))
 WRITER = """
 import sys
 from tranlog.change import Fragment
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 path, segment_bytes = sys.argv[1], int(sys.argv[2])
 log = Log.open(path, source_id="db1", options=LogOptions(segment_bytes=segment_bytes, buffer_bytes=2_000))
 print("opened", log.epoch, log.last_event_id() or -1, flush=True)
@@ -150,8 +150,8 @@ def test_a_reader_in_another_process_is_told_soon(tmp_path: Path) -> None:
 FOLLOWER = """
 import sys, threading
 from tranlog.ids import Seqno
-from tranlog.log import reader as reading
-from tranlog.log.reader import LogReader
+from tranlog.log.reading import reader as reading
+from tranlog.log.reading.reader import LogReader
 path, until, told = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 if told == "told":
     reading.SLOW_POLL_S = 3600.0  # nobody looks without being told
@@ -217,7 +217,7 @@ TASKS = """
 import asyncio, sys
 from tranlog.ids import Seqno
 from tranlog.log.aio import AsyncReader
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
 path, until = sys.argv[1], int(sys.argv[2])
 async def follow(log, number):
     async with log.cursor(committed_only=number % 2 == 0) as cursor:

@@ -1,4 +1,4 @@
-"""log/purging.py, log/purge_notes.py and what `Log` makes of them: closing by age, trimming, hard limits, upkeep."""
+"""log/writing/purging.py, log/files/purge_notes.py in `Log`: closing by age, trimming, hard limits, upkeep."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from tranlog.errors import (
     SegmentEmptyError,
 )
 from tranlog.ids import Seqno
-from tranlog.log.format import segment_name
-from tranlog.log.log import Log, hold
-from tranlog.log.purge_notes import (
+from tranlog.log.files.purge_notes import (
     NOTES_KEPT,
     PURGED_NAME,
     PurgeNote,
@@ -27,7 +25,9 @@ from tranlog.log.purge_notes import (
     encode_notes,
     read_notes,
 )
-from tranlog.log.retention import DAY_MS, HOUR_MS, LargerThan, PurgePlan, UpToSeqno, UpToTime
+from tranlog.log.records.format import segment_name
+from tranlog.log.rules.retention import DAY_MS, HOUR_MS, LargerThan, PurgePlan, UpToSeqno, UpToTime
+from tranlog.log.writing.log import Log, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

@@ -1,4 +1,4 @@
-"""log/reader.py: what a reader in another process may see, by the positions file or by scanning."""
+"""log/reading/reader.py: what a reader in another process may see, by the positions file or by scanning."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.format import encode_header
-from tranlog.log.log import Log, LogOptions, LogReader
+from tranlog.log.records.format import encode_header
+from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.testing.disk import SimDisk
 
 

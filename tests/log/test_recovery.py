@@ -1,4 +1,4 @@
-"""log/recovery.py: the table "Ends of a log" of log-format.md, case by case, on values alone."""
+"""log/rules/recovery.py: the table "Ends of a log" of log-format.md, case by case, on values alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tranlog.ids import Epoch, Seqno, lsn
-from tranlog.log.damage import Problem
-from tranlog.log.format import RecordHeader
-from tranlog.log.recovery import (
+from tranlog.log.records.format import RecordHeader
+from tranlog.log.rules.damage import Problem
+from tranlog.log.rules.recovery import (
     BadRecord,
     Continue,
     NewLog,

@@ -1,4 +1,4 @@
-"""log/repair.py, log/repairing.py: what a repair writes again, cuts off, keeps and says was lost.
+"""log/rules/repair.py, log/upkeep/repairing.py: what a repair writes again, cuts off, keeps and says was lost.
 
 Issue 5, item 9; design/log-format.md, "Ends of a log": "repair is a separate explicit command".
 """
@@ -38,11 +38,11 @@ from tranlog.errors import (
     RepairRefusedError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
-from tranlog.log.damage import LogFindings, SegmentFindings
-from tranlog.log.log import drop_hold, hold
-from tranlog.log.repair import CutOff, Keep, NothingToRepair, Remove, RepairPlan, Rewrite, Span, plan
-from tranlog.log.repairing import RepairOutcome, repair
-from tranlog.log.verify import verify
+from tranlog.log.rules.damage import LogFindings, SegmentFindings
+from tranlog.log.rules.repair import CutOff, Keep, NothingToRepair, Remove, RepairPlan, Rewrite, Span, plan
+from tranlog.log.upkeep.repairing import RepairOutcome, repair
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import drop_hold, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
@@ -323,8 +323,8 @@ def test_a_log_that_is_shorter_than_what_was_visible() -> None:
 
 
 def test_a_wrong_stored_index_is_dropped() -> None:
-    from tranlog.log.index import BuiltFrom, Entry, SeqnoIndex
-    from tranlog.log.index_table import INDEX_NAME, IndexTable
+    from tranlog.log.files.index_table import INDEX_NAME, IndexTable
+    from tranlog.log.rules.index import BuiltFrom, Entry, SeqnoIndex
 
     disk = log_of(segment_bytes=100_000)
     index = SeqnoIndex()

@@ -1,4 +1,4 @@
-"""log/retention.py: what may go, what never does, and when a segment is closed for its age; issue 5, item 5."""
+"""log/rules/retention.py: what may go, what never does, and when a segment is closed for its age; issue 5, item 5."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from hypothesis import given
 
 from tranlog.ids import Seqno
 from tranlog.log.options import LogOptions
-from tranlog.log.purging import limits_of
-from tranlog.log.retention import (
+from tranlog.log.rules.retention import (
     DAY_MS,
     HOUR_MS,
     Held,
@@ -25,6 +24,7 @@ from tranlog.log.retention import (
     rotation_due,
     segment_span_ms,
 )
+from tranlog.log.writing.purging import limits_of
 
 SIZE = 1_000
 AGED = OlderThan(ms=1_000)

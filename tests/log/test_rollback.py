@@ -1,4 +1,4 @@
-"""log/rollback.py and Log.rollback: what a mark abandons, who sees it, and when it is refused.
+"""log/rules/rollback.py and Log.rollback: what a mark abandons, who sees it, and when it is refused.
 
 design/index.md, "Abandoned records"; design/replication.md, "Rollback"; conformance/vlsn-index.md, I26 to I31,
 RollbackTrackerTest, MergeTest with rollbacks in the recovery scan.
@@ -29,13 +29,20 @@ from fix_log import (
 )
 from tranlog.errors import AbandonedError, CorruptRecordError, DiskFullError, HoldError, RollbackError
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment
-from tranlog.log.cursor import Cursor
-from tranlog.log.format import MARK_BYTES, BadChecksum, Impossible, Partial, RollbackMark, encode_mark, parse_record
-from tranlog.log.gate import Gate
-from tranlog.log.index import SegmentRow
-from tranlog.log.log import Log, LogReader, drop_hold, hold
-from tranlog.log.positions import MAY_HAVE_ALL, await_rollback, lock_hold, shut_out
-from tranlog.log.rollback import (
+from tranlog.log.files.positions import MAY_HAVE_ALL, await_rollback, lock_hold, shut_out
+from tranlog.log.reading.cursor import Cursor
+from tranlog.log.reading.gate import Gate
+from tranlog.log.records.format import (
+    MARK_BYTES,
+    BadChecksum,
+    Impossible,
+    Partial,
+    RollbackMark,
+    encode_mark,
+    parse_record,
+)
+from tranlog.log.rules.index import SegmentRow
+from tranlog.log.rules.rollback import (
     Needed,
     contradiction,
     dead_intervals,
@@ -45,7 +52,8 @@ from tranlog.log.rollback import (
     refusal,
     still_there,
 )
-from tranlog.log.verify import verify
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log, LogReader, drop_hold, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

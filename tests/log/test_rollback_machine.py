@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fix_log import PATH, make_fragment, open_reader, read_all
 from tranlog.errors import AbandonedError, PurgedError, RollbackError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.cursor import Cursor
-from tranlog.log.log import Log, LogOptions
-from tranlog.log.reader import LogReader
-from tranlog.log.verify import verify
+from tranlog.log.reading.cursor import Cursor
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

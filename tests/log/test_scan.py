@@ -1,4 +1,4 @@
-"""log/scan.py: what a walk finds, how it goes on, and what is proven behind a bad record."""
+"""log/files/scan.py: what a walk finds, how it goes on, and what is proven behind a bad record."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fix_log import (
 )
 from tranlog.errors import LogError, SegmentGoneError
 from tranlog.ids import NO_SEQNO, Seqno, lsn, lsn_offset
-from tranlog.log.format import encode_sync, parse_event
-from tranlog.log.recovery import SegmentScan
-from tranlog.log.repair import Keep
-from tranlog.log.repairing import repair
-from tranlog.log.scan import SegmentScanner, proof_behind, survey
-from tranlog.log.segment import WINDOW_BYTES, SegmentReader, glance_at
-from tranlog.log.verify import verify
+from tranlog.log.files.scan import SegmentScanner, proof_behind, survey
+from tranlog.log.files.segment import WINDOW_BYTES, SegmentReader, glance_at
+from tranlog.log.records.format import encode_sync, parse_event
+from tranlog.log.rules.recovery import SegmentScan
+from tranlog.log.rules.repair import Keep
+from tranlog.log.upkeep.repairing import repair
+from tranlog.log.upkeep.verify import verify
 from tranlog.testing.disk import SimDisk
 
 

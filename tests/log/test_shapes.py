@@ -11,8 +11,8 @@ from fix_log import PATH, contents, fill, make_fragment, open_log, run_threads
 from tranlog.change import Fragment
 from tranlog.errors import AppendOrderError, ConfigError, RecordLimitError
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.log import Log
-from tranlog.log.verify import verify
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log
 from tranlog.testing.disk import SimDisk
 
 

@@ -11,7 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 
 from fix_log import contents, make_fragment, open_log, segment_names
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.testing.disk import SimDisk
 
 WRITERS = 24

@@ -1,4 +1,4 @@
-"""log/spill.py, spilling.py, spilled.py, open_transaction.py: large transactions beside the log, a small record in it.
+"""log/records/spill.py, spilling.py, spilled.py: large transactions beside the log, a small record in it.
 
 Proves tokumx-replication, "Large Transactions", conformance/tokumx.md A3, A8.4-A8.6 and invariants 13 and 33, and
 docs/decisions/0012.
@@ -52,16 +52,8 @@ from tranlog.errors import (
 )
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment
 from tranlog.log.aio import AsyncLog
-from tranlog.log.damage import Damage
-from tranlog.log.diff import diff
-from tranlog.log.format import Impossible, encode_event, parse_event
-from tranlog.log.log import Log, LogOptions, LogReader, hold
-from tranlog.log.open_transaction import OpenTransaction
-from tranlog.log.repair import Keep, RepairPlan
-from tranlog.log.repairing import repair
-from tranlog.log.retention import UpToSeqno
-from tranlog.log.slices import SEND_BYTES
-from tranlog.log.spill import (
+from tranlog.log.records.format import Impossible, encode_event, parse_event
+from tranlog.log.records.spill import (
     CHUNK_HEADER_BYTES,
     REFERENCE,
     SPILL_HEADER_BYTES,
@@ -83,7 +75,15 @@ from tranlog.log.spill import (
     spill_name,
     spill_number,
 )
-from tranlog.log.verify import verify
+from tranlog.log.rules.damage import Damage
+from tranlog.log.rules.repair import Keep, RepairPlan
+from tranlog.log.rules.retention import UpToSeqno
+from tranlog.log.upkeep.diff import diff
+from tranlog.log.upkeep.repairing import repair
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
+from tranlog.log.writing.open_transaction import OpenTransaction
+from tranlog.slices import SEND_BYTES
 from tranlog.testing.disk import SimDisk, SimFile
 
 SMALL: dict[str, Any] = {"spill_buffer_bytes": 500, "spill_chunk_bytes": 300, "spill_segment_bytes": 1_500}

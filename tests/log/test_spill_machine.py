@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fix_log import PATH, make_fragment, open_reader, read_all
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.log import Log, LogOptions, hold, read_holds
-from tranlog.log.open_transaction import OpenTransaction
-from tranlog.log.spill import spill_number
-from tranlog.log.verify import verify
+from tranlog.log.records.spill import spill_number
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log, LogOptions, hold, read_holds
+from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

@@ -16,8 +16,8 @@ import pytest
 PROGRAM = """
 import json, sys, zlib
 from tranlog.change import Fragment
-from tranlog.log.log import Log, LogOptions, LogReader
-from tranlog.log.verify import verify
+from tranlog.log.writing.log import Log, LogOptions, LogReader
+from tranlog.log.upkeep.verify import verify
 
 path, megabytes, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 block = bytes(range(256)) * 4096  # 1 MiB

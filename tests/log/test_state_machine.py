@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fix_log import PATH, make_fragment, open_reader, read_all
 from tranlog.errors import DiskFullError, PurgedError
 from tranlog.ids import Seqno
-from tranlog.log.cursor import Cursor
-from tranlog.log.log import Log, LogOptions, hold
+from tranlog.log.reading.cursor import Cursor
+from tranlog.log.writing.log import Log, LogOptions, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from tranlog.ids import Seqno
-from tranlog.log.turns import Turns, Waiter
+from tranlog.log.writing.turns import Turns, Waiter
 
 
 def entered(turns: Turns, *targets: int) -> list[Waiter]:

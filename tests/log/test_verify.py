@@ -1,4 +1,4 @@
-"""log/verify.py: the whole log is checked, every fault is named, and damage does not end the check."""
+"""log/upkeep/verify.py: the whole log is checked, every fault is named, and damage does not end the check."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fix_log import (
     segment_path,
 )
 from tranlog.errors import LogCodecError, LogMissingError, LogUnreadableError
-from tranlog.log.format import encode_header
-from tranlog.log.verify import VerifyReport, verify
+from tranlog.log.records.format import encode_header
+from tranlog.log.upkeep.verify import VerifyReport, verify
 from tranlog.testing.disk import SimDisk
 
 
@@ -339,7 +339,7 @@ def test_an_index_that_leads_elsewhere_is_a_problem() -> None:
 
 
 def test_progress_goes_on_inside_a_large_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlog.log.verify._PROGRESS_BYTES", 300_000)
+    monkeypatch.setattr("tranlog.log.upkeep.verify._PROGRESS_BYTES", 300_000)
     disk = SimDisk()
     with open_log(disk) as log:
         fill(log, 300, size=4_000)

@@ -1,4 +1,4 @@
-"""log/segment.py: what stands in a segment does not depend on where a window of bytes happens to end.
+"""log/files/segment.py: what stands in a segment does not depend on where a window of bytes happens to end.
 
 A record's length begins with zeros, and zeros are also how the end of a log looks. A window that ends inside them must
 not be taken for the end: a reader would report damage, and a writer that opens the log would cut it.
@@ -11,8 +11,8 @@ import pytest
 from fix_effort import few_of
 from fix_log import PATH, after_kill, append_large, contents, fill, forget_positions, open_log, open_reader
 from tranlog.ids import Seqno
-from tranlog.log import scan, segment
-from tranlog.log.verify import verify
+from tranlog.log.files import scan, segment
+from tranlog.log.upkeep.verify import verify
 from tranlog.testing.disk import SimDisk
 
 SMALLEST, LARGEST = 100, 420

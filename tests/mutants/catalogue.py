@@ -199,7 +199,7 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
     what="the log's commit returns when the bytes are written; they are synced before the next ones",
     edits=(
         Edit(
-            module="tranlog.log.log_end",
+            module="tranlog.log.writing.log_end",
             old="""\
         self._flush(zeros=True)
         self._publish(tell=False)
@@ -212,7 +212,7 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
 """,
         ),
         Edit(
-            module="tranlog.log.log_end",
+            module="tranlog.log.writing.log_end",
             old="""\
                     with self._at_sync:
                         turn[0].sync()

@@ -30,8 +30,8 @@ import apsw
 from mutants.rounds import play_rounds
 from tranlog.change import Change, Column, Op, RowChange, TableMap
 from tranlog.ids import Seqno
-from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.apply import ApplyOptions, ApplyStatus, _Driver
 from tranlog.pipeline.channel import Channel, ChannelTask, GroupBounds, TaskEnd, TaskResult
 from tranlog.pipeline.progress import Drain, Run

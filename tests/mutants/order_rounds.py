@@ -39,7 +39,7 @@ from mutants.order_workload import SCHEMAS, TABLES, Written, draw_parallelizatio
 from mutants.rounds import play_rounds
 from tranlog.errors import PipelineHeldError, ReplacedError
 from tranlog.ids import Seqno
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channel import GroupBounds, TaskEnd, TaskResult
 from tranlog.pipeline.channels import ShardPlan

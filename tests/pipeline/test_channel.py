@@ -40,8 +40,8 @@ from tranlog.errors import (
     TargetTableError,
 )
 from tranlog.ids import Seqno
-from tranlog.log.log import Log, hold
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log, hold
 from tranlog.pipeline.channel import Channel, GroupBounds, TaskEnd
 from tranlog.pipeline.channels import AssignmentRule, ShardBy, ShardPlan
 from tranlog.pipeline.progress import ChannelStats, Waiting

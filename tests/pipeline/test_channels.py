@@ -14,7 +14,7 @@ import pytest
 from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap
 from tranlog.errors import ConfigError
 from tranlog.ids import Epoch, Lsn, Seqno
-from tranlog.log.format import RecordHeader
+from tranlog.log.records.format import RecordHeader
 from tranlog.pipeline.channels import (
     SERIAL,
     AssignmentRule,

@@ -13,7 +13,7 @@ import pytest
 
 from fix_pipeline import Workload, write_log
 from tranlog.errors import ConfigError, EngineError, LogMissingError
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.channel import ChannelTask
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.cluster import (

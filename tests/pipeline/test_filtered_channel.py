@@ -35,7 +35,7 @@ from fix_pipeline import (
 from tranlog.change import Change, Fragment, Op, RowChange, Statement, TableMap
 from tranlog.errors import FilterError, TargetTableError
 from tranlog.ids import Seqno
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, TaskResult
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.filter_chain import Chain

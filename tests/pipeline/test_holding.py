@@ -13,9 +13,9 @@ from fix_operated import ThreadContext, operation_of, options_of, running, witho
 from fix_pipeline import SqliteTarget, Workload, write_log
 from tranlog.errors import RollbackError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.log import Log
-from tranlog.log.positions import MAY_HAVE_ALL, is_running, read_hold
-from tranlog.log.reader import LogReader
+from tranlog.log.files.positions import MAY_HAVE_ALL, is_running, read_hold
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
 from tranlog.pipeline import apply
 from tranlog.pipeline.apply import ApplyOptions, run_apply
 from tranlog.pipeline.states import State

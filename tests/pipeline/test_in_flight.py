@@ -20,9 +20,9 @@ from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
 from tranlog.disk import OsDisk
 from tranlog.ids import Seqno
-from tranlog.log.log import Log, LogOptions
-from tranlog.log.positions import sealed_line
-from tranlog.log.reader import LogReader
+from tranlog.log.files.positions import sealed_line
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline import in_flight
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channel import Channel, TaskEnd

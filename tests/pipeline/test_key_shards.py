@@ -11,8 +11,8 @@ from fix_operated import operation_of, running, without_java
 from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, items
 from tranlog.change import Change, Op, RowChange, TableMap
 from tranlog.clock import SystemClock
-from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.channels import ShardBy, ShardPlan
 from tranlog.pipeline.key_shards import key_notes
 from tranlog.pipeline.states import State

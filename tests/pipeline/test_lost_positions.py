@@ -31,8 +31,8 @@ from fix_pipeline import (
 from tranlog.clock import SystemClock
 from tranlog.errors import TargetAheadError, TargetError, TargetPositionError
 from tranlog.ids import Seqno
-from tranlog.log.positions import read_hold
-from tranlog.log.reader import LogReader
+from tranlog.log.files.positions import read_hold
+from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, run_apply
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.operation import OnError, OnlineOrder

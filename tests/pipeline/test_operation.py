@@ -17,8 +17,8 @@ from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
 from tranlog.errors import ConflictError, StateError
 from tranlog.ids import Seqno
-from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
 from tranlog.pipeline import channel
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult
 from tranlog.pipeline.channel import ChannelTask, TaskResult

@@ -26,8 +26,8 @@ from fix_pipeline import (
 from tranlog.change import HEARTBEAT, Op, RowChange
 from tranlog.errors import ReplacedError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.channel import Channel, GroupBounds, TaskEnd
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.limits import UntilEvent, UntilHeartbeat, UntilTime, Watched

@@ -18,8 +18,8 @@ from tranlog.change import HEARTBEAT, Op, RowChange
 from tranlog.clock import SystemClock
 from tranlog.errors import EngineError, TargetTableError
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channel import TaskEnd
 from tranlog.pipeline.channels import Parallelization, ShardPlan

@@ -18,7 +18,7 @@ from fix_operated import WAIT_S, operation_of, options_of, run_in_threads, runni
 from fix_pipeline import SqliteTarget, Workload, check_equal, positions, run_threads, take, tasks_for, write_log
 from tranlog.errors import ConfigError, EngineError, StateError
 from tranlog.ids import Seqno
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.pipeline import apply, engine
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus
 from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan

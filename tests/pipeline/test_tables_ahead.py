@@ -11,7 +11,7 @@ import pytest
 from fix_pipeline import BY_SCHEMA, Workload, items
 from tranlog.change import Change, Op, RowChange, Statement
 from tranlog.errors import TargetTableError
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.apply import ApplyOptions, run_apply
 from tranlog.pipeline.filters import Exclude, Rename
 from tranlog.source.packer import TransactionPacker

@@ -28,7 +28,7 @@ from fix_pipeline import (
 )
 from tranlog.errors import ConfigError, ReplacedError, TranlogError
 from tranlog.ids import Seqno
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.channel import GroupBounds, TaskEnd, TaskResult
 from tranlog.pipeline.channels import AssignmentRule, ShardBy, ShardPlan
 from tranlog.pipeline.progress import restart_seqno

@@ -22,7 +22,7 @@ import tranlog
 from fix_mutation import Fuzz, mutated
 from tranlog import compiled
 from tranlog.change import Column, Op, Payload, RowChange, Statement, TableMap
-from tranlog.log import format as format_here
+from tranlog.log.records import format as format_here
 from tranlog.types import UNCHANGED, Bit, Date, Datetime, Json, LogicalType, SetLabels
 
 PACKAGE = Path(tranlog.__file__).parent
@@ -139,7 +139,7 @@ def _events(of: ModuleType, **changed: Any) -> list[bytes]:
 @both
 def test_mutated_records_get_the_same_answer(pairs: dict[str, tuple[ModuleType, ModuleType]], fuzz: Fuzz) -> None:
     """Each way of reading a record, and the walk over a block of them."""
-    plain, machine = pairs["tranlog.log.format"]
+    plain, machine = pairs["tranlog.log.records.format"]
     samples = []
     for changed in ({}, {"tables": ()}, {"tables": None}, {"checksum": False}, {"padding": 9}, {"fragno": 1}):
         assert _events(machine, **changed) == _events(plain, **changed)

@@ -17,7 +17,7 @@ import typer
 
 from fix_log import fill
 from fix_mutation import Fuzz, mutated
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.service import cli, thl
 from tranlog.service.command import hoist
 from tranlog.service.exits import ExitCode

@@ -33,8 +33,9 @@ from tranlog.capture.capture import Capture
 from tranlog.change import RowChange, Statement
 from tranlog.errors import LogError, LogUnreadableError, PayloadError, RecordLimitError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.cleared import MARK_NAME, read_mark
-from tranlog.log.format import (
+from tranlog.log.files.cleared import MARK_NAME, read_mark
+from tranlog.log.files.positions import POSITIONS_BYTES, Positions, decode_positions, hold, read_holds
+from tranlog.log.records.format import (
     END,
     EVENT_TYPE,
     HEADER,
@@ -54,9 +55,8 @@ from tranlog.log.format import (
     segment_number,
     skip_events,
 )
-from tranlog.log.log import Log
-from tranlog.log.positions import POSITIONS_BYTES, Positions, decode_positions, hold, read_holds
-from tranlog.log.verify import verify
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log
 from tranlog.payload import PayloadBuilder, decode, decode_table_map, encode_table_map
 from tranlog.service.clearing import clear_log
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect

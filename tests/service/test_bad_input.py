@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tranlog.ids import Epoch, Seqno
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.service import cli, thl
 from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target

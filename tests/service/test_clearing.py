@@ -11,9 +11,9 @@ from tranlog.change import Fragment
 from tranlog.disk import OsDisk
 from tranlog.errors import CorruptRecordError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.cleared import MARK_NAME, behind_all, read_mark
-from tranlog.log.log import Log, LogOptions, hold, read_holds
-from tranlog.log.reader import LogReader
+from tranlog.log.files.cleared import MARK_NAME, behind_all, read_mark
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log, LogOptions, hold, read_holds
 from tranlog.payload import Payload, encode
 from tranlog.service.clearing import clear_log, has_records, removal_order
 from tranlog.testing.clock import ManualClock

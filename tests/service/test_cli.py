@@ -20,8 +20,8 @@ from fix_effort import Effort, few_of
 from tranlog.disk import OsDisk
 from tranlog.errors import ConfigError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.cleared import MARK_NAME, read_mark
-from tranlog.log.log import Log, hold, read_holds
+from tranlog.log.files.cleared import MARK_NAME, read_mark
+from tranlog.log.writing.log import Log, hold, read_holds
 from tranlog.service import cli, thl
 from tranlog.service.config import Config, load
 from tranlog.service.template import SOURCES, TARGETS, template

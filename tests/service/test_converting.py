@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fix_tungsten import GOLDEN, make_event
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
 from tranlog.service import thl
 from tranlog.service.exits import ExitCode
 from tranlog.tungsten.reading.reader import TungstenReader

@@ -14,9 +14,9 @@ from fix_driver import PROGRAM
 from fix_log import make_fragment
 from tranlog.errors import PurgedError
 from tranlog.ids import Seqno
-from tranlog.log.log import Log, LogOptions
-from tranlog.log.positions import MAY_HAVE_ALL, drop_hold, hold, is_running, lock_hold, read_hold, read_holds
-from tranlog.log.reader import LogReader
+from tranlog.log.files.positions import MAY_HAVE_ALL, drop_hold, hold, is_running, lock_hold, read_hold, read_holds
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.service import cli, thl
 from tranlog.service.either_codec import Form, open_log
 from tranlog.service.exits import ExitCode

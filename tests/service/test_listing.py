@@ -9,7 +9,7 @@ import pytest
 
 from tranlog.change import Change, Column, Op, Options, RowChange, Statement, TableMap
 from tranlog.ids import Epoch, Lsn, Seqno
-from tranlog.log.format import RecordHeader
+from tranlog.log.records.format import RecordHeader
 from tranlog.payload import Payload
 from tranlog.service import listing
 from tranlog.service.listing import SegmentShown, fragment_json, fragment_lines

@@ -17,7 +17,7 @@ import pytest
 from fix_effort import few_of
 from fix_operated import Operated, operation_of, without_java
 from tranlog.change import Column, Op, RowChange, TableMap
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.filters import Rename
 from tranlog.pipeline.operation import OnError

@@ -6,8 +6,8 @@ import pytest
 
 from tranlog.errors import ConfigError
 from tranlog.ids import Epoch, Lsn, Seqno
-from tranlog.log.format import RecordHeader
-from tranlog.log.reader import LogRange
+from tranlog.log.reading.reader import LogRange
+from tranlog.log.records.format import RecordHeader
 from tranlog.service.position import Move, position_rows
 from tranlog.target.target import ChannelRow
 

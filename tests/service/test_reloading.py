@@ -13,7 +13,7 @@ import pytest
 from fix_operated import WAIT_S, operation_of, running, without_java
 from fix_pipeline import SqliteTarget, Workload, check_equal, positions, write_log
 from tranlog.errors import ConfigError
-from tranlog.log.log import LogOptions
+from tranlog.log.writing.log import LogOptions
 from tranlog.pipeline.channels import AssignmentRule, ShardBy
 from tranlog.pipeline.states import State
 from tranlog.service.config import load

@@ -15,10 +15,10 @@ from fix_tungsten import golden_segments
 from tranlog.capture.capture import Capture
 from tranlog.change import Fragment
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.format import segment_name
-from tranlog.log.log import Log, LogOptions, hold
-from tranlog.log.reader import LogReader
-from tranlog.log.verify import verify
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.format import segment_name
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log, LogOptions, hold
 from tranlog.payload import Payload, encode
 from tranlog.service import cli, thl
 from tranlog.service.operating import capture_endpoint

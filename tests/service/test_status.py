@@ -15,7 +15,7 @@ from tranlog.capture.capture import Capture, PartRead
 from tranlog.change import Fragment
 from tranlog.clock import SystemClock
 from tranlog.disk import OsDisk
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.progress import InFlight, LastError
 from tranlog.pipeline.states import State

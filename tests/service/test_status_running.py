@@ -25,7 +25,7 @@ from tranlog import Pipeline, RunningPipeline
 from tranlog.change import Change, Op, RowChange
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, ControlError
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.operation import OnError
 from tranlog.pipeline.progress import Counters
 from tranlog.pipeline.states import State

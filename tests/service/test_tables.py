@@ -8,8 +8,8 @@ import msgspec
 
 from tranlog import payload
 from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, TableMap
-from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
 from tranlog.payload import Payload, encode
 from tranlog.service.tables import create_statements, tables_behind, tables_in_log
 from tranlog.types import LogicalType
@@ -82,7 +82,7 @@ def test_payloads_of_known_tables_are_not_decoded(tmp_path: Path, monkeypatch) -
         decoded.append(raw)
         return real(raw)
 
-    monkeypatch.setattr("tranlog.log.cursor.decode", counting)
+    monkeypatch.setattr("tranlog.log.reading.cursor.decode", counting)
     with LogReader.open(tmp_path / "log") as reader:
         assert tables_in_log(reader, report=lambda at, last: None) == [OLD]
     assert len(decoded) <= 2, "the no-op of the writer's start, and the first transaction of the table"

@@ -14,7 +14,7 @@ import pytest
 
 from tranlog.change import Column, Fragment, Op, RowChange, Statement, TableMap
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service import thl
 from tranlog.service.exits import ExitCode
@@ -194,7 +194,7 @@ def test_diagnostics_are_no_part_of_a_listing(log_dir: Path, capfd: pytest.Captu
     assert thl.main(["-dir", str(log_dir), "--verbose", "list", "-seqno", "5"]) == 0
     told = capfd.readouterr()
     assert told.out.startswith("SEQ# = 5 / FRAG# = 0 (last frag)")
-    assert f"INFO tranlog.log.reader: Opened for reading. path={log_dir}" in told.err
+    assert f"INFO tranlog.log.reading.reader: Opened for reading. path={log_dir}" in told.err
     assert thl.main(["-dir", str(log_dir), "list", "-seqno", "5"]) == 0
     assert capfd.readouterr().err == ""
 

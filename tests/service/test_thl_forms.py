@@ -13,7 +13,7 @@ import pytest
 
 from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service import thl
 from tranlog.service.native_purge import End, Front, Refused, plan_purge

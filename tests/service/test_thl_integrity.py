@@ -12,7 +12,7 @@ import pytest
 
 from fix_tungsten import GOLDEN, make_event
 from tranlog.change import Fragment
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service import thl
 from tranlog.tungsten.records.event import FileFragment

@@ -24,7 +24,7 @@ from fix_operated import run_in_threads
 from fix_pipeline import SqliteTarget, Workload, write_log
 from fix_screen import on_screen, source
 from tranlog.change import Change, RowChange
-from tranlog.log.log import LogOptions
+from tranlog.log.writing.log import LogOptions
 from tranlog.pipeline import apply
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.filters import EachTransaction

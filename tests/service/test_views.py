@@ -17,7 +17,7 @@ from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
-from tranlog.log.log import Log, LogOptions
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channel import GroupBounds
 from tranlog.pipeline.channels import Parallelization, ShardBy, ShardPlan
@@ -84,7 +84,7 @@ BY_DESIGN = {
     "thl.logDir": ("{log}", "another machine"),
     "thl.doChecksum": ("true", "records carry checksums unless one asks for none"),
     "thl.maximumStoredSeqNo": ("1", NOOP),
-    "thl.storeClass": ("tranlog.log.log.Log", "our class"),
+    "thl.storeClass": ("tranlog.log.writing.log.Log", "our class"),
     "parallel-queue.eventCount": ("2", NOOP),
     "parallel-queue.headSeqno": ("1", NOOP),
     "parallel-queue.serializationCount": ("1", "the no-op belongs to no shard and is a serial section"),

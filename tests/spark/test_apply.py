@@ -28,9 +28,9 @@ from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
 from tranlog.errors import ConflictError, CorruptRecordError, EngineError, TargetAheadError, TargetPositionError
 from tranlog.ids import NO_SEQNO, Seqno, lsn_offset
-from tranlog.log.log import Log
-from tranlog.log.positions import read_holds
-from tranlog.log.reader import LogReader
+from tranlog.log.files.positions import read_holds
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.apply import ApplyStatus, run_apply
 from tranlog.pipeline.channel import GroupBounds, TaskEnd
 from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan

@@ -16,9 +16,9 @@ from fix_columns import change_rows, transaction_rows
 from fix_pipeline import BY_SCHEMA, Workload, items, write_log
 from tranlog.change import Change, Op, RowChange, Statement, TableMap
 from tranlog.errors import ConfigError
-from tranlog.log.arrow import CHANGE_COLUMNS, TRANSACTION_COLUMNS
-from tranlog.log.columns import Selection
-from tranlog.log.log import Log, LogReader
+from tranlog.log.reading.arrow import CHANGE_COLUMNS, TRANSACTION_COLUMNS
+from tranlog.log.records.columns import Selection
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.pipeline.datasource import FilteringThlReader, ThlReader
 from tranlog.pipeline.datasource_options import parse_options
 from tranlog.pipeline.datasource_ranges import SeqnoRange

@@ -20,8 +20,8 @@ from fix_columns import change_rows
 from fix_pipeline import BY_SCHEMA, Workload, items, write_log
 from tranlog.errors import ConfigError, NotInLogError, PurgedError
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.log import Log, LogOptions, LogReader
-from tranlog.log.positions import read_hold, read_holds
+from tranlog.log.files.positions import read_hold, read_holds
+from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.pipeline.datasource import ThlDataSource
 from tranlog.pipeline.datasource_options import parse_options
 from tranlog.pipeline.datasource_ranges import SeqnoRange

@@ -13,7 +13,7 @@ from fix_pipeline import BY_SCHEMA, Workload, positions
 from fix_target import ID, Model, content, table
 from fix_values import ANY_CASES, CASES, fitting
 from tranlog.change import Change, Column, TableMap
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.apply import ApplyOptions, run_apply
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import TargetOptions, open_target

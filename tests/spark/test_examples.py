@@ -14,7 +14,7 @@ import pytest
 
 from fix_pipeline import items
 from tranlog.change import Change, Op, RowChange
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.source.packer import pack
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from fix_metrics import read_openmetrics
 from fix_pipeline import BY_SCHEMA, PostgresTarget, Workload, items
 from tranlog import RunningPipeline
 from tranlog.change import Op, RowChange
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.source.packer import TransactionPacker
 from tranlog.testing.servers import free_port
 

@@ -23,7 +23,7 @@ from fix_driver import PROGRAM, Driver, wait_until
 from fix_pipeline import SqliteTarget, Workload, check_equal, positions, write_log
 from mutants.order_rounds import make_target, trail_of
 from mutants.order_workload import LISTED, logged, write
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow, PipelineRow

@@ -15,7 +15,7 @@ import pytest
 from fix_driver import Driver, options, program, wait_until
 from fix_pipeline import BY_SCHEMA, PostgresTarget, Workload, items
 from tranlog.change import Op, RowChange
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.channel import GroupBounds
 from tranlog.pipeline.progress import Counters
 from tranlog.source.packer import TransactionPacker

@@ -34,7 +34,7 @@ from fix_pipeline import (
 )
 from tranlog.change import TableMap
 from tranlog.errors import PipelineHeldError, ReplacedError, TransientTargetError
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.apply import ALIVE_WATCH_S
 from tranlog.pipeline.channel import TaskEnd, TaskResult, run_tasks
 from tranlog.pipeline.channels import Parallelization, ShardPlan

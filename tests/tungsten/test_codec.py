@@ -10,7 +10,7 @@ import pytest
 
 from fix_tungsten import golden_cases, golden_segments
 from tranlog.errors import RecordLimitError
-from tranlog.log.format import is_tungsten
+from tranlog.log.records.format import is_tungsten
 from tranlog.tungsten.records.codec import (
     FILE_HEADER,
     encode_event,

@@ -19,11 +19,11 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.log.copying import CopiedLog
-from tranlog.log.format import Record
-from tranlog.log.log import Log, LogOptions
-from tranlog.log.reader import LogReader
-from tranlog.log.verify import verify
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.format import Record
+from tranlog.log.upkeep.copying import CopiedLog
+from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, decode, encode
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk

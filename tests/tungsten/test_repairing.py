@@ -11,7 +11,7 @@ import pytest
 from fix_tungsten import GOLDEN, LOG, golden_segments, make_event, on_disk, open_log, read_places, segments_on, written
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
 from tranlog.ids import Epoch, Seqno
-from tranlog.log.repair import Keep, NothingToRepair, RepairPlan, Span
+from tranlog.log.rules.repair import Keep, NothingToRepair, RepairPlan, Span
 from tranlog.service import thl
 from tranlog.testing.disk import PowerCut, SimDisk
 from tranlog.tungsten.records.codec import segment_name

@@ -17,7 +17,7 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
 from tranlog.payload import decode
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.testing.clock import ManualClock

@@ -20,7 +20,7 @@ from tranlog.change import HEARTBEAT, NOOP, Fragment
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import ConfigError, SourceError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.log import Log
+from tranlog.log.writing.log import Log
 from tranlog.payload import Payload, count_changes, encode
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.source import ClaimedSource, Source

@@ -14,11 +14,11 @@ from types import TracebackType
 from tranlog.change import Fragment
 from tranlog.errors import LogClosedError, LogError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
-from tranlog.log.cursor import LOOK_AGAIN_S, Cursor, StoredTransaction
-from tranlog.log.gate import Gate
-from tranlog.log.log import Log
-from tranlog.log.open_transaction import OpenTransaction
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.cursor import LOOK_AGAIN_S, Cursor, StoredTransaction
+from tranlog.log.reading.gate import Gate
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.log import Log
+from tranlog.log.writing.open_transaction import OpenTransaction
 
 _LOOK_AT_CLOSING_S = 0.1
 """How long a reader that is closed may take to notice."""

@@ -12,7 +12,7 @@ from types import NoneType
 
 from tranlog.errors import ConfigError
 from tranlog.ids import Epoch, Seqno
-from tranlog.log.format import HEADER_LENGTH_MAX, SEGMENT_BYTES_MAX
+from tranlog.log.records.format import HEADER_LENGTH_MAX, SEGMENT_BYTES_MAX
 
 _FLUSH_INTERVAL_S_MAX = 3_600
 _RETENTION_S_MAX = 10_000 * 366 * 86_400

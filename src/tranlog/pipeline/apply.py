@@ -34,7 +34,7 @@ from tranlog.errors import (
     TransientTargetError,
 )
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.readable import ReadableLog
+from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd
 from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.cluster import EngineOptions, MasterKind, master_kind, too_few_slots

@@ -39,9 +39,9 @@ from tranlog.errors import (
     TransientTargetError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Seqno
-from tranlog.log.format import RecordHeader
-from tranlog.log.readable import ReadableCursor, ReadableTransaction
-from tranlog.log.reader import LogRange
+from tranlog.log.reading.readable import ReadableCursor, ReadableTransaction
+from tranlog.log.reading.reader import LogRange
+from tranlog.log.records.format import RecordHeader
 from tranlog.payload import Payload, decode
 from tranlog.pipeline.channels import (
     KEY_SHARD,

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 from tranlog.change import Change, RowChange, TableName
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
-from tranlog.log.format import RecordHeader
+from tranlog.log.records.format import RecordHeader
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.types import UNCHANGED, Value, canonical
 

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 
 from tranlog.errors import NotInLogError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.reader import LogRange, LogReader
+from tranlog.log.reading.reader import LogRange, LogReader
 from tranlog.pipeline.datasource_options import SourceOptions
 
 if TYPE_CHECKING:

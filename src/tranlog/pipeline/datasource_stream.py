@@ -26,8 +26,8 @@ from pyspark.sql.streaming.datasource import (
 
 from tranlog.errors import NotInLogError, PurgedError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
-from tranlog.log.positions import hold
-from tranlog.log.reader import LogReader
+from tranlog.log.files.positions import hold
+from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.datasource_options import SourceOptions, check_gtid
 from tranlog.pipeline.datasource_ranges import SeqnoRange, cut, last_of, read_range
 

@@ -18,8 +18,8 @@ from tranlog.clock import Clock
 from tranlog.disk import Disk, DiskLock
 from tranlog.errors import HoldError
 from tranlog.ids import Seqno
-from tranlog.log.positions import MAY_HAVE_ALL, Hold, await_rollback, fit_holder, hold, lock_hold, read_hold
-from tranlog.log.readable import ReadableLog
+from tranlog.log.files.positions import MAY_HAVE_ALL, Hold, await_rollback, fit_holder, hold, lock_hold, read_hold
+from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.progress import Known
 from tranlog.target.options import TargetOptions
 from tranlog.target.target import Target

@@ -14,7 +14,7 @@ from typing import Final
 from tranlog.change import RowChange
 from tranlog.errors import LogError, PayloadError
 from tranlog.ids import Seqno
-from tranlog.log.readable import ReadableLog
+from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.channels import SERIAL, ShardBy, ShardPlan
 
 SAMPLE: Final = 500

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from tranlog.errors import ConfigError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.readable import ReadableLog
+from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.channel import content_of
 from tranlog.pipeline.limits import Limit, UntilGtid, UntilSeqno, Watched, reached
 from tranlog.pipeline.progress import nearest_limit

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tranlog.errors import EngineError, LogMissingError, LogUnreadableError
 from tranlog.ids import Epoch, Seqno
-from tranlog.log.readable import ReadableLog
+from tranlog.log.reading.readable import ReadableLog
 from tranlog.tungsten.reading.translated import open_readable
 
 

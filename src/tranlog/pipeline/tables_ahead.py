@@ -15,7 +15,7 @@ from typing import Final
 
 from tranlog.change import Statement, TableName
 from tranlog.ids import Seqno
-from tranlog.log.readable import ReadableLog
+from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.filters import Filter, TableFilter, rename
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.target import Target

@@ -713,7 +713,7 @@ def stage_views(facts: PipelineFacts) -> list[StageView]:
             applier_name=facts.target,
             applier_class=facts.target_class,
             extractor_name="thl",
-            extractor_class="tranlog.log.cursor.Cursor",
+            extractor_class="tranlog.log.reading.cursor.Cursor",
             filters=tuple(FilterView(name=describe(one), class_name=class_name(one)) for one in facts.filters),
             committedMinSeqno=least,
             processedMinSeqno=least,

@@ -15,10 +15,10 @@ from typing import Final
 from tranlog.clock import Clock
 from tranlog.disk import OsDisk
 from tranlog.errors import LogError
+from tranlog.log.files.positions import read_holds
 from tranlog.log.options import LogOptions
-from tranlog.log.positions import read_holds
-from tranlog.log.readable import ReadableLog
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.readable import ReadableLog
+from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.in_flight import read_in_flight
 from tranlog.pipeline.view import LogFacts, PipelineFacts, class_name
@@ -26,7 +26,7 @@ from tranlog.target.options import is_there, open_target
 from tranlog.target.target import NOBODY
 from tranlog.tungsten.reading.translated import open_readable
 
-_LOG_CLASS: Final = "tranlog.log.log.Log"
+_LOG_CLASS: Final = "tranlog.log.writing.log.Log"
 
 
 def log_facts(log_dir: str, options: LogOptions) -> LogFacts:

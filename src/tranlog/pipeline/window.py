@@ -32,9 +32,9 @@ from tranlog.errors import (
     TransientTargetError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Seqno
-from tranlog.log.format import Record, RecordHeader
-from tranlog.log.readable import ReadableCursor, ReadableLog, ReadableTransaction
-from tranlog.log.reader import LogRange
+from tranlog.log.reading.readable import ReadableCursor, ReadableLog, ReadableTransaction
+from tranlog.log.reading.reader import LogRange
+from tranlog.log.records.format import Record, RecordHeader
 from tranlog.payload import Payload, decode
 from tranlog.pipeline.channel import Channel, ChannelTask, TaskEnd, TaskResult
 from tranlog.pipeline.channels import SERIAL

@@ -19,8 +19,8 @@ from tranlog.capture.capture import Capture
 from tranlog.capture.thl_source import ThlSource, ThlSourceOptions
 from tranlog.errors import ConfigError, TargetError, TargetUnavailableError
 from tranlog.ids import Gtid
-from tranlog.log.cleared import behind_all
-from tranlog.log.log import Log
+from tranlog.log.files.cleared import behind_all
+from tranlog.log.writing.log import Log
 from tranlog.service.clearing import has_records
 from tranlog.service.config import Config, SourceKind, source_kind
 from tranlog.service.position import read_rows

@@ -19,15 +19,15 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid
-from tranlog.log.cleared import MARK_NAME, Mark, behind_all, read_mark
-from tranlog.log.directory import read_holder
-from tranlog.log.format import segment_name, segment_number
-from tranlog.log.positions import HOLDS_DIR, POSITIONS_NAME
-from tranlog.log.reader import LogReader
-from tranlog.log.recovery import judge
-from tranlog.log.scan import survey
-from tranlog.log.segment import LOCK_NAME, history_borne, join, list_segments
-from tranlog.log.spill import SPILL_TABLE_NAME, spill_number
+from tranlog.log.files.cleared import MARK_NAME, Mark, behind_all, read_mark
+from tranlog.log.files.directory import read_holder
+from tranlog.log.files.positions import HOLDS_DIR, POSITIONS_NAME
+from tranlog.log.files.scan import survey
+from tranlog.log.files.segment import LOCK_NAME, history_borne, join, list_segments
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.format import segment_name, segment_number
+from tranlog.log.records.spill import SPILL_TABLE_NAME, spill_number
+from tranlog.log.rules.recovery import judge
 
 CAVEATS: Final = (
     "Clear a log only while its source is idle. What was committed there and is not in the log yet may otherwise be "

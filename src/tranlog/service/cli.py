@@ -24,8 +24,8 @@ from tranlog.change import TableMap
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, TranlogError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.log import Log
-from tranlog.log.positions import drop_hold, read_holds
+from tranlog.log.files.positions import drop_hold, read_holds
+from tranlog.log.writing.log import Log
 from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus
 from tranlog.pipeline.operation import OnError, Operation
 from tranlog.pipeline.package import write_package

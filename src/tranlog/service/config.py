@@ -24,8 +24,8 @@ import msgspec
 from tranlog.capture.capture import CaptureOptions
 from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.errors import ConfigError, SourceSetupError, TargetUnavailableError
-from tranlog.log.log import LogOptions
 from tranlog.log.properties import EXPIRE, PROPERTIES, differs, resolve
+from tranlog.log.writing.log import LogOptions
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channel import GroupBounds
 from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy

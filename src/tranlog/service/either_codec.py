@@ -22,10 +22,10 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.disk import OsDisk
 from tranlog.errors import LogClosedError, PayloadError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.cursor import StoredTransaction
-from tranlog.log.format import Record, RecordHeader, RollbackMark
-from tranlog.log.lookup import SCANNED_EVERY, OtherEpoch, Scanned, find_event, find_gtid, find_time
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.cursor import StoredTransaction
+from tranlog.log.reading.lookup import SCANNED_EVERY, OtherEpoch, Scanned, find_event, find_gtid, find_time
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.format import Record, RecordHeader, RollbackMark
 from tranlog.payload import Payload, decode
 from tranlog.service import listing
 from tranlog.tungsten.files.segments import Codec, codec_of

@@ -15,7 +15,7 @@ import typer
 
 from tranlog.clock import SystemClock
 from tranlog.errors import PipelineHeldError
-from tranlog.log.positions import MAY_HAVE_ALL, Hold, drop_hold, is_running, read_hold, read_holds
+from tranlog.log.files.positions import MAY_HAVE_ALL, Hold, drop_hold, is_running, read_hold, read_holds
 from tranlog.service.command import AsJson, confirm, new_app, print_json, require_command, say
 from tranlog.service.exits import ExitCode
 from tranlog.service.segments import Directory, log_of

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tranlog.log.diff import Alone, Listed, LogDiff
-from tranlog.log.format import segment_name
-from tranlog.log.repair import CutOff, Lost, Remove, RepairPlan, Rewrite, Step
-from tranlog.log.repairing import RepairOutcome
+from tranlog.log.records.format import segment_name
+from tranlog.log.rules.repair import CutOff, Lost, Remove, RepairPlan, Rewrite, Step
+from tranlog.log.upkeep.diff import Alone, Listed, LogDiff
+from tranlog.log.upkeep.repairing import RepairOutcome
 from tranlog.tungsten.reading.text import time_text
 
 SPANS_SHOWN = 20

@@ -19,8 +19,8 @@ import msgspec
 
 from tranlog.change import Change, Column, Op, Options, RowChange, Statement, TableMap
 from tranlog.ids import lsn_text
-from tranlog.log.format import RecordHeader, RollbackMark
-from tranlog.log.verify import VerifyReport
+from tranlog.log.records.format import RecordHeader, RollbackMark
+from tranlog.log.upkeep.verify import VerifyReport
 from tranlog.payload import DDL_OPTION, Payload
 from tranlog.row_text import json_form
 from tranlog.tungsten.reading.text import NO_SQL_OF_ROWS, PLAIN, Style, python_charset, time_text

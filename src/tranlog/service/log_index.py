@@ -17,11 +17,11 @@ import msgspec
 from tranlog.disk import OsDisk
 from tranlog.errors import ControlError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.index import SeqnoIndex
-from tranlog.log.index_table import INDEX_NAME, read_index
-from tranlog.log.log import Log
+from tranlog.log.files.index_table import INDEX_NAME, read_index
+from tranlog.log.files.segment import join
 from tranlog.log.options import ReadCounts
-from tranlog.log.segment import join
+from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.writing.log import Log
 from tranlog.service.control import CAPTURE_NAME, call, socket_paths
 from tranlog.service.requests import GetState
 

@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 from tranlog.errors import PurgeRangeError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.format import RollbackMark
-from tranlog.log.log import Log
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.format import RollbackMark
+from tranlog.log.writing.log import Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ from tranlog.capture.capture import Capture
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, LogMissingError, TranlogError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.log import Log, LogOptions
-from tranlog.log.readable import ReadableLog
+from tranlog.log.reading.readable import ReadableLog
+from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.apply import ApplyOptions
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.limits import (

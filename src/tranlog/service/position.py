@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from tranlog.clock import Clock
 from tranlog.errors import ConfigError, PipelineHeldError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.format import RecordHeader
-from tranlog.log.readable import ReadableLog
-from tranlog.log.reader import LogRange
+from tranlog.log.reading.readable import ReadableLog
+from tranlog.log.reading.reader import LogRange
+from tranlog.log.records.format import RecordHeader
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.target.options import TargetOptions, is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target

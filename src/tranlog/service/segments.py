@@ -21,13 +21,13 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.disk import OsDisk
 from tranlog.errors import CorruptRecordError
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
-from tranlog.log.cursor import Cursor
-from tranlog.log.format import segment_name, segment_number
-from tranlog.log.lookup import OtherEpoch, find_gtid, parse_time
-from tranlog.log.reader import LogReader
-from tranlog.log.retention import UpToSeqno, UpToTime
-from tranlog.log.segment import SegmentStat
-from tranlog.log.spilled import SpillStat
+from tranlog.log.files.segment import SegmentStat
+from tranlog.log.files.spilled import SpillStat
+from tranlog.log.reading.cursor import Cursor
+from tranlog.log.reading.lookup import OtherEpoch, find_gtid, parse_time
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.format import segment_name, segment_number
+from tranlog.log.rules.retention import UpToSeqno, UpToTime
 from tranlog.service.client import runtime_dir
 from tranlog.service.command import AsJson, Progress, confirm, new_app, print_json, require_command, say
 from tranlog.service.config import find_log

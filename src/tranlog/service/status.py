@@ -21,10 +21,10 @@ from tranlog.clock import Clock
 from tranlog.disk import OsDisk
 from tranlog.errors import SourceError, SourceUnavailableError, TargetError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.directory import read_holder
-from tranlog.log.positions import read_holds
-from tranlog.log.readable import ReadableLog
-from tranlog.log.segment import LOCK_NAME
+from tranlog.log.files.directory import read_holder
+from tranlog.log.files.positions import read_holds
+from tranlog.log.files.segment import LOCK_NAME
+from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.in_flight import read_in_flight
 from tranlog.pipeline.key_shards import key_notes

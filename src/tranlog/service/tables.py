@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tranlog.change import RowChange, Statement, TableMap, TableName
 from tranlog.ids import NO_SEQNO
-from tranlog.log.readable import ReadableLog
+from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.filter_chain import Chain
 from tranlog.pipeline.filters import Filter
 from tranlog.shard import UNKNOWN_SHARD

@@ -16,12 +16,12 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from tranlog.log.diff import SHOWN
-from tranlog.log.diff import diff as diff_logs
-from tranlog.log.repair import Keep, NothingToRepair, RepairPlan
-from tranlog.log.repairing import repair as repair_log
-from tranlog.log.verify import VerifyReport
-from tranlog.log.verify import verify as check_log
+from tranlog.log.rules.repair import Keep, NothingToRepair, RepairPlan
+from tranlog.log.upkeep.diff import SHOWN
+from tranlog.log.upkeep.diff import diff as diff_logs
+from tranlog.log.upkeep.repairing import repair as repair_log
+from tranlog.log.upkeep.verify import VerifyReport
+from tranlog.log.upkeep.verify import verify as check_log
 from tranlog.service import converting, integrity, listing, thl_dump, thl_list
 from tranlog.service.command import Progress, confirm, log_of, new_app, print_json, require_command, run_app, say
 from tranlog.service.either_codec import open_log

@@ -22,10 +22,10 @@ import typer
 from tranlog.disk import DiskFile, OsDisk
 from tranlog.errors import LogMissingError
 from tranlog.ids import Lsn, Seqno, lsn, lsn_offset, lsn_segment
-from tranlog.log import format as native
-from tranlog.log import spill
-from tranlog.log.reader import LogReader
-from tranlog.log.spilled import SpillFault, SpillReader, fault_error
+from tranlog.log.files.spilled import SpillFault, SpillReader, fault_error
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records import format as native
+from tranlog.log.records import spill
 from tranlog.service.command import log_of, print_json, say
 from tranlog.service.exits import ExitCode
 from tranlog.service.thl_list import HexOption, SeqnoOption

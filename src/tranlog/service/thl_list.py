@@ -20,8 +20,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import typer
 
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.format import segment_number
-from tranlog.log.lookup import parse_time
+from tranlog.log.reading.lookup import parse_time
+from tranlog.log.records.format import segment_number
 from tranlog.service.command import Progress, log_of, say, stop_signals
 from tranlog.service.either_codec import (
     Form,

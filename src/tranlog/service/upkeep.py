@@ -17,8 +17,8 @@ import msgspec
 
 from tranlog.errors import ControlError, LogLockedError
 from tranlog.ids import Seqno
-from tranlog.log.log import Log
-from tranlog.log.retention import Limit, UpToSeqno, UpToTime
+from tranlog.log.rules.retention import Limit, UpToSeqno, UpToTime
+from tranlog.log.writing.log import Log
 from tranlog.service.control import CAPTURE_NAME, call, socket_paths
 from tranlog.service.requests import AddSegment, GetState, Trim
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Lsn, Seqno, lsn
-from tranlog.log.bucket import IndexOptions
-from tranlog.log.index import BuiltFrom, Entry, IndexRange, SeqnoIndex
+from tranlog.log.rules.bucket import IndexOptions
+from tranlog.log.rules.index import BuiltFrom, Entry, IndexRange, SeqnoIndex
 
 _BUILT_FROM = BuiltFrom(epoch=NO_EPOCH, end=Lsn(0))
 

@@ -17,7 +17,7 @@ from tranlog.capture.capture import Capture
 from tranlog.change import Fragment, RowChange
 from tranlog.errors import PositionLostError, SourceClaimedError, SourceError
 from tranlog.ids import Gtid
-from tranlog.log.log import Log, LogReader
+from tranlog.log.writing.log import Log, LogReader
 from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, connect
 from tranlog.source.sqlite.claim import FREE_BYTES, FREE_ROWS, PROGRESS_SUFFIX, read_progress
 from tranlog.source.sqlite.outbox import FREE_EVERY_COMMITS

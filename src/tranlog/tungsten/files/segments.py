@@ -22,7 +22,7 @@ from tranlog.errors import (
     PayloadError,
     SegmentGoneError,
 )
-from tranlog.log.format import is_tungsten
+from tranlog.log.records.format import is_tungsten
 from tranlog.tungsten.records.codec import (
     FILE_HEADER,
     MINOR_VERSION,

@@ -14,7 +14,7 @@ import msgspec
 
 from tranlog.change import TableName
 from tranlog.errors import PayloadError
-from tranlog.log.format import TABLE_ITEMS_MAX
+from tranlog.log.records.format import TABLE_ITEMS_MAX
 from tranlog.tungsten.files.segments import SegmentReader, event_header
 from tranlog.tungsten.reading.reader import TungstenCursor, TungstenReader
 from tranlog.tungsten.records.record import EventRecord

@@ -27,10 +27,10 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn
-from tranlog.log.format import Record, RecordHeader
-from tranlog.log.readable import ReadableLog
-from tranlog.log.reader import IndexEntry, LogRange, LogReader
-from tranlog.log.segment import SegmentStat, directory_of
+from tranlog.log.files.segment import SegmentStat, directory_of
+from tranlog.log.reading.readable import ReadableLog
+from tranlog.log.reading.reader import IndexEntry, LogRange, LogReader
+from tranlog.log.records.format import Record, RecordHeader
 from tranlog.payload import Payload
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.tungsten.files.segments import Codec, SegmentReader, codec_of

@@ -17,7 +17,7 @@ from typing import Final
 from zlib import crc32
 
 from tranlog.errors import RecordLimitError
-from tranlog.log.format import FIRST_SYNC_BYTES, SYNC_TYPE
+from tranlog.log.records.format import FIRST_SYNC_BYTES, SYNC_TYPE
 from tranlog.tungsten.records.record import (
     BadLength,
     Damaged,

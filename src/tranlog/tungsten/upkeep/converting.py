@@ -27,10 +27,10 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
-from tranlog.log.copying import CopiedLog
-from tranlog.log.cursor import StoredTransaction
 from tranlog.log.options import LogOptions
-from tranlog.log.reader import LogReader
+from tranlog.log.reading.cursor import StoredTransaction
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.upkeep.copying import CopiedLog
 from tranlog.tungsten.files.segments import Codec, codec_of, join
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, fillers, stand_before, with_tables

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import PayloadError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.damage import Damage, Problem
-from tranlog.log.verify import VerifyReport
+from tranlog.log.rules.damage import Damage, Problem
+from tranlog.log.upkeep.verify import VerifyReport
 from tranlog.tungsten.files.segments import SegmentReader, list_entries, place_of, torn_end
 from tranlog.tungsten.records.codec import FILE_HEADER, next_number
 from tranlog.tungsten.records.payload import decode

@@ -1,0 +1,104 @@
+"""A log's directory: made, locked for its one writer, and what is cut off kept in it.
+
+Owns the lock file and the word in it, the folder of what was cut, and which error of ours a refusal of the operating
+system is. What stands in the segments is others'.
+
+Source: design/log-format.md, "Directory".
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import posixpath
+
+from tranlog.disk import Disk, DiskFile, DiskLock
+from tranlog.errors import DiskFailedError, DiskFullError, LogError, LogLockedError, LogMissingError, LogUnreadableError
+from tranlog.log.files.segment import CUT_DIR, LOCK_NAME, WINDOW_BYTES, join
+
+DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""What the operating system says when there is no room."""
+_DENIED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
+_HOLDER_BYTES = 64
+
+
+def make_directory(path: str, disk: Disk) -> None:
+    """Create the log's directory if it is missing. Raises LogMissingError without a parent, and OSError."""
+    if disk.exists(path):
+        return
+    parent = posixpath.dirname(path) or "."
+    if not disk.exists(parent):
+        raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
+    disk.make_dir(path)
+
+
+def take_lock(path: str, disk: Disk) -> DiskLock:
+    """Lock the log for its one writer. Raises LogLockedError naming the holder, and OSError."""
+    try:
+        try:
+            return disk.lock(join(path, LOCK_NAME))
+        except BlockingIOError:
+            gc.collect()  # of a log that nobody could close: an exception came before its opening returned
+            return disk.lock(join(path, LOCK_NAME))
+    except NotADirectoryError as exc:
+        raise LogMissingError(path=path, why="it is not a directory") from exc
+    except BlockingIOError as exc:
+        raise LogLockedError(path=path, holder=read_holder(path, disk)) from exc
+
+
+def sign_lock(path: str, disk: Disk) -> None:
+    """Leave word in the lock file of who holds it, for messages."""
+    file = disk.open(join(path, LOCK_NAME), write=True)
+    try:
+        file.pwrite(f"pid {os.getpid()}".ljust(_HOLDER_BYTES - 1).encode() + b"\n", 0)
+    finally:
+        file.close()
+
+
+def read_holder(path: str, disk: Disk) -> str:
+    """Return what the last writer of the log at `path` left in its lock file: `pid 4711`; `unknown` without it."""
+    try:
+        file = disk.open(join(path, LOCK_NAME))
+    except OSError:
+        return "unknown"
+    try:
+        return file.pread(_HOLDER_BYTES, 0).decode(errors="replace").strip() or "unknown"
+    except OSError:
+        return "unknown"
+    finally:
+        file.close()
+
+
+def storage_error(exc: OSError, path: str) -> LogError:
+    """Return our error for what the operating system refused while the log was opened."""
+    why = exc.strerror or str(exc)
+    if exc.errno in DISK_FULL:
+        return DiskFullError(path=path)
+    if exc.errno in _DENIED:
+        return LogUnreadableError(path=path, why=why)
+    return DiskFailedError(path=path, why=why)
+
+
+def keep_bytes(path: str, disk: Disk, file: DiskFile, name: str, start: int, end: int) -> str:
+    """Copy bytes `start` to `end` of an open segment into cut/, durable; return the copy's path. Raises OSError."""
+    directory = join(path, CUT_DIR)
+    disk.make_dir(directory)
+    disk.sync_dir(path)
+    stem = f"{name}-{start:010d}"
+    kept, count = join(directory, stem), 1
+    while disk.exists(kept):
+        count += 1
+        kept = join(directory, f"{stem}.{count}")
+    copy = disk.open(kept, write=True, create=True)
+    try:
+        for at in range(start, end, WINDOW_BYTES):
+            copy.pwrite(file.pread(min(WINDOW_BYTES, end - at), at), at - start)
+        copy.sync()
+    except OSError:
+        disk.unlink(kept)
+        raise
+    finally:
+        copy.close()
+    disk.sync_dir(directory)
+    return kept

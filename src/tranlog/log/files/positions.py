@@ -1,0 +1,501 @@
+"""What the writer tells readers in other processes, and what those tell purge: `positions` and `holds/`.
+
+Owns the two small file forms. The hard idea: the positions file is only worth something while the memory of the
+machine is the one it was written in and the file is the one that the writer has open, so it carries the boot id
+and its own file's identity; a copy, or a start of the machine, makes a reader scan instead.
+
+Source: design/log-format.md, "Directory", "Who may see what".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from tranlog.checksum import crc32
+from tranlog.clock import Clock, SystemClock
+from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
+from tranlog.errors import ConfigError, HoldError
+from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Lsn, Seqno
+from tranlog.log.rules.recovery import NOTHING_PUBLISHED, Published
+
+NO_LSN: Final = Lsn(0)
+POSITIONS_NAME: Final = "positions"
+HOLDS_DIR: Final = "holds"
+POSITIONS_MAGIC: Final = b"THLPOSN1"
+
+POSITIONS: Final = struct.Struct(">8s36sQQqqqqQ16s")
+"""The positions block without its crc; docs/format.md lists the fields."""
+POSITIONS_FIELDS: Final = (
+    ("magic", 8),
+    ("boot_id", 36),
+    ("identity", 8),
+    ("epoch", 8),
+    ("first_seqno", 8),
+    ("visible_seqno", 8),
+    ("durable_seqno", 8),
+    ("committed_seqno", 8),
+    ("visible_lsn", 8),
+    ("history", 16),
+    ("crc", 4),
+)
+_CRC: Final = struct.Struct(">I")
+POSITIONS_BYTES: Final = POSITIONS.size + _CRC.size
+
+HOLD_BYTES: Final = 512
+HOLD_NAME_MAX: Final = 200
+MAY_HAVE_ALL: Final = Seqno((1 << 63) - 1)
+"""`applied_seqno` of a pipeline that runs, or that ended without saying how far it was."""
+_GATE_NAME: Final = ".rollback"
+"""In holds/: locked while a log is rolled back."""
+_GATE_WAIT_S: Final = 30.0
+_GATE_LOOK_S: Final = 0.02
+_KEPT_S: Final = 1.0
+HOLDER_MAX: Final = 360
+"""Bytes of a holder's own words as the line has them, escaped."""
+
+
+class Positions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a writer published last.
+
+    `first_seqno` is the first that the log holds or will hold. `visible_lsn` is where the transaction
+    `visible_seqno` begins, 0 while there is none. `identity` is the positions file's own, `history` that of the log's
+    history.
+    """
+
+    boot_id: str
+    identity: int
+    epoch: Epoch = NO_EPOCH
+    first_seqno: Seqno
+    visible_seqno: Seqno = NO_SEQNO
+    durable_seqno: Seqno = NO_SEQNO
+    committed_seqno: Seqno = NO_SEQNO
+    visible_lsn: Lsn = NO_LSN
+    history: bytes = NO_HISTORY
+
+
+def encode_positions(positions: Positions) -> bytes:
+    """Return the block that the positions file consists of."""
+    body = POSITIONS.pack(
+        POSITIONS_MAGIC,
+        positions.boot_id.encode()[:36],
+        positions.identity & 0xFFFF_FFFF_FFFF_FFFF,
+        positions.epoch,
+        positions.first_seqno,
+        positions.visible_seqno,
+        positions.durable_seqno,
+        positions.committed_seqno,
+        positions.visible_lsn,
+        positions.history,
+    )
+    return body + _CRC.pack(crc32(body))
+
+
+def decode_positions(raw: bytes) -> Positions | None:
+    """Read a block; None if it is damaged, cut short or of another version."""
+    if len(raw) < POSITIONS_BYTES:
+        return None
+    body = raw[: POSITIONS.size]
+    if _CRC.unpack_from(raw, POSITIONS.size)[0] != crc32(body):
+        return None
+    magic, boot_id, identity, epoch, first, visible, durable, committed, visible_lsn, history = POSITIONS.unpack(body)
+    if magic != POSITIONS_MAGIC:
+        return None
+    return Positions(
+        boot_id=boot_id.rstrip(b"\0").decode(errors="replace"),
+        identity=identity,
+        epoch=epoch,
+        first_seqno=first,
+        visible_seqno=visible,
+        durable_seqno=durable,
+        committed_seqno=committed,
+        visible_lsn=visible_lsn,
+        history=history,
+    )
+
+
+def read_positions(path: str, disk: Disk) -> Positions | None:
+    """Read the positions file of the log at `path`; None if it is missing, unreadable or damaged."""
+    return _read_positions(path, disk)[0]
+
+
+def _read_positions(path: str, disk: Disk) -> tuple[Positions | None, int]:
+    """Return what the positions file says, if it can be read, and its own identity."""
+    try:
+        file = disk.open(f"{path.rstrip('/')}/{POSITIONS_NAME}")
+    except OSError:
+        return None, 0
+    try:
+        return decode_positions(file.pread(POSITIONS_BYTES, 0)), file.identity()
+    except OSError:
+        return None, 0
+    finally:
+        file.close()
+
+
+def read_published(path: str, disk: Disk) -> Published:
+    """Return what the positions file of the log at `path` says of how far the log went.
+
+    In the boot in which it was written that is what was visible, later what was synced.
+    """
+    positions, identity = _read_positions(path, disk)
+    if positions is None or not positions.boot_id:  # a repair leaves one that speaks of nothing but epochs
+        return NOTHING_PUBLISHED
+    if positions.identity != identity & 0xFFFF_FFFF_FFFF_FFFF:
+        return Published(copied=True)
+    same = positions.boot_id == disk.boot_id()
+    return Published(seqno=positions.visible_seqno if same else positions.durable_seqno, epoch=positions.epoch)
+
+
+class PositionsReader:
+    """Reads the positions file again and again. Not for threads.
+
+    Shape: `read` returns None whenever the file cannot be trusted: missing, damaged, a copy, of another boot, or of
+    another `history` where that is known; the same object while nothing was published.
+    """
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        self._path = f"{path.rstrip('/')}/{POSITIONS_NAME}"
+        self._disk = disk
+        self._boot_id = disk.boot_id()
+        self._file: DiskFile | None = None
+        self._identity = 0
+        self._seen: Positions | None = None  # what was returned last
+        self._last: tuple[bytes, Positions] | None = None  # the block that was believed last, and what it says
+        self.history: bytes | None = None
+
+    def read(self) -> Positions | None:
+        """Return what the writer published last, if this file is the one that it publishes in.
+
+        Where nothing was published since the last look, the file may be one that was removed, and is looked up again.
+        """
+        found = self._read()
+        if found is not None and found is self._seen:
+            self.look_again()
+            found = self._read()
+        self._seen = found
+        return found
+
+    def _read(self) -> Positions | None:
+        try:
+            if self._file is None:
+                self._file = self._disk.open(self._path)
+                self._identity = self._file.identity()
+            raw = self._file.pread(POSITIONS_BYTES, 0)
+        except OSError:
+            return None
+        if self._last is None or self._last[0] != raw:
+            positions = decode_positions(raw)
+            if positions is None or positions.boot_id != self._boot_id or positions.identity != self._identity:
+                return None
+            self._last = raw, positions
+        positions = self._last[1]
+        return positions if self.history in (None, positions.history) else None
+
+    def look_again(self) -> None:
+        """Open the file anew at the next read if it was removed or replaced."""
+        if self._file is not None and not self._file.linked():
+            self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = self._last = None
+
+
+class PositionsFile:
+    """The writer's end of the positions file. The log's lock guards it."""
+
+    def __init__(self, path: str, disk: Disk) -> None:
+        """Open or create it. Raises OSError."""
+        self._path = f"{path.rstrip('/')}/{POSITIONS_NAME}"
+        self._disk = disk
+        self.boot_id = disk.boot_id()
+        self._file = disk.open(self._path, write=True, create=True)
+        self.identity = self._file.identity()
+        if self._file.size() < POSITIONS_BYTES:  # take its room while a full disk can still be refused
+            self._file.pwrite(bytes(POSITIONS_BYTES), 0)
+
+    def write(self, positions: Positions) -> None:
+        """Publish: one pwrite of the whole block. Raises OSError."""
+        self._file.pwrite(encode_positions(positions), 0)
+
+    def restore(self) -> bool:
+        """Create the file anew if somebody removed it; whether that was so. Raises OSError."""
+        if self._file.linked():
+            return False
+        self._file.close()
+        self._file = self._disk.open(self._path, write=True, create=True)
+        self.identity = self._file.identity()
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+# --- holds -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """What one pipeline or follower still needs: everything from `restart_seqno` on, that record included.
+
+    `restart_seqno` is None where the file is damaged: it then holds everything. `written_at` is ms since 1970.
+    `holder`: who needs it, in its own words, as `fit_holder` leaves them; empty where it said nothing. `applied_seqno`:
+    the greatest that a pipeline may have put where no rollback takes it back; None of whoever only reads.
+    """
+
+    name: str
+    restart_seqno: Seqno | None
+    written_at: int
+    holder: str = ""
+    applied_seqno: Seqno | None = None
+
+
+def _hold_path(path: str, name: str) -> str:
+    if not name or name.startswith(".") or "/" in name or "\0" in name or len(name.encode()) > HOLD_NAME_MAX:
+        raise ConfigError(
+            option="name", value=name, why="a hold's name is a plain file name without a slash or a leading dot"
+        )
+    return f"{path.rstrip('/')}/{HOLDS_DIR}/{name}"
+
+
+def fit_holder(text: str) -> str:
+    """Return what a hold keeps of a holder's words: all, or, where there is no room for them, their end."""
+    if len(_quoted(text)) <= HOLDER_MAX:
+        return text
+    text = text[-HOLDER_MAX:]
+    while len(_quoted(f"…{text}")) > HOLDER_MAX:
+        text = text[1:]
+    return f"…{text}"
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="/:@,;+?&()[]", errors="surrogatepass")
+
+
+def _encode_hold(restart_seqno: Seqno, written_at: int, holder: str, applied: Seqno | None) -> bytes:
+    line = f"restart_seqno={restart_seqno} written_at={written_at}"
+    if applied is not None:
+        line = f"{line} applied_seqno={applied}"
+    if holder:
+        line = f"{line} holder={_quoted(fit_holder(holder))}"
+    return sealed_line(line, HOLD_BYTES)
+
+
+def sealed_line(line: str, size: int) -> bytes:
+    """Return a line of `name=value` with its checksum at the end, to be written over itself: `size` bytes."""
+    return f"{line} crc={crc32(line.encode()):08x}".ljust(size - 1).encode() + b"\n"
+
+
+def parse_line(raw: bytes) -> dict[str, str] | None:
+    """Read what `sealed_line` wrote; None for anything else."""
+    line, _, crc = raw.decode("ascii", errors="replace").strip().rpartition(" crc=")
+    if crc != f"{crc32(line.encode()):08x}":
+        return None
+    return dict(part.partition("=")[::2] for part in line.split(" "))
+
+
+def _decode_hold(name: str, raw: bytes) -> Hold:
+    damaged = Hold(name=name, restart_seqno=None, written_at=0)
+    fields = parse_line(raw)
+    if fields is None:
+        return damaged
+    try:
+        return Hold(
+            name=name,
+            restart_seqno=Seqno(int(fields["restart_seqno"])),
+            written_at=int(fields["written_at"]),
+            holder=unquote(fields.get("holder", ""), errors="surrogatepass"),
+            applied_seqno=Seqno(int(fields["applied_seqno"])) if "applied_seqno" in fields else None,
+        )
+    except (ValueError, KeyError):
+        return damaged
+
+
+def hold(
+    path: str,
+    name: str,
+    restart_seqno: Seqno,
+    *,
+    holder: str = "",
+    applied: Seqno | None = None,
+    sync: bool = False,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Say that `name` restarts at `restart_seqno`: nothing from there on may be purged from the log at `path`.
+
+    `holder` says in words who that is, `applied` how far a pipeline may have applied. Units: a line of text of fixed
+    size, overwritten in place; it is synced when it is created, later only where `sync` asks for it, since an older
+    hold is a safer one. Raises HoldError where it cannot be written, ConfigError for an impossible name.
+    """
+    disk = OsDisk() if disk is None else disk
+    clock = SystemClock() if clock is None else clock
+    file_path = _hold_path(path, name)
+    raw = _encode_hold(restart_seqno, clock.now_ms(), holder, applied)
+    try:
+        fresh = not disk.exists(file_path)
+        if fresh:
+            directory = f"{path.rstrip('/')}/{HOLDS_DIR}"
+            disk.make_dir(directory)
+            disk.sync_dir(path)
+        file = disk.open(file_path, write=True, create=True)
+        try:
+            file.pwrite(raw, 0)
+            if fresh or sync:
+                file.sync()
+            if fresh:
+                disk.sync_dir(directory)
+        finally:
+            file.close()
+    except OSError as exc:
+        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
+
+
+def read_hold(path: str, name: str, *, disk: Disk | None = None) -> Hold | None:
+    """Return one hold on the log at `path`, None where there is none. Raises HoldError, ConfigError as `hold`."""
+    disk = OsDisk() if disk is None else disk
+    file_path = _hold_path(path, name)
+    try:
+        file = disk.open(file_path)
+        try:
+            return _decode_hold(name, file.pread(HOLD_BYTES, 0))
+        finally:
+            file.close()
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
+
+
+def read_holds(path: str, *, disk: Disk | None = None) -> list[Hold]:
+    """Return the holds on the log at `path`, by name. Raises HoldError where they cannot be read."""
+    disk = OsDisk() if disk is None else disk
+    directory = f"{path.rstrip('/')}/{HOLDS_DIR}"
+    try:
+        names = disk.list_dir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise HoldError(path=directory, why=exc.strerror or str(exc)) from exc
+    holds = []
+    for name in names:
+        if name.startswith("."):
+            continue
+        try:
+            file = disk.open(f"{directory}/{name}")
+        except FileNotFoundError:
+            continue
+        except OSError as exc:
+            raise HoldError(path=f"{directory}/{name}", why=exc.strerror or str(exc)) from exc
+        try:
+            holds.append(_decode_hold(name, file.pread(HOLD_BYTES, 0)))
+        finally:
+            file.close()
+    return holds
+
+
+def drop_hold(path: str, name: str, *, disk: Disk | None = None) -> None:
+    """Give up a hold; one that is not there is harmless. Raises HoldError."""
+    disk = OsDisk() if disk is None else disk
+    file_path = _hold_path(path, name)
+    try:
+        disk.unlink(file_path)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
+
+
+class KeptHold:
+    """A hold that a reader keeps where it stands, written at most once a second. Threads: one at a time.
+
+    It stays when the reader ends, for one that goes on there; `drop_hold` gives it up.
+    """
+
+    def __init__(self, path: str, name: str, *, disk: Disk, clock: Clock) -> None:
+        self._path = path
+        self._name = name
+        self._disk = disk
+        self._clock = clock
+        self._held: Seqno | None = None
+        self._next = 0.0
+
+    def at(self, seqno: Seqno, *, now: bool = False) -> None:
+        """Say that everything before `seqno` is done with; with `now` at once. Raises HoldError, ConfigError."""
+        if seqno == self._held or (not now and self._clock.monotonic() < self._next):
+            return
+        words = f"pid {os.getpid()}"
+        hold(self._path, self._name, seqno, holder=words, disk=self._disk, clock=self._clock)
+        self._held = seqno
+        self._next = self._clock.monotonic() + _KEPT_S
+
+
+# --- holds and rollbacks ---------------------------------------------------------------------------------
+
+
+def lock_hold(path: str, name: str, *, disk: Disk | None = None) -> DiskLock | None:
+    """Lock a hold's file, which there is, as whoever runs it does; None where somebody else has. Raises HoldError."""
+    file_path = _hold_path(path, name)
+    return _lock(file_path, OsDisk() if disk is None else disk)
+
+
+def is_running(path: str, name: str, *, disk: Disk | None = None) -> bool:
+    """Whether somebody keeps the lock on a hold's file: its pipeline runs. Takes no lock. Raises HoldError."""
+    file_path = _hold_path(path, name)
+    try:
+        return (OsDisk() if disk is None else disk).is_locked(file_path)
+    except FileNotFoundError:  # given up meanwhile
+        return False
+    except OSError as exc:
+        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
+
+
+@contextlib.contextmanager
+def shut_out(path: str, *, disk: Disk) -> Iterator[None]:
+    """Have pipelines that begin wait while the log is rolled back. Raises HoldError."""
+    gate = _lock_gate(path, disk)
+    if gate is None:
+        raise HoldError(path=f"{path.rstrip('/')}/{HOLDS_DIR}", why="another rollback of the log is under way")
+    try:
+        yield
+    finally:
+        gate.release()
+
+
+def _lock_gate(path: str, disk: Disk) -> DiskLock | None:
+    directory = f"{path.rstrip('/')}/{HOLDS_DIR}"
+    try:
+        disk.make_dir(directory)
+    except OSError as exc:
+        raise HoldError(path=directory, why=exc.strerror or str(exc)) from exc
+    return _lock(f"{directory}/{_GATE_NAME}", disk)
+
+
+def await_rollback(path: str, *, disk: Disk, clock: Clock) -> None:
+    """Return when no rollback is under way that may have overlooked a hold written just now. Raises HoldError."""
+    deadline = clock.monotonic() + _GATE_WAIT_S
+    while (lock := _lock_gate(path, disk)) is None:
+        if clock.monotonic() >= deadline:
+            raise HoldError(path=f"{path.rstrip('/')}/{HOLDS_DIR}", why="a rollback of the log is under way")
+        clock.sleep(_GATE_LOOK_S)
+    lock.release()
+
+
+def _lock(path: str, disk: Disk) -> DiskLock | None:
+    try:
+        return disk.lock(path)
+    except BlockingIOError:
+        return None
+    except OSError as exc:
+        raise HoldError(path=path, why=exc.strerror or str(exc)) from exc

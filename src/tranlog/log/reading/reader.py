@@ -1,0 +1,478 @@
+"""A log as any process may read it: no lock, no byte changed.
+
+Owns how a reader learns what it may see: from the positions file where that can be trusted, else by scanning. The
+hard idea: the two answer differently on purpose. The positions file says what the living writer has made visible
+and durable; a scan can only say what is complete, and durable is then no more than what a sync record proves.
+
+Source: design/log-format.md, "Who may see what".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tranlog.clock import Clock, SystemClock
+from tranlog.disk import Disk, OsDisk
+from tranlog.errors import (
+    CorruptRecordError,
+    LogClosedError,
+    LogMissingError,
+    LogUnreadableError,
+    PurgedError,
+    SegmentGoneError,
+)
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment
+from tranlog.log.files.index_reader import IndexReader
+from tranlog.log.files.index_table import INDEX_NAME, read_index
+from tranlog.log.files.positions import POSITIONS_NAME, KeptHold, Positions, PositionsReader, read_published
+from tranlog.log.files.scan import SegmentScanner, checkpoint_of, scan_segment, survey
+from tranlog.log.files.segment import SegmentReader, Segments, SegmentStat, directory_of, glance_at, join, torn_size
+from tranlog.log.files.spilled import SpillStat, spill_stats
+from tranlog.log.reading.abandoned import read_abandoned
+from tranlog.log.reading.cursor import Cursor
+from tranlog.log.records.format import HEADER, RECORD_START, segment_name
+from tranlog.log.records.record import Record, RecordHeader, RollbackMark
+from tranlog.log.rules.recovery import Checkpoint, SegmentScan, end_problem, judge, last_transaction, missing
+from tranlog.payload import Payload
+
+logger = logging.getLogger(__name__)
+
+POLL_FIRST_S = 0.0005
+POLL_LONGEST_S = 0.020
+"""Where nothing tells it, a reader looks again after the first, then twice as long each time, up to the longest."""
+SLOW_POLL_S = 0.250
+"""Where the system tells of each write, a reader looks all the same after so long: not every file system tells all."""
+
+LOOK_S = 0.050
+"""After so long a reader looks for a rollback before it returns what it has read; a rollback waits for twice that."""
+
+IndexEntry = SegmentStat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRange:
+    """What a log holds and how far it may be read; NO_SEQNO where there is nothing.
+
+    `scanned`: the positions file could not be trusted, so last_seqno is the last complete transaction, and durable
+    and committed are what a sync record proves.
+    """
+
+    first_seqno: Seqno
+    last_seqno: Seqno
+    durable_seqno: Seqno
+    committed_seqno: Seqno
+    epoch: Epoch
+    scanned: bool
+
+
+class LogReader:
+    """A log opened for reading. Threads: any; each cursor belongs to one at a time. `_lock` guards the limits."""
+
+    def __init__(self, path: str, *, disk: Disk, clock: Clock, checksum: bool) -> None:
+        """For `open` only."""
+        self._path = path
+        self._disk = disk
+        self._clock = clock
+        self._checksum = checksum
+        self._lock = threading.Lock()
+        self._segments = Segments(path, disk)
+        self._segments.follow_index(IndexReader(join(path, INDEX_NAME), disk))
+        self._positions = PositionsReader(path, disk)
+        self._watch = disk.watch(f"{path.rstrip('/')}/{POSITIONS_NAME}")
+        self._taken: Positions | None = None  # what `_range` was made of
+        self._surveyed: SegmentScan | None = None  # the newest segment, as the last survey found it
+        self._before: RecordHeader | None = None  # the last event in front of it, where that was looked at
+        self._tail: SegmentScanner | None = None  # walks on from there
+        self._tail_reader: SegmentReader | None = None
+        self._range = LogRange(
+            first_seqno=NO_SEQNO,
+            last_seqno=NO_SEQNO,
+            durable_seqno=NO_SEQNO,
+            committed_seqno=NO_SEQNO,
+            epoch=NO_EPOCH,
+            scanned=False,
+        )
+        self._closed = False
+
+    keeps_holds = True
+    """Retention waits for holds."""
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        checksum: bool = True,
+    ) -> LogReader:
+        """Open the log in a directory. Without `checksum`, records are shown whatever their checksum says.
+
+        Raises LogMissingError, LogUnreadableError, LogCodecError, CorruptRecordError.
+        """
+        reader = cls(
+            directory_of(path),
+            disk=OsDisk() if disk is None else disk,
+            clock=SystemClock() if clock is None else clock,
+            checksum=checksum,
+        )
+        try:
+            reader._limit_marks(reader._positions.read())
+            reader._segments.refresh()
+            if not reader._segments.row():
+                raise LogMissingError(path=reader._path, why="its first segment has no header yet")
+            found = reader.range()
+        except BaseException:
+            reader.close()
+            raise
+        logger.info(
+            "Opened for reading. path=%s segments=%d last_seqno=%d checksum=%s end=%s",
+            reader._path,
+            len(reader._segments.row()),
+            found.last_seqno,
+            checksum,
+            "scanned" if found.scanned else "published",
+        )
+        return reader
+
+    @property
+    def path(self) -> str:
+        """The log's directory."""
+        return self._path
+
+    @property
+    def history(self) -> bytes:
+        """The identity of the log's history, 16 bytes. Raises LogMissingError while it has no record."""
+        segments = self._segments
+        if segments.history is None:  # it may have its first record by now
+            number = segments.row()[0][0]
+            segments.keep_open(number, segments.open(number, NO_SEQNO))
+        if segments.history is None:
+            raise LogMissingError(path=self._path, why="its first segment has no record yet")
+        return segments.history
+
+    def range(self) -> LogRange:
+        """Return what the log holds now. Raises CorruptRecordError, LogUnreadableError, LogMissingError."""
+        with self._lock:
+            if self._closed:
+                raise LogClosedError()
+            try:
+                self._look()
+            except OSError as exc:
+                raise LogUnreadableError(path=self._path, why=exc.strerror or str(exc)) from exc
+            return self._range
+
+    def _limit_marks(self, positions: Positions | None) -> None:
+        """Heed no rollback that its writer has not published: readers go by what is visible."""
+        self._segments.epoch_limit = None if positions is None else positions.epoch
+
+    def _look(self) -> None:
+        self._positions.history = self._segments.history
+        positions = self._positions.read()
+        if positions is not None and positions is self._taken:
+            return
+        self._limit_marks(positions)
+        self._taken = None
+        if positions is None:
+            self._scan()
+            return
+        self._drop_tail()
+        self._surveyed = None
+        self._take(positions)
+        self._taken = positions
+
+    def _take(self, positions: Positions) -> None:
+        empty = positions.visible_seqno < positions.first_seqno
+        first = self._segments.first_seqno()
+        if positions.epoch != self._range.epoch:
+            self._segments.refresh()  # a rollback may have come with the epoch
+            first = self._segments.first_seqno()
+        if not empty:
+            number = lsn_segment(positions.visible_lsn)
+            if not self._segments.knows(number):
+                self._segments.refresh()
+                if not self._segments.knows(number):
+                    raise SegmentGoneError(path=self._segments.path(number))
+            after = self._segments.prev_seqno(number)
+            if after is not None and after >= positions.visible_seqno:
+                why = f"seqno {positions.visible_seqno} stands in it, by a rollback mark that cannot be read"
+                raise CorruptRecordError(segment=segment_name(number), offset=HEADER.size, seqno=after, why=why)
+            if first < positions.first_seqno:
+                self._segments.refresh()
+                first = self._segments.first_seqno()
+            self._segments.note(positions.visible_seqno, positions.visible_lsn)
+        self._range = LogRange(
+            first_seqno=NO_SEQNO if empty else first,
+            last_seqno=NO_SEQNO if empty else positions.visible_seqno,
+            durable_seqno=NO_SEQNO if empty else positions.durable_seqno,
+            committed_seqno=NO_SEQNO if empty else positions.committed_seqno,
+            epoch=positions.epoch,
+            scanned=False,
+        )
+
+    def _scan(self) -> None:
+        """Find the end by reading: at first the newest segments, later what has come behind."""
+        if self._surveyed is None:
+            self._begin_scan()
+            return
+        published = read_published(self._path, self._disk)  # before anything that it tells of
+        if self._tail is None:
+            number = self._surveyed.number
+            following = self._segments.path(number + 1)
+            if not self._grown(self._surveyed) and not self._disk.exists(following):
+                return
+            self._open_tail(number, self._surveyed.header_seqno, self._before, self._surveyed.behind)
+        else:
+            self._tail.advance()
+        while self._tail is not None and self._tail_reader is not None:
+            found = self._tail.result()
+            problem = end_problem(found, newest=True, published=published, epoch=found.epoch)
+            if problem is not None:
+                raise problem.error()
+            self._take_scan(found.last_seqno, found.proven_seqno, found.last_header)
+            if found.next_name is None or not self._disk.exists(self._segments.path(found.number + 1)):
+                return
+            self._segments.refresh()
+            if not self._segments.knows(found.number + 1):
+                return
+            self._open_tail(found.number + 1, found.last_seqno, found.last_header)
+
+    def _begin_scan(self) -> None:
+        stored = read_index(join(self._path, INDEX_NAME), self._disk) if self._checksum else None
+        checkpoint = None if stored is None else checkpoint_of(*stored)
+        found = survey(
+            self._path,
+            self._disk,
+            checksum=self._checksum,
+            checkpoint=checkpoint,
+            history=self._segments.history,
+        )
+        self._segments.refresh()
+        ends = {segment_name(found.glances[-1].number), *(segment_name(scan.number) for scan in found.scans[-1:])}
+        for problem in judge(found):
+            if problem.segment in ends:  # what is wrong before that is met by whoever reads up to it
+                raise problem.error()
+        if not found.scans:
+            return
+        header, _ = last_transaction(found)
+        last = found.scans[-1]
+        for scan in found.scans:
+            self._segments.learn_run(scan.number, Seqno(scan.prev_seqno + 1), scan.starts)
+        self._surveyed = last
+        self._before = found.scans[-2].last_header if len(found.scans) > 1 else None
+        self._take_scan(last.last_seqno, last.proven_seqno, header)
+
+    def _open_tail(
+        self, number: int, prev_seqno: Seqno, before: RecordHeader | None, behind: Checkpoint | None = None
+    ) -> None:
+        """Walk a segment from its start or, where its survey began `behind` a checkpoint, from there."""
+        self._drop_tail()
+        reader = SegmentReader(self._segments.open(number, prev_seqno), number, checksum=self._checksum)
+        self._tail_reader = reader
+        if behind is None:
+            self._tail = SegmentScanner(reader, prev_seqno, before=before)
+        else:
+            header = reader.read(behind.offset, verify=True)
+            if not isinstance(header, RecordHeader):
+                raise reader.corrupt(behind.offset, behind.seqno, "the record that stood here is gone")
+            self._tail = SegmentScanner(reader, prev_seqno, before=header, offset=behind.offset)
+        self._tail.advance()
+        if behind is not None:
+            self._tail.prove(behind.end)
+
+    def _grown(self, found: SegmentScan) -> bool:
+        """Whether there is more in a segment than a survey found; it may have been longer all the time, by zeros."""
+        file = self._segments.open(found.number, self._range.last_seqno)
+        try:
+            if found.bad is None:
+                return any(file.pread(RECORD_START.size, found.end))
+            return torn_size(file, file.size()) != found.size
+        finally:
+            file.close()
+
+    def _drop_tail(self) -> None:
+        if self._tail_reader is not None:
+            self._tail_reader.close()
+        self._tail = self._tail_reader = None
+
+    def _take_scan(self, last: Seqno, proven: Seqno, header: RecordHeader | None) -> None:
+        first = self._segments.first_seqno()
+        empty = last < first
+        self._range = LogRange(
+            first_seqno=NO_SEQNO if empty else first,
+            last_seqno=NO_SEQNO if empty else last,
+            durable_seqno=NO_SEQNO if proven < first else proven,
+            committed_seqno=NO_SEQNO if proven < first else proven,
+            epoch=self._range.epoch if header is None else header.epoch,
+            scanned=True,
+        )
+
+    def cursor(self, *, committed_only: bool = False, hold: str | None = None) -> Cursor:
+        """Return a cursor at the first transaction; with `committed_only` it never passes the committed seqno.
+
+        `hold`: the name of a hold that it keeps at its place, so that nothing from there on is purged, unless a hard
+        limit passes it; with one a cursor also raises HoldError, where that cannot be written. It stays when the cursor
+        is closed: seek there, or give it up by `drop_hold`.
+        """
+        self.range()  # which segments there are now
+        kept = None if hold is None else KeptHold(self._path, hold, disk=self._disk, clock=self._clock)
+        return Cursor(_ReaderView(self), committed_only=committed_only, kept=kept)
+
+    def header(self, seqno: Seqno) -> RecordHeader | None:
+        """Return the header of a transaction's last fragment; None for one that the log does not show."""
+        found = self.range()
+        if not found.first_seqno <= seqno <= found.last_seqno or seqno < 0:
+            return None
+        with self.cursor() as cursor:
+            cursor.seek(seqno)
+            return cursor.next_header()
+
+    def payload(self, seqno: Seqno) -> Payload:
+        """Return the content of a transaction that the log shows, at once; for small ones."""
+        with self.cursor() as cursor:
+            cursor.seek(seqno)
+            transaction = cursor.next()
+            assert transaction is not None, f"the log shows no seqno {seqno}"
+            return transaction.payload()
+
+    def abandoned(self) -> Iterator[tuple[RollbackMark, Record]]:
+        """Yield each fragment that a rollback abandoned and that is still there, with the mark that took it.
+
+        Shape: mark by mark, in the order of the log. Raises CorruptRecordError, PurgedError, SegmentGoneError.
+        """
+        self.range()
+        self._segments.refresh()
+        return read_abandoned(self._segments, checksum=self._checksum)
+
+    def index(self) -> list[IndexEntry]:
+        """Return one entry per segment: its seqnos, its size, when it was begun.
+
+        Shape: where segments are missing, the one before them ends where it ends; `check_whole` then raises.
+        """
+        found = self.range()
+        ends = self._ends_before_holes()
+        stats = self._segments.stats(max(found.last_seqno, self._segments.row()[-1][1]))
+        return [replace(one, last_seqno=ends.get(one.number, one.last_seqno)) for one in stats]
+
+    def _ends_before_holes(self) -> dict[int, Seqno]:
+        """Return where each segment ends that the next one is missing after; no later header tells it."""
+        while True:
+            self._segments.refresh()
+            numbers = [number for number, _ in self._segments.row()]
+            try:
+                return {one: self._end_of(one) for one, following in pairwise(numbers) if following != one + 1}
+            except PurgedError:
+                continue  # a purge takes the oldest first: there is a hole only where the one before it is still there
+
+    def _end_of(self, number: int) -> Seqno:
+        file = self._segments.open(number, NO_SEQNO)
+        try:
+            return scan_segment(self._path, self._disk, glance_at(file, number), checksum=self._checksum).last_seqno
+        except OSError as exc:
+            raise LogUnreadableError(path=self._segments.path(number), why=exc.strerror or str(exc)) from exc
+        finally:
+            self._segments.keep_open(number, file)
+
+    def check_whole(self) -> None:
+        """Raise CorruptRecordError for the first segment that is missing between others."""
+        self.range()
+        for number, last in self._ends_before_holes().items():
+            raise missing(number + 1, last).error()
+
+    def purged(self, seqno: Seqno) -> PurgedError:
+        """Return the error for a seqno before the first one held, with what is known of why it went."""
+        return self._segments.purged(seqno)
+
+    def spill_segments(self) -> list[SpillStat]:
+        """Describe each spill segment, oldest first.
+
+        Raises CorruptRecordError, LogUnreadableError, SegmentGoneError.
+        """
+        return spill_stats(self._path, self._disk)
+
+    def close(self) -> None:
+        """Let go of the files; closing twice is harmless."""
+        with self._lock:
+            if self._watch is not None and not self._closed:
+                self._watch.close()
+            self._closed = True
+            self._drop_tail()
+            self._positions.close()
+            self._segments.close()
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _wait(self, seqno: Seqno, committed_only: bool, timeout_s: float) -> Seqno:
+        deadline = self._clock.monotonic() + timeout_s
+        marks = self._segments.marks
+        found = self.range()
+        while True:
+            limit = found.committed_seqno if committed_only else found.last_seqno
+            left = deadline - self._clock.monotonic()
+            if limit >= seqno or left <= 0 or self._segments.marks is not marks:
+                return limit
+            found = self.changed(found, left)
+
+    def changed(self, known: LogRange, timeout_s: float) -> LogRange:
+        """Return what the log holds as soon as that is not what is `known`, or after `timeout_s` whatever it is then.
+
+        Raises as `range`.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        pause = POLL_FIRST_S
+        watch = self._watch
+        told = True  # by the system, that it is worth looking
+        while True:
+            ticket = None if watch is None else watch.ticket()  # first this, then look: nothing between is lost
+            found = self.range()
+            if found != known and watch is not None and not told:
+                watch.missed()
+            left = deadline - self._clock.monotonic()
+            if found != known or left <= 0:
+                return found
+            if watch is None or ticket is None or found.scanned:
+                told = True
+                self._clock.sleep(min(pause, left))
+                look_again = pause >= POLL_LONGEST_S
+                pause = min(pause * 2, POLL_LONGEST_S)
+            else:
+                told = watch.wait(ticket, min(left, SLOW_POLL_S))
+                look_again = not told
+            if look_again:
+                with self._lock:
+                    self._positions.look_again()
+
+
+class _ReaderView:
+    """The log as cursors over a reader see it."""
+
+    __slots__ = ("_look_at", "_monotonic", "_reader", "checksum", "segments")
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._monotonic = reader._clock.monotonic
+        self._look_at = 0.0
+        self.segments = reader._segments
+        self.checksum = reader._checksum
+
+    def limit(self, *, committed_only: bool) -> Seqno:
+        found = self._reader.range()
+        return found.committed_seqno if committed_only else found.last_seqno
+
+    def heed(self) -> None:
+        now = self._monotonic()
+        if now >= self._look_at:
+            self._reader.range()
+            self._look_at = now + LOOK_S
+
+    def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
+        return self._reader._wait(seqno, committed_only, timeout_s)

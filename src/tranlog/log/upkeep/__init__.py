@@ -1,0 +1,1 @@
+"""Checking, repairing, comparing and copying a log: `verify`, `repairing`, `diff`, `copying`."""

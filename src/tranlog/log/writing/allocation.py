@@ -1,0 +1,270 @@
+"""A transaction that has its place in the log before its bytes are there.
+
+Owns how a reserved place is filled: with the transaction, or, when that fails, with an empty one of the same length,
+so that no hole stays in the stream. Who may see what is `prefix`'s decision, the places are given out by `log`. The
+hard idea: the length is known before the seqno is, since every number in a record has a fixed width.
+
+Source: tokumx-replication (a GTID is taken when a commit begins, and may finish late); design/replication.md,
+"Unbroken prefix".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from tranlog.change import NOOP, Fragment
+from tranlog.disk import DiskFile
+from tranlog.errors import LogError
+from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.log.records.format import EXTENSION_ITEM, encode_event
+from tranlog.log.rules.prefix import Extent
+from tranlog.payload import Payload, encode
+from tranlog.shard import UNKNOWN_SHARD
+from tranlog.slices import Outflow, slices
+
+
+class AllocatingLog(Protocol):
+    """What an allocation needs of its log. All of it takes the log's lock; the bytes are written without it."""
+
+    def syncs(self) -> int:
+        """Return how many syncs there were; takes no lock."""
+
+    def begin_write(self, extent: Extent) -> DiskFile:
+        """Return the file to write into. Raises whatever has closed or refused the log meanwhile."""
+
+    def give_way(self) -> bool:
+        """Let those who commit go first."""
+
+    def end_write(self, extent: Extent, failure: OSError | None) -> None:
+        """Learn that the writing ended. Raises the error that a failure means."""
+
+    def finish(self, extent: Extent, sync: bool) -> None:
+        """Learn that the extent is filled; with `sync`, return once it is durable."""
+
+
+def records_of(
+    fragments: Sequence[Fragment], *, seqno: Seqno, epoch: Epoch, checksum: bool, padding: int, spilled: bool = False
+) -> Iterator[bytes]:
+    """Return the bytes of a transaction, in pieces; `padding` goes into its first record.
+
+    `spilled`: the one fragment is what refers to the transaction. Lazy: no record is there before it is asked for.
+    """
+    for fragno, fragment in enumerate(fragments):
+        head, trailer = encode_event(
+            seqno=seqno,
+            fragno=fragno,
+            last_frag=fragment.last,
+            epoch=epoch,
+            source_id=fragment.source_id,
+            event_id=fragment.event_id,
+            shard_id=fragment.shard_id,
+            tstamp=fragment.tstamp,
+            tables=fragment.tables,
+            payload=fragment.payload,
+            checksum=checksum,
+            padding=0 if fragno else padding,
+            spilled=spilled,
+        )
+        yield head
+        yield fragment.payload
+        yield trailer
+
+
+def empty_transaction(ids: tuple[str, str], tstamp: int, filling: int = 0) -> Fragment:
+    """Return a no-op; `ids` are those of the transaction before it, since a source resumes behind the last event id."""
+    return Fragment(
+        source_id=ids[0],
+        event_id=ids[1],
+        shard_id=UNKNOWN_SHARD,
+        tstamp=tstamp,
+        tables=(),
+        payload=encode(Payload(metadata=((NOOP, "true" + " " * filling),))),
+    )
+
+
+def size_of(fragments: Sequence[Fragment]) -> int:
+    """Return how many bytes a transaction's records take, without padding. Raises RecordLimitError."""
+    pieces = records_of(fragments, seqno=Seqno(0), epoch=Epoch(0), checksum=False, padding=0)
+    return sum(len(piece) for piece in pieces)
+
+
+def padding_for(size: int, ids: tuple[str, str], tstamp: int) -> int:
+    """Return by how much a transaction must grow so that an empty one would fit its place; mostly 0."""
+    missing = size_of([empty_transaction(ids, tstamp)]) - size
+    return max(missing, EXTENSION_ITEM.size) if missing > 0 else 0
+
+
+def empty_records(
+    size: int, ids: tuple[str, str], tstamp: int, *, seqno: Seqno, epoch: Epoch, checksum: bool
+) -> list[bytes]:
+    """Return the bytes of an empty transaction that takes exactly `size` bytes, not less than the shortest."""
+    shortest = size_of([empty_transaction(ids, tstamp)])
+    filling = padding = 0
+    if size > shortest:
+        # Lengths inside the payload may themselves grow by a byte or two: less filling, and the rest as padding.
+        filling = max(size - shortest - 32, 0)
+        padding = size - size_of([empty_transaction(ids, tstamp, filling)])
+        if 0 < padding < EXTENSION_ITEM.size:
+            filling += padding
+            padding = size - size_of([empty_transaction(ids, tstamp, filling)])
+    empty = [empty_transaction(ids, tstamp, filling)]
+    pieces = list(records_of(empty, seqno=seqno, epoch=epoch, checksum=checksum, padding=padding))
+    assert sum(len(piece) for piece in pieces) == size
+    return pieces
+
+
+class Place:
+    """Where an allocated transaction goes: what the log knows of it until its bytes are there.
+
+    The log holds this, the program the `Allocation`: so the log sees when the program has dropped it, as an exception
+    between any two lines makes it do, and leaves the place empty itself.
+    """
+
+    __slots__ = ("_holder", "before", "checksum", "extent", "gtid", "start", "tstamp")
+
+    def __init__(
+        self, extent: Extent, gtid: Gtid, *, start: int, before: tuple[str, str], tstamp: int, checksum: bool
+    ) -> None:
+        """`before`: source id and event id of the transaction before it."""
+        self.extent = extent
+        self.gtid = gtid
+        self.start = start
+        self.before = before
+        self.tstamp = tstamp
+        self.checksum = checksum
+        self._holder: weakref.ref[Allocation] | None = None
+
+    def hand_to(self, holder: Allocation) -> None:
+        """Have `holder` be the one who fills it."""
+        self._holder = weakref.ref(holder)
+
+    def dropped(self) -> bool:
+        """Whether nobody is left who could fill it."""
+        return self._holder is not None and self._holder() is None
+
+    def empty_pieces(self) -> list[bytes]:
+        """Return the bytes of the empty transaction that fits this place."""
+        gtid = self.gtid
+        return empty_records(
+            self.extent.end - self.start,
+            self.before,
+            self.tstamp,
+            seqno=gtid.seqno,
+            epoch=gtid.epoch,
+            checksum=self.checksum,
+        )
+
+
+class Allocation:
+    """A place in the log, reserved for one transaction: fill it with `write`, show it with `complete`.
+
+    Until it is complete, no reader sees a younger transaction, and no younger one is durable. As a context manager it
+    completes at the end of the block, durable, or abandons its place when the block raises. One that is dropped
+    without either is abandoned by the log.
+
+    Threads: one, any one; others commit meanwhile.
+    """
+
+    def __init__(
+        self, log: AllocatingLog, place: Place, fragments: Sequence[Fragment], *, padding: int, spilled: bool = False
+    ) -> None:
+        """For `Log.allocate` only."""
+        self.gtid = place.gtid
+        """The transaction's identity."""
+        self._log = log
+        self._place = place
+        self._extent = place.extent
+        self._fragments = fragments
+        self._padding = padding
+        self._spilled = spilled
+        self._written = False
+        self._over = False
+        place.hand_to(self)
+
+    def write(self) -> None:
+        """Write the transaction's bytes into their place; nothing is visible yet.
+
+        Raises DiskFullError (its place, and what is not visible behind it, is taken back), DiskFailedError,
+        LogClosedError.
+        """
+        if not self._written:
+            gtid = self.gtid
+            self._fill(
+                records_of(
+                    self._fragments,
+                    seqno=gtid.seqno,
+                    epoch=gtid.epoch,
+                    checksum=self._place.checksum,
+                    padding=self._padding,
+                    spilled=self._spilled,
+                )
+            )
+            self._written = True
+
+    def complete(self, *, sync: bool = True) -> Gtid:
+        """Let readers see it once every older one is complete; with `sync`, return when it is durable.
+
+        Writes first what is not written. An exception that comes in the midst of that abandons it, so that nobody waits
+        for it; or it is complete, and may be durable. Raises as `write`, and LogLockedError.
+        """
+        assert not self._over, "this allocation is complete or abandoned"
+        try:
+            self.write()
+            self._log.finish(self._extent, sync)
+        except LogError:
+            raise
+        except BaseException:
+            with contextlib.suppress(LogError):
+                self.abandon()
+            raise
+        self._over = True
+        return self.gtid
+
+    def abandon(self) -> None:
+        """Leave an empty transaction in its place; its seqno exists, and holds nothing. Raises as `complete`."""
+        if self._over or self._extent.done:
+            return
+        self._written = False
+        self._fill(self._place.empty_pieces())
+        extent = self._extent
+        extent.ids = self._place.before
+        self._log.finish(extent, False)
+        self._over = True
+
+    def _fill(self, pieces: Iterable[bytes]) -> None:
+        failure: OSError | None = None
+        try:
+            file = self._log.begin_write(self._extent)
+            at = self._place.start
+            outflow = Outflow(at, self._log.syncs())
+            for part in slices(pieces):
+                self._log.give_way()
+                file.pwrite(part, at)
+                at += len(part)
+                outflow.wrote(at)
+                while (out := outflow.due(self._log.syncs())) is not None:
+                    self._log.give_way()
+                    file.write_out(*out)
+        except OSError as exc:
+            failure = exc
+        except BaseException:
+            with contextlib.suppress(LogError):
+                self._log.end_write(self._extent, None)
+            raise
+        self._log.end_write(self._extent, failure)
+
+    def __enter__(self) -> Allocation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            if not self._over:
+                self.complete()
+        else:
+            self.abandon()
