@@ -122,7 +122,7 @@ def measure(bench: Bench) -> None:
             for window in windows:
                 crc32(window)
 
-        machine, plain = walk(served, windows), walk(plain_form("log.format"), windows)
+        machine, plain = walk(served, windows), walk(plain_form("log.records.format"), windows)
         if why_plain is None:
             bench.compare(
                 "raw scan with CRC, compiled, against memcpy",
