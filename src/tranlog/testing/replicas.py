@@ -71,7 +71,7 @@ class Replicas:
         common = {**_QUICK, **(server_options or {})}
         copies = {**common, "log_bin": None, **(copy_options or {})}
         self.source = MariaDbServer(options=common)
-        self.replica = MariaDbServer(options={**copies, "server_id": 2, "replicate_wild_ignore_table": "mysql.%"})
+        self.replica = MariaDbServer(options={**copies, "server_id": 2})
         self.target = MariaDbServer(options={**copies, "server_id": 3})
         self._source_options = dict(source_options or {})
         self._target_options = dict(target_options or {})
