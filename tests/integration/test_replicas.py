@@ -517,6 +517,26 @@ def test_tables_without_transactions(replicas: Replicas, database: str, engine: 
         replicas.open(skip=True)
 
 
+def test_what_the_source_let_pass_is_made_innodb(replicas: Replicas, database: str) -> None:
+    """A row format that InnoDB does not know, and labels that are equal: a strict session's ALTER refused both."""
+    replicas.meet()
+    replicas.open(engine="innodb")
+    try:
+        replicas.run(
+            *("SET sql_mode = ''", "CREATE TABLE f (id INT PRIMARY KEY, x CHAR(9)) ENGINE = MyISAM ROW_FORMAT = FIXED"),
+            "CREATE TABLE e (id INT PRIMARY KEY, x ENUM('a', 'A', 'b')) ENGINE = MyISAM",
+            *("INSERT INTO f VALUES (1, 'one')", "INSERT INTO e VALUES (1, 'b')"),
+            database=database,
+        )
+        replicas.meet()
+        for table in ("f", "e"):
+            rows = f"SELECT * FROM {database}.{table}"
+            assert replicas.target.execute(rows) == replicas.replica.execute(rows)
+            assert "InnoDB" in replicas.target.execute(f"SHOW CREATE TABLE {database}.{table}")[0][1]
+    finally:
+        replicas.open()
+
+
 SEQUENCES = [
     *("CREATE SEQUENCE s CACHE 10", "CREATE SEQUENCE n NOCACHE START 10 INCREMENT 5"),
     *("CREATE SEQUENCE c MAXVALUE 5 CYCLE CACHE 2", "CREATE SEQUENCE d INCREMENT -3 ENGINE = MyISAM"),
