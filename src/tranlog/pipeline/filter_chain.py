@@ -30,7 +30,7 @@ from tranlog.pipeline.filters import (
     change_table,
     check_filters,
     describe,
-    rename,
+    renamed,
     renames_tables,
 )
 from tranlog.shard import UNKNOWN_SHARD
@@ -191,10 +191,7 @@ class _TableStep:
             return self._names[name]
         except KeyError:
             pass
-        found: TableName | None = name
-        for _, one in self._filters:
-            if found is not None:
-                found = rename(one, found)
+        found = renamed((one for _, one in self._filters), name)
         if found is not None:
             holder = self._homes.setdefault(found, name)
             if holder != name:

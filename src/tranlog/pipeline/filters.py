@@ -365,6 +365,15 @@ def rename(one: TableFilter, name: TableName) -> TableName | None:
             assert_never(one)
 
 
+def renamed(filters: Iterable[TableFilter], name: TableName) -> TableName | None:
+    """Return the name that a table has after all of these filters; None where one leaves it out."""
+    found: TableName | None = name
+    for one in filters:
+        if found is not None:
+            found = rename(one, found)
+    return found
+
+
 def change_table(one: TableFilter, found: FilteredTable) -> FilteredTable | None:
     """Return a table behind a filter, None where the filter leaves it out. Raises Refusal."""
     name = (found.table.schema, found.table.table)

@@ -16,7 +16,7 @@ from typing import Final
 from tranlog.change import Statement, TableName
 from tranlog.ids import Seqno
 from tranlog.log.reading.readable import ReadableLog
-from tranlog.pipeline.filters import Filter, TableFilter, rename
+from tranlog.pipeline.filters import Filter, TableFilter, renamed
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.target import Target
 
@@ -34,6 +34,7 @@ def check_tables(target: Target, reader: ReadableLog, filters: Sequence[Filter],
 def _tables(reader: ReadableLog, filters: Sequence[Filter], restart: Seqno) -> Iterator[TableName]:
     held = reader.range()
     seen: set[TableName] = set()
+    of_tables = [one for one in filters if isinstance(one, TableFilter)]
     with reader.cursor(committed_only=True) as cursor:
         cursor.seek(Seqno(max(held.first_seqno, min(restart + 1, held.committed_seqno - HEADERS_LEAST + 1))))
         for header in islice(iter(cursor.next_header, None), HEADERS_MOST):
@@ -43,9 +44,5 @@ def _tables(reader: ReadableLog, filters: Sequence[Filter], restart: Seqno) -> I
             for name in header.tables or ():
                 if name not in seen:
                     seen.add(name)
-                    behind: TableName | None = name
-                    for one in filters:
-                        if behind is not None and isinstance(one, TableFilter):
-                            behind = rename(one, behind)
-                    if behind is not None:
-                        yield behind
+                    if (there := renamed(of_tables, name)) is not None:
+                        yield there
