@@ -301,6 +301,51 @@ def test_a_handler_that_closes_the_log_in_the_midst_of_a_step_proves_nothing() -
             check(again, told)
 
 
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_handler_that_commits_over_its_own_threads_sync_does_not_wait_for_it(others: int) -> None:
+    """A real signal, while this thread is in its sync: its handler's commit syncs in turn, and both are durable."""
+    log, disk = small(segment_bytes=100_000)
+    told = Told()
+    signalled: list[str] = []
+
+    def commit(number: int, frame: FrameType | None) -> None:
+        transacted(log, told, f"handler {len(signalled)}")
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise AssertionError("it waits for its own sync")
+
+    def strike(path: str) -> None:
+        if threading.current_thread() is threading.main_thread() and len(signalled) < 3:
+            signalled.append(path)
+            signal.raise_signal(signal.SIGUSR1)
+
+    def write(name: str) -> None:
+        for number in range(20):
+            log.transact([fragment(f"{name} {number}", 50)])
+
+    threads = [threading.Thread(target=write, args=(f"thread {number}",), daemon=True) for number in range(others)]
+    handlers = {one: signal.signal(one, by) for one, by in ((signal.SIGUSR1, commit), (signal.SIGALRM, late))}
+    disk.before_sync = strike
+    signal.alarm(20)
+    try:
+        for thread in threads:
+            thread.start()
+        for number in range(20):
+            transacted(log, told, f"interrupted {number}")
+        for thread in threads:
+            thread.join()
+    finally:
+        signal.alarm(0)
+        for one, before in handlers.items():
+            signal.signal(one, before)
+    assert len(signalled) == 3 and log.durable_seqno == log.last_seqno
+    log.close()
+    with Log.open(PATH, source_id="db", disk=disk, clock=ManualClock()) as again:
+        names = [name for name, _ in contents(again)]
+    assert len(names) == len(set(names)) == 23 + 20 * others
+    assert set(told.synced) <= set(names)
+
+
 def test_an_opening_that_is_broken_off_keeps_no_lock(tmp_path: Path, effort: Effort) -> None:
     path = tmp_path / "log"
     Log.open(path, source_id="db").close()

@@ -193,7 +193,7 @@ class LogEnd:
         self._durable_end = 0
         self._syncing = 0  # the thread that syncs, outside the lock
         self._turns = Turns()  # those who wait for that one
-        self._at_sync = threading.Lock()  # held by whoever syncs outside the lock, to be seen
+        self._at_sync = threading.RLock()  # held by whoever syncs outside the lock; twice by a handler over its sync
         self._sync: _Sync | None = None  # the sync that was begun last
         self._sync_end = 0  # what it covers; a cut lowers it
         self._entries: object = None  # the directory's stamp when its files were looked at last
@@ -282,7 +282,8 @@ class LogEnd:
 
     def _look_again(self) -> None:
         """Nothing has changed for a while: see that it is not waited for what nobody is at any more."""
-        if self._syncing and not self._at_sync.locked():  # broken off; were it only slow, it would see this one's
+        if self._syncing and self._at_sync.acquire(blocking=False):  # free: that sync was broken off
+            self._at_sync.release()
             self._syncing = 0
         if self._fragno and not self._owner_thread.is_alive():
             self._drop_open()
