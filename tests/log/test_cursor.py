@@ -494,16 +494,8 @@ def test_a_missing_middle_segment_is_damage() -> None:
             disk.unlink(segment_path(3))
             with pytest.raises(SegmentGoneError, match=r"thl\.data\.0000000003"):
                 seqnos(cursor)
-        with open_reader(disk) as reader, reader.cursor() as cursor:
-            read: list[int] = []
-            with pytest.raises(CorruptRecordError, match=r"thl\.data\.0000000003, .*the segment is missing") as caught:
-                read.extend(one.header.seqno for one in iter(cursor.next, None))
-            assert caught.value.seqno is not None and caught.value.seqno > 0
-            cursor.seek(Seqno(reader.range().last_seqno))
-            assert cursor.next() is not None, "and what lies behind it"
-            cursor.seek(Seqno(caught.value.seqno))
-            with pytest.raises(CorruptRecordError, match="the segment is missing"):
-                cursor.next()
+        with pytest.raises(CorruptRecordError, match=r"thl\.data\.0000000003, .*the segment is missing"):
+            open_reader(disk)  # it may have held a rollback mark: what is abandoned would be read as living
 
 
 def test_a_newest_segment_that_is_gone_is_no_end() -> None:

@@ -42,6 +42,7 @@ from tranlog.errors import (
 )
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.positions import POSITIONS_NAME, decode_positions, encode_positions
+from tranlog.log.records.format import SEQNO_MAX
 from tranlog.log.rules.damage import Damage
 from tranlog.log.rules.repair import Keep, NothingToRepair
 from tranlog.log.upkeep.repairing import repair
@@ -51,6 +52,8 @@ from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
 SEED = 24
+FOUND = (4171, 4581, 5405, 9896, 10182, 12028, 16718, 16981)
+"""Cases that once were faults, and are always run."""
 CASE_S = 5.0
 """So long may one case take, on a machine that does much else."""
 
@@ -232,7 +235,9 @@ def check_case(disk: SimDisk, files: Files, living: Content, original: Content, 
     if checked:
         assert set(found.content) <= set(original), "something is read that was never written"
         if damage and found.error is None and decode_positions(files.get(POSITIONS_NAME, b"")) is not None:
-            wanted = [one for one in living if one[0] >= report.first_seqno]
+            # A torn tail that nobody was shown is no damage; damage before it does not bring it back.
+            last = report.last_seqno if report.tail is not None else SEQNO_MAX
+            wanted = [one for one in living if report.first_seqno <= one[0] <= last]
             assert found.content == wanted, f"damaged, and read without an error, is {found.content}"
     if report.sound:
         if report.last_seqno < 0 and isinstance(found.error, LogMissingError):
@@ -250,6 +255,8 @@ def check_case(disk: SimDisk, files: Files, living: Content, original: Content, 
         assert damage, f"opening says: {opened}"
         if isinstance(opened, CorruptRecordError):
             places = {(one.segment, one.offset) for one in damage}
+            if not checked:  # where nothing proves an epoch, each may take another one for the wrong one
+                places = {(segment, opened.offset) for segment, _ in places}
             assert (opened.segment, opened.offset) in places, f"opening says: {opened}; verify: {damage}"
     for keep, one in plans.items():
         assert not isinstance(one, NothingToRepair), f"nothing to repair, but {damage}"
@@ -273,7 +280,8 @@ def check_repaired(disk: SimDisk, files: Files, keep: Keep, original: Content, c
     outcome = repair(PATH, keep=keep, disk=mended, clock=ManualClock())
     assert outcome.after is not None and outcome.after.sound, f"repaired ({keep}), and not sound: {outcome.after}"
     found = read(mended)
-    assert found.error is None, f"repaired ({keep}), and reading says: {found.error}"
+    if outcome.after.last_seqno >= 0 or not isinstance(found.error, LogMissingError):
+        assert found.error is None, f"repaired ({keep}), and reading says: {found.error}"
     if checked:
         assert set(found.content) <= set(original)
     opened = try_open(mended)
@@ -316,6 +324,8 @@ def test_everybody_agrees_about_a_harmed_log(effort: Effort, caplog: pytest.LogC
         run_case(int(seed), int(number))
         return
     cases = effort(60, 400, 20_000)
+    for found in FOUND:
+        run_case(SEED, found)
     seen = Counter(run_case(SEED, number) for number in range(cases))
     assert seen["sound"] > cases // 10 and seen["unsound"] > cases // 4, f"the harms have become harmless: {seen}"
 

@@ -9,6 +9,7 @@ import pytest
 
 from tranlog.ids import Epoch, Seqno, lsn
 from tranlog.log.records.format import RecordHeader
+from tranlog.log.records.record import RollbackMark
 from tranlog.log.rules.damage import Problem
 from tranlog.log.rules.recovery import (
     BadRecord,
@@ -177,16 +178,24 @@ def test_what_a_glance_finds_suspicious_a_walk_judges(first: SegmentGlance, walk
         (Published(seqno=Seqno(19), epoch=Epoch(2)), False),
         (Published(seqno=Seqno(20), epoch=Epoch(2)), True),
         (Published(seqno=Seqno(10), epoch=Epoch(3)), True),
-        (Published(seqno=Seqno(99), epoch=Epoch(1)), False),
+        (Published(seqno=Seqno(99), epoch=Epoch(1)), True),
         (Published(copied=True), False),
     ],
 )
 def test_a_log_that_ends_before_what_was_published_is_damaged(published: Published, ends_early: bool) -> None:
-    """A later epoch has cut or rolled back what one before it had published."""
+    """The epoch of an event takes nothing back: where events have no checksum it may be damage itself."""
     bad = BadRecord(offset=990, why="x")
     for last in (scan(epoch=2), scan(epoch=2, bad=bad, end=990), scan(epoch=2, open_fragments=1, good_end=900)):
         found = plan(Survey(glances=ROW, scans=(last,), published=published))
         assert isinstance(found, Problem) == ends_early
+
+
+@pytest.mark.parametrize(("epoch", "still"), [(1, Published()), (2, Published(seqno=Seqno(99), epoch=Epoch(2)))])
+def test_a_mark_of_a_later_epoch_takes_back_what_was_published(epoch: int, still: Published) -> None:
+    mark = RollbackMark(Epoch(2), Epoch(1), Seqno(5), lsn(1, 500), lsn(1, 600), lsn(2, 42), Seqno(9), 0)
+    published = Published(seqno=Seqno(99), epoch=Epoch(epoch))
+    assert published.beside([mark]) == still
+    assert published.beside([]) == published
 
 
 def test_a_copy_that_was_made_while_the_log_was_written_ends_at_its_blank() -> None:

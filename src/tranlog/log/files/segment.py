@@ -16,6 +16,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tranlog.checksum import crc32
 from tranlog.disk import Disk, DiskFile
@@ -472,8 +473,8 @@ class Segments:
     def refresh(self) -> None:
         """Look at the directory again: learn new segments, forget those that were purged.
 
-        A hole in the row is met by whoever reads up to it. Raises LogMissingError, LogUnreadableError, LogCodecError,
-        and CorruptRecordError for a bad header.
+        Raises LogMissingError, LogUnreadableError, LogCodecError, and CorruptRecordError for a bad header or a missing
+        segment: it may have begun with a rollback mark, and what was abandoned would be read as living.
         """
         for attempt in range(_READ_TRIES):
             try:
@@ -486,9 +487,7 @@ class Segments:
                 raise LogUnreadableError(path=self.directory, why=exc.strerror or str(exc)) from exc
 
     def _refresh(self) -> None:
-        numbers = list_segments(self.directory, self.disk)
-        if not numbers:
-            raise LogMissingError(path=self.directory, why="it holds no segment (thl.data.*)")
+        numbers = self._list()
         with self._lock:
             newest = self._row.newest_number()
             first = self._row.first_number()
@@ -517,6 +516,19 @@ class Segments:
                 known = self._row.newest_number()
                 if known is None or number > known:
                     self._add(number, prev_seqno, mark)
+
+    def _list(self) -> list[int]:
+        """Return the numbers of the segments that are there, without a hole."""
+        while True:
+            numbers = list_segments(self.directory, self.disk)
+            if not numbers:
+                raise LogMissingError(path=self.directory, why="it holds no segment (thl.data.*)")
+            hole = next((one + 1 for one, after in pairwise(numbers) if after != one + 1), None)
+            if hole is None:
+                return numbers
+            # Segments are made and purged in order, and a listing may miss what is made or purged meanwhile.
+            if not self.disk.exists(self.path(hole)) and self.disk.exists(self.path(hole - 1)):
+                raise missing(hole, NO_SEQNO).error()
 
     def _read_mark(self, number: int, *, newest: bool) -> RollbackMark | None:
         """Return the rollback mark that a segment begins with. A segment's header and its mark come in one write.

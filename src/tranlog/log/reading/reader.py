@@ -192,12 +192,14 @@ class LogReader:
         if positions.epoch != self._range.epoch:
             self._segments.refresh()  # a rollback may have come with the epoch
             first = self._segments.first_seqno()
+        number = lsn_segment(positions.visible_lsn)
+        if not empty and not self._segments.knows(number):
+            self._segments.refresh()
+            first = self._segments.first_seqno()
+            empty = positions.visible_seqno < first
+            if not empty and not self._segments.knows(number):
+                raise SegmentGoneError(path=self._segments.path(number))
         if not empty:
-            number = lsn_segment(positions.visible_lsn)
-            if not self._segments.knows(number):
-                self._segments.refresh()
-                if not self._segments.knows(number):
-                    raise SegmentGoneError(path=self._segments.path(number))
             after = self._segments.prev_seqno(number)
             if after is not None and after >= positions.visible_seqno:
                 why = f"seqno {positions.visible_seqno} stands in it, by a rollback mark that cannot be read"
@@ -231,7 +233,8 @@ class LogReader:
             self._tail.advance()
         while self._tail is not None and self._tail_reader is not None:
             found = self._tail.result()
-            problem = end_problem(found, newest=True, published=published, epoch=found.epoch)
+            marks = self._segments.marks if found.mark is None else (*self._segments.marks, found.mark)
+            problem = end_problem(found, newest=True, published=published.beside(marks), epoch=found.epoch)
             if problem is not None:
                 raise problem.error()
             self._take_scan(found.last_seqno, found.proven_seqno, found.last_header)

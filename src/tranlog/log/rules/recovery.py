@@ -12,7 +12,7 @@ Source: design/log-format.md, "Ends of a log: four different things, four names"
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -49,11 +49,15 @@ class Published:
     copied: bool = False
 
     def ends_later(self, last: Seqno, epoch: Epoch) -> bool:
-        """Whether it knows of more than a log that ends at `last`, with `epoch` as its highest.
+        """Whether it knows of more than a log that ends at `last`, with `epoch` as its highest."""
+        return self.epoch > epoch or self.seqno > last
 
-        A later epoch has cut or rolled back what was published before it, and had its reasons.
+    def beside(self, marks: Iterable[RollbackMark]) -> Published:
+        """Return what still counts of it in a log with these marks: one of a later epoch has rolled it back.
+
+        The epoch of an event takes nothing back, and may be damage where events have no checksum.
         """
-        return (self.epoch, self.seqno) > (epoch, last)
+        return NOTHING_PUBLISHED if any(mark.epoch > self.epoch for mark in marks) else self
 
 
 NOTHING_PUBLISHED = Published()
@@ -270,6 +274,7 @@ def last_transaction(survey: Survey) -> tuple[RecordHeader | None, Lsn | None]:
 def judge(survey: Survey) -> list[Problem]:
     """Return what is wrong with a log, first segment to newest, as far as the survey looked."""
     glances = survey.glances
+    published = survey.published.beside(survey.marks)
     scans = {scan.number: scan for scan in (*survey.suspects, *survey.scans)}
     problems: list[Problem] = []
     before: SegmentGlance | None = None
@@ -288,14 +293,14 @@ def judge(survey: Survey) -> list[Problem]:
         scan = scans.get(glance.number)
         if scan is not None:
             epoch = max(epoch, scan.epoch)
-            found.append(end_problem(scan, newest=newest, published=survey.published, epoch=epoch))
+            found.append(end_problem(scan, newest=newest, published=published, epoch=epoch))
         end = scan if found[-1] is None else None
         problems += [one for one in found if one is not None]
         before = glance
     problems += mark_problems(survey.marks)
     if glances[-1].torn_header:
         last = survey.scans[-1].last_seqno if survey.scans else NO_SEQNO
-        problems += header_end_problem(glances[-1].number, last, survey.published, epoch)
+        problems += header_end_problem(glances[-1].number, last, published, epoch)
     return sorted(problems, key=lambda one: (one.segment, one.offset))
 
 

@@ -430,7 +430,7 @@ def _check_segment(
             size=glance.size,
             prev_seqno=glance.prev_seqno,
             torn_header=glance.torn_header,
-            first_seqno=walk.first_seqno(),
+            first_seqno=walk.first_seqno() if walk.runs or walk.bad else glance.first_seqno,
             runs=tuple(walk.runs),
             bad=tuple(walk.bad),
             last=walk.last,
@@ -445,7 +445,7 @@ def _check_segment(
     tally.end = None if found is None else found.last_seqno
     if found is None:
         return
-    problem = end_problem(found, newest=newest, published=published, epoch=tally.epoch)
+    problem = end_problem(found, newest=newest, published=published.beside(tally.marks), epoch=tally.epoch)
     if problem is not None:
         tally.problems.append(problem)
     elif found.open_fragments:
@@ -487,7 +487,7 @@ def _walk(
         bad = found.bad
         if bad is None:
             return found
-        problem = end_problem(found, newest=newest, published=published, epoch=tally.epoch)
+        problem = end_problem(found, newest=newest, published=published.beside(tally.marks), epoch=tally.epoch)
         if problem is None:
             tally.tail = f"torn tail at {segment_name(number)}, offset {bad.offset}: {bad.why}"
             walk.torn = True
@@ -528,7 +528,7 @@ def _check_header(
     if glance.prev_seqno is None:
         if problem is None:
             tally.tail = f"a rotation that was cut short: {segment_name(glance.number)} has no header yet"
-            tally.problems += header_end_problem(glance.number, last, published, tally.epoch)
+            tally.problems += header_end_problem(glance.number, last, published.beside(tally.marks), tally.epoch)
             return None
         place, event = _first_event(reader, HEADER.size)
         if event is not None:
