@@ -22,7 +22,7 @@ from frame import Bench, Question, at_least, at_most, cpu_of, run
 
 from tranlog.change import Fragment
 from tranlog.ids import Seqno
-from tranlog.log.files.segment import Segments
+from tranlog.log.files.segments import Segments
 from tranlog.log.rules.bucket import Place
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.writing.log import Log, LogOptions

@@ -26,7 +26,7 @@ from tranlog.ids import Epoch, Gtid, Seqno, lsn_offset, lsn_segment
 from tranlog.log.files import scan
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.index_table import INDEX_NAME, apply_frames, decode_table, encode_frame
-from tranlog.log.files.segment import OPEN_FILES
+from tranlog.log.files.segments import OPEN_FILES
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.rules import index as index_module
 from tranlog.log.rules.bucket import Bucket, IndexOptions, encode_bucket

@@ -20,10 +20,10 @@ from tranlog.disk import Disk, OsDisk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid
 from tranlog.log.files.cleared import MARK_NAME, Mark, behind_all, read_mark
-from tranlog.log.files.directory import read_holder
+from tranlog.log.files.directory import LOCK_NAME, join, list_segments, read_holder
 from tranlog.log.files.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.files.scan import survey
-from tranlog.log.files.segment import LOCK_NAME, history_borne, join, list_segments
+from tranlog.log.files.segments import history_borne
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records.format import segment_name, segment_number
 from tranlog.log.records.spill import SPILL_TABLE_NAME, spill_number

@@ -17,8 +17,8 @@ import msgspec
 from tranlog.disk import OsDisk
 from tranlog.errors import ControlError
 from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.log.files.directory import join
 from tranlog.log.files.index_table import INDEX_NAME, read_index
-from tranlog.log.files.segment import join
 from tranlog.log.options import ReadCounts
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.writing.log import Log

@@ -21,7 +21,7 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.disk import OsDisk
 from tranlog.errors import CorruptRecordError
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
-from tranlog.log.files.segment import SegmentStat
+from tranlog.log.files.segments import SegmentStat
 from tranlog.log.files.spilled import SpillStat
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.lookup import OtherEpoch, find_gtid, parse_time

@@ -21,9 +21,8 @@ from tranlog.clock import Clock
 from tranlog.disk import OsDisk
 from tranlog.errors import SourceError, SourceUnavailableError, TargetError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.log.files.directory import read_holder
+from tranlog.log.files.directory import LOCK_NAME, read_holder
 from tranlog.log.files.positions import read_holds
-from tranlog.log.files.segment import LOCK_NAME
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.channels import ShardPlan
 from tranlog.pipeline.in_flight import read_in_flight

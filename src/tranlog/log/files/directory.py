@@ -1,7 +1,7 @@
-"""A log's directory: made, locked for its one writer, and what is cut off kept in it.
+"""A log's directory: made, listed, locked for its one writer, and what is cut off kept in it.
 
-Owns the lock file and the word in it, the folder of what was cut, and which error of ours a refusal of the operating
-system is. What stands in the segments is others'.
+Owns the names in it, the lock file and the word in it, the folder of what was cut, and which error of ours a refusal of
+the operating system is. What stands in the segments is others'.
 
 Source: design/log-format.md, "Directory".
 """
@@ -15,7 +15,11 @@ import posixpath
 
 from tranlog.disk import Disk, DiskFile, DiskLock
 from tranlog.errors import DiskFailedError, DiskFullError, LogError, LogLockedError, LogMissingError, LogUnreadableError
-from tranlog.log.files.segment import CUT_DIR, LOCK_NAME, WINDOW_BYTES, join
+from tranlog.log.files.segment import WINDOW_BYTES
+from tranlog.log.records.format import segment_number
+
+LOCK_NAME = "disklog.lck"
+CUT_DIR = "cut"
 
 DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What the operating system says when there is no room."""
@@ -102,3 +106,33 @@ def keep_bytes(path: str, disk: Disk, file: DiskFile, name: str, start: int, end
         copy.close()
     disk.sync_dir(directory)
     return kept
+
+
+def directory_of(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a log's directory, however its opener writes it: a chdir changes nothing afterwards.
+
+    Raises LogMissingError where none can be.
+    """
+    directory = os.fspath(path)
+    if "\0" in directory:
+        raise LogMissingError(path=repr(directory), why="no path holds a NUL character")
+    return os.path.join(os.getcwd(), directory).rstrip("/") or "/"
+
+
+def join(directory: str, name: str) -> str:
+    """Return the path of a file in a log's directory."""
+    return f"{directory.rstrip('/')}/{name}"
+
+
+def list_segments(directory: str, disk: Disk) -> list[int]:
+    """Return the numbers of the segments in a directory, rising. Raises LogMissingError, LogUnreadableError."""
+    try:
+        names = disk.list_dir(directory)
+    except FileNotFoundError as exc:
+        raise LogMissingError(path=directory, why="the directory does not exist") from exc
+    except NotADirectoryError as exc:
+        raise LogMissingError(path=directory, why="it is not a directory") from exc
+    except OSError as exc:
+        raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
+    numbers = [segment_number(name) for name in names]
+    return sorted(number for number in numbers if number is not None)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from tranlog.disk import Disk, DiskFile, DiskLock
 from tranlog.errors import LogClosedError, LogError, LogLockedError
 from tranlog.inotify import FileWatch
-from tranlog.log.files.segment import LOCK_NAME
+from tranlog.log.files.directory import LOCK_NAME
 
 logger = logging.getLogger(__name__)
 

@@ -19,19 +19,10 @@ from tranlog.change import Fragment
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CorruptRecordError, LogUnreadableError, SegmentGoneError
 from tranlog.ids import NO_EPOCH, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.log.files.directory import join, list_segments
 from tranlog.log.files.positions import read_published
-from tranlog.log.files.segment import (
-    UNCHECKED,
-    WINDOW_BYTES,
-    SegmentReader,
-    glance_at,
-    history_borne,
-    join,
-    list_segments,
-    one_history,
-    only_zeros,
-    torn_size,
-)
+from tranlog.log.files.segment import UNCHECKED, WINDOW_BYTES, SegmentReader, glance_at, only_zeros, torn_size
+from tranlog.log.files.segments import history_borne, one_history
 from tranlog.log.records.format import (
     CRC_32,
     CRC_NONE,

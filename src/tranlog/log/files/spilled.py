@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CorruptRecordError, ForeignHistoryError, LogUnreadableError, SegmentGoneError
 from tranlog.ids import Gtid, Lsn, lsn_offset, lsn_segment
-from tranlog.log.files.segment import SegmentReader, join, list_segments
+from tranlog.log.files.directory import join, list_segments
+from tranlog.log.files.segment import SegmentReader
 from tranlog.log.records.format import (
     HEADER,
     SEQNO_MAX,

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from tranlog.errors import LogUnreadableError
 from tranlog.ids import Lsn, lsn, lsn_offset, lsn_segment
-from tranlog.log.files.segment import SegmentReader, Segments
+from tranlog.log.files.segment import SegmentReader
+from tranlog.log.files.segments import Segments
 from tranlog.log.files.spilled import read_spilled
 from tranlog.log.records.format import HEADER, Record, RecordHeader, RollbackMark, RotateRecord, SyncRecord
 from tranlog.log.rules.rollback import killer, still_there

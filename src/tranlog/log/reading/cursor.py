@@ -24,7 +24,8 @@ from tranlog.errors import (
 )
 from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment, lsn_text
 from tranlog.log.files.positions import KeptHold
-from tranlog.log.files.segment import SegmentReader, Segments, payload_at
+from tranlog.log.files.segment import SegmentReader, payload_at
+from tranlog.log.files.segments import Segments
 from tranlog.log.files.spilled import SpillFault, SpillReader, fault_error
 from tranlog.log.reading.arrow import Unit, read_batches
 from tranlog.log.records.columns import ALL, Block, Selection, scan_block

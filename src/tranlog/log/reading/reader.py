@@ -27,11 +27,13 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment
+from tranlog.log.files.directory import directory_of, join
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.index_table import INDEX_NAME, read_index
 from tranlog.log.files.positions import POSITIONS_NAME, KeptHold, Positions, PositionsReader, read_published
 from tranlog.log.files.scan import SegmentScanner, checkpoint_of, scan_segment, survey
-from tranlog.log.files.segment import SegmentReader, Segments, SegmentStat, directory_of, glance_at, join, torn_size
+from tranlog.log.files.segment import SegmentReader, glance_at, torn_size
+from tranlog.log.files.segments import Segments, SegmentStat
 from tranlog.log.files.spilled import SpillStat, spill_stats
 from tranlog.log.reading.abandoned import read_abandoned
 from tranlog.log.reading.cursor import Cursor

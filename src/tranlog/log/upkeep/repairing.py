@@ -22,10 +22,19 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO
-from tranlog.log.files.directory import keep_bytes, sign_lock, storage_error, take_lock
+from tranlog.log.files.directory import (
+    CUT_DIR,
+    LOCK_NAME,
+    directory_of,
+    join,
+    keep_bytes,
+    list_segments,
+    sign_lock,
+    storage_error,
+    take_lock,
+)
 from tranlog.log.files.index_table import INDEX_NAME
 from tranlog.log.files.positions import POSITIONS_NAME, Positions, encode_positions, read_holds
-from tranlog.log.files.segment import CUT_DIR, LOCK_NAME, directory_of, join, list_segments
 from tranlog.log.records.format import segment_name
 from tranlog.log.records.spill import SPILL_TABLE_NAME, spill_name
 from tranlog.log.rules.repair import (

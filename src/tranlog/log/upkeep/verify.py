@@ -19,19 +19,12 @@ from typing import cast
 from tranlog.disk import Disk, DiskFile, OsDisk
 from tranlog.errors import LogMissingError, LogUnreadableError, SegmentGoneError
 from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.log.files.directory import directory_of, join, list_segments
 from tranlog.log.files.index_table import INDEX_NAME, good_bytes, read_index
 from tranlog.log.files.positions import Positions, read_positions, read_published
 from tranlog.log.files.scan import SegmentScanner
-from tranlog.log.files.segment import (
-    WINDOW_BYTES,
-    SegmentReader,
-    directory_of,
-    glance_at,
-    history_borne,
-    join,
-    list_segments,
-    one_history,
-)
+from tranlog.log.files.segment import WINDOW_BYTES, SegmentReader, glance_at
+from tranlog.log.files.segments import history_borne, one_history
 from tranlog.log.files.spilled import SpillFault, SpillReader, list_spill
 from tranlog.log.records.format import (
     CRC_NONE,

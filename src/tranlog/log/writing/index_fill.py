@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 from tranlog.errors import LogError
 from tranlog.ids import NO_SEQNO, Seqno, lsn_offset, lsn_segment
-from tranlog.log.files.segment import SegmentReader, Segments
+from tranlog.log.files.segment import SegmentReader
+from tranlog.log.files.segments import Segments
 from tranlog.log.records.format import RecordHeader, RollbackMark, SyncRecord, take_events
 from tranlog.log.rules.index import Gap
 

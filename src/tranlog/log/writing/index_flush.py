@@ -19,8 +19,9 @@ from tranlog.clock import Clock
 from tranlog.disk import Disk
 from tranlog.errors import LogError
 from tranlog.ids import Lsn, lsn_offset, lsn_segment
+from tranlog.log.files.directory import join
 from tranlog.log.files.index_table import INDEX_NAME, IndexTable
-from tranlog.log.files.segment import Segments, join
+from tranlog.log.files.segments import Segments
 from tranlog.log.options import LogOptions
 from tranlog.log.rules.index import BuiltFrom, IndexView, SeqnoIndex
 from tranlog.log.writing.index_fill import IndexFill

@@ -33,7 +33,15 @@ from tranlog.errors import (
     SegmentEmptyError,
 )
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
-from tranlog.log.files.directory import DISK_FULL, make_directory, storage_error, take_lock
+from tranlog.log.files.directory import (
+    DISK_FULL,
+    directory_of,
+    join,
+    list_segments,
+    make_directory,
+    storage_error,
+    take_lock,
+)
 from tranlog.log.files.positions import (
     NO_LSN,
     KeptHold,
@@ -44,12 +52,7 @@ from tranlog.log.files.positions import (
     read_holds,
     shut_out,
 )
-from tranlog.log.files.segment import (
-    SegmentStat,
-    directory_of,
-    join,
-    list_segments,
-)
+from tranlog.log.files.segments import SegmentStat
 from tranlog.log.files.spilled import SpillStat
 from tranlog.log.options import LogOptions, LogStatus
 from tranlog.log.reading.cursor import Cursor

@@ -33,7 +33,7 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno, lsn
-from tranlog.log.files.directory import DISK_FULL
+from tranlog.log.files.directory import DISK_FULL, join
 from tranlog.log.files.ownership import OwnedDisk, Ownership, closed_by, renew_locks
 from tranlog.log.files.positions import (
     NO_LSN,
@@ -43,7 +43,7 @@ from tranlog.log.files.positions import (
 )
 from tranlog.log.files.recent import RecentPieces
 from tranlog.log.files.scan import read_fragments
-from tranlog.log.files.segment import Segments, join
+from tranlog.log.files.segments import Segments
 from tranlog.log.options import LogOptions, ReadCounts, zeros_ahead
 from tranlog.log.reading.gate import Gate
 from tranlog.log.records.format import (

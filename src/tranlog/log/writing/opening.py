@@ -35,11 +35,12 @@ from tranlog.ids import (
     lsn_text,
 )
 from tranlog.log.files.cleared import Mark, behind_all, read_mark
-from tranlog.log.files.directory import keep_bytes, sign_lock
+from tranlog.log.files.directory import join, keep_bytes, sign_lock
 from tranlog.log.files.index_table import INDEX_NAME, read_index
 from tranlog.log.files.positions import Positions, read_positions
 from tranlog.log.files.scan import checkpoint_of, scan_segment, survey
-from tranlog.log.files.segment import WINDOW_BYTES, Segments, doubt_of_last, join
+from tranlog.log.files.segment import WINDOW_BYTES, doubt_of_last
+from tranlog.log.files.segments import Segments
 from tranlog.log.records.format import HEADER, SEQNO_MAX, RecordHeader, encode_header, segment_name
 from tranlog.log.rules.bucket import Place
 from tranlog.log.rules.damage import Problem

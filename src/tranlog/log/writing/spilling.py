@@ -29,8 +29,7 @@ from tranlog.errors import (
     SpillFailedError,
 )
 from tranlog.ids import NO_HISTORY, Epoch, Gtid, Lsn, Seqno, lsn_offset
-from tranlog.log.files.directory import DISK_FULL
-from tranlog.log.files.segment import join
+from tranlog.log.files.directory import DISK_FULL, join
 from tranlog.log.files.spilled import SpillStat, bears, list_spill, read_table, stat_of, who_refers
 from tranlog.log.options import LogOptions
 from tranlog.log.records.format import (

@@ -27,7 +27,8 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn
-from tranlog.log.files.segment import SegmentStat, directory_of
+from tranlog.log.files.directory import directory_of
+from tranlog.log.files.segments import SegmentStat
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.reading.reader import IndexEntry, LogRange, LogReader
 from tranlog.log.records.format import Record, RecordHeader
