@@ -32,7 +32,7 @@ from tranlog.errors import (
     PurgedError,
     SegmentGoneError,
 )
-from tranlog.ids import Seqno, lsn_offset
+from tranlog.ids import Seqno, lsn_offset, lsn_segment
 from tranlog.log.files.segment import WINDOW_BYTES
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.records.format import encode_header
@@ -494,8 +494,29 @@ def test_a_missing_middle_segment_is_damage() -> None:
             disk.unlink(segment_path(3))
             with pytest.raises(SegmentGoneError, match=r"thl\.data\.0000000003"):
                 seqnos(cursor)
-        with pytest.raises(CorruptRecordError, match=r"thl\.data\.0000000003, .*the segment is missing"):
-            open_reader(disk)  # it may have held a rollback mark: what is abandoned would be read as living
+        with open_reader(disk) as reader, reader.cursor() as cursor:
+            read: list[int] = []
+            with pytest.raises(CorruptRecordError, match=r"thl\.data\.0000000003, .*the segment is missing") as caught:
+                read.extend(one.header.seqno for one in iter(cursor.next, None))
+            assert caught.value.seqno is not None and caught.value.seqno > 0
+            cursor.seek(Seqno(reader.range().last_seqno))
+            assert cursor.next() is not None, "and what lies behind it"
+            cursor.seek(Seqno(caught.value.seqno))
+            with pytest.raises(CorruptRecordError, match="the segment is missing"):
+                cursor.next()
+
+
+def test_a_missing_segment_before_another_epoch_is_refused_at_once() -> None:
+    """It may have begun with a rollback mark: what that abandoned would be read as living."""
+    disk = SimDisk()
+    for _ in range(2):
+        with open_log(disk, segment_bytes=1_000) as log:
+            fill(log, 20)
+    with open_reader(disk) as reader:
+        begun = next(one.header for one in reader.cursor() if one.header.epoch == 2)
+    disk.unlink(segment_path(lsn_segment(begun.lsn)))
+    with pytest.raises(CorruptRecordError, match=r"after seqno \d+: the segment is missing"):
+        open_reader(disk)
 
 
 def test_a_newest_segment_that_is_gone_is_no_end() -> None:

@@ -43,6 +43,7 @@ from tranlog.log.records.format import (
     BadChecksum,
     Impossible,
     Partial,
+    RecordHeader,
     RollbackMark,
     SegmentHeader,
     SyncRecord,
@@ -147,8 +148,9 @@ class Segments:
     def refresh(self) -> None:
         """Look at the directory again: learn new segments, forget those that were purged.
 
-        Raises LogMissingError, LogUnreadableError, LogCodecError, and CorruptRecordError for a bad header or a missing
-        segment: it may have begun with a rollback mark, and what was abandoned would be read as living.
+        A hole in the row is met by whoever reads up to it. Raises LogMissingError, LogUnreadableError, LogCodecError,
+        and CorruptRecordError for a bad header, or for a hole behind which another epoch begins: a rollback mark may be
+        missing, and what that abandoned would be read as living.
         """
         for attempt in range(_READ_TRIES):
             try:
@@ -192,17 +194,38 @@ class Segments:
                     self._add(number, prev_seqno, mark)
 
     def _list(self) -> list[int]:
-        """Return the numbers of the segments that are there, without a hole."""
+        """Return the numbers of the segments that are there. Raises CorruptRecordError as `refresh` does."""
         while True:
             numbers = list_segments(self.directory, self.disk)
             if not numbers:
                 raise LogMissingError(path=self.directory, why="it holds no segment (thl.data.*)")
-            hole = next((one + 1 for one, after in pairwise(numbers) if after != one + 1), None)
-            if hole is None:
-                return numbers
-            # Segments are made and purged in order, and a listing may miss what is made or purged meanwhile.
-            if not self.disk.exists(self.path(hole)) and self.disk.exists(self.path(hole - 1)):
-                raise missing(hole, NO_SEQNO).error()
+            holes = [(before, after) for before, after in pairwise(numbers) if after != before + 1]
+            if all(self._is_hole(before) for before, _ in holes):
+                break
+        for before, after in holes:
+            epoch, last = self._epoch_of(before, whole=True)
+            if epoch is None or epoch != self._epoch_of(after, whole=False)[0]:
+                raise missing(before + 1, last).error()
+        return numbers
+
+    def _is_hole(self, before: int) -> bool:
+        """Whether a segment is missing for good: a listing may pass over what is made or purged meanwhile."""
+        return not self.disk.exists(self.path(before + 1)) and self.disk.exists(self.path(before))
+
+    def _epoch_of(self, number: int, *, whole: bool) -> tuple[Epoch | None, Seqno]:
+        """Return epoch and seqno of a segment's first event or, with `whole`, of its last; None without one."""
+        reader = SegmentReader(self._open(number), number)
+        epoch, last, at = None, NO_SEQNO, HEADER.size
+        try:
+            while isinstance(outcome := reader.read(at, verify=False), RecordHeader | SyncRecord | RollbackMark):
+                if isinstance(outcome, RecordHeader):
+                    epoch, last = outcome.epoch, outcome.seqno
+                    if not whole:
+                        break
+                at += outcome.record_length
+        finally:
+            reader.close()
+        return epoch, last
 
     def _read_mark(self, number: int, *, newest: bool) -> RollbackMark | None:
         """Return the rollback mark that a segment begins with. A segment's header and its mark come in one write.
