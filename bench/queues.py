@@ -29,11 +29,11 @@ from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records.format import RecordHeader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.channel import Channel, ChannelTask, TaskEnd, TaskResult
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.pipeline.progress import restart_seqno
-from tranlog.pipeline.session import build_context
-from tranlog.pipeline.window import Item, Window, WindowReader, split_windows
+from tranlog.pipeline.applying.channel import Channel, ChannelTask, TaskEnd, TaskResult
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.progress import restart_seqno
+from tranlog.pipeline.spark.session import build_context
+from tranlog.pipeline.spark.window import Item, Window, WindowReader, split_windows
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import TargetOptions, open_target
@@ -317,7 +317,7 @@ class Run:
 
 def measure(bench: Bench) -> None:
     """All designs by turns, for each number of channels, each load and each target."""
-    settings = {"spark.python.daemon.module": "tranlog.pipeline.daemon"}
+    settings = {"spark.python.daemon.module": "tranlog.pipeline.spark.daemon"}
     with tempfile.TemporaryDirectory(prefix="tranlog-bench-") as name:
         here = Path(name)
         context = build_context(f"local[{max(CHANNELS) + 1}]", "tranlog bench", settings)

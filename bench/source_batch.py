@@ -17,7 +17,7 @@ from arrow import write_log
 from frame import Bench, Question, run, seconds_of
 
 from tranlog import LogReader
-from tranlog.pipeline.session import build_session
+from tranlog.pipeline.spark.session import build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

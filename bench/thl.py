@@ -32,7 +32,7 @@ ASKED = {
     "info": ("info",),
     "tail": ("tail",),
 }
-PROGRAM = "import sys; from tranlog.service.thl import main; sys.exit(main())"
+PROGRAM = "import sys; from tranlog.service.thl.thl import main; sys.exit(main())"
 
 
 def write_log(path: Path) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from fix_pipeline import AnyTarget
-from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus, run_apply
-from tranlog.pipeline.channel import GroupBounds
-from tranlog.pipeline.replanning import PlanOrders
+from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.driving.replanning import PlanOrders
+from tranlog.pipeline.options import ApplyOptions
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -72,7 +73,7 @@ class Run:
 DRIVER = """
 import pickle, signal, sys, threading
 from tranlog.errors import TranlogError
-from tranlog.pipeline.apply import run_apply
+from tranlog.pipeline.driving.apply import run_apply
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 options = pickle.loads(bytes.fromhex(sys.argv[1]))

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from fix_pipeline import AnyTarget
-from tranlog.pipeline import apply, engine
-from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus
-from tranlog.pipeline.operation import OnError, Operation
-from tranlog.pipeline.replanning import PlanOrders
-from tranlog.pipeline.states import State
+from tranlog.pipeline.driving import apply
+from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus
+from tranlog.pipeline.driving.operation import OnError, Operation
+from tranlog.pipeline.driving.replanning import PlanOrders
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.spark import engine
 
 WAIT_S = 60.0
 
@@ -167,4 +169,4 @@ def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "lives", lambda context: True)
     monkeypatch.setattr(apply, "ALIVE_INTERVAL_S", 0.05)
     monkeypatch.setattr(apply, "_TICK_S", 0.01)
-    monkeypatch.setattr("tranlog.pipeline.operation._TICK_S", 0.02)
+    monkeypatch.setattr("tranlog.pipeline.driving.operation._TICK_S", 0.02)

@@ -19,9 +19,9 @@ import apsw
 from tranlog.change import HEARTBEAT, Change, Column, Op, Options, RowChange, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskResult, run_task
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.pipeline.progress import Counters, totals
+from tranlog.pipeline.applying.channel import ChannelTask, GroupBounds, TaskResult, run_task
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.progress import Counters, totals
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.mariadb_url import read_url

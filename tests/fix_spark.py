@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def spark() -> Iterator[SparkSession]:
     """The run's session, built as `tranlog apply` builds its own: quiet, no UI, bound to loopback."""
     # Imported here, so that `make unit` imports no PySpark and starts no Java.
-    from tranlog.pipeline.session import build_session
+    from tranlog.pipeline.spark.session import build_session
 
     session = build_session(master="local[4,3]", app="tranlog tests")
     yield session

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tranlog.service.config import load
-from tranlog.service.template import template
+from tranlog.service.config.config import load
+from tranlog.service.config.template import template
 
 PAGE = Path(__file__).parents[1] / "docs" / "filters.md"
 BLOCK = re.compile(r"^```(python run|python|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -29,7 +29,7 @@ from tranlog.log.records import spill
 from tranlog.log.rules import bucket, index
 from tranlog.log.writing.log import Log
 from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
-from tranlog.pipeline import in_flight
+from tranlog.pipeline.applying import in_flight
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source import packer
 from tranlog.source.packer import TransactionPacker

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tranlog.log.reading.reader import LogReader
     from tranlog.log.writing.log import Log
     from tranlog.pipeline.pipeline import Pipeline
-    from tranlog.pipeline.view import PipelineStatus
-    from tranlog.service.client import RunningPipeline
+    from tranlog.pipeline.status.view import PipelineStatus
+    from tranlog.service.process.client import RunningPipeline
     from tranlog.source.packer import pack
     from tranlog.types import LogicalType
 
@@ -61,8 +61,8 @@ _HOMES = {
     "log.reading.reader": ("LogReader",),
     "log.writing.log": ("Log",),
     "pipeline.pipeline": ("Pipeline",),
-    "pipeline.view": ("PipelineStatus",),
-    "service.client": ("RunningPipeline",),
+    "pipeline.status.view": ("PipelineStatus",),
+    "service.process.client": ("RunningPipeline",),
     "source.packer": ("pack",),
     "types": ("LogicalType",),
 }

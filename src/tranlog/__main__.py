@@ -2,7 +2,7 @@
 
 import sys
 
-from tranlog.service.cli import main
+from tranlog.service.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 Owns every exception that a caller of tranlog may catch. Fields are typed and set by keyword; the message is
 built from them and ends with what to do next; nobody parses a message. All of them survive pickling, since
-Spark carries them from a task to the driver. Which exit code an error gets is decided in `service.exits`.
+Spark carries them from a task to the driver. Which exit code an error gets is decided in `service.frame.exits`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tranlog.change import RowChange
 from tranlog.disk import OsFile
 from tranlog.log.records.format import encode_header
 from tranlog.log.writing.log import Log, LogReader
-from tranlog.service import cli
+from tranlog.service.commands import cli
 from tranlog.source.sqlite import connect
 
 CONFIGURATION = """

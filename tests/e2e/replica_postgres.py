@@ -10,7 +10,7 @@ from typing import Any, Final
 from tranlog.change import Change, Op, Options, RowChange, Statement, TableName
 from tranlog.ddl import touched
 from tranlog.errors import ConflictError
-from tranlog.service.verify import verify_tables
+from tranlog.pipeline.upkeep.verify import verify_tables
 from tranlog.source.mariadb import MariadbSourceOptions, MariadbTables
 from tranlog.source.mariadb.position import BinlogPosition, gtid_text
 from tranlog.target.options import TargetOptions

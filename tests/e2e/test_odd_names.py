@@ -24,9 +24,9 @@ from tranlog.capture.capture import Capture
 from tranlog.change import TableMap
 from tranlog.errors import TargetTableError
 from tranlog.log.writing.log import Log, LogReader
-from tranlog.pipeline.channel import TaskEnd
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.service.tables import tables_in_log
+from tranlog.pipeline.applying.channel import TaskEnd
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.upkeep.tables import tables_in_log
 from tranlog.source.mariadb import MariadbSource
 from tranlog.source.mariadb.position import BinlogPosition, DomainGtid, parse_gtids
 from tranlog.source.mariadb.tables import MariadbTables

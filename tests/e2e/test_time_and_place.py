@@ -34,12 +34,12 @@ from tranlog.clock import SystemClock
 from tranlog.ids import Seqno
 from tranlog.log.files.positions import read_holds
 from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
-from tranlog.pipeline.apply import ApplyStatus, run_apply
-from tranlog.pipeline.channel import Channel, TaskEnd, TaskResult
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.service import cli
-from tranlog.service.config import load
-from tranlog.service.status import gather
+from tranlog.pipeline.applying.channel import Channel, TaskEnd, TaskResult
+from tranlog.pipeline.driving.apply import ApplyStatus, run_apply
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.service.commands import cli
+from tranlog.service.commands.status import gather
+from tranlog.service.config.config import load
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.servers import MariaDbServer, PostgresAddress
@@ -469,7 +469,7 @@ def test_a_log_copied_while_it_is_written(tmp_path: Path, capsys: pytest.Capture
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
-    from tranlog.service import thl
+    from tranlog.service.thl import thl
 
     try:
         for number in range(6):

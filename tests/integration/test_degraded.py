@@ -17,11 +17,11 @@ import pytest
 from fix_operated import Operated, operation_of, options_of, running, without_java
 from fix_pipeline import PostgresTarget, Workload, check_equal, write_log
 from tranlog.errors import TargetUnavailableError
-from tranlog.pipeline import troubles
-from tranlog.pipeline.apply import ApplyOptions
-from tranlog.pipeline.channels import Parallelization
-from tranlog.pipeline.progress import last_error
-from tranlog.pipeline.states import State
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules import troubles
+from tranlog.pipeline.rules.channels import Parallelization
+from tranlog.pipeline.rules.progress import last_error
+from tranlog.pipeline.rules.states import State
 from tranlog.target.options import open_target
 
 pytestmark = pytest.mark.integration

@@ -14,7 +14,7 @@ import pytest
 from mutants.check_order import FOUND_BY, HARNESS, MUTANT_ROUNDS
 from mutants.rewriting import Mutant
 from mutants.rounds import run_rounds
-from tranlog.pipeline.channels import Parallelization, ShardBy
+from tranlog.pipeline.rules.channels import Parallelization, ShardBy
 
 DRAWN = (
     *[f"started {how.value}" for how in Parallelization],

@@ -35,8 +35,9 @@ from tranlog.ids import NO_SEQNO
 from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.apply import ApplyOptions, run_apply
-from tranlog.service.exits import EXIT_CODES
+from tranlog.pipeline.driving.apply import run_apply
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.service.frame.exits import EXIT_CODES
 from tranlog.source.mariadb import MariadbSource
 from tranlog.source.mariadb.tables import MariadbTables
 from tranlog.source.source import Source, TableReader

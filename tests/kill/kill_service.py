@@ -22,8 +22,8 @@ from demo_steps import TRANLOG, Process, StepFailedError
 from kill_load import STORES, Load, MariaDbLoad, SqliteLoad
 from kill_target import KillTarget
 from tranlog.clock import SystemClock
-from tranlog.service.config import load
-from tranlog.service.status import Status, gather
+from tranlog.service.commands.status import Status, gather
+from tranlog.service.config.config import load
 from tranlog.testing.servers import MariaDbServer
 
 STALL_S = 300.0

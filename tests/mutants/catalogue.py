@@ -58,7 +58,7 @@ NO_GUARD = Mutant(
         ),
         # Whoever is stopped or replaced has a group in hand, and a successor does not apply it at once.
         Edit(
-            module="tranlog.pipeline.channel",
+            module="tranlog.pipeline.applying.channel",
             old=_MOVE,
             new=f"""\
 {_MOVE}\
@@ -89,12 +89,12 @@ CHANNEL_0_DOES_NOT_WAIT = Mutant(
     what="channel 0 applies the first transaction of a serial section without waiting for the others",
     edits=(
         Edit(
-            module="tranlog.pipeline.channels",
+            module="tranlog.pipeline.rules.channels",
             old="behind = tuple(other for other in self._others if applied.get(other, -2) < seqno - 1)",
             new="behind = tuple(other for other in () if applied.get(other, -2) < seqno - 1)",
         ),
         Edit(
-            module="tranlog.pipeline.channel",
+            module="tranlog.pipeline.applying.channel",
             old=_MOVE,
             new=f"{_MOVE}        if self._task.channel:\n            {_PAUSE}\n",
         ),
@@ -106,12 +106,12 @@ OTHERS_DO_NOT_WAIT = Mutant(
     what="channels but 0 pass a serial transaction that channel 0 has not applied",
     edits=(
         Edit(
-            module="tranlog.pipeline.channels",
+            module="tranlog.pipeline.rules.channels",
             old="            return self._meet_channel_0(seqno)\n",
             new="            return _SKIP\n",
         ),
         Edit(
-            module="tranlog.pipeline.channel",
+            module="tranlog.pipeline.applying.channel",
             old=_MOVE,
             new=f"{_MOVE}        if not self._task.channel:\n            {_PAUSE}\n",
         ),
@@ -152,12 +152,12 @@ SHARDS_BY_TURNS = Mutant(
     what="a transaction's channel is its seqno modulo the channels: turns by transaction break the order of shards",
     edits=(
         Edit(
-            module="tranlog.pipeline.channel",
+            module="tranlog.pipeline.applying.channel",
             old="            if hops and foreign and not walk.run and ",
             new="            if False and ",
         ),
         Edit(
-            module="tranlog.pipeline.channel",
+            module="tranlog.pipeline.applying.channel",
             old="                owner = self._owner(shard)\n            tstamp",
             new="                owner = self._owner(shard)\n            if owner != SERIAL:\n"
             "                owner = seqno % self._task.plan.channels\n            tstamp",
@@ -170,7 +170,7 @@ NO_DRAIN = Mutant(
     what="another plan begins where one of the channels stands, and not where all of them do",
     edits=(
         Edit(
-            module="tranlog.pipeline.progress",
+            module="tranlog.pipeline.rules.progress",
             old="    if len(positions) > 1:\n",
             new="    if not positions:\n",
         ),

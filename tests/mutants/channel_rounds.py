@@ -32,9 +32,10 @@ from tranlog.change import Change, Column, Op, RowChange, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.apply import ApplyOptions, ApplyStatus, _Driver
-from tranlog.pipeline.channel import Channel, ChannelTask, GroupBounds, TaskEnd, TaskResult
-from tranlog.pipeline.progress import Drain, Run
+from tranlog.pipeline.applying.channel import Channel, ChannelTask, GroupBounds, TaskEnd, TaskResult
+from tranlog.pipeline.driving.apply import ApplyStatus, _Driver
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.progress import Drain, Run
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.database import DatabaseTarget

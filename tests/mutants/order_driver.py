@@ -20,12 +20,13 @@ from typing import Any, TypeAlias
 
 from tranlog.errors import TranlogError
 from tranlog.ids import Seqno
-from tranlog.pipeline import apply
-from tranlog.pipeline.apply import ApplyOptions, run_apply
-from tranlog.pipeline.channel import ChannelTask, TaskEnd, TaskResult, run_task
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.pipeline.replanning import PlanOrder, PlanOrders
-from tranlog.pipeline.window import Window, apply_share, split_windows
+from tranlog.pipeline.applying.channel import ChannelTask, TaskEnd, TaskResult, run_task
+from tranlog.pipeline.driving import apply
+from tranlog.pipeline.driving.apply import run_apply
+from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.spark.window import Window, apply_share, split_windows
 
 SLOTS = 16
 

@@ -40,9 +40,9 @@ from mutants.rounds import play_rounds
 from tranlog.errors import PipelineHeldError, ReplacedError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.apply import ApplyOptions
-from tranlog.pipeline.channel import GroupBounds, TaskEnd, TaskResult
-from tranlog.pipeline.channels import ShardPlan
+from tranlog.pipeline.applying.channel import GroupBounds, TaskEnd, TaskResult
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.order import AUDIT_INSERT, AUDIT_TABLE, Trace, find_fault
 

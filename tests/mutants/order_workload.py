@@ -15,8 +15,8 @@ from typing import TypeAlias
 from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
-from tranlog.pipeline.shard_list import ShardList, parse_shard_list
+from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.rules.shard_list import ShardList, parse_shard_list
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.testing.order import Logged

@@ -42,10 +42,10 @@ from tranlog.errors import (
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log, hold
-from tranlog.pipeline.channel import Channel, GroupBounds, TaskEnd
-from tranlog.pipeline.channels import AssignmentRule, ShardBy, ShardPlan
-from tranlog.pipeline.progress import ChannelStats, Waiting
-from tranlog.pipeline.view import waits_of
+from tranlog.pipeline.applying.channel import Channel, GroupBounds, TaskEnd
+from tranlog.pipeline.rules.channels import AssignmentRule, ShardBy, ShardPlan
+from tranlog.pipeline.rules.progress import ChannelStats, Waiting
+from tranlog.pipeline.status.view import waits_of
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow
@@ -470,7 +470,7 @@ def test_whoever_waits_outlasts_a_locked_target(
     tmp_path: Path, workload: Workload, target: SqliteTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A serial transaction may take longer than retry_s, and in SQLite nobody else can write a word meanwhile."""
-    caplog.set_level("DEBUG", "tranlog.pipeline.channel")
+    caplog.set_level("DEBUG", "tranlog.pipeline.applying.channel")
     last = write_log(tmp_path / "log", workload, 60)
     token = take(target.options, FOUR)
     options = replace(target.options, lock_timeout_s=0.05)

@@ -15,7 +15,7 @@ from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap
 from tranlog.errors import ConfigError
 from tranlog.ids import Epoch, Lsn, Seqno
 from tranlog.log.records.format import RecordHeader
-from tranlog.pipeline.channels import (
+from tranlog.pipeline.rules.channels import (
     SERIAL,
     AssignmentRule,
     Await,

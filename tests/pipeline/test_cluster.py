@@ -14,9 +14,10 @@ import pytest
 from fix_pipeline import Workload, write_log
 from tranlog.errors import ConfigError, EngineError, LogMissingError
 from tranlog.log.reading.reader import LogReader
-from tranlog.pipeline.channel import ChannelTask
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.pipeline.cluster import (
+from tranlog.pipeline.applying.channel import ChannelTask
+from tranlog.pipeline.applying.log_mark import log_mark, open_log
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.spark.cluster import (
     EngineOptions,
     MasterKind,
     cluster_settings,
@@ -25,7 +26,6 @@ from tranlog.pipeline.cluster import (
     master_kind,
     shown,
 )
-from tranlog.pipeline.log_mark import log_mark, open_log
 from tranlog.target.options import TargetOptions
 from tranlog.testing.servers import free_port
 
@@ -104,7 +104,7 @@ LOST = "Job aborted: Task 1 in stage 0.0 failed 4 times, Lost task 1.3 in stage 
     [
         (
             LOST + "org.apache.spark.SparkException: \nError from python worker:\n  /usr/bin/python3: Error while "
-            "finding module specification for 'tranlog.pipeline.daemon' (ModuleNotFoundError: No module named "
+            "finding module specification for 'tranlog.pipeline.spark.daemon' (ModuleNotFoundError: No module named "
             "'tranlog')",
             r"the Python of the worker 10-1-2-3\.net has no module 'tranlog'\. Install the same tranlog there, or make",
         ),
@@ -138,7 +138,9 @@ def fake_pyspark(path: Path, version: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{path}:{os.environ.get('PYTHONPATH', '')}"}
 
 
-CHECK = "from tranlog.pipeline.session import check_pyspark\ntry: check_pyspark()\nexcept Exception as e: print(e)"
+CHECK = (
+    "from tranlog.pipeline.spark.session import check_pyspark\ntry: check_pyspark()\nexcept Exception as e: print(e)"
+)
 
 
 @pytest.mark.parametrize(

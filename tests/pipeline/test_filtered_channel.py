@@ -36,10 +36,9 @@ from tranlog.change import Change, Fragment, Op, RowChange, Statement, TableMap
 from tranlog.errors import FilterError, TargetTableError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.channel import ChannelTask, GroupBounds, TaskEnd, TaskResult
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.pipeline.filter_chain import Chain
-from tranlog.pipeline.filters import (
+from tranlog.pipeline.applying.channel import ChannelTask, GroupBounds, TaskEnd, TaskResult
+from tranlog.pipeline.filters.filter_chain import Chain
+from tranlog.pipeline.filters.filters import (
     Delay,
     DropColumns,
     EachBatch,
@@ -51,6 +50,7 @@ from tranlog.pipeline.filters import (
     OnStatement,
     Rename,
 )
+from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 
@@ -158,7 +158,7 @@ def test_stopped_in_many_places_it_goes_on(tmp_path: Path) -> None:
 
 KILLED = """
 import pickle, sys, threading
-from tranlog.pipeline.channel import run_task
+from tranlog.pipeline.applying.channel import run_task
 tasks = pickle.loads(bytes.fromhex(sys.stdin.read()))
 threads = [threading.Thread(target=run_task, args=(task,)) for task in tasks]
 for thread in threads: thread.start()

@@ -18,8 +18,8 @@ import pytest
 from tranlog.change import Change, Column, ForeignKey, Op, RowChange, Statement, TableMap
 from tranlog.errors import ConfigError, FilterError, TargetTableError
 from tranlog.ids import Seqno
-from tranlog.pipeline.filter_chain import Chain, Place
-from tranlog.pipeline.filters import (
+from tranlog.pipeline.filters.filter_chain import Chain, Place
+from tranlog.pipeline.filters.filters import (
     Delay,
     DropColumns,
     EachBatch,

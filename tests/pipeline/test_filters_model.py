@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tranlog.change import Change, Column, Op, RowChange, TableMap
 from tranlog.errors import ConfigError, FilterError, TargetTableError
 from tranlog.ids import Seqno
-from tranlog.pipeline.filter_chain import Chain, Place
-from tranlog.pipeline.filters import (
+from tranlog.pipeline.filters.filter_chain import Chain, Place
+from tranlog.pipeline.filters.filters import (
     DropColumns,
     EachBatch,
     EachTransaction,

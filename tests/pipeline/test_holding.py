@@ -16,9 +16,10 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.positions import MAY_HAVE_ALL, is_running, read_hold
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline import apply
-from tranlog.pipeline.apply import ApplyOptions, run_apply
-from tranlog.pipeline.states import State
+from tranlog.pipeline.driving import apply
+from tranlog.pipeline.driving.apply import run_apply
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.states import State
 
 
 @pytest.fixture

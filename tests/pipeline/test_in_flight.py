@@ -23,15 +23,15 @@ from tranlog.ids import Seqno
 from tranlog.log.files.positions import sealed_line
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.pipeline import in_flight
-from tranlog.pipeline.apply import ApplyOptions
-from tranlog.pipeline.channel import Channel, TaskEnd
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.pipeline.in_flight import IN_FLIGHT_DIR, Telling, read_in_flight
-from tranlog.pipeline.progress import InFlight, Lag
-from tranlog.pipeline.view import ProcessFacts, pipeline_status
-from tranlog.pipeline.viewing import log_facts, pipeline_facts
-from tranlog.service.metrics import metrics_text
+from tranlog.pipeline.applying import in_flight
+from tranlog.pipeline.applying.channel import Channel, TaskEnd
+from tranlog.pipeline.applying.in_flight import IN_FLIGHT_DIR, Telling, read_in_flight
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.progress import InFlight, Lag
+from tranlog.pipeline.status.view import ProcessFacts, pipeline_status
+from tranlog.pipeline.status.viewing import log_facts, pipeline_facts
+from tranlog.service.process.metrics import metrics_text
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow

@@ -13,11 +13,11 @@ from tranlog.change import Change, Op, RowChange, TableMap
 from tranlog.clock import SystemClock
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.channels import ShardBy, ShardPlan
-from tranlog.pipeline.key_shards import key_notes
-from tranlog.pipeline.states import State
-from tranlog.service.config import load
-from tranlog.service.status import gather, status_lines
+from tranlog.pipeline.applying.key_shards import key_notes
+from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
+from tranlog.pipeline.rules.states import State
+from tranlog.service.commands.status import gather, status_lines
+from tranlog.service.config.config import load
 from tranlog.source.packer import TransactionPacker
 
 NORTH = items("north")

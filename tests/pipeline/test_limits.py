@@ -8,7 +8,7 @@ import pytest
 
 from tranlog.errors import ConfigError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.pipeline.limits import (
+from tranlog.pipeline.rules.limits import (
     Content,
     SeqnoRanges,
     UntilEvent,

@@ -33,12 +33,13 @@ from tranlog.errors import TargetAheadError, TargetError, TargetPositionError
 from tranlog.ids import Seqno
 from tranlog.log.files.positions import read_hold
 from tranlog.log.reading.reader import LogReader
-from tranlog.pipeline.apply import ApplyOptions, ApplyResult, run_apply
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.pipeline.operation import OnError, OnlineOrder
-from tranlog.pipeline.states import State
-from tranlog.service.exits import exit_code_of
-from tranlog.service.position import reset_position, set_position
+from tranlog.pipeline.driving.apply import ApplyResult, run_apply
+from tranlog.pipeline.driving.operation import OnError, OnlineOrder
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.upkeep.position import reset_position, set_position
+from tranlog.service.frame.exits import exit_code_of
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.position import OUR_TABLES
 

@@ -28,7 +28,7 @@ import pytest
 
 from fix_effort import few_of
 from tranlog.ids import Seqno
-from tranlog.pipeline.channels import SERIAL, Await, Publish, Skip, Take, Verdict, Walk
+from tranlog.pipeline.rules.channels import SERIAL, Await, Publish, Skip, Take, Verdict, Walk
 
 # --- the rules under test, and what happens when one of them is missing ---
 

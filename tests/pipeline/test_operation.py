@@ -19,15 +19,16 @@ from tranlog.errors import ConflictError, StateError
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline import channel
-from tranlog.pipeline.apply import ApplyOptions, ApplyResult
-from tranlog.pipeline.channel import ChannelTask, TaskResult
-from tranlog.pipeline.limits import SeqnoRanges, UntilHeartbeat, UntilSeqno
-from tranlog.pipeline.operation import OnError, OnlineOrder, Operation
-from tranlog.pipeline.progress import Counters
-from tranlog.pipeline.states import State
-from tranlog.pipeline.view import parallel_queue_store
-from tranlog.pipeline.viewing import pipeline_facts
+from tranlog.pipeline.applying import channel
+from tranlog.pipeline.applying.channel import ChannelTask, TaskResult
+from tranlog.pipeline.driving.apply import ApplyResult
+from tranlog.pipeline.driving.operation import OnError, OnlineOrder, Operation
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.limits import SeqnoRanges, UntilHeartbeat, UntilSeqno
+from tranlog.pipeline.rules.progress import Counters
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.status.view import parallel_queue_store
+from tranlog.pipeline.status.viewing import pipeline_facts
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 

@@ -28,10 +28,10 @@ from tranlog.errors import ReplacedError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.channel import Channel, GroupBounds, TaskEnd
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.pipeline.limits import UntilEvent, UntilHeartbeat, UntilTime, Watched
-from tranlog.pipeline.progress import ChannelStats, Counters
+from tranlog.pipeline.applying.channel import Channel, GroupBounds, TaskEnd
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.limits import UntilEvent, UntilHeartbeat, UntilTime, Watched
+from tranlog.pipeline.rules.progress import ChannelStats, Counters
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tranlog.errors import ConfigError
-from tranlog.pipeline.package import NOTE, check_package, write_package
+from tranlog.pipeline.spark.package import NOTE, check_package, write_package
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_bare_python_runs_a_channel_with_it(package: Path, bare_python: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(package) as archive:
         archive.extractall(tmp_path / "unpacked")
-    imports = "import tranlog.pipeline.channel, tranlog.target.sqlite, tranlog.target.postgres, pyspark_thl"
+    imports = "import tranlog.pipeline.applying.channel, tranlog.target.sqlite, tranlog.target.postgres, pyspark_thl"
     code = f"{imports.replace(', pyspark_thl', '')}; print(tranlog.__file__)"
     done = subprocess.run(
         [bare_python, "-c", code], env={"PYTHONPATH": str(tmp_path / "unpacked")}, capture_output=True, text=True

@@ -20,12 +20,14 @@ from tranlog.errors import EngineError, TargetTableError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.apply import ApplyOptions
-from tranlog.pipeline.channel import TaskEnd
-from tranlog.pipeline.channels import Parallelization, ShardPlan
-from tranlog.pipeline.filters import Delay, Exclude, Filter, Rename
-from tranlog.pipeline.limit_search import LimitSearch
-from tranlog.pipeline.limits import (
+from tranlog.pipeline.applying.channel import TaskEnd
+from tranlog.pipeline.applying.log_mark import log_mark
+from tranlog.pipeline.driving.limit_search import LimitSearch
+from tranlog.pipeline.driving.operation import OnError, OnlineOrder
+from tranlog.pipeline.filters.filters import Delay, Exclude, Filter, Rename
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.channels import Parallelization, ShardPlan
+from tranlog.pipeline.rules.limits import (
     Limit,
     SeqnoRanges,
     UntilEvent,
@@ -34,10 +36,8 @@ from tranlog.pipeline.limits import (
     UntilSeqno,
     UntilTime,
 )
-from tranlog.pipeline.log_mark import log_mark
-from tranlog.pipeline.operation import OnError, OnlineOrder
-from tranlog.pipeline.states import State
-from tranlog.pipeline.window import Window, apply_share, split_windows
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.spark.window import Window, apply_share, split_windows
 from tranlog.source.packer import TransactionPacker
 
 SHARDS = ("north", "east", "south", "west")

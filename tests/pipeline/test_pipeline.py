@@ -9,7 +9,7 @@ import pytest
 
 from tranlog import Pipeline
 from tranlog.errors import ConfigError
-from tranlog.pipeline.filters import Delay, EachTransaction
+from tranlog.pipeline.filters.filters import Delay, EachTransaction
 from tranlog.target.options import TargetOptions
 
 

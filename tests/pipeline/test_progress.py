@@ -8,8 +8,8 @@ import pytest
 
 from tranlog.errors import ConfigError
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.pipeline.channels import AssignmentRule, ShardPlan
-from tranlog.pipeline.progress import (
+from tranlog.pipeline.rules.channels import AssignmentRule, ShardPlan
+from tranlog.pipeline.rules.progress import (
     Ahead,
     Counters,
     Drain,

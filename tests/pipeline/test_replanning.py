@@ -19,13 +19,15 @@ from fix_pipeline import SqliteTarget, Workload, check_equal, positions, run_thr
 from tranlog.errors import ConfigError, EngineError, StateError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
-from tranlog.pipeline import apply, engine
-from tranlog.pipeline.apply import ApplyOptions, ApplyResult, ApplyStatus
-from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
-from tranlog.pipeline.limits import Limit, UntilEvent, UntilSeqno
-from tranlog.pipeline.operation import OnlineOrder, Operation, ReplanEnd
-from tranlog.pipeline.replanning import PlanOrder, PlanOrders, check_running
-from tranlog.pipeline.states import State
+from tranlog.pipeline.driving import apply
+from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus
+from tranlog.pipeline.driving.operation import OnlineOrder, Operation, ReplanEnd
+from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders, check_running
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.rules.limits import Limit, UntilEvent, UntilSeqno
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.spark import engine
 from tranlog.target.options import open_target
 
 

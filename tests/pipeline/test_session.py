@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from tranlog.errors import ConfigError, EngineError, LogMissingError
-from tranlog.pipeline.apply import ApplyOptions, run_apply
-from tranlog.pipeline.channel import GroupBounds
-from tranlog.pipeline.cluster import master_slots
-from tranlog.pipeline.session import (
+from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.driving.apply import run_apply
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.spark.cluster import master_slots
+from tranlog.pipeline.spark.session import (
     _make_scratch,
     _not_py4j,
     _note_folders,
@@ -95,7 +96,9 @@ def test_options_travel(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what nobody uses: a lock that fell with its process tells."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    child = "import os, signal; from tranlog.pipeline.session import _make_scratch as m; m(); os.kill(os.getpid(), 9)"
+    child = (
+        "import os, signal; from tranlog.pipeline.spark.session import _make_scratch as m; m(); os.kill(os.getpid(), 9)"
+    )
     subprocess.run([sys.executable, "-c", child], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
     (left,) = tmp_path.iterdir()
     (tmp_path / "tranlog-spark-of-a-stranger").mkdir()
@@ -134,7 +137,7 @@ def test_py4j_says_nothing_past_its_own_loggers() -> None:
 
 def test_deleted_scratch_folders_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that Spark made at its start, and those for blocks, which it believes to have made: issue 4, item 1."""
-    monkeypatch.setattr("tranlog.pipeline.session._folders", [])
+    monkeypatch.setattr("tranlog.pipeline.spark.session._folders", [])
     (tmp_path / "s" / "blockmgr-1" / "0a").mkdir(parents=True)
     (tmp_path / "s" / "spark-1" / "pyspark-1").mkdir(parents=True)
     _note_folders(str(tmp_path / "s"))

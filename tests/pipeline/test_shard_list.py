@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tranlog.errors import ConfigError
-from tranlog.pipeline.channels import AssignmentRule
-from tranlog.pipeline.shard_list import ShardList, parse_shard_list
+from tranlog.pipeline.rules.channels import AssignmentRule
+from tranlog.pipeline.rules.shard_list import ShardList, parse_shard_list
 
 ALL = """
 # comment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tranlog.pipeline.states import Happening, Refused, State, step
+from tranlog.pipeline.rules.states import Happening, Refused, State, step
 
 # Rows: state; columns: ready, asked online, running, stuck, asked offline, ended, failed. "-" is a refusal.
 TABLE = """

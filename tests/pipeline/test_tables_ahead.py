@@ -12,8 +12,9 @@ from fix_pipeline import BY_SCHEMA, Workload, items
 from tranlog.change import Change, Op, RowChange, Statement
 from tranlog.errors import TargetTableError
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.apply import ApplyOptions, run_apply
-from tranlog.pipeline.filters import Exclude, Rename
+from tranlog.pipeline.driving.apply import run_apply
+from tranlog.pipeline.filters.filters import Exclude, Rename
+from tranlog.pipeline.options import ApplyOptions
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import TargetOptions
 from tranlog.testing.servers import MariaDbServer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tranlog.ids import Epoch, Seqno
-from tranlog.pipeline.progress import ChannelStats, Counters, Waiting
-from tranlog.pipeline.troubles import DRIVER, PAUSE_MOST_S, Trouble, Troubles
+from tranlog.pipeline.rules.progress import ChannelStats, Counters, Waiting
+from tranlog.pipeline.rules.troubles import DRIVER, PAUSE_MOST_S, Trouble, Troubles
 from tranlog.target.target import ChannelRow
 
 

@@ -25,9 +25,9 @@ from tranlog import Pipeline
 from tranlog.change import Op, RowChange
 from tranlog.errors import DdlStopError, PayloadError, TargetAheadError
 from tranlog.log.options import LogOptions
-from tranlog.pipeline.channel import TaskEnd
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.service.tables import tables_in_log
+from tranlog.pipeline.applying.channel import TaskEnd
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.upkeep.tables import tables_in_log
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.tungsten.reading.translated import open_readable
 from tranlog.tungsten.records.event import ColumnSpec, Event, RowChanges, TableChange

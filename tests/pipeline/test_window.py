@@ -29,10 +29,10 @@ from fix_pipeline import (
 from tranlog.errors import ConfigError, ReplacedError, TranlogError
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
-from tranlog.pipeline.channel import GroupBounds, TaskEnd, TaskResult
-from tranlog.pipeline.channels import AssignmentRule, ShardBy, ShardPlan
-from tranlog.pipeline.progress import restart_seqno
-from tranlog.pipeline.window import HEADER_BYTES, Item, Window, apply_share, split_windows
+from tranlog.pipeline.applying.channel import GroupBounds, TaskEnd, TaskResult
+from tranlog.pipeline.rules.channels import AssignmentRule, ShardBy, ShardPlan
+from tranlog.pipeline.rules.progress import restart_seqno
+from tranlog.pipeline.spark.window import HEADER_BYTES, Item, Window, apply_share, split_windows
 from tranlog.target.options import open_target
 
 Shares = dict[int, list[tuple[int, Item | TranlogError]]]

@@ -18,10 +18,11 @@ import typer
 from fix_log import fill
 from fix_mutation import Fuzz, mutated
 from tranlog.log.writing.log import Log
-from tranlog.service import cli, thl
-from tranlog.service.command import hoist
-from tranlog.service.exits import ExitCode
-from tranlog.service.template import template
+from tranlog.service.commands import cli
+from tranlog.service.config.template import template
+from tranlog.service.frame.command import hoist
+from tranlog.service.frame.exits import ExitCode
+from tranlog.service.thl import thl
 from tranlog.source.sqlite import connect
 
 LINES: Final = {

@@ -15,9 +15,9 @@ import pytest
 
 from fix_mutation import Fuzz
 from tranlog.errors import ConfigError
-from tranlog.service import config as config_module
-from tranlog.service.config import Config, find_log, load, read_toml, service_name
-from tranlog.service.template import SOURCES, TARGETS, template
+from tranlog.service.config import config as config_module
+from tranlog.service.config.config import Config, find_log, load, read_toml, service_name
+from tranlog.service.config.template import SOURCES, TARGETS, template
 
 SECRET: Final = "s3cr3t"
 _KEY: Final = re.compile(r"^# ?(\w+ = .*)$", re.MULTILINE)

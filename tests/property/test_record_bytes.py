@@ -55,10 +55,10 @@ from tranlog.log.records.format import (
     segment_number,
     skip_events,
 )
+from tranlog.log.upkeep.clearing import clear_log
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log
 from tranlog.payload import PayloadBuilder, decode, decode_table_map, encode_table_map
-from tranlog.service.clearing import clear_log
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 from tranlog.source.sqlite.raw import ChangesDamagedError, read_piece
 from tranlog.testing.clock import ManualClock

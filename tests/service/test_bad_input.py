@@ -16,7 +16,8 @@ import pytest
 
 from tranlog.ids import Epoch, Seqno
 from tranlog.log.writing.log import Log
-from tranlog.service import cli, thl
+from tranlog.service.commands import cli
+from tranlog.service.thl import thl
 from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow
@@ -91,9 +92,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     """A configuration for SQLite at both ends, no database yet. Java counts as installed; no Spark."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    for module in ("pipeline.apply", "service.cli"):
+    for module in ("pipeline.driving.apply", "service.commands.cli"):
         monkeypatch.setattr(f"tranlog.{module}.find_java", lambda: "java")
-    monkeypatch.setattr("tranlog.pipeline.engine.build_context", no_spark)
+    monkeypatch.setattr("tranlog.pipeline.spark.engine.build_context", no_spark)
     made = Place(tmp_path, capsys)
     assert made("tranlog --service shop init")[0] == 0
     return made

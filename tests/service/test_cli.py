@@ -22,9 +22,10 @@ from tranlog.errors import ConfigError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.cleared import MARK_NAME, read_mark
 from tranlog.log.writing.log import Log, hold, read_holds
-from tranlog.service import cli, thl
-from tranlog.service.config import Config, load
-from tranlog.service.template import SOURCES, TARGETS, template
+from tranlog.service.commands import cli
+from tranlog.service.config.config import Config, load
+from tranlog.service.config.template import SOURCES, TARGETS, template
+from tranlog.service.thl import thl
 from tranlog.source.mariadb.connection import MariadbSourceOptions
 from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target
@@ -102,7 +103,7 @@ def test_every_command_speaks_json(command: str, capsys: pytest.CaptureFixture[s
     assert "--json" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", few_of([["thl"], ["cli", "log", "add"]]))
+@pytest.mark.parametrize("arguments", few_of([["thl.thl"], ["commands.cli", "log", "add"]]))
 def test_help_names_its_options_in_one_order(arguments: list[str], effort: Effort) -> None:
     """The library has them in a set, whose order is drawn at each start."""
     module, *words = arguments
@@ -681,7 +682,7 @@ def test_apply_without_java(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_apply_without_a_log(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranlog.pipeline.apply.find_java", lambda: "java")
+    monkeypatch.setattr("tranlog.pipeline.driving.apply.find_java", lambda: "java")
     code, out, err = shop("apply --until now")
     assert (code, out) == (4, "") and "no log at" in err
 

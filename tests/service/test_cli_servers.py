@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tranlog.service import cli
+from tranlog.service.commands import cli
 from tranlog.source.sqlite import connect
 from tranlog.testing.servers import MariaDbAddress, MariaDbServer, PostgresAddress
 

@@ -12,8 +12,18 @@ import pytest
 import typer
 
 from tranlog.errors import DiskFullError
-from tranlog.service import cli, command
-from tranlog.service.command import Progress, confirm, hoist, lower, new_app, require_command, run_app, stop_signals
+from tranlog.service.commands import cli
+from tranlog.service.frame import command
+from tranlog.service.frame.command import (
+    Progress,
+    confirm,
+    hoist,
+    lower,
+    new_app,
+    require_command,
+    run_app,
+    stop_signals,
+)
 
 LOCATING = ("-dir", "--dir", "-conf")
 

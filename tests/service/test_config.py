@@ -11,9 +11,9 @@ import pytest
 
 from tranlog.errors import ConfigError
 from tranlog.log.options import LogOptions
-from tranlog.pipeline.channels import AssignmentRule, ShardBy
-from tranlog.pipeline.filters import Delay, EachTransaction, Include, MaskBy, MaskColumns, OnStatement
-from tranlog.service.config import Section, find_file, find_log, load, read_toml
+from tranlog.pipeline.filters.filters import Delay, EachTransaction, Include, MaskBy, MaskColumns, OnStatement
+from tranlog.pipeline.rules.channels import AssignmentRule, ShardBy
+from tranlog.service.config.config import Section, find_file, find_log, load, read_toml
 
 
 class Sync(enum.StrEnum):

@@ -18,10 +18,10 @@ import msgspec
 import pytest
 
 from tranlog.errors import ConfigError, ControlError, PipelineHeldError
-from tranlog.service.control import ControlOptions, ControlServer, call, open_port, open_socket, socket_paths
-from tranlog.service.exits import Told
-from tranlog.service.exposure import Exposure, check_exposure, is_loopback, read_secret
-from tranlog.service.requests import (
+from tranlog.service.config.exposure import Exposure, check_exposure, is_loopback, read_secret
+from tranlog.service.frame.exits import Told
+from tranlog.service.process.control import ControlOptions, ControlServer, call, open_port, open_socket, socket_paths
+from tranlog.service.process.requests import (
     FRAME,
     Beat,
     Envelope,
@@ -101,7 +101,7 @@ def test_a_second_process_is_refused_and_told_by_whom(server: ControlServer, tmp
 def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
     paths = socket_paths(str(tmp_path), "p", runtime_dir=None)
     program = (
-        "import os, sys; from tranlog.service.control import *; "
+        "import os, sys; from tranlog.service.process.control import *; "
         "open_socket(sys.argv[1:], lambda r: {}, pipeline='p'); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", program, *paths], check=False)

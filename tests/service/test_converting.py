@@ -13,12 +13,12 @@ import pytest
 
 from fix_tungsten import GOLDEN, make_event
 from tranlog.log.reading.reader import LogReader
-from tranlog.service import thl
-from tranlog.service.exits import ExitCode
+from tranlog.service.frame.exits import ExitCode
+from tranlog.service.thl import thl
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.writing.directory import TungstenLog
 
-COMMAND = (sys.executable, "-c", "import sys; from tranlog.service.thl import main; sys.exit(main())", "convert")
+COMMAND = (sys.executable, "-c", "import sys; from tranlog.service.thl.thl import main; sys.exit(main())", "convert")
 
 
 def golden(case: str) -> str:

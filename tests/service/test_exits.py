@@ -14,7 +14,7 @@ import typer
 from tranlog import errors
 from tranlog.errors import TranlogError
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.service.exits import EXIT_CODES, ExitCode, ReaderGone, error_json, error_line, exit_code_of
+from tranlog.service.frame.exits import EXIT_CODES, ExitCode, ReaderGone, error_json, error_line, exit_code_of
 
 TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, TranlogError)]
 

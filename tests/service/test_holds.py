@@ -17,10 +17,11 @@ from tranlog.ids import Seqno
 from tranlog.log.files.positions import MAY_HAVE_ALL, drop_hold, hold, is_running, lock_hold, read_hold, read_holds
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.service import cli, thl
-from tranlog.service.either_codec import Form, open_log
-from tranlog.service.exits import ExitCode
-from tranlog.service.thl_list import style_of
+from tranlog.service.commands import cli
+from tranlog.service.frame.exits import ExitCode
+from tranlog.service.thl import thl
+from tranlog.service.thl.either_codec import Form, open_log
+from tranlog.service.thl.thl_list import style_of
 
 SMALL = LogOptions(segment_bytes=2_000)
 

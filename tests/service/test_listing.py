@@ -11,8 +11,8 @@ from tranlog.change import Change, Column, Op, Options, RowChange, Statement, Ta
 from tranlog.ids import Epoch, Lsn, Seqno
 from tranlog.log.records.format import RecordHeader
 from tranlog.payload import Payload
-from tranlog.service import listing
-from tranlog.service.listing import SegmentShown, fragment_json, fragment_lines
+from tranlog.service.thl import listing
+from tranlog.service.thl.listing import SegmentShown, fragment_json, fragment_lines
 from tranlog.tungsten.reading.text import header_json, header_line, time_text
 from tranlog.types import UNCHANGED, LogicalType
 

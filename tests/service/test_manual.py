@@ -12,8 +12,9 @@ import pytest
 import typer
 
 from fix_effort import few_of
-from tranlog.service import cli, thl
-from tranlog.service.manual import man_page
+from tranlog.service.commands import cli
+from tranlog.service.frame.manual import man_page
+from tranlog.service.thl import thl
 
 PAGES = Path(__file__).parents[2] / "docs" / "man"
 PROGRAMS = {
@@ -58,9 +59,9 @@ def test_bash_completes(prog: str, words: list[str], offered: set[str], tmp_path
     """A real bash with the program's own script: `PROG --show-completion bash` prints it."""
     bash = shutil.which("bash")
     assert bash is not None
+    module = "thl.thl" if prog == "thl" else "commands.cli"
     (tmp_path / prog).write_text(
-        f"#!{sys.executable}\nimport sys\nfrom tranlog.service.{'thl' if prog == 'thl' else 'cli'} import main\n"
-        "sys.exit(main())\n"
+        f"#!{sys.executable}\nimport sys\nfrom tranlog.service.{module} import main\nsys.exit(main())\n"
     )
     (tmp_path / prog).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}

@@ -18,13 +18,13 @@ from fix_effort import few_of
 from fix_operated import Operated, operation_of, without_java
 from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.pipeline.apply import ApplyOptions
-from tranlog.pipeline.filters import Rename
-from tranlog.pipeline.operation import OnError
-from tranlog.pipeline.states import State
-from tranlog.service import cli
-from tranlog.service.control import ControlOptions, open_port
-from tranlog.service.operating import OperatingOptions, Operator, operated
+from tranlog.pipeline.driving.operation import OnError
+from tranlog.pipeline.filters.filters import Rename
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.states import State
+from tranlog.service.commands import cli
+from tranlog.service.process.control import ControlOptions, open_port
+from tranlog.service.process.operating import OperatingOptions, Operator, operated
 from tranlog.source.packer import pack
 from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from tranlog.ids import Epoch, Seqno
-from tranlog.pipeline.operation import OperationState, PendingError
-from tranlog.pipeline.progress import ChannelStats, Counters, InFlight, ShardCount, Waiting
-from tranlog.pipeline.states import State
-from tranlog.pipeline.view import Doing, LogFacts, PipelineFacts, task_views, wait_text, waits_of
-from tranlog.service.overview import Overview, overview_of, pace, report
+from tranlog.pipeline.driving.operation import OperationState, PendingError
+from tranlog.pipeline.rules.progress import ChannelStats, Counters, InFlight, ShardCount, Waiting
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.status.view import Doing, LogFacts, PipelineFacts, task_views, wait_text, waits_of
+from tranlog.service.show.overview import Overview, overview_of, pace, report
 from tranlog.target.target import ChannelRow
 
 ONLINE = OperationState(

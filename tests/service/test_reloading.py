@@ -14,13 +14,13 @@ from fix_operated import WAIT_S, operation_of, running, without_java
 from fix_pipeline import SqliteTarget, Workload, check_equal, positions, write_log
 from tranlog.errors import ConfigError
 from tranlog.log.writing.log import LogOptions
-from tranlog.pipeline.channels import AssignmentRule, ShardBy
-from tranlog.pipeline.states import State
-from tranlog.service.config import load
-from tranlog.service.operating import Operator
-from tranlog.service.orders import _reloaded
-from tranlog.service.reloading import PLAN_KEYS, ConfigFile
-from tranlog.service.requests import GetState, Reload
+from tranlog.pipeline.rules.channels import AssignmentRule, ShardBy
+from tranlog.pipeline.rules.states import State
+from tranlog.service.commands.orders import _reloaded
+from tranlog.service.config.config import load
+from tranlog.service.process.operating import Operator
+from tranlog.service.process.reloading import PLAN_KEYS, ConfigFile
+from tranlog.service.process.requests import GetState, Reload
 
 START = """
 [service]

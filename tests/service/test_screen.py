@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from tranlog.pipeline.progress import InFlight
-from tranlog.pipeline.states import State
-from tranlog.pipeline.troubles import Trouble
-from tranlog.pipeline.view import Doing
-from tranlog.service.overview import ChannelNow, ChannelPace, Overview, PendingNow, ShardNow
-from tranlog.service.screen import INTERVALS, Line, Order, Shown, Size, Tone, bar, duration, plain, screen, stepped
+from tranlog.pipeline.rules.progress import InFlight
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.troubles import Trouble
+from tranlog.pipeline.status.view import Doing
+from tranlog.service.show.overview import ChannelNow, ChannelPace, Overview, PendingNow, ShardNow
+from tranlog.service.show.screen import INTERVALS, Line, Order, Shown, Size, Tone, bar, duration, plain, screen, stepped
 
 WIDE = Size(columns=140, rows=40)
 NO_TIME = dict.fromkeys(("read", "filter", "apply", "commit", "wait", "idle", "other"), 0)

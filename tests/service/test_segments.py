@@ -20,8 +20,9 @@ from tranlog.log.records.format import segment_name
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions, hold
 from tranlog.payload import Payload, encode
-from tranlog.service import cli, thl
-from tranlog.service.operating import capture_endpoint
+from tranlog.service.commands import cli
+from tranlog.service.process.operating import capture_endpoint
+from tranlog.service.thl import thl
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
 from tranlog.testing.clock import ManualClock
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tranlog.errors import ConfigError
-from tranlog.pipeline.package import check_package
-from tranlog.service import cli
-from tranlog.service.config import load
+from tranlog.pipeline.spark.package import check_package
+from tranlog.service.commands import cli
+from tranlog.service.config.config import load
 
 BASE = '[log]\ndir = "log"\n[target]\nkind = "sqlite"\npath = "t.db"\n[pipeline]\nmaster = "spark://host:7077"\n'
 

@@ -16,13 +16,11 @@ from tranlog.change import Fragment
 from tranlog.clock import SystemClock
 from tranlog.disk import OsDisk
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.channels import ShardPlan
-from tranlog.pipeline.progress import InFlight, LastError
-from tranlog.pipeline.states import State
-from tranlog.pipeline.troubles import Trouble
-from tranlog.service.config import load
-from tranlog.service.operating import capture_endpoint
-from tranlog.service.status import (
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.progress import InFlight, LastError
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.troubles import Trouble
+from tranlog.service.commands.status import (
     ChannelState,
     LogState,
     PipelineState,
@@ -34,6 +32,8 @@ from tranlog.service.status import (
     waits_for,
     writer_of,
 )
+from tranlog.service.config.config import load
+from tranlog.service.process.operating import capture_endpoint
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 

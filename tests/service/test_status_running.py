@@ -26,21 +26,21 @@ from tranlog.change import Change, Op, RowChange
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, ControlError
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.pipeline.operation import OnError
-from tranlog.pipeline.progress import Counters
-from tranlog.pipeline.states import State
-from tranlog.pipeline.view import Doing, PipelineStatus
-from tranlog.service import cli
-from tranlog.service.config import load
-from tranlog.service.control import ControlOptions, open_port
-from tranlog.service.exposure import Exposure
-from tranlog.service.metrics import MetricsServer
-from tranlog.service.operating import OperatingOptions, Operator, operated
-from tranlog.service.requests import GoOnline
-from tranlog.service.screen import Shown, plain
-from tranlog.service.status import gather
-from tranlog.service.views import VIEW_NAMES, print_form
-from tranlog.service.views import view as tables_of
+from tranlog.pipeline.driving.operation import OnError
+from tranlog.pipeline.rules.progress import Counters
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.status.view import Doing, PipelineStatus
+from tranlog.service.commands import cli
+from tranlog.service.commands.status import gather
+from tranlog.service.config.config import load
+from tranlog.service.config.exposure import Exposure
+from tranlog.service.process.control import ControlOptions, open_port
+from tranlog.service.process.metrics import MetricsServer
+from tranlog.service.process.operating import OperatingOptions, Operator, operated
+from tranlog.service.process.requests import GoOnline
+from tranlog.service.show.screen import Shown, plain
+from tranlog.service.show.views import VIEW_NAMES, print_form
+from tranlog.service.show.views import view as tables_of
 from tranlog.source.packer import TransactionPacker
 
 PAGE = Path(__file__).parents[2] / "docs" / "control.md"
@@ -228,7 +228,7 @@ def test_every_field_of_the_ancestor_is_printed_or_listed(shop: Shop, told: Tell
     assert {name for where, name, _ in absent if where not in ANCESTOR} == set()
     assert set(re.findall(r"(\w+)=", found["stores"]["store.0"])) == set(STORE_N.split())
     assert found["stages"]["filter.0.name"] == "mask note of east.* by keep-last"
-    assert found["stages"]["filter.1.class"] == "tranlog.pipeline.filters.Delay"
+    assert found["stages"]["filter.1.class"] == "tranlog.pipeline.filters.filters.Delay"
     assert found["stores"]["activeSeqno"] == str(last), "what the pipeline itself holds, as of its last report"
     assert found["stores"]["maxOfflineInterval"] == "1000000000.000"
     assert found["pipeline"]["state"] == "ONLINE" and found["pipeline"]["appliedLastSeqno"] == str(last)

@@ -16,9 +16,9 @@ from tranlog.change import Column, Fragment, Op, RowChange, Statement, TableMap
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, encode
-from tranlog.service import thl
-from tranlog.service.exits import ExitCode
-from tranlog.service.thl_list import NotFound, Shown, Wanted, choose
+from tranlog.service.frame.exits import ExitCode
+from tranlog.service.thl import thl
+from tranlog.service.thl.thl_list import NotFound, Shown, Wanted, choose
 from tranlog.types import LogicalType
 
 AT = 1309533317000  # 2011-07-01 15:15:17 UTC

@@ -13,11 +13,11 @@ import pytest
 
 from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
+from tranlog.log.upkeep.native_purge import End, Front, Refused, plan_purge
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, encode
-from tranlog.service import thl
-from tranlog.service.native_purge import End, Front, Refused, plan_purge
-from tranlog.service.thl_dump import native_fields
+from tranlog.service.thl import thl
+from tranlog.service.thl.thl_dump import native_fields
 from tranlog.types import CharsetBytes, Instant, LogicalType
 
 AT = 1309533317000  # 2011-07-01 15:15:17 UTC
@@ -131,7 +131,7 @@ def test_the_last_ones(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.fixture
 def follower(log_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    code = "import sys; from tranlog.service.thl import main; sys.exit(main())"
+    code = "import sys; from tranlog.service.thl.thl import main; sys.exit(main())"
     words = [sys.executable, "-c", code, "-dir", str(log_dir), "tail", "-f", "-n", "1", "-headers"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

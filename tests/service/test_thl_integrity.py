@@ -14,7 +14,7 @@ from fix_tungsten import GOLDEN, make_event
 from tranlog.change import Fragment
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, encode
-from tranlog.service import thl
+from tranlog.service.thl import thl
 from tranlog.tungsten.records.event import FileFragment
 from tranlog.tungsten.writing.directory import TungstenLog
 

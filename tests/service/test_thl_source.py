@@ -11,9 +11,9 @@ import pytest
 from fix_tungsten import GOLDEN
 from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.errors import ConfigError
-from tranlog.service import cli
-from tranlog.service.config import SourceKind, load, source_kind
-from tranlog.service.exits import ExitCode
+from tranlog.service.commands import cli
+from tranlog.service.config.config import SourceKind, load, source_kind
+from tranlog.service.frame.exits import ExitCode
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from fix_effort import few_of
 from fix_tungsten import make_event
-from tranlog.service import thl
+from tranlog.service.thl import thl
 from tranlog.tungsten.reading import text
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.records.event import Event
@@ -251,7 +251,7 @@ def test_a_long_listing_says_on_stderr_how_far_it_is(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Issue 6, item 3: long scans show progress; a pipe gets nothing but results."""
-    monkeypatch.setattr("tranlog.service.command.PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr("tranlog.service.frame.command.PROGRESS_EVERY_S", 0.0)
     theirs, log = tmp_path / "thl", tmp_path / "thl"
     with TungstenLog.open(str(theirs)) as writer:
         for seqno in range(5000):

@@ -25,15 +25,15 @@ from fix_pipeline import SqliteTarget, Workload, write_log
 from fix_screen import on_screen, source
 from tranlog.change import Change, RowChange
 from tranlog.log.writing.log import LogOptions
-from tranlog.pipeline import apply
-from tranlog.pipeline.apply import ApplyOptions
-from tranlog.pipeline.filters import EachTransaction
-from tranlog.pipeline.operation import OnError, Operation
-from tranlog.pipeline.states import State
-from tranlog.service import cli
-from tranlog.service.control import ControlOptions, open_port
-from tranlog.service.operating import OperatingOptions, Operator, operated
-from tranlog.service.requests import GetOverview, Request
+from tranlog.pipeline.driving import apply
+from tranlog.pipeline.driving.operation import OnError, Operation
+from tranlog.pipeline.filters.filters import EachTransaction
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.states import State
+from tranlog.service.commands import cli
+from tranlog.service.process.control import ControlOptions, open_port
+from tranlog.service.process.operating import OperatingOptions, Operator, operated
+from tranlog.service.process.requests import GetOverview, Request
 
 WAIT_S = 60.0
 Tell = Callable[[str], tuple[int, str, str]]

@@ -18,14 +18,14 @@ from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.pipeline.apply import ApplyOptions
-from tranlog.pipeline.channel import GroupBounds
-from tranlog.pipeline.channels import Parallelization, ShardBy, ShardPlan
-from tranlog.pipeline.filters import Delay, MaskBy, MaskColumns
-from tranlog.pipeline.operation import OperationState, PendingError, Wait
-from tranlog.pipeline.progress import Lag
-from tranlog.pipeline.states import State
-from tranlog.pipeline.view import (
+from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.driving.operation import OperationState, PendingError, Wait
+from tranlog.pipeline.filters.filters import Delay, MaskBy, MaskColumns
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.channels import Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.rules.progress import Lag
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.status.view import (
     LogFacts,
     PipelineFacts,
     PipelineStatus,
@@ -33,10 +33,10 @@ from tranlog.pipeline.view import (
     duration_text,
     pipeline_status,
 )
-from tranlog.pipeline.viewing import log_facts, pipeline_facts
-from tranlog.service.exposure import Exposure
-from tranlog.service.metrics import MetricsServer, metrics_text
-from tranlog.service.views import VIEW_NAMES, json_form, print_form, process_facts, rows_of, view
+from tranlog.pipeline.status.viewing import log_facts, pipeline_facts
+from tranlog.service.config.exposure import Exposure
+from tranlog.service.process.metrics import MetricsServer, metrics_text
+from tranlog.service.show.views import VIEW_NAMES, json_form, print_form, process_facts, rows_of, view
 from tranlog.source.packer import TransactionPacker
 
 # The seed's own output of `trepctl -host logos2 status -name stores`, as it stands there.
@@ -88,7 +88,7 @@ BY_DESIGN = {
     "parallel-queue.eventCount": ("2", NOOP),
     "parallel-queue.headSeqno": ("1", NOOP),
     "parallel-queue.serializationCount": ("1", "the no-op belongs to no shard and is a serial section"),
-    "parallel-queue.storeClass": ("tranlog.pipeline.channel.Channel", "our class"),
+    "parallel-queue.storeClass": ("tranlog.pipeline.applying.channel.Channel", "our class"),
 }
 # What later releases of the article's replicator print as well (conformance/tungsten.md A2, A4), in the same set-up.
 LATER = {
@@ -227,7 +227,7 @@ def test_what_is_not_printed_in_the_article_is_of_the_log_and_the_channels(artic
     assert (queue.estimatedOfflineInterval, queue.maxOfflineInterval, queue.headSeqno) == (2.5, 5.0, 1)
     guard = queue.intervalGuard
     assert (guard.low_channel, guard.low_seqno, guard.hi_channel, guard.hi_seqno) == (0, 0, 9, 1)
-    assert queue.storeClass == "tranlog.pipeline.window.Window"
+    assert queue.storeClass == "tranlog.pipeline.spark.window.Window"
     back = replace(apart, channels=(replace(first, applied_seqno=Seqno(0), tstamp=first.tstamp + 9_000), *rest))
     assert pipeline_status(log, back).queue.estimatedOfflineInterval == 0.0, "the ancestor's never blocks either"
     nothing = pipeline_status(log, replace(pipeline, channels=()))
@@ -242,9 +242,9 @@ def test_filters_stand_in_their_stage_by_number(article: ApplyOptions) -> None:
     (stage,) = view("stages", status_of(replace(article, filters=(mask, Delay(delay_s=60)))))
     rows = rows_of(stage)
     assert {name: value for name, value in rows.items() if name.startswith("filter.")} == {
-        "filter.0.class": "tranlog.pipeline.filters.MaskColumns",
+        "filter.0.class": "tranlog.pipeline.filters.filters.MaskColumns",
         "filter.0.name": "mask note of orders.* by hash",
-        "filter.1.class": "tranlog.pipeline.filters.Delay",
+        "filter.1.class": "tranlog.pipeline.filters.filters.Delay",
         "filter.1.name": "delay 60 s",
     }
     assert "secret" not in "".join(rows.values())

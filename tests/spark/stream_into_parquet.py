@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tranlog.pipeline.session import build_session
+from tranlog.pipeline.spark.session import build_session
 
 
 def main() -> None:

@@ -31,12 +31,12 @@ from tranlog.ids import NO_SEQNO, Seqno, lsn_offset
 from tranlog.log.files.positions import read_holds
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.apply import ApplyStatus, run_apply
-from tranlog.pipeline.channel import GroupBounds, TaskEnd
-from tranlog.pipeline.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
-from tranlog.pipeline.replanning import PlanOrder, PlanOrders
-from tranlog.pipeline.session import build_session
-from tranlog.service.position import set_position
+from tranlog.pipeline.applying.channel import GroupBounds, TaskEnd
+from tranlog.pipeline.driving.apply import ApplyStatus, run_apply
+from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders
+from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.spark.session import build_session
+from tranlog.pipeline.upkeep.position import set_position
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 

@@ -15,10 +15,10 @@ from fix_pipeline import SqliteTarget, Workload, check_equal, positions, write_l
 from fix_spark_cluster import tranlog_path
 from tranlog import RunningPipeline
 from tranlog.errors import ControlError
-from tranlog.pipeline.apply import ApplyOptions
-from tranlog.pipeline.cluster import EngineOptions
-from tranlog.pipeline.package import write_package
-from tranlog.pipeline.states import State
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.spark.cluster import EngineOptions
+from tranlog.pipeline.spark.package import write_package
 from tranlog.testing.spark_cluster import SparkCluster
 
 LOCAL_CLUSTER = "local-cluster[2,2,1024]"

@@ -19,9 +19,9 @@ from tranlog.errors import ConfigError
 from tranlog.log.reading.arrow import CHANGE_COLUMNS, TRANSACTION_COLUMNS
 from tranlog.log.records.columns import Selection
 from tranlog.log.writing.log import Log, LogReader
-from tranlog.pipeline.datasource import FilteringThlReader, ThlReader
-from tranlog.pipeline.datasource_options import parse_options
-from tranlog.pipeline.datasource_ranges import SeqnoRange
+from tranlog.pipeline.datasource.datasource import FilteringThlReader, ThlReader
+from tranlog.pipeline.datasource.datasource_options import parse_options
+from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange
 from tranlog.source.packer import TransactionPacker
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from tranlog.errors import ConfigError, NotInLogError, PurgedError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.files.positions import read_hold, read_holds
 from tranlog.log.writing.log import Log, LogOptions, LogReader
-from tranlog.pipeline.datasource import ThlDataSource
-from tranlog.pipeline.datasource_options import parse_options
-from tranlog.pipeline.datasource_ranges import SeqnoRange
-from tranlog.pipeline.datasource_stream import ThlStreamReader, seqno_of
+from tranlog.pipeline.datasource.datasource import ThlDataSource
+from tranlog.pipeline.datasource.datasource_options import parse_options
+from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange
+from tranlog.pipeline.datasource.datasource_stream import ThlStreamReader, seqno_of
 from tranlog.source.packer import TransactionPacker
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from fix_target import ID, Model, content, table
 from fix_values import ANY_CASES, CASES, fitting
 from tranlog.change import Change, Column, TableMap
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.apply import ApplyOptions, run_apply
+from tranlog.pipeline.driving.apply import run_apply
+from tranlog.pipeline.options import ApplyOptions
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.servers import MariaDbServer, PostgresAddress

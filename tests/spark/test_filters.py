@@ -13,10 +13,10 @@ from fix_pipeline import SqliteTarget, Workload, positions, read_back, write_log
 from tranlog import Pipeline
 from tranlog.change import Change, RowChange
 from tranlog.errors import FilterError
-from tranlog.pipeline.apply import ApplyResult
-from tranlog.pipeline.channel import TaskEnd
-from tranlog.pipeline.filter_chain import Chain
-from tranlog.pipeline.filters import DropColumns, EachBatch, EachTransaction, Exclude, Filter, Rename
+from tranlog.pipeline.applying.channel import TaskEnd
+from tranlog.pipeline.driving.apply import ApplyResult
+from tranlog.pipeline.filters.filter_chain import Chain
+from tranlog.pipeline.filters.filters import DropColumns, EachBatch, EachTransaction, Exclude, Filter, Rename
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,7 +24,7 @@ from fix_pipeline import SqliteTarget, Workload, check_equal, positions, write_l
 from mutants.order_rounds import make_target, trail_of
 from mutants.order_workload import LISTED, logged, write
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.channels import ShardPlan
+from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow, PipelineRow
 from tranlog.testing.order import Logged, find_fault

@@ -35,9 +35,9 @@ from fix_pipeline import (
 from tranlog.change import TableMap
 from tranlog.errors import PipelineHeldError, ReplacedError, TransientTargetError
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.apply import ALIVE_WATCH_S
-from tranlog.pipeline.channel import TaskEnd, TaskResult, run_tasks
-from tranlog.pipeline.channels import Parallelization, ShardPlan
+from tranlog.pipeline.applying.channel import TaskEnd, TaskResult, run_tasks
+from tranlog.pipeline.driving.apply import ALIVE_WATCH_S
+from tranlog.pipeline.rules.channels import Parallelization, ShardPlan
 from tranlog.target.options import open_target
 from tranlog.target.position import FREEING_AFTER_S
 from tranlog.testing.servers import PostgresAddress

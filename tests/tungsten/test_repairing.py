@@ -12,7 +12,7 @@ from fix_tungsten import GOLDEN, LOG, golden_segments, make_event, on_disk, open
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
 from tranlog.ids import Epoch, Seqno
 from tranlog.log.rules.repair import Keep, NothingToRepair, RepairPlan, Span
-from tranlog.service import thl
+from tranlog.service.thl import thl
 from tranlog.testing.disk import PowerCut, SimDisk
 from tranlog.tungsten.records.codec import segment_name
 from tranlog.tungsten.upkeep.repairing import repair

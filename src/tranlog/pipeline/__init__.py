@@ -1,1 +1,4 @@
-"""The pipeline on Spark: the only place that imports pyspark."""
+"""The pipeline on Spark, from a log into a target: `pipeline.Pipeline` runs one, `options` says what it applies.
+
+Its rooms are in the order of ARCHITECTURE.md, "Layers".
+"""

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
 from tranlog.log.options import LogOptions
-from tranlog.pipeline.apply import ALIVE_LOOK_S, ApplyOptions, ApplyResult, ApplyStatus, run_apply
-from tranlog.pipeline.filters import Filter
-from tranlog.pipeline.view import PipelineStatus, pipeline_status
-from tranlog.pipeline.viewing import log_facts, pipeline_facts
+from tranlog.pipeline.driving.apply import ALIVE_LOOK_S, ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.filters.filters import Filter
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.status.view import PipelineStatus, pipeline_status
+from tranlog.pipeline.status.viewing import log_facts, pipeline_facts
 from tranlog.target.options import TargetKind, TargetOptions
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from tranlog.pipeline.spark.session import SparkContext
 
 _URLS: Final[dict[str, TargetKind]] = {"postgresql": "postgres", "postgres": "postgres", "mariadb": "mariadb"}
 """Kinds of targets by the scheme of a URL."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tranlog.pipeline.cluster import EngineOptions
+from tranlog.pipeline.spark.cluster import EngineOptions
 from tranlog.testing.servers import (
     LOOPBACK,
     POLL_S,

@@ -1,8 +1,8 @@
 """The mark that a cleared log leaves, and where a log without records begins.
 
-Owns the file `cleared`; clearing is `service.clearing`'s. The hard idea: a target remembers how far it is by seqno and
-epoch; a log that began again at 0 would make it skip what it has never seen. So whoever opens a log without records for
-writing begins behind the mark, and has the history and the source's position that the log had.
+Owns the file `cleared`; clearing is `log.upkeep.clearing`'s. The hard idea: a target remembers how far it is by seqno
+and epoch; a log that began again at 0 would make it skip what it has never seen. So whoever opens a log without records
+for writing begins behind the mark, and has the history and the source's position that the log had.
 
 Source: design/log-format.md, last paragraph; docs/decisions/0005.
 """

@@ -1,0 +1,129 @@
+"""A pipeline's hold on its log: what retention waits for, and what is known of the pipeline beside its target.
+
+Owns reading and writing that one file of the log's folder. The hard idea: positions stand in the target alone, so a
+target that lost them looks like a new one. The hold is the second witness: it is written before the first task starts,
+says for which target, and how far that was; `progress.plan_start` holds it against what the target has. It is renewed
+about once a second, so a target may be further than it says, never less far.
+
+Source: issue 7, "Bad input"; docs/format.md, "holds/NAME".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from tranlog.clock import Clock
+from tranlog.disk import Disk, DiskLock
+from tranlog.errors import HoldError
+from tranlog.ids import Seqno
+from tranlog.log.files.positions import MAY_HAVE_ALL, Hold, await_rollback, fit_holder, hold, lock_hold, read_hold
+from tranlog.log.reading.readable import ReadableLog
+from tranlog.pipeline.rules.progress import Known
+from tranlog.target.options import TargetOptions
+from tranlog.target.target import Target
+
+logger = logging.getLogger(__name__)
+
+_KEEPS_NO_ROWS: Final = "null "
+"""How the words for a target begin that nothing can come to twice."""
+_NOTHING: Final = "nothing applied at "
+"""What stands in front of them where no task is left that could have, and no position has moved."""
+
+
+def target_words(options: TargetOptions, target: Target) -> str:
+    """Return what a hold calls a target: its URL, or its kind and the file's full path."""
+    if options.in_file:
+        return fit_holder(f"{options.kind} {options.absolute().path}")
+    return fit_holder(target.describe())
+
+
+def known_of(found: Hold | None, words: str) -> Known | None:
+    """Return what a hold tells of a pipeline that is to run at the target of these words; None: nothing."""
+    if found is None or words.startswith(_KEEPS_NO_ROWS) or found.holder.startswith((_KEEPS_NO_ROWS, _NOTHING)):
+        return None
+    there = "" if found.holder == words else found.holder
+    return Known(upto=found.restart_seqno, begun=bool(found.holder), target=there)
+
+
+class Holding:
+    """One pipeline's hold, for one run. Threads: one. `note` is told once when retention will not wait."""
+
+    def __init__(
+        self, reader: ReadableLog, pipeline: str, *, disk: Disk, clock: Clock, note: Callable[[str], None]
+    ) -> None:
+        self._reader = reader
+        self._log_dir = reader.path
+        self._pipeline = pipeline
+        self._disk = disk
+        self._clock = clock
+        self._note = note
+        self._written: tuple[Seqno, str, Seqno] | None = None
+        self._lock: DiskLock | None = None
+        self._failed = False
+
+    def known(self, words: str) -> Known | None:
+        """Read what the log knows of the pipeline; see `known_of`. One that cannot be read is as one that is not."""
+        if not self._reader.keeps_holds:
+            return None
+        try:
+            return known_of(read_hold(self._log_dir, self._pipeline, disk=self._disk), words)
+        except HoldError as exc:
+            logger.warning("cannot read how far the pipeline was pipeline=%s why=%s", self._pipeline, exc)
+            return None
+
+    def begin(self, restart: Seqno, words: str) -> None:
+        """Say, before any task of ours can apply anything, for which target this pipeline needs the log from here.
+
+        From now on the log is not rolled back, until `renew` says how far the pipeline has come. Raises HoldError
+        where a rollback that is under way does not end.
+        """
+        self._write(restart, words, MAY_HAVE_ALL, sync=True)
+        if self._reader.keeps_holds and not self._failed:
+            await_rollback(self._log_dir, disk=self._disk, clock=self._clock)
+
+    def renew(self, restart: Seqno, words: str, *, begun: bool, applied: Seqno | None) -> None:
+        """Say how far the target is by now; not `begun`: nothing was applied there, and no task is left that could.
+
+        `applied`: the greatest seqno that any channel has applied, where no task is left; None while there may be.
+        """
+        told = MAY_HAVE_ALL if applied is None else applied
+        self._write(restart, words if begun else fit_holder(_NOTHING + words), told, sync=False)
+
+    def close(self) -> None:
+        """Say that this run is over; closing twice is harmless."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _write(self, restart: Seqno, words: str, applied: Seqno, *, sync: bool) -> None:
+        """Write it where it says something new. A log that cannot be written to is no reason to stop."""
+        if self._written == (restart, words, applied) and self._lock is not None:
+            return
+        if not self._reader.keeps_holds:
+            self._written = restart, words, applied
+            self._fail("a Java replicator purges what it likes")
+            return
+        try:
+            hold(
+                self._log_dir,
+                self._pipeline,
+                restart,
+                holder=words,
+                applied=applied,
+                sync=sync,
+                disk=self._disk,
+                clock=self._clock,
+            )
+            if self._lock is None:  # or an earlier driver has it still
+                self._lock = lock_hold(self._log_dir, self._pipeline, disk=self._disk)
+            self._written = restart, words, applied
+            self._failed = False
+        except HoldError as exc:
+            self._fail(str(exc))
+
+    def _fail(self, why: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._note(f"retention will not wait for this pipeline: {why}")

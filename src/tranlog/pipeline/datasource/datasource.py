@@ -1,0 +1,151 @@
+"""The log as a table that Spark can query, at once or as a stream: `spark.read.format("thl").load(directory)`.
+
+Owns the data source that Spark finds, its readers, and what Spark's own filters mean here. The options are
+`datasource_options`', batches are the log's own (`log.arrow`) from the first byte to Spark, streaming is
+`datasource_stream`'s. Reads like any other reader: from any process, without a lock, never past what is committed
+unless asked. The hard idea: the range of seqnos is fixed once, when the query or the micro-batch is planned, so that
+every task and every retry reads the same rows, however the log grows meanwhile.
+
+Source: design/pipeline.md, "The log as a Spark source", "Facts about PySpark 4.3, tried".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.types import StructType
+
+from tranlog.errors import ConfigError
+from tranlog.log.reading.arrow import COLUMNS
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.columns import Selection
+from tranlog.pipeline.datasource.datasource_options import SourceOptions, narrowed, parse_options
+from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange, cut, last_of, read_range, spark_schema
+from tranlog.pipeline.datasource.datasource_stream import ThlStreamReader
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+
+class ThlDataSource(DataSource):
+    """The data source `thl`. PySpark finds it by the module `pyspark_thl`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name to give to `format`."""
+        return "thl"
+
+    def schema(self) -> StructType:
+        """Return the columns that the option `columns` chooses, else all."""
+        options = parse_options(self.options)
+        return spark_schema(options.columns)
+
+    def reader(self, schema: StructType) -> ThlReader:
+        """Return the reader of these columns. Raises ConfigError."""
+        options = self._options(schema)
+        if options.hold is not None:
+            raise ConfigError(option="hold", value=options.hold, why="only a stream keeps one")
+        return FilteringThlReader(options) if options.push_filters else ThlReader(options)
+
+    def streamReader(self, schema: StructType) -> ThlStreamReader:
+        """Return the reader of a stream of these columns. Raises ConfigError."""
+        return ThlStreamReader(self._options(schema))
+
+    def _options(self, schema: StructType) -> SourceOptions:
+        """Return the options, with the columns that a `.schema(...)` names."""
+        options = parse_options(self.options)
+        for field in schema.fields:
+            wanted = spark_schema([field.name]).fields[0].dataType if field.name in COLUMNS[options.unit] else None
+            if wanted is None:
+                why = f"one row per {options.unit} has the columns {', '.join(COLUMNS[options.unit])}"
+                raise ConfigError(option="schema", value=field.name, why=why)
+            if field.dataType != wanted:
+                why = f"{field.name} is {wanted.simpleString()} here; cast it in the query"
+                raise ConfigError(option="schema", value=field.dataType.simpleString(), why=why)
+        return replace(options, columns=tuple(schema.fieldNames()))
+
+
+class ThlReader(DataSourceReader):
+    """Reads ranges of one log. It travels pickled from the process that plans to those that read."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+
+    def partitions(self) -> list[InputPartition]:
+        """Cut what the log holds now into ranges. Raises as `open`; ConfigError, NotInLogError, PurgedError."""
+        options = self.options
+        with LogReader.open(options.path) as reader:
+            found = reader.range()
+            low, high = options.start.first(reader, "start"), options.end.last(reader, "end")
+            last = last_of(found, options)
+            low = found.first_seqno if low is None else max(low, found.first_seqno)
+            high = last if high is None else min(high, last)
+            return list(cut(reader, low, high, options.partitions)) or [SeqnoRange(0, -1)]
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """Yield Arrow batches. Raises what a cursor raises."""
+        assert isinstance(partition, SeqnoRange)
+        return read_range(self.options, partition)
+
+
+class FilteringThlReader(ThlReader):
+    """Takes what Spark's filters say about seqno, shard, schema and table into its own range and selection.
+
+    Spark refuses a reader that can do so unless `spark.sql.python.filterPushdown.enabled` is true: hence a class of
+    its own, for who asks by the option `pushFilters`.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Keep what is understood and yield the rest, for Spark to do."""
+        selection, low, high = self.options.selection, None, None
+        words: dict[str, frozenset[str]] = {}
+        rest: list[Filter] = []
+        for one in filters:
+            match one:
+                case EqualTo(attribute=("seqno",), value=value):
+                    low, high = _most(low, value), _least(high, value)
+                case GreaterThanOrEqual(attribute=("seqno",), value=value):
+                    low = _most(low, value)
+                case GreaterThan(attribute=("seqno",), value=value):
+                    low = _most(low, value + 1)
+                case LessThanOrEqual(attribute=("seqno",), value=value):
+                    high = _least(high, value)
+                case LessThan(attribute=("seqno",), value=value):
+                    high = _least(high, value - 1)
+                case EqualTo(attribute=("shard_id" | "schema" as column,), value=str() as value):
+                    words[column] = words.get(column, frozenset((value,))) & {value}
+                case In(attribute=("shard_id" | "schema" as column,), value=values):
+                    texts = frozenset(value for value in values if isinstance(value, str))
+                    words[column] = words.get(column, texts) & texts
+                case _:
+                    rest.append(one)
+        pushed = Selection(shards=words.get("shard_id"), schemas=words.get("schema"))
+        self.options = replace(
+            self.options,
+            selection=narrowed(selection, pushed),
+            start=self.options.start.narrowed(low),
+            end=self.options.end.narrowed(high),
+        )
+        yield from rest
+
+
+def _most(one: int | None, other: int) -> int:
+    return other if one is None else max(one, other)
+
+
+def _least(one: int | None, other: int) -> int:
+    return other if one is None else min(one, other)

@@ -1,0 +1,107 @@
+"""Ranges of the log as Spark's tasks read them, for a query and for a stream.
+
+Owns the types that the log's columns have in Spark, the cutting of a range into tasks, and the one way from a range to
+batches. Which range it is, `datasource` and `datasource_stream` decide.
+
+Source: design/pipeline.md, "The log as a Spark source".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tranlog.errors import NotInLogError
+from tranlog.ids import Gtid, Seqno
+from tranlog.log.reading.reader import LogRange, LogReader
+from tranlog.pipeline.datasource.datasource_options import SourceOptions
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+_TYPES: Final[dict[str, DataType]] = {
+    **dict.fromkeys(("epoch", "seqno", "bytes", "changes"), LongType()),
+    **dict.fromkeys(("fragno", "changeno", "fragments"), IntegerType()),
+    "last_frag": BooleanType(),
+    "commit_time": TimestampType(),
+    "metadata": MapType(StringType(), StringType()),
+    "tables": ArrayType(StringType()),
+    "payload": BinaryType(),
+}
+"""The columns that are no text."""
+_MAX_PARTITIONS: Final = 10_000
+
+
+@dataclass
+class SeqnoRange(InputPartition):
+    """What one task reads: seqnos, both ends included; empty where `high` is below `low`."""
+
+    low: int
+    high: int
+
+
+def spark_schema(columns: Iterable[str]) -> StructType:
+    """Return these columns as Spark has them."""
+    return StructType([StructField(column, _TYPES.get(column, StringType())) for column in columns])
+
+
+def last_of(found: LogRange, options: SourceOptions) -> Seqno:
+    """Return how far the options let a query read."""
+    return found.committed_seqno if options.upto == "committed" else found.last_seqno
+
+
+def cut(reader: LogReader, low: int, high: int, wanted: int | None) -> Iterator[SeqnoRange]:
+    """Yield a range for each segment from `low` to `high`, or `wanted` of about the same number of seqnos."""
+    if low < 0 or high < low:
+        return
+    if wanted is None:
+        firsts = [entry.first_seqno for entry in reader.index()]
+        cuts = sorted({low, *(int(first) for first in firsts if low < first <= high)})
+    else:
+        number = min(wanted, high - low + 1, _MAX_PARTITIONS)
+        cuts = [low + (high - low + 1) * part // number for part in range(number)]
+    for start, end in zip(cuts, [*cuts[1:], high + 1], strict=True):
+        yield SeqnoRange(start, end - 1)
+
+
+def read_range(options: SourceOptions, partition: SeqnoRange) -> Iterator[RecordBatch]:
+    """Yield the batches of a range, in the types that Spark expects. Raises what a cursor raises; NotInLogError."""
+    if partition.high < partition.low:
+        return
+    import pyarrow
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(spark_schema(options.columns), timezone="UTC")
+    # A batch without columns would not say how many rows it has.
+    columns = options.columns or ("seqno",)
+    committed_only = options.upto == "committed"
+    with LogReader.open(options.path) as reader, reader.cursor(committed_only=committed_only) as cursor:
+        cursor.seek(Seqno(partition.low))
+        high = Seqno(partition.high)
+        for batch in cursor.batches(
+            unit=options.unit, columns=columns, selection=options.selection, until=high, wait=False
+        ):
+            if options.columns:
+                arrays: list[Any] = [array.cast(field.type) for array, field in zip(batch.columns, schema, strict=True)]
+                yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+            else:
+                yield batch.select([])
+        if cursor.next_seqno <= high:
+            gtid = Gtid(reader.range().epoch, high)
+            raise NotInLogError(what="this query", gtid=gtid, found=f"ends before seqno {cursor.next_seqno} now")

@@ -1,0 +1,97 @@
+"""Where a run's limit lies in what the log holds by now.
+
+Owns looking ahead of the channels. What a limit is, and how it is told from a header, is `limits`'; what comes into the
+log later the channels watch for themselves.
+
+Source: conformance/tungsten.md A9, "online"; issue 7, item 5.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from tranlog.errors import ConfigError
+from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.log.reading.readable import ReadableLog
+from tranlog.pipeline.applying.channel import content_of
+from tranlog.pipeline.rules.limits import Limit, UntilGtid, UntilSeqno, Watched, reached
+from tranlog.pipeline.rules.progress import nearest_limit
+
+
+class LimitSearch:
+    """One run's. Threads: one."""
+
+    def __init__(self, reader: ReadableLog, limit: Limit | None) -> None:
+        self._reader = reader
+        self._limit = limit
+        self._found: Seqno | None = None
+        self._looked = NO_SEQNO
+        """Up to where it was looked for in vain."""
+
+    def look_ahead(
+        self,
+        until: Seqno | None,
+        restart: Callable[[], Seqno],
+        *,
+        stop: threading.Event,
+        keep_alive: Callable[[], object],
+        every_s: float,
+    ) -> tuple[Seqno | None, Watched | None, Seqno]:
+        """Return the limit as a seqno where the log shows it, else what the tasks are to watch for, and from where on.
+
+        What is committed by now is searched here, so that channels which stand apart all end at the first match behind
+        the slowest, at `restart`; none has passed what comes later. `until`: a limit beside it, the nearer counts.
+        `keep_alive` is called so often while it goes on. Raises ConfigError for a GTID of another history.
+        """
+        if self._found is not None:
+            return nearest_limit(until, self._found), None, NO_SEQNO
+        match self._limit:
+            case None:
+                return until, None, NO_SEQNO
+            case UntilSeqno(seqno=seqno):
+                return nearest_limit(until, seqno), None, NO_SEQNO
+            case UntilGtid(gtid=gtid):
+                header = self._reader.header(gtid.seqno)
+                if header is not None and header.epoch != gtid.epoch:
+                    why = f"this log has GTID({header.epoch}, {gtid.seqno}) in its place"
+                    raise ConfigError(option="--until-gtid", value=str(gtid), why=why)
+                return nearest_limit(until, gtid.seqno), None, NO_SEQNO
+            case watched:
+                slowest = restart()
+                upto = self._reader.range().committed_seqno
+                # The slowest may not have come to where it was looked for already, window by window.
+                first = Seqno(max(slowest, self._looked) + 1)
+                found = self._search(watched, first, upto, stop, keep_alive, every_s)
+                if found is None:
+                    self._looked = max(self._looked, upto)
+                    return until, watched, upto
+                self._found = found  # a later look begins behind it
+                return nearest_limit(until, found), None, NO_SEQNO
+
+    def _search(
+        self,
+        watched: Watched,
+        first: Seqno,
+        last: Seqno,
+        stop: threading.Event,
+        keep_alive: Callable[[], object],
+        every_s: float,
+    ) -> Seqno | None:
+        if first > last:
+            return None
+        beat_at = time.monotonic() + every_s
+        with self._reader.cursor(committed_only=True) as cursor:
+            cursor.seek(first)
+            while not stop.is_set():
+                header = cursor.next_header(0.0)
+                if time.monotonic() >= beat_at:  # it may be long, and nobody is to take us for dead
+                    keep_alive()
+                    beat_at = time.monotonic() + every_s
+                if header is None or header.seqno > last:
+                    return None
+                found = reached(watched, header, lambda: content_of(cursor.current()))
+                if found is not None:
+                    return found
+        return None

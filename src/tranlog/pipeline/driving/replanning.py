@@ -1,0 +1,65 @@
+"""Another plan for a pipeline that runs: the order for it, and whether the Spark that runs could carry it.
+
+Owns what passes between who wants the plan (`operation`, or a program) and the driver, which changes it (`apply`). What
+the change itself is, drain to one seqno and divide anew, is decided in `progress.plan_start`. The hard idea: the driver
+answers when the new plan has been written at the target, and not when it has heard of it; so whoever reads the answer
+knows the seqno behind which the new plan holds, whatever is killed from then on.
+
+Source: issue 7, item 3, "changing the channel count or the rule, online or offline".
+"""
+
+from __future__ import annotations
+
+import queue
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from tranlog.errors import EngineError
+from tranlog.ids import Seqno
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.spark.cluster import MasterKind, count_slots, master_kind, too_few_slots
+
+if TYPE_CHECKING:
+    from tranlog.pipeline.spark.session import SparkContext
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanOrder:
+    """A wish for another plan, and the place of its answer.
+
+    `answer`: the seqno at which all channels stood when it changed, None where the run ended before. Its exception is
+    why it cannot be: ConfigError, EngineError; then the old plan goes on. Of several that come before the channels
+    had met, the newest plan counts, and each is answered with its seqno.
+    """
+
+    plan: ShardPlan
+    answer: Future[Seqno | None] = field(default_factory=Future)
+
+    def settle(self, seqno: Seqno | None) -> None:
+        """Answer it, unless it has been; whoever is first counts."""
+        if not self.answer.done():
+            self.answer.set_result(seqno)
+
+
+PlanOrders: TypeAlias = queue.SimpleQueue[PlanOrder]
+
+
+def check_running(plan: ShardPlan, context: SparkContext | None) -> None:
+    """Raise ConfigError for a plan that cannot work, EngineError where the Spark that runs has too few slots for it."""
+    plan.check()
+    if context is None:
+        return  # it is started when it is known how many are needed
+    master, slots = context.master or "", count_slots(context)
+    if plan.channels <= slots:
+        return
+    refused = too_few_slots(master, slots=slots, channels=plan.channels)
+    again = "`tranlog offline`, `tranlog reload` and `tranlog online`"
+    if master_kind(master) is MasterKind.LOCAL:
+        remedy = (
+            f"Nothing has changed. Run {again}: Spark then starts with {plan.channels} slots. "
+            f"Where master is set, set it to local[{plan.channels}] or more and start the process anew"
+        )
+    else:
+        remedy = f"Nothing has changed. {refused.remedy}; then run {again}"
+    raise EngineError(why=refused.why, remedy=remedy)

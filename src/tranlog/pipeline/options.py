@@ -1,0 +1,122 @@
+"""What a pipeline applies, from where to where, and how: the options of a run, each with its default.
+
+Source: docs/parallel-apply.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tranlog.errors import ConfigError
+from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.filters.filters import Filter, check_filters
+from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.rules.limits import Limit, SeqnoRanges
+from tranlog.pipeline.rules.progress import check_pipeline_name
+from tranlog.pipeline.spark.cluster import EngineOptions
+from tranlog.pipeline.spark.session import check_slots, default_master
+from tranlog.target.options import TargetOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyOptions:
+    """What to apply, to where, and how; picklable.
+
+    `until_seqno`: the last seqno to apply, inclusive; "now": what is committed when the run starts; None: follow.
+    `start_seqno`: the first to apply where the target has no position; None: the first that the log holds.
+    """
+
+    pipeline: str
+    log_dir: str
+    target: TargetOptions
+    channels: int = 4
+    parallelization: Parallelization = Parallelization.DISK
+    window_bytes: int = 32 << 20
+    """In memory: how much of the log is read at a time, and the most that a channel's worker holds of it."""
+    master: str | None = None
+    """Spark's master; None: `local[max(cores, channels)]`, since a task that runs for weeks needs a slot for itself."""
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    """What Spark is told beyond its master."""
+    assignment: AssignmentRule = AssignmentRule.RECORDED
+    serial_shards: tuple[str, ...] = ()
+    shard_map: dict[str, int] = field(default_factory=dict)
+    """Channels of shards, over the assignment rule."""
+    shard_default: int | None = None
+    """The channel of every shard that is in neither, in the place of the assignment rule."""
+    shard_by: ShardBy = ShardBy.RECORDED
+    shard_keys: dict[str, str] = field(default_factory=dict)
+    """The column of each table, `schema.table`, whose value is the shard, where `shard_by` is KEY."""
+    until_seqno: int | str | None = None
+    start_seqno: int | None = None
+    limit: Limit | None = None
+    """A limit beside `until_seqno`; the nearer one ends the run."""
+    leave_out: SeqnoRanges = field(default_factory=SeqnoRanges)
+    """Transactions that are never to be applied; recorded at the target with those of earlier runs."""
+    take_over: bool = False
+    max_offline_interval_s: float | None = None
+    """How far the fastest channel may be ahead of the slowest, in the source's commit times; None: as far as it can."""
+    sync_interval_s: float = 1.0
+    """How long a position may go unpublished while nothing of the channel's own comes by."""
+    idle_every: int = 10_000
+    """The same, in transactions."""
+    group: GroupBounds = field(default_factory=GroupBounds)
+    retry_s: float = 30.0
+    """How long a start, until all channels are claimed, and a bounded run try to use a target that is away."""
+    give_up_s: float | None = None
+    """How long one that runs goes on while a channel cannot use the target; None: for ever, with growing pauses."""
+    resubmit: int = 5
+    """How often a failing job is submitted again without any position having moved."""
+    checksum: bool = True
+    filters: tuple[Filter, ...] = ()
+    """What is left out, renamed, hidden or delayed on the way, in this order."""
+
+    def plan(self) -> ShardPlan:
+        """Return how shards are divided among the channels."""
+        if self.parallelization is Parallelization.NONE:
+            return ShardPlan(channels=1)
+        return ShardPlan(
+            channels=self.channels,
+            rule=self.assignment,
+            serial=frozenset(name for name in self.serial_shards if name),
+            mapping=tuple(sorted(self.shard_map.items())),
+            default=self.shard_default,
+            by=self.shard_by,
+            keys=tuple(sorted(self.shard_keys.items())),
+        )
+
+    def check(self) -> None:
+        """Raise ConfigError for what cannot work."""
+        check_pipeline_name(self.pipeline)
+        self.plan().check()
+        self.group.check()
+        check_filters(self.filters)
+        check_slots(self.wanted_master(), self.plan().channels)
+        self.engine.check_for(self.wanted_master())
+        if isinstance(self.until_seqno, str) and self.until_seqno != "now":
+            raise ConfigError(option="until", value=self.until_seqno, why='a seqno or "now"')
+        for option, value in (("until", self.until_seqno), ("start", self.start_seqno)):
+            if isinstance(value, int) and value < 0:
+                raise ConfigError(option=option, value=value, why="a seqno is 0 or more")
+        for option, number in (
+            ("sync_interval_s", self.sync_interval_s),
+            ("idle_every", self.idle_every),
+            ("window_bytes", self.window_bytes),
+        ):
+            if number <= 0:
+                raise ConfigError(option=option, value=number, why="must be above 0")
+        if self.max_offline_interval_s is not None and self.max_offline_interval_s <= 0:
+            why = "must be above 0; leave it out for no bound"
+            raise ConfigError(option="max_offline_interval_s", value=self.max_offline_interval_s, why=why)
+        given_up = 0 if self.give_up_s is None else self.give_up_s
+        for option, number in (("retry_s", self.retry_s), ("resubmit", self.resubmit), ("give_up_s", given_up)):
+            if number < 0:
+                raise ConfigError(option=option, value=number, why="must be 0 or more")
+
+    def wanted_master(self) -> str:
+        """Return the master to run on."""
+        return self.master or default_master(self.plan().channels)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it is to end by itself."""
+        return self.until_seqno is not None or self.limit is not None

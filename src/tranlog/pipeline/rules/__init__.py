@@ -1,0 +1,5 @@
+"""What is decided about a pipeline, on values alone. Pure.
+
+`channels` says which channel applies a transaction and when channels meet, `progress` what a start means, `limits` up
+to where it goes, `states` and `troubles` how it is, `shard_list` reads the ancestor's file.
+"""

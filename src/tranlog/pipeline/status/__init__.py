@@ -1,0 +1,1 @@
+"""Where a pipeline stands: `viewing` gathers it, `view` says it. `view` is pure."""

@@ -1,0 +1,1 @@
+"""The `tranlog` command: `cli` has the subcommands, the others those of a running pipeline."""

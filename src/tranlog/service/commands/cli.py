@@ -1,0 +1,853 @@
+"""The `tranlog` command: set up, capture, apply, look, compare, move, clear.
+
+Owns the commands and their options, and the environment that they read; what they do is below. The hard idea: each
+command is a thin frame, so that whatever it does can be done from Python as well, and every way to fail is an error
+of the tree, which `exits` turns into one line and a code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import typer
+
+from tranlog.capture.capture import Capture, CaptureStatus
+from tranlog.change import TableMap
+from tranlog.clock import SystemClock
+from tranlog.errors import ConfigError, TranlogError
+from tranlog.ids import Gtid, Seqno
+from tranlog.log.files.positions import drop_hold, read_holds
+from tranlog.log.upkeep.clearing import CAVEATS, clear_log
+from tranlog.log.writing.log import Log
+from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus
+from tranlog.pipeline.driving.operation import OnError, Operation
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.spark.package import write_package
+from tranlog.pipeline.spark.session import find_java
+from tranlog.pipeline.upkeep.position import Move, read_rows, reset_position, set_position
+from tranlog.pipeline.upkeep.tables import create_statements, tables_behind, tables_in_log
+from tranlog.service.commands import status as status_module
+from tranlog.service.commands.orders import Authority, Host, PipelineName, SecretFile, add_orders, config_of, show_view
+from tranlog.service.commands.top import add_top
+from tranlog.service.commands.verifying import add_verify
+from tranlog.service.config import template as template_module
+from tranlog.service.config.config import DEFAULT_FILE, Config, SourceKind, source_kind
+from tranlog.service.frame.command import (
+    AsJson,
+    Progress,
+    confirm,
+    new_app,
+    print_json,
+    require_command,
+    run_app,
+    say,
+    stop_signals,
+)
+from tranlog.service.frame.exits import ExitCode, error_line, exit_code_of
+from tranlog.service.process.capturing import CaptureThread, check_source, open_capture, open_tables
+from tranlog.service.process.client import runtime_dir
+from tranlog.service.process.operating import OperatingOptions, capture_endpoint, operated
+from tranlog.service.process.reloading import ConfigFile
+from tranlog.service.show.views import VIEW_NAMES
+from tranlog.service.upkeep.holds import hold_app
+from tranlog.service.upkeep.segments import log_app
+from tranlog.target.options import open_target
+from tranlog.target.target import ChannelRow
+from tranlog.tungsten.reading.text import time_text
+from tranlog.tungsten.reading.translated import open_readable
+
+logger = logging.getLogger(__name__)
+
+LOCATING: Final = ("-service", "--service", "-conf", "--conf")
+HOST_NAMES: Final = ("-host", "--host")
+"""The article writes them in front of the command: `-host db2 status -name stores`."""
+WATCH_S: Final = 1.3
+"""How long a pipeline's row is watched for a sign of life: its driver moves it every second."""
+REPORT_EVERY_S: Final = 1.0
+ONCE_WAIT_S: Final = {SourceKind.SQLITE: 0.0, SourceKind.MARIADB: 2.0, SourceKind.THL: 0.0}
+"""How long `capture --once` waits for a source to show more: a server sends when it likes."""
+_SERVICE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+
+app = new_app(add_completion=True)
+tables_app = new_app(help="Tables at the target.\n\n\b\nExample:\n  tranlog tables create --dry-run")
+position_app = new_app(help="Where a pipeline stands at the target, by hand.\n\n\b\nExample:\n  tranlog position get")
+app.add_typer(tables_app, name="tables", invoke_without_command=True)
+app.add_typer(position_app, name="position", invoke_without_command=True)
+app.add_typer(log_app, name="log", invoke_without_command=True)
+app.add_typer(hold_app, name="hold", invoke_without_command=True)
+add_orders(app)
+add_top(app)
+add_verify(app)
+
+TakeOver = Annotated[
+    bool, typer.Option("--take-over", "-take-over", help="Although another process seems to run the pipeline.")
+]
+NewLog = Annotated[
+    bool,
+    typer.Option("--new-log", "-new-log", help="Begin a log without records without asking the target how far it is."),
+]
+AcceptServer = Annotated[
+    bool,
+    typer.Option(
+        "--accept-server",
+        "-accept-server",
+        help="Go on by GTID at a MariaDB that cannot prove to have the log's history: you know that it has.",
+    ),
+]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", "-until", metavar="SEQNO|now", help="End after this seqno, or after what is there now."),
+]
+Channels = Annotated[int | None, typer.Option("--channels", "-channels", metavar="N", help="How many channels.")]
+Master = Annotated[
+    str | None, typer.Option("--master", "-master", metavar="URL", help="Spark's master; default: this machine.")
+]
+Stay = Annotated[
+    bool, typer.Option("--stay", "-stay", help="Stay when it cannot go on, OFFLINE:ERROR, until `tranlog online`.")
+]
+WaitOffline = Annotated[bool, typer.Option("--offline", "-offline", help="Start offline, until `tranlog online`.")]
+Metrics = Annotated[
+    str | None, typer.Option("--metrics", "-metrics", metavar="HOST:PORT", help="Serve OpenMetrics there.")
+]
+Package = Annotated[
+    str | None,
+    typer.Option("--package", "-package", metavar="FILE", help="What `tranlog spark-package` wrote, for the workers."),
+]
+Start = Annotated[
+    int | None,
+    typer.Option("--start", "-start", metavar="SEQNO", help="The first to apply where the target has no position."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def locate(
+    ctx: typer.Context,
+    conf: Annotated[
+        str | None, typer.Option("--conf", "-conf", metavar="FILE", help=f"The configuration; default: {DEFAULT_FILE}.")
+    ] = None,
+    service: Annotated[
+        str | None,
+        typer.Option("--service", "-service", metavar="NAME", help=f"The service of NAME.toml or {DEFAULT_FILE} here."),
+    ] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show all diagnostics, and the traceback of an error.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show diagnostics on stderr.")] = False,
+) -> None:
+    """A transaction log between databases: capture a source, apply to a target, exactly once.
+
+    \b
+    Example:
+      tranlog init
+      tranlog run
+      tranlog --conf shop.toml status
+
+    Exit codes: 0 done; 1 a check failed; 2 bad usage or configuration; 3 damaged or inconsistent data, a conflict at
+    the target among it; 4 the surroundings prevent it (lock held, disk full, server away, no Java): mend and start
+    again. `thl` looks into the log itself.
+    """
+    require_command(ctx)
+    ctx.obj = (conf, service)
+
+
+# --- init ------------------------------------------------------------------------------------------------
+
+
+@app.command("init")
+def init(
+    ctx: typer.Context,
+    source: Annotated[
+        Literal["sqlite", "mariadb"], typer.Option("--source", "-source", help="The kind of source.")
+    ] = "sqlite",
+    target: Annotated[
+        Literal["sqlite", "postgres", "mariadb", "null"],
+        typer.Option("--target", "-target", help="The kind of target; null keeps its position alone."),
+    ] = "sqlite",
+    as_json: AsJson = False,
+) -> None:
+    """Write a commented configuration to start from.
+
+    It works as it is, for SQLite on both ends. A file that is there is never overwritten.
+
+    The file is tranlog.toml, or what --conf names; the service's name is --service, or that of the folder.
+
+    \b
+    Example:
+      tranlog init
+      tranlog --conf shop.toml --service shop init --source mariadb --target postgres
+    """
+    conf, service = ctx.obj
+    file = conf or DEFAULT_FILE
+    name = service or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(file).absolute().parent.name).lstrip(".-") or "tranlog"
+    if not _SERVICE_NAME.fullmatch(name):
+        why = "a service's name is 1 to 63 letters, digits, dots, dashes and underscores"
+        raise ConfigError(option="--service", value=name, why=why)
+    text = template_module.template(service=name, source=source, target=target)
+    try:
+        with open(file, "x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError as exc:
+        raise ConfigError(option=file, value=None, why="is there already, and is not overwritten") from exc
+    if as_json:
+        print_json({"file": file, "service": name})
+    else:
+        print(f"wrote {file} for service {name}; next: `tranlog capture`, `tranlog apply`, or `tranlog run` for both")
+
+
+# --- capture, apply, run ---------------------------------------------------------------------------------
+
+
+@app.command("capture")
+def capture(
+    ctx: typer.Context,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            "-source",
+            metavar="thl:DIR",
+            help="Instead of the configured source: the log directory of a Java replicator, which is followed.",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", "-once", help="Capture what the source has by now, and end.")] = False,
+    new_log: NewLog = False,
+    accept_server: AcceptServer = False,
+    take_source: Annotated[
+        bool, typer.Option("--take-source", "-take-source", help="Follow a source that another log has claimed.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Carry the source's transactions into the log.
+
+    Runs until SIGTERM or Ctrl-C. A transaction is freed at the source once the log has it durable.
+
+    One log follows a SQLite source: it is claimed for the log's history and directory. A copy of the log, one that was
+    moved to another disk, or a new one in another directory gets it by --take-source only, and a capture that still
+    runs for the other then stops.
+
+    \b
+    Example:
+      tranlog capture
+      tranlog --conf shop.toml capture --once
+      tranlog capture --source thl:thl-of-the-replicator
+    """
+    config = config_of(ctx)
+    if source is not None:
+        config = config.with_source(source)
+    with (
+        open_capture(config, new_log=new_log, accept_server=accept_server, take_source=take_source) as (work, log),
+        capture_endpoint(log, work, runtime_dir=runtime_dir()),
+    ):
+        _say_begin(log)
+        with (
+            stop_signals(work.stop),
+            Progress(endless=not once) as progress,
+            _Reporter(lambda: progress.update(_capture_text(work))),
+        ):
+            done = work.catch_up(wait_s=ONCE_WAIT_S[source_kind(config.wanted_source())]) if once else work.run()
+        _show_capture(done, log, as_json)
+
+
+def _say_begin(log: Log) -> None:
+    found = log.recovered
+    begins = "a new log" if found.created else "the log"
+    say(f"capture: {begins} at {log.path}, epoch {log.epoch}, goes on behind seqno {log.last_seqno}")
+
+
+def _capture_text(work: Capture) -> str:
+    status = work.status()
+    if status.in_flight is not None:
+        return f"capture: {status_module.part_text(status.in_flight)}"
+    if status.lag_ms is None:
+        return "capture: waiting for the source's first transaction"
+    return (
+        f"capture: {status.transactions} transactions, up to seqno {status.last_seqno}, "
+        f"{status.lag_ms} ms behind the source when the last came"
+    )
+
+
+def _show_capture(done: CaptureStatus, log: Log, as_json: bool) -> None:
+    if as_json:
+        print_json({**dataclasses.asdict(done), "log_ends_at": log.last_seqno, "epoch": log.epoch})
+    else:
+        print(f"captured {done.transactions} transactions; the log ends at seqno {log.last_seqno}, epoch {log.epoch}")
+
+
+class _Reporter:
+    """Calls `report` about once a second in a thread of its own while its block runs."""
+
+    def __init__(self, report: Any) -> None:
+        self._report = report
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="report", daemon=True)
+
+    def _run(self) -> None:
+        while not self._end.wait(REPORT_EVERY_S):
+            self._report()
+
+    def __enter__(self) -> _Reporter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def apply_options(
+    config: Config,
+    *,
+    until: str | None,
+    channels: int | None,
+    master: str | None,
+    start: int | None,
+    take_over: bool,
+    pipeline: str | None,
+    package: str | None,
+) -> ApplyOptions:
+    """Put the pipeline's options together: the command line's over the file's. Raises ConfigError."""
+    options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
+    options = dataclasses.replace(
+        options,
+        channels=options.channels if channels is None else channels,
+        master=options.master if master is None else master,
+        start_seqno=options.start_seqno if start is None else start,
+        pipeline=options.pipeline if pipeline is None else pipeline,
+        until_seqno=_until(until),
+        take_over=take_over,
+    )
+    if package is not None:
+        options = dataclasses.replace(options, engine=dataclasses.replace(options.engine, package=package))
+    options.check()
+    return options
+
+
+def _until(text: str | None) -> int | str | None:
+    if text is None or text == "now":
+        return text
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise typer.BadParameter(f"{text!r} is neither a seqno nor the word now", param_hint="--until")
+    return int(text)
+
+
+@app.command("apply")
+def apply(
+    ctx: typer.Context,
+    until: Until = None,
+    channels: Channels = None,
+    master: Master = None,
+    start: Start = None,
+    take_over: TakeOver = False,
+    pipeline: PipelineName = None,
+    stay: Stay = False,
+    wait_offline: WaitOffline = False,
+    metrics: Metrics = None,
+    package: Package = None,
+    as_json: AsJson = False,
+) -> None:
+    """Apply the log to the target, on Spark.
+
+    One task per channel, until --until, SIGTERM or Ctrl-C. Starts where the target says that it ended; a stop waits
+    for the target transactions under way. While it runs, `tranlog offline`, `tranlog online` and their kin reach it.
+
+    \b
+    Example:
+      tranlog apply
+      tranlog apply --until now --channels 4
+      tranlog --conf shop.toml apply --master spark://host:7077
+    """
+    config = config_of(ctx)
+    options = apply_options(
+        config,
+        until=until,
+        channels=channels,
+        master=master,
+        start=start,
+        take_over=take_over,
+        pipeline=pipeline,
+        package=package,
+    )
+    reread = ConfigFile(config, environ=os.environ, channels=channels).read_again
+    find_java()
+    with Progress(endless=options.until_seqno is None) as progress:
+        operation = Operation(
+            options,
+            on_error=_on_error(config, stay),
+            report=lambda status: progress.update(_apply_text(status)),
+        )
+        with (
+            operated(operation, config.log, _operating(config, metrics), runtime_dir=runtime_dir(), reread=reread),
+            stop_signals(operation.end),
+        ):
+            done = operation.run(online=not wait_offline)
+    _show_apply(done, as_json)
+
+
+def _on_error(config: Config, stay: bool) -> OnError:
+    return OnError.OFFLINE if stay else config.pipeline.on_error
+
+
+def _operating(config: Config, metrics: str | None) -> OperatingOptions:
+    source = config.source
+    options = dataclasses.replace(
+        OperatingOptions.of(config.pipeline),
+        service=config.service,
+        source=status_module.source_text(source),
+        source_event_id=None if source is None else lambda: status_module.source_event_id(source),
+    )
+    return options if metrics is None else dataclasses.replace(options, metrics=metrics)
+
+
+def _apply_text(status: ApplyStatus) -> str:
+    return (
+        f"apply: {status.phase}, applied up to {status.restart_seqno} of {status.committed_seqno}, "
+        f"{status.transactions_per_s:.0f} transactions/s, {status.changes_per_s:.0f} changes/s, "
+        f"lag {status.lag.seqnos} transactions, {status.lag.ms / 1000:.1f} s"
+    )
+
+
+def _show_apply(done: ApplyResult | None, as_json: bool) -> None:
+    if as_json:
+        print_json(msgspec.to_builtins(done))
+        return
+    if done is None:
+        print("nothing was applied")
+        return
+    now = done.status
+    total = now.total
+    print(
+        f"applied up to seqno {now.restart_seqno} of {now.committed_seqno}; since this pipeline's first start "
+        f"{total.transactions} transactions, {total.changes} changes, {total.sections} serial sections"
+    )
+    for one in now.channels:
+        print(
+            f"  channel {one.channel}: seqno {one.applied_seqno}, {one.counters.transactions} transactions, "
+            f"{one.counters.changes} changes"
+        )
+    for note in now.notes:
+        say(f"apply: {note}")
+
+
+@app.command("spark-package")
+def spark_package(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What to write; ends by .zip.")] = "tranlog-spark.zip",
+    as_json: AsJson = False,
+) -> None:
+    """Write what Spark's workers need to run channels into one file.
+
+    From what is installed here, for workers with the same Python (minor version) and the same kind of machine.
+
+    \b
+    Example:
+      tranlog spark-package tranlog-spark.zip
+      tranlog apply --master spark://host:7077 --package tranlog-spark.zip
+    """
+    written = write_package(file)
+    if as_json:
+        print_json(msgspec.to_builtins(written))
+        return
+    note = written.note
+    print(f"{written.path}: {written.size / 1e6:.1f} MB; tranlog {note.tranlog}, {', '.join(note.libraries)}")
+    print(f"for workers with {note.python} on {note.machine}")
+
+
+@app.command("run")
+def run(
+    ctx: typer.Context,
+    channels: Channels = None,
+    master: Master = None,
+    start: Start = None,
+    take_over: TakeOver = False,
+    pipeline: PipelineName = None,
+    package: Package = None,
+    new_log: NewLog = False,
+    accept_server: AcceptServer = False,
+    stay: Stay = False,
+    metrics: Metrics = None,
+    as_json: AsJson = False,
+) -> None:
+    """Capture and apply in one process.
+
+    Runs until SIGTERM or Ctrl-C. If one of the two ends by an error, the other is stopped.
+
+    \b
+    Example:
+      tranlog run
+      tranlog run --channels 4
+    """
+    config = config_of(ctx)
+    options = apply_options(
+        config,
+        until=None,
+        channels=channels,
+        master=master,
+        start=start,
+        take_over=take_over,
+        pipeline=pipeline,
+        package=package,
+    )
+    reread = ConfigFile(config, environ=os.environ, channels=channels).read_again
+    # What costs little is looked at first: Spark takes seconds to start, and a writer adds to the log.
+    check_source(config.wanted_source())
+    find_java()
+    if not options.target.in_file or os.path.exists(options.target.path):  # opening would make the file
+        open_target(options.target).close()
+    with open_capture(config, new_log=new_log, accept_server=accept_server) as (work, log):
+        _say_begin(log)
+        with Progress(endless=True) as progress:
+            operation = Operation(
+                options,
+                on_error=_on_error(config, stay),
+                report=lambda status: progress.update(f"{_capture_text(work)}; {_apply_text(status)}"),
+            )
+            capturing = CaptureThread(work, ended=operation.end)
+            endpoint = operated(
+                operation,
+                config.log,
+                _operating(config, metrics),
+                runtime_dir=runtime_dir(),
+                heartbeat=work.heartbeat,
+                reread=reread,
+            )
+            try:
+                with stop_signals(operation.end):
+                    capturing.start()
+                    with endpoint, capture_endpoint(log, work, runtime_dir=runtime_dir()):
+                        done = operation.run()
+            except TranlogError:
+                capturing.stop()
+                if capturing.error is not None:
+                    say(error_line(capturing.error, prog="tranlog"))
+                raise
+            finally:
+                capturing.stop()
+        if capturing.error is not None:
+            raise capturing.error
+        if as_json:
+            print_json({"capture": dataclasses.asdict(work.status()), "apply": msgspec.to_builtins(done)})
+        else:
+            _show_capture(work.status(), log, False)
+            _show_apply(done, False)
+
+
+# --- looking ---------------------------------------------------------------------------------------------
+
+
+@app.command("status")
+def status(
+    ctx: typer.Context,
+    watch: Annotated[
+        bool, typer.Option("--watch/--no-watch", help="Watch the pipeline for a second, to see it move and how fast.")
+    ] = True,
+    name: Annotated[
+        str | None, typer.Option("--name", "-name", metavar="VIEW", help=f"One of {', '.join(VIEW_NAMES)}.")
+    ] = None,
+    host: Host = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show positions, lag, rates, sizes, and what it waits for; with -name one view, field by field.
+
+    A part that cannot be read is shown with its error, and the exit code is that error's. With --host a view is the
+    running pipeline's that listens there, and no configuration is needed.
+
+    \b
+    Example:
+      tranlog status
+      tranlog status --json --no-watch
+      tranlog status -name stores
+      tranlog status -name tasks --host db2.example:7788 --tls-ca ca.pem --secret-file secret
+    """
+    if name is not None:
+        show_view(
+            name,
+            config=lambda: config_of(ctx),
+            host=host,
+            tls_ca=tls_ca,
+            secret_file=secret_file,
+            watch_s=WATCH_S if watch else 0.0,
+            as_json=as_json,
+        )
+        return ExitCode.DONE
+    if host is not None:
+        raise typer.BadParameter("the pipeline there has views; say which, by -name", param_hint="--host")
+    config = config_of(ctx)
+    found, errors = status_module.gather(config, clock=SystemClock(), watch_s=WATCH_S if watch else 0.0)
+    if as_json:
+        print_json(found)
+    else:
+        for line in status_module.status_lines(found):
+            print(line)
+    return max((exit_code_of(error) for error in errors), default=ExitCode.DONE)
+
+
+# --- tables ----------------------------------------------------------------------------------------------
+
+
+@tables_app.callback()
+def _tables(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+@tables_app.command("create")
+def tables_create(
+    ctx: typer.Context,
+    from_: Annotated[
+        Literal["log", "source"],
+        typer.Option(
+            "--from", "-from", help="Take the tables whose changes are in the log, or all that the source has."
+        ),
+    ] = "log",
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only print the statements.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create the tables that the target lacks.
+
+    \b
+    Example:
+      tranlog tables create --dry-run
+      tranlog tables create --from source
+    """
+    config = config_of(ctx)
+    options = config.wanted_target()
+    with Progress() as progress:
+        tables = _tables_of_log(config, progress) if from_ == "log" else _tables_of_source(config)
+    tables = tables_behind(config.pipeline.filters, tables, options.kind)
+    if dry_run:
+        shown = {table.name: create_statements(options.kind, table) for table in tables}
+    else:
+        target = open_target(options)
+        try:
+            made = {table.name: target.create_table(table) for table in tables}
+        finally:
+            target.close()
+        shown = {name: [statements] for name, statements in made.items() if statements}
+    if as_json:
+        print_json({"created": {} if dry_run else shown, "statements": shown, "tables": len(tables)})
+        return
+    for table in tables:
+        if table.name not in shown:
+            print(f"-- {table.name} is there already")
+            continue
+        if not table.primary_key:
+            say(f"tables: {table.name} has no primary key; its rows are matched by all their values, which is slow")
+        for statement in shown[table.name]:
+            print(f"{statement};")
+    if tables and options.ddl != "ignore" and config.source is not None and source_kind(config.source) == options.kind:
+        say('tables: apply runs the DDL of the log itself here, and stops at what is there already; set ddl = "ignore"')
+    if not tables:
+        say(f"tables: the {from_} has no tables" + (", as far as its changes tell" if from_ == "log" else ""))
+
+
+def _tables_of_log(config: Config, progress: Progress) -> list[TableMap]:
+    with open_readable(config.log_dir) as reader:
+        return tables_in_log(reader, report=lambda at, last: progress.update(f"tables: seqno {at} of {last}"))
+
+
+def _tables_of_source(config: Config) -> list[TableMap]:
+    reader = open_tables(config.wanted_source())
+    try:
+        return reader.tables()
+    finally:
+        reader.close()
+
+
+# --- position --------------------------------------------------------------------------------------------
+
+
+@position_app.callback()
+def _position(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+@position_app.command("get")
+def position_get(ctx: typer.Context, pipeline: PipelineName = None, as_json: AsJson = False) -> None:
+    """Print where each channel of the pipeline stands.
+
+    \b
+    Example:
+      tranlog position get
+      tranlog position get --json
+    """
+    config = config_of(ctx)
+    name = config.pipeline.name if pipeline is None else pipeline
+    rows = read_rows(config.wanted_target(), name)
+    _show_rows(name, rows, as_json)
+
+
+def _show_rows(pipeline: str, rows: Sequence[ChannelRow], as_json: bool) -> None:
+    if as_json:
+        print_json({"pipeline": pipeline, "channels": [dataclasses.asdict(row) for row in rows]})
+    elif not rows:
+        print(f"pipeline {pipeline} has no position at this target")
+    for row in () if as_json else rows:
+        stands = f"GTID({row.epoch}, {row.applied_seqno}), event id {row.event_id!r}, {time_text(row.tstamp)} UTC"
+        print(f"channel {row.channel}: {stands if row.epoch else f'before seqno {row.applied_seqno + 1}'}")
+
+
+@position_app.command("set")
+def position_set(
+    ctx: typer.Context,
+    seqno: Annotated[int, typer.Argument(metavar="SEQNO", min=-1, help="Everything up to here counts as applied.")],
+    channel: Annotated[
+        int | None, typer.Option("--channel", "-channel", metavar="N", help="Move only this channel.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    take_over: TakeOver = False,
+    pipeline: PipelineName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put the pipeline at SEQNO.
+
+    That transaction and all before it count as applied, the next one is applied next. Epoch and event id are taken
+    from the log. One before the log's first seqno means: nothing applied yet.
+
+    \b
+    Example:
+      tranlog position set 1200
+      tranlog position set 1200 --channel 2 -y
+    """
+    config = config_of(ctx)
+    name = config.pipeline.name if pipeline is None else pipeline
+
+    def agree(move: Move) -> None:
+        told = move.consequences()
+        for line in told:
+            say(f"position: {line}")
+        if told and not yes:
+            confirm(f"Put pipeline {name} at seqno {seqno}?")
+
+    with open_readable(config.log_dir) as reader:
+        target = open_target(config.wanted_target())
+        try:
+            move = set_position(
+                target,
+                reader,
+                pipeline=name,
+                seqno=Seqno(seqno),
+                channel=channel,
+                plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).plan(),
+                clock=SystemClock(),
+                watch_s=WATCH_S,
+                take_over=take_over,
+                agree=agree,
+            )
+        finally:
+            target.close()
+    _show_rows(name, move.after, as_json)
+
+
+@position_app.command("reset")
+def position_reset(
+    ctx: typer.Context,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    take_over: TakeOver = False,
+    pipeline: PipelineName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget where the pipeline stands.
+
+    The next start begins with the log's first transaction, or with --start. What is at the target stays there, and is
+    applied again unless you empty its tables. The pipeline's hold on the log is dropped.
+
+    \b
+    Example:
+      tranlog position reset -y
+    """
+    config = config_of(ctx)
+    name = config.pipeline.name if pipeline is None else pipeline
+    if not yes:
+        confirm(f"Forget the position of pipeline {name} at {config.wanted_target().kind}?")
+    target = open_target(config.wanted_target())
+    try:
+        found = reset_position(
+            target,
+            pipeline=name,
+            plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).plan(),
+            clock=SystemClock(),
+            watch_s=WATCH_S,
+            take_over=take_over,
+        )
+    finally:
+        target.close()
+    drop_hold(config.log_dir, name)  # what is known of the pipeline beside its target
+    if as_json:
+        print_json({"pipeline": name, "forgotten": found})
+    else:
+        print(f"pipeline {name} {'starts anew' if found else 'had no position, and starts anew'}")
+
+
+# --- reset -----------------------------------------------------------------------------------------------
+
+
+@app.command("reset")
+def reset(
+    ctx: typer.Context,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only say what would go.")] = False,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", "-after", metavar="GTID", help="The last GTID handed out, if the log is too damaged."),
+    ] = None,
+    forget_position: Annotated[
+        bool,
+        typer.Option(
+            "--forget-position",
+            "-forget-position",
+            help="Let the source start where its options say, not where the log ended: after restoring a backup of it.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Clear the log: remove all its records.
+
+    The next one goes on behind the last GTID, so that none is given out twice. Clear it only while the source is
+    idle: what was committed there and is not in the log may otherwise be captured twice, or be missed. Whoever has
+    not read the log yet loses what is cleared: a target that is behind cannot catch up, and a copy that is promoted
+    later may lack what others need. Refuses while somebody writes the log.
+
+    \b
+    Example:
+      tranlog reset
+      tranlog reset --dry-run
+    """
+    config = config_of(ctx)
+    told = None if after is None else _gtid(after)
+    plan = clear_log(config.log_dir, after=told, dry_run=True)
+    for caveat in CAVEATS:
+        say(f"reset: {caveat}")
+    for one in read_holds(config.log_dir):
+        if one.restart_seqno is None or one.restart_seqno < plan.mark.seqno:
+            needed = max(one.restart_seqno or 0, 0)
+            say(f"reset: {one.name} still needs seqno {needed} to {plan.mark.seqno} of this log")
+    if not dry_run:
+        if not yes:
+            confirm(f"Remove {len(plan.files)} files, {plan.bytes} bytes, of the log at {config.log_dir}?")
+        plan = clear_log(config.log_dir, after=told, keep_position=not forget_position)
+    if as_json:
+        print_json({"cleared": not dry_run, "files": plan.files, "bytes": plan.bytes, "mark": plan.mark})
+        return
+    last = plan.mark.gtid
+    verb = "would remove" if dry_run else "removed"
+    print(f"{verb} {len(plan.files)} files, {plan.bytes} bytes; the next log begins behind {last}")
+
+
+def _gtid(text: str) -> Gtid:
+    try:
+        return Gtid.parse(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--after") from exc
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `tranlog` and return its exit code."""
+    return run_app(app, arguments, prog="tranlog", hoisted=LOCATING, lowered=HOST_NAMES)

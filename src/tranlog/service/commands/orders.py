@@ -1,0 +1,426 @@
+"""The commands that reach a running pipeline: state, online, offline, wait, flush, reload, heartbeat.
+
+Owns their options and their words; what they ask for is in `requests`, who answers in `operating`. The hard idea: a
+command finds its pipeline by the configuration, as every other does, so an operator names no socket; --host is for one
+that runs elsewhere.
+
+Source: conformance/tungsten.md A9, `trepctl`; issue 7, item 5.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Annotated, Any, Protocol
+
+import msgspec
+import typer
+
+from tranlog.clock import SystemClock
+from tranlog.errors import ControlError, TranlogError
+from tranlog.pipeline.driving.operation import ReplanEnd
+from tranlog.pipeline.rules.troubles import Trouble, trouble_text
+from tranlog.pipeline.status.view import PipelineStatus, pipeline_status
+from tranlog.pipeline.status.viewing import log_facts, log_facts_if_readable, pipeline_facts
+from tranlog.service.commands.status import source_event_id, source_text
+from tranlog.service.config.config import Config, find_file, load
+from tranlog.service.frame.command import AsJson, print_json
+from tranlog.service.frame.exits import ExitCode, json_line
+from tranlog.service.process.client import GRACE_S, RunningPipeline, runtime_dir
+from tranlog.service.process.control import CAPTURE_NAME, call, socket_paths
+from tranlog.service.process.operating import parse_time
+from tranlog.service.process.requests import Beat, Flush, GetState, GoOffline, GoOnline, Reload, Request, WaitFor
+from tranlog.service.show.views import NEEDS_LOG, VIEW_NAMES, ViewName, json_form, print_form, view
+
+Host = Annotated[
+    str | None,
+    typer.Option("--host", "-host", metavar="HOST:PORT|SOCKET", help="Where it listens; default: by configuration."),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", "-timeout", "-limit", metavar="S", min=0, help="How long to wait, in seconds.")
+]
+PipelineName = Annotated[
+    str | None, typer.Option("--pipeline", "-pipeline", metavar="NAME", help="Instead of the configured name.")
+]
+Authority = Annotated[
+    str | None, typer.Option("--tls-ca", metavar="FILE", help="Whose certificates to believe, in PEM.")
+]
+SecretFile = Annotated[str | None, typer.Option("--secret-file", metavar="FILE", help="Holds the shared secret.")]
+
+
+def config_of(ctx: typer.Context) -> Config:
+    """Return the configuration that the options in front of the command name."""
+    conf, service = ctx.obj
+    return load(find_file(conf=conf, service=service), environ=os.environ)
+
+
+class Ask(Protocol):
+    """Asks one pipeline; raises ControlError where none runs, Told for its answer's error."""
+
+    def __call__(self, request: Request, *, timeout_s: float = GRACE_S) -> dict[str, Any]: ...
+
+
+def reach(
+    ctx: typer.Context,
+    *,
+    host: str | None,
+    pipeline: str | None,
+    tls_ca: str | None = None,
+    secret_file: str | None = None,
+) -> Ask:
+    """Find out where the pipeline that is meant listens, and return what asks it. Raises ConfigError."""
+    if host is not None:
+        return RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca).ask
+    return RunningPipeline.of_config(config_of(ctx), pipeline=pipeline, secret_file=secret_file, authority=tls_ca).ask
+
+
+def ask(
+    ctx: typer.Context,
+    request: Request,
+    *,
+    host: str | None,
+    pipeline: str | None,
+    tls_ca: str | None = None,
+    secret_file: str | None = None,
+    timeout_s: float = 0.0,
+) -> dict[str, Any]:
+    """Ask the pipeline that is meant. Raises ControlError where none runs, Told for its answer's error."""
+    asks = reach(ctx, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file)
+    return asks(request, timeout_s=timeout_s + GRACE_S)
+
+
+def _state_line(found: dict[str, Any]) -> str:
+    limit = f", until {found['limit']}" if found.get("limit") else ""
+    return (
+        f"pipeline {found['pipeline']} is {found['state']}, applied up to seqno {found.get('applied_seqno', -1)} "
+        f"of {found.get('committed_seqno', -1)}{limit}"
+    )
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    print(_state_line(found))
+    if found.get("state", "").startswith("ONLINE") and found.get("slots", 0) < found.get("channels", 0):
+        print(f"  {found['slots']} slots for {found['channels']} channels")
+    for trouble in found.get("troubles", ()):
+        print(f"  {trouble_text(msgspec.convert(trouble, Trouble))}")
+    pending = found.get("pending")
+    if pending:
+        where = "" if pending["seqno"] < 0 else f" at seqno {pending['seqno']}, event id {pending['event_id']!r}"
+        print(f"  {pending['type']}{where}: {pending['message']}")
+
+
+def state(
+    ctx: typer.Context,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the state of a running pipeline, and the error that took it offline.
+
+    \b
+    Example:
+      tranlog state
+      tranlog -service shop state --json
+    """
+    found = ask(ctx, GetState(), host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file)
+    _show(found, as_json)
+
+
+def online(
+    ctx: typer.Context,
+    until_seqno: Annotated[
+        int | None, typer.Option("--until-seqno", "-until-seqno", metavar="N", help="Up to this seqno, inclusive.")
+    ] = None,
+    until_gtid: Annotated[
+        str | None, typer.Option("--until-gtid", "-until-gtid", metavar="GTID", help="Up to this GTID, inclusive.")
+    ] = None,
+    until_time: Annotated[
+        str | None,
+        typer.Option("--until-time", "-until-time", metavar="TIME", help="What was committed up to then, UTC."),
+    ] = None,
+    until_event: Annotated[
+        str | None, typer.Option("--until-event", "-until-event", metavar="ID", help="Up to this event id, inclusive.")
+    ] = None,
+    until_heartbeat: Annotated[
+        str | None,
+        typer.Option("--until-heartbeat", "-until-heartbeat", metavar="NAME", help="Up to the next of it; * is any."),
+    ] = None,
+    skip_seqno: Annotated[
+        str | None,
+        typer.Option("--skip-seqno", "-skip-seqno", metavar="LIST", help="Never apply these: 12,15,20-29."),
+    ] = None,
+    from_seqno: Annotated[
+        int | None,
+        typer.Option("--from-seqno", "-from-seqno", metavar="N", help="First put all channels in front of this one."),
+    ] = None,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have an offline pipeline go on.
+
+    With a limit it goes offline there. What --skip-seqno names is recorded at the target and is never applied, in this
+    run or a later one. Returns at once; `tranlog wait --state ONLINE` waits.
+
+    \b
+    Example:
+      tranlog online
+      tranlog online --skip-seqno 1203 --until-time 2026-11-22T10:00:00
+      tranlog -service shop online --until-heartbeat nightly
+    """
+    request = GoOnline(
+        until_seqno=until_seqno,
+        until_gtid=until_gtid,
+        until_time_ms=None if until_time is None else parse_time(until_time),
+        until_event=until_event,
+        until_heartbeat=until_heartbeat,
+        skip_seqno=skip_seqno,
+        from_seqno=from_seqno,
+    )
+    found = ask(ctx, request, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file, timeout_s=30)
+    _show(found, as_json)
+
+
+def offline(
+    ctx: typer.Context,
+    immediate: Annotated[
+        bool, typer.Option("--immediate", "-immediate", help="Roll back what is under way instead of finishing it.")
+    ] = False,
+    timeout_s: Timeout = 60.0,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Have a running pipeline rest; its process stays, for `tranlog online`.
+
+    Waits until it is offline. A pipeline that is offline by an error forgets the error.
+
+    \b
+    Example:
+      tranlog offline
+      tranlog -service shop offline --immediate
+    """
+    reach: dict[str, Any] = {"host": host, "pipeline": pipeline, "tls_ca": tls_ca, "secret_file": secret_file}
+    ask(ctx, GoOffline(immediate=immediate), **reach)
+    waiting = WaitFor(state="OFFLINE:NORMAL", timeout_s=timeout_s)
+    found = ask(ctx, waiting, **reach, timeout_s=timeout_s)
+    _show(found, as_json)
+    return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
+
+
+def wait(
+    ctx: typer.Context,
+    applied: Annotated[
+        int | None, typer.Option("--applied", "-applied", metavar="SEQNO", help="Until all up to here is applied.")
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", "-state", metavar="ST", help="Until this state, such as ONLINE.")
+    ] = None,
+    timeout_s: Timeout = 60.0,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Wait until a seqno is applied, or for a state.
+
+    Exit code 1 if it did not come in time, 4 if it cannot come, the pipeline being offline by an error.
+
+    \b
+    Example:
+      tranlog wait --applied 1200 --timeout 30
+      tranlog wait --state ONLINE
+    """
+    if applied is None and state is None:
+        raise typer.BadParameter("say what to wait for", param_hint="--applied or --state")
+    request = WaitFor(applied=applied, state=state, timeout_s=timeout_s)
+    found = ask(ctx, request, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file, timeout_s=timeout_s)
+    _show(found, as_json)
+    return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
+
+
+def flush(
+    ctx: typer.Context,
+    timeout_s: Timeout = 60.0,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Wait until everything that the log holds by now is applied.
+
+    What the source has committed and capture has not brought yet is not waited for. Exit code 1 if it did not come in
+    time.
+
+    \b
+    Example:
+      tranlog flush --timeout 30
+    """
+    found = ask(
+        ctx,
+        Flush(timeout_s=timeout_s),
+        host=host,
+        pipeline=pipeline,
+        tls_ca=tls_ca,
+        secret_file=secret_file,
+        timeout_s=timeout_s,
+    )
+    if as_json:
+        print_json(found)
+    else:
+        print(f"{'applied' if found['reached'] else 'not applied in time'}: everything up to seqno {found['seqno']}")
+    return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
+
+
+def reload(
+    ctx: typer.Context,
+    timeout_s: Timeout = 60.0,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Have a running pipeline take up the channels and shards that its configuration file has now.
+
+    [pipeline] channels and, of [shards], what divides them among the channels: all channels come to one seqno by the
+    old plan and go on by the new one. Offline, it takes effect at the next online. Other keys that differ are named:
+    they need a restart. A file that is wrong changes nothing. Exit code 1 if the channels did not meet in time; the
+    plan then changes when they have.
+
+    \b
+    Example:
+      tranlog reload
+      tranlog -service shop reload --timeout 600
+    """
+    request = Reload(timeout_s=timeout_s)
+    found = ask(ctx, request, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file, timeout_s=timeout_s)
+    if as_json:
+        print_json(found)
+    else:
+        for line in _reloaded(found):
+            print(line)
+    return ExitCode.CHECK_FAILED if found["plan"] == ReplanEnd.DRAINING else ExitCode.DONE
+
+
+def _reloaded(found: dict[str, Any]) -> list[str]:
+    """Return how an answer to `reload` is printed."""
+    before, after = _plan_text(found["before"]), _plan_text(found["after"])
+    match ReplanEnd(found["plan"]):
+        case ReplanEnd.UNCHANGED:
+            lines = [f"plan unchanged: {after}"]
+        case ReplanEnd.CHANGED:
+            lines = [f"plan changed at seqno {found['seqno']}", f"  before: {before}", f"  after:  {after}"]
+        case ReplanEnd.AT_ONLINE:
+            lines = ["plan changes at the next online", f"  before: {before}", f"  after:  {after}"]
+        case ReplanEnd.DRAINING:
+            lines = ["plan changes when all channels have met; not yet", f"  before: {before}", f"  after:  {after}"]
+    return lines + [f"  only at a restart: {key}" for key in found["at_restart"]]
+
+
+def _plan_text(plan: dict[str, Any]) -> str:
+    rest = "".join(f", {name} {json_line(value)}" for name, value in sorted(plan.items()) if name != "channels")
+    return f"{plan['channels']} channels{rest}"
+
+
+def heartbeat(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="What --until-heartbeat will look for.")] = "NONE",
+    host: Host = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a heartbeat put into the log: an empty transaction with a name, in front of which all channels meet.
+
+    The process that writes the log appends it, `tranlog run` or `tranlog capture`; the source is not touched.
+
+    \b
+    Example:
+      tranlog heartbeat nightly
+      tranlog online --until-heartbeat nightly
+    """
+    request = Beat(name=name)
+    found: dict[str, Any]
+    if host is None:
+        config = config_of(ctx)
+        folder = runtime_dir()
+        names = (CAPTURE_NAME, config.pipeline.name)
+        paths = [path for one in names for path in socket_paths(config.log_dir, one, runtime_dir=folder)]
+        found = call(paths, request, timeout_s=GRACE_S)
+    else:
+        found = ask(ctx, request, host=host, pipeline=None, tls_ca=tls_ca, secret_file=secret_file)
+    if as_json:
+        print_json(found)
+    else:
+        print(f"heartbeat {found['heartbeat']} is on its way into the log")
+
+
+def show_view(
+    name: str,
+    *,
+    config: Callable[[], Config],
+    host: str | None,
+    tls_ca: str | None,
+    secret_file: str | None,
+    watch_s: float,
+    as_json: bool,
+) -> None:
+    """Print one view of a pipeline: of the one that listens at `host`, else of the configured one, running or not."""
+    wanted = next((one for one in VIEW_NAMES if one == name), None)
+    if wanted is None:
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(VIEW_NAMES)}", param_hint="-name")
+    if host is not None:
+        status = RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca).status()
+    else:
+        status = _look(config(), wanted, watch_s=watch_s)
+    shown = view(wanted, status)
+    if as_json:
+        print_json(json_form(shown))
+        return
+    for line in print_form(name, shown):
+        print(line)
+
+
+def _look(config: Config, wanted: ViewName, *, watch_s: float) -> PipelineStatus:
+    """Read log and target, whether the pipeline runs or not; what only its process can tell is asked of it."""
+    if wanted in ("pipeline", "watches"):
+        try:
+            return RunningPipeline.of_config(config).status()
+        except ControlError:
+            pass  # nobody runs it here, so nobody waits, and it has no state
+    source_at = ""
+    if wanted == "pipeline" and config.source is not None:
+        try:
+            source_at = source_event_id(config.source)
+        except TranlogError:
+            pass  # `tranlog status` has the error; here it is a source that does not tell
+    reads = log_facts if wanted in NEEDS_LOG else log_facts_if_readable
+    return pipeline_status(
+        reads(config.log_dir, config.log),
+        pipeline_facts(
+            config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()),
+            clock=SystemClock(),
+            watch_s=watch_s if wanted == "tasks" else 0.0,
+            service=config.service,
+            source=source_text(config.source),
+            source_event_id=source_at,
+        ),
+    )
+
+
+def add_orders(app: typer.Typer) -> None:
+    """Give a program these commands."""
+    for command in (state, online, offline, wait, flush, reload, heartbeat):
+        app.command(command.__name__)(command)

@@ -1,0 +1,186 @@
+"""`tranlog verify` and `tranlog check`: the source against the target, shown.
+
+Owns the commands' words and their output; what is compared, and how, is `verify`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tranlog.clock import SystemClock
+from tranlog.errors import ConfigError
+from tranlog.pipeline.filters.filter_chain import Chain
+from tranlog.pipeline.upkeep.verify import TableVerdict, select_tables, verify_tables
+from tranlog.service.commands.orders import Authority, Host, PipelineName, SecretFile, Timeout, ask, config_of
+from tranlog.service.config.config import Config
+from tranlog.service.frame.command import AsJson, Progress, print_json, say
+from tranlog.service.frame.exits import ExitCode, Told
+from tranlog.service.process.capturing import open_tables
+from tranlog.service.process.requests import Flush
+from tranlog.target.options import open_target
+from tranlog.target.target import Target
+
+
+def add_verify(app: typer.Typer) -> None:
+    """Give a program the commands."""
+    app.command("check")(check)
+    app.command("verify")(verify)
+
+
+def verify(
+    ctx: typer.Context,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", "-table", metavar="SCHEMA.TABLE", help="Only this one; repeatable.")
+    ] = None,
+    rows: Annotated[
+        int, typer.Option("--rows", "-rows", metavar="N", min=0, help="Name the first N differing keys of each table.")
+    ] = 3,
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            "--wait", "-wait", metavar="S", min=0, help="Compare again for up to S seconds until all is equal."
+        ),
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> int:
+    """Compare the source with the target, row by row.
+
+    Rows are equal when all their values are the same, type by type. Exit code 1 if a table differs. Both are read as
+    they are now: let the source rest and the target catch up first, or use --wait.
+
+    \b
+    Example:
+      tranlog verify
+      tranlog verify --table main.orders --rows 10
+    """
+    if math.isnan(wait_s):
+        raise typer.BadParameter("is no number of seconds", param_hint="--wait")
+    config = config_of(ctx)
+    clock = SystemClock()
+    deadline = clock.monotonic() + wait_s
+    target = open_target(config.wanted_target())
+    try:
+        with Progress() as progress:
+
+            def told(where: str, count: int) -> None:
+                progress.update(f"verify: {count} rows of {where}")
+
+            while True:
+                verdicts = _compare(config, target, table or (), rows, told)
+                if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
+                    break
+                clock.sleep(min(0.5, max(0.0, deadline - clock.monotonic())))
+    finally:
+        target.close()
+    equal = all(one.equal for one in verdicts)
+    if as_json:
+        print_json({"equal": equal, "tables": [msgspec.to_builtins(one) for one in verdicts]})
+    else:
+        _show_verdicts(verdicts)
+    return ExitCode.DONE if equal else ExitCode.CHECK_FAILED
+
+
+def check(
+    ctx: typer.Context,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", "-table", metavar="SCHEMA.TABLE", help="Only this one; repeatable.")
+    ] = None,
+    timeout_s: Timeout = 60.0,
+    host: Host = None,
+    pipeline: PipelineName = None,
+    tls_ca: Authority = None,
+    secret_file: SecretFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Compare source and target by value, once everything that the log holds by now is applied.
+
+    Through the pipeline's filters, as `tranlog verify`. Repeats the comparison until all is equal or the time is over,
+    since a source that is written to moves on. Exit code 1 if a table differs or the log was not applied in time.
+
+    \b
+    Example:
+      tranlog check
+      tranlog check --table main.orders --timeout 10
+    """
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_s
+    try:
+        found = ask(
+            ctx,
+            Flush(timeout_s=timeout_s),
+            host=host,
+            pipeline=pipeline,
+            tls_ca=tls_ca,
+            secret_file=secret_file,
+            timeout_s=timeout_s,
+        )
+    except Told:
+        say("check: the pipeline is not online; comparing as it stands")
+        found = {"seqno": -1, "reached": False}
+        deadline = 0.0
+    config = config_of(ctx)
+    target = open_target(config.wanted_target())
+    try:
+        while True:
+            verdicts = _compare(config, target, table or (), 3, lambda *_: None)
+            if all(one.equal for one in verdicts) or clock.monotonic() >= deadline:
+                break
+            clock.sleep(0.5)
+    finally:
+        target.close()
+    differing = [one.table for one in verdicts if not one.equal]
+    if as_json:
+        print_json({"seqno": found["seqno"], "applied": found["reached"], "differing": differing})
+    else:
+        words = "all equal" if not differing else f"differing: {', '.join(differing)}"
+        print(f"applied up to seqno {found['seqno']}; {len(verdicts)} tables, {words}")
+    return ExitCode.DONE if found["reached"] and not differing else ExitCode.CHECK_FAILED
+
+
+def _compare(
+    config: Config, target: Target, tables: Sequence[str], differences: int, report: Callable[[str, int], None]
+) -> list[TableVerdict]:
+    reader = open_tables(config.wanted_source())
+    try:
+        wanted = select_tables(reader.tables(), tables)
+        chain = Chain(config.pipeline.filters)
+        for table in wanted if tables else ():
+            if chain.table(table) is None:
+                raise ConfigError(option="--table", value=table.name, why="the pipeline's filters leave this table out")
+        return list(
+            verify_tables(
+                reader,
+                target,
+                tables=wanted,
+                filters=config.pipeline.filters,
+                differences=differences,
+                report=report,
+            )
+        )
+    finally:
+        reader.close()
+
+
+def _show_verdicts(verdicts: Sequence[TableVerdict]) -> None:
+    for one in verdicts:
+        for note in one.notes:
+            say(f"verify: {one.table}: {note}")
+        if one.equal:
+            print(f"equal   {one.table}: {one.source_rows} rows, checksum {one.source_checksum}")
+            continue
+        counts = f"{one.source_rows} rows at the source, {one.target_rows} at the target"
+        print(f"DIFFERS {one.table}: {one.problem or counts}")
+        for difference in one.differences:
+            print(f"        {difference.key}: {difference.what}")
+    differing = sum(not one.equal for one in verdicts)
+    if not verdicts:
+        print("the source has no captured table")
+    elif differing:
+        print(f"{differing} of {len(verdicts)} tables differ")
+    else:
+        print("source and target are equal")

@@ -1,0 +1,1 @@
+"""How every command begins and ends: `command`, its exit codes (`exits`), and its manual page (`manual`)."""

@@ -1,0 +1,316 @@
+"""How a command starts and ends: arguments, diagnostics, signals, progress, exit code. Shared by `tranlog` and `thl`.
+
+Owns the frame around every command; what a command does is in `cli` and `thl`. The hard idea: results go to stdout
+and everything else to stderr, so that a pipe gets nothing but results, whatever else has to be said.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from types import FrameType, TracebackType
+from typing import Annotated, Any, Final, TextIO
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from tranlog.clock import Clock, SystemClock
+from tranlog.service.frame.exits import (
+    ExitCode,
+    ReaderGone,
+    error_json,
+    error_line,
+    error_trace,
+    exit_code_of,
+    json_line,
+)
+
+HELP_NAMES: Final = {"help_option_names": ["-h", "-help", "--help"]}
+GLOBAL_FLAGS: Final = ("--debug", "--verbose")
+AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
+PROGRESS_EVERY_S: Final = 5.0
+"""How often progress is printed where stderr is no terminal."""
+
+
+class _HelpInOrder:
+    """Names the options of help in the order in which we give them; the library takes them from a set."""
+
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        left = super().get_help_option_names(ctx)  # type: ignore[misc]
+        return [name for name in ctx.help_option_names if name in left]
+
+
+class Command(_HelpInOrder, TyperCommand):
+    """One command."""
+
+
+class Commands(_HelpInOrder, TyperGroup):
+    """The commands of one program. A closed stdout ends them as what it is, not as an error of theirs."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            outcome = super().invoke(ctx)
+            sys.stdout.flush()
+            return outcome
+        except BrokenPipeError as exc:
+            raise ReaderGone from exc
+
+
+class App(typer.Typer):
+    """A program whose commands are ours."""
+
+    def command(self, *arguments: Any, **options: Any) -> Any:
+        return super().command(*arguments, **{"cls": Command, **options})
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """Return an empty program with our way of help: plain text, no colours, examples kept line by line."""
+    return App(
+        cls=Commands,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings=HELP_NAMES,
+        **options,
+    )
+
+
+def require_command(ctx: typer.Context) -> None:
+    """Show the help, as bad usage, when a program was called without a command."""
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help(), file=sys.stderr)
+        raise typer.Exit(ExitCode.USAGE)
+
+
+def run_app(
+    app: typer.Typer,
+    arguments: Sequence[str] | None,
+    *,
+    prog: str,
+    hoisted: Sequence[str],
+    lowered: Sequence[str] = (),
+) -> int:
+    """Run one command and return its exit code; whatever goes wrong becomes one line on stderr.
+
+    `hoisted` names options with a value that belong in front of the command; they, `--debug` and `--verbose` are
+    accepted behind it too. `lowered` names those that belong behind it and are accepted in front.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = lower(hoist(given, hoisted, GLOBAL_FLAGS), lowered, passed=hoisted)
+    _show_diagnostics(debug="--debug" in words, verbose="--verbose" in words)
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter must not end a listing
+    try:
+        outcome = typer.main.get_command(app).main(args=words, prog_name=prog, standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as exc:
+        code = exit_code_of(exc)
+        if code is ExitCode.READER_GONE:
+            _let_go_of_stdout()
+            return code
+        error = _whole_word_error(exc, words)
+        as_json = "--json" in words or "-json" in words
+        print((error_json if as_json else error_line)(error, prog=prog), file=sys.stderr)
+        if "--debug" in words:
+            print(error_trace(exc), file=sys.stderr, end="")
+        return code
+    return int(outcome or 0)
+
+
+def hoist(arguments: Sequence[str], valued: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Move options that belong in front of a command there, from wherever they stand. Pure.
+
+    Shape: `list -dir x -seqno 1` becomes `-dir x list -seqno 1`; nothing behind `--` is moved.
+    """
+    front: list[str] = []
+    rest: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        name, equals, _ = word.partition("=")
+        if word == "--":
+            rest += [word, *words]
+            break
+        if word in flags or (equals and name in valued):
+            front.append(word)
+        elif word in valued:
+            front += [word, *words[:1]]
+            del words[:1]
+        else:
+            rest.append(word)
+    return front + rest
+
+
+def lower(arguments: Sequence[str], valued: Sequence[str], *, passed: Sequence[str]) -> list[str]:
+    """Move options that belong behind a command there, from in front of it. Pure.
+
+    `valued` are these, `passed` those with a value that stay in front. Shape: `-host x status -name stores` becomes
+    `status -name stores -host x`; what stands behind `--` stays last.
+    """
+    front: list[str] = []
+    moved: list[str] = []
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        name, equals, _ = rest[0].partition("=")
+        count = 2 if name in (*valued, *passed) and not equals else 1
+        (moved if name in valued else front).extend(rest[:count])
+        del rest[:count]
+    end = rest.index("--") if "--" in rest else len(rest)
+    return [*front, *rest[:end], *moved, *rest[end:]]
+
+
+def log_of(ctx: typer.Context) -> str:
+    """Return the log directory that `thl`'s options in front of the command name. Raises ConfigError."""
+    from tranlog.service.config.config import find_log  # with it comes the pipeline: `--help` can do without
+
+    service, conf, directory = ctx.obj
+    if directory is not None and service is None and conf is None:
+        return str(directory)
+    return find_log(conf=conf, service=service, directory=directory)
+
+
+def print_json(result: object) -> None:
+    """Print one result as one line of JSON."""
+    print(json_line(result))
+
+
+def say(text: str) -> None:
+    """Tell the operator something that is no result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def confirm(question: str) -> None:
+    """Ask on stderr for a `y`; raise typer.Abort for anything else, an end of the input included."""
+    print(f"{question} [y/N] ", file=sys.stderr, end="", flush=True)
+    answer = sys.stdin.readline()
+    if not sys.stdin.isatty():
+        say("")  # nobody's Enter has ended the line
+    if answer.strip().lower() not in ("y", "yes"):
+        raise typer.Abort
+
+
+@contextmanager
+def stop_signals(stop: Callable[[], None], *, quiet: bool = False) -> Iterator[None]:
+    """Call `stop` at the first SIGTERM or SIGINT, and say so unless `quiet`; a second one ends the process at once.
+
+    An exception out of a handler could come where a lock was just taken and nobody would give it back.
+    Threads: the main one only, as Python's signals demand.
+    """
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_DFL)
+        if not quiet:
+            say(f"{signal.Signals(number).name}: stopping cleanly; once more stops at once")
+        stop()
+
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    for one in before:
+        signal.signal(one, on_signal)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+class Progress:
+    """Says on stderr how long work goes: a moving line on a terminal, a line now and then elsewhere.
+
+    `endless`: work that goes on until it is told to end, of which nobody wants a line every few seconds in his logs: it
+    says nothing elsewhere. Threads: one at a time.
+    """
+
+    def __init__(
+        self, *, quiet: bool = False, endless: bool = False, clock: Clock | None = None, stream: TextIO | None = None
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = SystemClock() if clock is None else clock
+        self._quiet = quiet or (endless and not self._stream.isatty())
+        self._said_at = self._clock.monotonic()
+        self._status: Any = None
+
+    def __enter__(self) -> Progress:
+        if not self._quiet and self._stream.isatty():
+            from rich.console import Console
+
+            self._status = Console(file=self._stream).status("")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def update(self, text: str) -> None:
+        """Show `text`, at once on a terminal, else when the last line is old enough."""
+        if self._quiet:
+            return
+        if self._status is not None:
+            from rich.text import Text
+
+            self._status.update(Text(text))
+            return
+        now = self._clock.monotonic()
+        if now - self._said_at >= PROGRESS_EVERY_S:
+            self._said_at = now
+            print(text, file=self._stream, flush=True)
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is now, not to what it was when the handler was made."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def _show_diagnostics(*, debug: bool, verbose: bool) -> None:
+    root = logging.getLogger()
+    root.setLevel(logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING)
+    for noisy in ("py4j", "pyspark"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    if any(isinstance(handler, _StderrHandler) for handler in root.handlers):
+        return
+    handler = _StderrHandler()
+    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    root.addHandler(handler)
+
+
+class UnknownOption(typer.TyperException):
+    """An option that does not exist, by the whole word that was typed."""
+
+    def __init__(self, word: str, near: Sequence[str], ctx: object) -> None:
+        hint = f", perhaps {' or '.join(near)}" if near else ""
+        super().__init__(f"no such option: {word}{hint}")
+        self.ctx = ctx
+
+
+def _whole_word_error(error: BaseException, words: Sequence[str]) -> BaseException:
+    """Replace the parser's complaint about `-s` by one about the `-sqno` that was typed."""
+    name = getattr(error, "option_name", None)
+    ctx = getattr(error, "ctx", None)
+    if not isinstance(error, typer.TyperException) or name is None or ctx is None:
+        return error
+    if not hasattr(error, "possibilities"):  # it exists and lacks its value
+        return error
+    word = next((w for w in words if w == name or (len(name) == 2 and name[0] == "-" and w.startswith(name))), name)
+    known = [option for parameter in ctx.command.params for option in parameter.opts]
+    return UnknownOption(word, get_close_matches(word, known, n=2), ctx)
+
+
+def _let_go_of_stdout() -> None:
+    """Point stdout nowhere, so that the interpreter's last flush does not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,159 @@
+"""Opening a source and its log for capture, and running capture beside something else.
+
+Owns how a log that has no records yet is begun: behind whatever knows a position, and at the source's position where
+a cleared log left one. The capture loop itself is `capture`'s. The hard idea: a log is only ever empty by accident or
+by intent, never by right, so before the first GTID is given out everybody who may have seen a higher one is asked.
+
+Source: design/log-format.md, last paragraph; design/sources.md.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
+
+from tranlog.capture.capture import Capture
+from tranlog.capture.thl_source import ThlSource, ThlSourceOptions
+from tranlog.errors import ConfigError, TargetError, TargetUnavailableError
+from tranlog.ids import Gtid
+from tranlog.log.files.cleared import behind_all
+from tranlog.log.upkeep.clearing import has_records
+from tranlog.log.writing.log import Log
+from tranlog.pipeline.upkeep.position import read_rows
+from tranlog.service.config.config import Config, SourceKind, source_kind
+from tranlog.source.source import Source, TableReader
+from tranlog.target.target import ChannelRow
+
+if TYPE_CHECKING:
+    from tranlog.service.config.config import SourceOptions
+    from tranlog.source.mariadb import MariadbSource
+    from tranlog.source.sqlite import SqliteSource
+
+SWITCH_INTERVAL_S = 1e-4
+"""A durable commit lets go of the interpreter some six times, and waits this long for it each time that another thread
+is busy; with Python's own 5 ms that is a tenth as many commits."""
+
+
+def open_source(options: SourceOptions) -> SqliteSource | MariadbSource | ThlSource:
+    """Return the source, not started yet."""
+    if isinstance(options, ThlSourceOptions):
+        return ThlSource(options)
+    from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
+
+    if isinstance(options, SqliteSourceOptions):
+        return SqliteSource(options)
+    from tranlog.source.mariadb import MariadbSource
+
+    return MariadbSource(options)
+
+
+def check_source(options: SourceOptions) -> SqliteSource | MariadbSource | ThlSource:
+    """Return the source, not started, but known to be there. Raises SourceSetupError, SourceUnavailableError."""
+    source = open_source(options)
+    source.check()
+    return source
+
+
+def open_tables(options: SourceOptions) -> TableReader:
+    """Return a reader of the source's tables. Raises SourceSetupError, SourceUnavailableError."""
+    if isinstance(options, ThlSourceOptions):
+        why = "a replicator's log has no tables to read; name the database (`tables create` also takes --from log)"
+        raise ConfigError(option="source.kind", value="thl", why=why)
+    from tranlog.source.sqlite import SqliteSourceOptions, SqliteTables
+
+    if isinstance(options, SqliteSourceOptions):
+        return SqliteTables(options.path)
+    from tranlog.source.mariadb.tables import MariadbTables
+
+    return MariadbTables(options)
+
+
+def find_beginning(config: Config, *, new_log: bool) -> Gtid | None:
+    """Return behind which position of the target a log without records begins; its own mark is the log's to heed.
+
+    A channel that has applied nothing counts too: it stands in front of what it will apply first. With `new_log` the
+    target is not asked. Raises TargetUnavailableError where it does not answer.
+    """
+    if new_log or has_records(config.log_dir):
+        return None
+    return behind_all([Gtid(row.epoch, row.applied_seqno) for row in _positions_at_target(config)])
+
+
+def _positions_at_target(config: Config) -> list[ChannelRow]:
+    if config.target is None:
+        return []
+    try:
+        return read_rows(config.target, config.pipeline.name)
+    except TargetError as exc:
+        where = exc.where if isinstance(exc, TargetUnavailableError) else "[target]"
+        why = (
+            f"{exc}. The log has no records, and a new one must begin behind what the target holds, so that no GTID "
+            "is given out twice; --new-log begins at seqno 0 without asking it"
+        )
+        raise TargetUnavailableError(where=where, why=why) from exc
+
+
+def _checked(options: SourceOptions, accept_server: bool) -> Source:
+    source = check_source(options)
+    if accept_server:
+        if source_kind(options) is not SourceKind.MARIADB:
+            raise ConfigError(option="--accept-server", value=True, why="only a MariaDB source has a server to accept")
+        cast("MariadbSource", source).accept_server = True
+    return source
+
+
+@contextmanager
+def open_capture(
+    config: Config, *, new_log: bool, accept_server: bool = False, take_source: bool = False
+) -> Iterator[tuple[Capture, Log]]:
+    """Open log and source for a capture that has not begun; both are closed at the end.
+
+    `accept_server`: an operator vouches for a MariaDB that cannot prove to have the log's history. `take_source`: one
+    gives this log a SQLite source that another log has claimed.
+    While it is open, threads take turns every `SWITCH_INTERVAL_S`. Raises what opening either raises, and
+    `find_beginning`. A source that is not there leaves the log as it is, also
+    without the no-op with which a writer begins.
+    """
+    source: Source = _checked(config.wanted_source(), accept_server)
+    after = find_beginning(config, new_log=new_log)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        with Log.open(config.log_dir, source_id=source.source_id, options=config.log, start_after=after) as log:
+            yield Capture(source, log, options=config.capture, take_source=take_source), log
+    finally:
+        sys.setswitchinterval(interval)
+        source.close()
+
+
+class CaptureThread:
+    """A capture that runs beside something else; `ended` is called in its thread when it ends, however it ends.
+
+    Threads: `start` and `stop` by one.
+    """
+
+    def __init__(self, capture: Capture, *, ended: Callable[[], None]) -> None:
+        self._capture = capture
+        self._ended = ended
+        self._thread = threading.Thread(target=self._run, name="capture")
+        self.error: Exception | None = None
+
+    def start(self) -> None:
+        """Begin capturing."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop capturing and wait until it has; an error that ended it stays in `error`."""
+        self._capture.stop()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._capture.run()
+        except Exception as exc:  # it belongs to the main thread, which raises it
+            self.error = exc
+        finally:
+            self._ended()

@@ -1,0 +1,90 @@
+"""`thl convert`: what it shows and answers. What it does is `tungsten.converting`'s.
+
+Source: issue 6, item 4.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tranlog.service.frame.command import Progress, print_json, say
+from tranlog.service.frame.exits import ExitCode
+from tranlog.tungsten.files.segments import Codec
+from tranlog.tungsten.rules.translate import MEANINGS
+from tranlog.tungsten.upkeep.converting import Conversion, Finding, convert
+
+KINDS = "\n".join(["\b", "Kinds:", *[f"  {kind}: {meaning}" for kind, meaning in MEANINGS.items()]])
+HELP = f"""Copy the log in SRC, as it is now, into DST in the other codec: native or the Tungsten replicator's.
+
+Seqno, epoch, source id, event id, shard and commit time of every transaction stay what they are. SRC is looked through
+first; what the other codec cannot say is listed with counts and first seqnos, and refused without --lossy. A conversion
+that was cut off at any moment goes on when it is started again, and so does a finished one when SRC has grown. DST gets
+a note, converted.json, of what it was made from; a DST that is not the beginning of this log is refused. The Java
+serializer's payloads are kept as they are, and their changes cannot be read.
+
+\b
+Example:
+  thl convert thl-of-the-replicator log
+  thl convert --to tungsten --lossy log thl-for-java
+
+{KINDS}
+"""
+
+
+def finding_lines(findings: tuple[Finding, ...]) -> list[str]:
+    """Return what was found, a line each."""
+    return [
+        f"{one.kind}: {one.count} fragments, the first of seqno {one.first_seqno}: {one.meaning}" for one in findings
+    ]
+
+
+def outcome_line(done: Conversion) -> str:
+    """Return what was done, in one line."""
+    if done.last_seqno < 0:
+        return f"the log at {done.source} holds no transaction; nothing was written"
+    if done.complete_before:
+        return f"{done.destination} is complete already: it ends at seqno {done.last_seqno}, like {done.source}"
+    went_on = "went on: " if done.resumed else ""
+    return (
+        f"{went_on}converted {done.transactions} transactions, seqno {done.first_seqno} to {done.last_seqno}, into "
+        f"{done.destination} ({done.to})"
+    )
+
+
+def convert_command(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A log directory of either codec.")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="A directory; its parent exists.")],
+    to: Annotated[Codec | None, typer.Option("-to", "--to", help="The codec of DST; default: the other one.")] = None,
+    lossy: Annotated[
+        bool, typer.Option("-lossy", "--lossy", help="Leave out what the other codec cannot say.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+) -> int:
+    """Run the command; HELP is what its help says."""
+
+    def show(findings: tuple[Finding, ...]) -> None:
+        for line in finding_lines(findings):
+            say(f"convert: {line}")
+
+    with Progress() as progress:
+        done = convert(
+            source,
+            destination,
+            to=to,
+            lossy=lossy,
+            show=show,
+            progress=lambda what, so_far, total: progress.update(f"{what} {so_far} of {total} transactions"),
+        )
+    if as_json:
+        print_json({**msgspec.to_builtins(done), "complete_before": done.complete_before})
+    else:
+        print(outcome_line(done))
+    return ExitCode.DONE
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make the command one of a program's."""
+    app.command("convert", help=HELP)(convert_command)

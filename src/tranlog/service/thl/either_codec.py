@@ -1,0 +1,408 @@
+"""A log directory of either codec, as `thl` shows it: native, or the Java replicator's own.
+
+Owns the seam: for each codec the same few answers (its ends, its segments, lines of a
+listing, what a lookup finds). The texts are `listing`'s and `tungsten.text`'s. The hard idea: to whoever lists a log
+it is one kind of thing; what differs is said where it differs, and nowhere else.
+
+Source: conformance/tungsten.md A9, `list`; design/log-format.md, "Two codecs share one log engine".
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol, TypeAlias
+
+import msgspec
+
+from tranlog.clock import Clock, SystemClock
+from tranlog.disk import OsDisk
+from tranlog.errors import LogClosedError, PayloadError
+from tranlog.ids import Gtid, Seqno
+from tranlog.log.reading.cursor import StoredTransaction
+from tranlog.log.reading.lookup import SCANNED_EVERY, OtherEpoch, Scanned, find_event, find_gtid, find_time
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.format import Record, RecordHeader, RollbackMark
+from tranlog.payload import Payload, decode
+from tranlog.service.thl import listing
+from tranlog.tungsten.files.segments import Codec, codec_of
+from tranlog.tungsten.reading import text
+from tranlog.tungsten.reading.dump import dump_event
+from tranlog.tungsten.reading.reader import Seek, StoredEvent, TungstenReader
+from tranlog.tungsten.reading.text import Style
+from tranlog.tungsten.records.event import JavaObject
+
+FOLLOW_LONGEST_S: Final = 0.2
+"""How long to wait before the wish to stop is looked at."""
+FOLLOW_EVERY_S: Final = 0.05
+"""How often a directory of the Java replicator's is looked at by who follows it."""
+
+Sought: TypeAlias = Gtid | int | str
+"""What is looked up: a GTID, a time in ms, or an event id."""
+
+
+def _nobody(seqno: int) -> None:
+    """Take no notice."""
+
+
+class Form(enum.Enum):
+    """What a listing prints of each fragment."""
+
+    TEXT = "text"
+    SQL = "sql"
+    HEADERS = "headers"
+    JSON = "json"
+    HEADERS_JSON = "headers, json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotThere:
+    """A lookup found nothing; `why` is the sentence for people."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentLine:
+    """A segment: the seqnos it holds, both included (-1 for both: none), its bytes, when it was last written (ms)."""
+
+    name: str
+    first_seqno: int
+    last_seqno: int
+    bytes: int
+    modified_ms: int
+
+
+class ShownLog(Protocol):
+    """What `thl` asks of a log, whatever its codec. Threads: one."""
+
+    path: str
+
+    @property
+    def history(self) -> bytes | None:
+        """The identity of its history; None where there is none."""
+
+    def ends(self) -> tuple[int, int]:
+        """Return the first and the last seqno that readers may see; -1 for both in an empty log."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what is odd about the directory and no error."""
+
+    def segments(self) -> list[SegmentLine]:
+        """Describe the segments, oldest first."""
+
+    def check_whole(self) -> None:
+        """Raise CorruptRecordError where a segment is missing between others."""
+
+    def holds(self, seqno: int) -> bool:
+        """Whether a seqno between the two ends is there; a filtered range holds all of its own."""
+
+    def look_up(self, sought: Sought, scanned: Scanned) -> Seqno | NotThere:
+        """Return the seqno of what is sought."""
+
+    def lines(self, low: int, high: int, form: Form, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
+        """Yield what `form` shows of each fragment from `low` to `high`, both included; `low` must be there.
+
+        `passed` is told now and then how far it is.
+        """
+
+    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event, hold: str | None) -> Iterator[str]:
+        """Yield the same from `seqno` on until `stop`, waiting for what comes, with a hold of that name, if any."""
+
+    def close(self) -> None:
+        """Let go of the files."""
+
+
+def open_log(path: str, *, checksum: bool = True) -> ShownLog:
+    """Open a directory of either codec for reading.
+
+    Raises MixedCodecsError, and what `LogReader.open` and `TungstenReader.open` raise.
+    """
+    if codec_of(path) is Codec.TUNGSTEN:
+        return TungstenShown(TungstenReader.open(path, checked=checksum))
+    return NativeShown(LogReader.open(path, checksum=checksum))
+
+
+class NativeShown:
+    """A native log."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self.reader = reader
+        self.path = reader.path
+
+    @property
+    def history(self) -> bytes | None:
+        """See ShownLog."""
+        return self.reader.history
+
+    def ends(self) -> tuple[int, int]:
+        """See ShownLog."""
+        held = self.reader.range()
+        return held.first_seqno, held.last_seqno
+
+    def notes(self) -> tuple[str, ...]:
+        """See ShownLog."""
+        return ()
+
+    def segments(self) -> list[SegmentLine]:
+        """See ShownLog."""
+        disk = OsDisk()
+        out = []
+        for one in self.reader.index():
+            empty = one.last_seqno < one.first_seqno
+            out.append(
+                SegmentLine(
+                    name=one.name,
+                    first_seqno=-1 if empty else one.first_seqno,
+                    last_seqno=-1 if empty else one.last_seqno,
+                    bytes=one.bytes,
+                    modified_ms=disk.modified_ms(f"{self.path}/{one.name}"),
+                )
+            )
+        return out
+
+    def check_whole(self) -> None:
+        """See ShownLog."""
+        self.reader.check_whole()
+
+    def holds(self, seqno: int) -> bool:
+        """See ShownLog."""
+        return True
+
+    def look_up(self, sought: Sought, scanned: Scanned) -> Seqno | NotThere:
+        """See ShownLog."""
+        match sought:
+            case Gtid():
+                found = find_gtid(self.reader, sought)
+                if isinstance(found, OtherEpoch):
+                    return NotThere(why=f"{sought}: seqno {sought.seqno} is {found.found.gtid} in this log")
+            case int():
+                found = find_time(self.reader, sought, scanned=scanned)
+            case str():
+                found = find_event(self.reader, sought, scanned=scanned)
+        return _not_there(sought) if found is None else found.seqno
+
+    def lines(self, low: int, high: int, form: Form, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
+        """See ShownLog."""
+        with self.reader.cursor() as cursor:
+            cursor.seek(Seqno(low))
+            for seqno in range(low, high + 1):
+                transaction = cursor.next()
+                if transaction is None:
+                    raise LogClosedError(f"it was cut back to before seqno {seqno} while it was read")
+                if seqno % SCANNED_EVERY == 0:
+                    passed(seqno)
+                yield from _transaction_lines(transaction, form, style)
+
+    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event, hold: str | None) -> Iterator[str]:
+        """See ShownLog."""
+        with self.reader.cursor(hold=hold) as cursor:
+            cursor.seek(Seqno(seqno))
+            while not stop.is_set():
+                transaction = cursor.next(timeout_s=FOLLOW_LONGEST_S)
+                if transaction is not None:
+                    yield from _transaction_lines(transaction, form, style)
+
+    def abandoned(self, low: int, high: int | None, form: Form, style: Style) -> Iterator[str]:
+        """Yield what rollbacks abandoned, in the forms of any other listing; a line with the mark before each run."""
+        shown: RollbackMark | None = None
+        for mark, record in self.reader.abandoned():
+            seqno = record.header.seqno
+            if seqno < low or (high is not None and seqno > high):
+                continue
+            if mark is not shown:
+                shown = mark
+                yield (
+                    listing.mark_json(mark)
+                    if form is Form.HEADERS_JSON or form is Form.JSON
+                    else listing.mark_line(mark)
+                )
+            yield from _record_lines(record.header, partial(_decode, record), form, style)
+
+    def close(self) -> None:
+        """See ShownLog."""
+        self.reader.close()
+
+
+def _transaction_lines(transaction: StoredTransaction, form: Form, style: Style) -> Iterator[str]:
+    headers_only = form is Form.HEADERS or form is Form.HEADERS_JSON
+    if headers_only and transaction.fragments == 1:
+        yield from _record_lines(transaction.header, None, form, style)
+        return
+    for record in transaction.records():
+        yield from _record_lines(record.header, partial(_decode, record), form, style)
+
+
+def _record_lines(
+    header: RecordHeader, payload: Callable[[], Payload] | None, form: Form, style: Style
+) -> Iterator[str]:
+    match form:
+        case Form.HEADERS:
+            yield text.header_line(header, style.zone)
+            return
+        case Form.HEADERS_JSON:
+            yield text.header_json(header, style.zone)
+            return
+    assert payload is not None
+    match form:
+        case Form.TEXT:
+            yield from listing.fragment_lines(header, payload(), style)
+        case Form.SQL:
+            yield from listing.sql_lines(header, payload(), style)
+        case Form.JSON:
+            yield listing.fragment_json(header, payload(), style.zone)
+
+
+def _decode(record: Record) -> Payload:
+    try:
+        return decode(record.payload)
+    except PayloadError as exc:
+        raise PayloadError(why=exc.why, seqno=record.header.seqno) from exc
+
+
+def _not_there(sought: Sought) -> NotThere:
+    match sought:
+        case Gtid():
+            return NotThere(why=str(sought))
+        case int():
+            return NotThere(why=f"a transaction of {text.time_text(sought)} or later")
+        case str():
+            return NotThere(why=f"event id {sought}")
+
+
+class TungstenShown:
+    """A directory of the Java replicator's. What it let through out of order (B7-22) is shown as it stands."""
+
+    def __init__(self, reader: TungstenReader, clock: Clock | None = None) -> None:
+        self.reader = reader
+        self.path = reader.path
+        self._clock = SystemClock() if clock is None else clock
+
+    @property
+    def history(self) -> bytes | None:
+        """See ShownLog."""
+        return None
+
+    def ends(self) -> tuple[int, int]:
+        """See ShownLog."""
+        return self.reader.first_seqno, max(self.reader.last_seqno, self.reader.next_seqno - 1)
+
+    def notes(self) -> tuple[str, ...]:
+        """See ShownLog."""
+        return self.reader.notes + self.reader.order_notes
+
+    def segments(self) -> list[SegmentLine]:
+        """See ShownLog."""
+        disk = OsDisk()
+        return [
+            SegmentLine(
+                name=one.name,
+                first_seqno=one.first_seqno,
+                last_seqno=one.last_seqno,
+                bytes=one.bytes,
+                modified_ms=disk.modified_ms(f"{self.path.rstrip('/')}/{one.name}"),
+            )
+            for one in self.reader.index()
+        ]
+
+    def check_whole(self) -> None:
+        """See ShownLog: a directory with a hole is refused when it is opened."""
+
+    def holds(self, seqno: int) -> bool:
+        """See ShownLog."""
+        with self.reader.cursor(strict=False) as cursor:
+            return cursor.seek(seqno) is Seek.FOUND
+
+    def look_up(self, sought: Sought, scanned: Scanned) -> Seqno | NotThere:
+        """See ShownLog."""
+        if isinstance(sought, Gtid):
+            with self.reader.cursor(strict=False) as cursor:
+                stored = cursor.next() if cursor.seek(sought.seqno) is Seek.FOUND else None
+            if stored is None:
+                return _not_there(sought)
+            if stored.record.epoch != sought.epoch:
+                there = f"GTID({stored.record.epoch}, {stored.record.seqno})"
+                return NotThere(why=f"{sought}: seqno {sought.seqno} is {there} in this log")
+            return sought.seqno
+        found: int | None = None
+        for stored in self._events():
+            record = stored.record
+            if record.seqno % SCANNED_EVERY == 0:
+                scanned(record.seqno)
+            if isinstance(sought, int):
+                if record.last_frag and record.tstamp >= sought:
+                    return Seqno(record.seqno)
+            elif record.event_id == sought:
+                found = record.seqno
+        return _not_there(sought) if found is None else Seqno(found)
+
+    def _events(self) -> Iterator[StoredEvent]:
+        with self.reader.cursor(strict=False) as cursor:
+            while (stored := cursor.next()) is not None:
+                yield stored
+
+    def lines(self, low: int, high: int, form: Form, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
+        """See ShownLog."""
+        with self.reader.cursor(strict=False) as cursor:
+            if low > self.reader.first_seqno and cursor.seek(low) is not Seek.FOUND:
+                return
+            while (stored := cursor.next()) is not None:
+                if stored.record.seqno > high:
+                    return
+                if stored.record.seqno % SCANNED_EVERY == 0:
+                    passed(stored.record.seqno)
+                yield from _event_lines(stored, form, style)
+
+    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event, hold: str | None) -> Iterator[str]:
+        """See ShownLog."""
+        with self.reader.cursor(strict=False) as cursor:
+            if seqno > self.reader.first_seqno:
+                cursor.seek(seqno)
+            while not stop.is_set():
+                stored = cursor.next()
+                if stored is None:
+                    self._clock.sleep(FOLLOW_EVERY_S)
+                elif stored.record.seqno >= seqno:
+                    yield from _event_lines(stored, form, style)
+
+    def close(self) -> None:
+        """See ShownLog."""
+
+
+def _event_lines(stored: StoredEvent, form: Form, style: Style) -> Iterator[str]:
+    match form:
+        case Form.HEADERS:
+            yield text.header_line(stored.record, style.zone)
+        case Form.HEADERS_JSON:
+            yield text.header_json(stored.record, style.zone)
+        case Form.TEXT:
+            yield from text.event_lines(stored.record, stored.event(), style)
+        case Form.SQL:
+            yield from text.sql_lines(stored.record, stored.event(), style)
+        case Form.JSON:
+            yield _event_json(stored, style)
+
+
+def _event_json(stored: StoredEvent, style: Style) -> str:
+    """Return one fragment as one line: the names of `-headers -json`, and the event as the replicator has it."""
+    record, event = stored.record, stored.event()
+    shown: dict[str, object] = {
+        "seqno": record.seqno,
+        "epoch": record.epoch,
+        "frag": record.fragno,
+        "lastFrag": record.last_frag,
+        "time": text.time_text(record.tstamp, style.zone),
+        "tstamp": record.tstamp,
+        "eventId": record.event_id,
+        "sourceId": record.source_id,
+        "shardId": record.shard_id,
+    }
+    if isinstance(event, JavaObject):
+        shown["raw"] = stored.payload.hex()
+        shown["note"] = event.sentence()
+    else:
+        shown["event"] = dump_event(event)
+    return msgspec.json.encode(shown).decode()

@@ -1,0 +1,347 @@
+"""The `thl` command: look into a log; nothing but `purge` and `repair` changes a byte of it.
+
+Owns the program and its smaller commands, by the ancestor's names. `thl_list` has list and tail, `thl_dump` dump; the
+text forms are in `listing`, what damage means in `log.verify`. The hard idea: a script that knows the ancestor's `thl`
+must not be surprised, so what it had is here under its name, and what we do not have says where it went.
+
+Source: thl-internals, "'thl' Utility"; conformance/tungsten.md A9, B7.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from tranlog.log.rules.repair import Keep, NothingToRepair, RepairPlan
+from tranlog.log.upkeep.diff import SHOWN
+from tranlog.log.upkeep.diff import diff as diff_logs
+from tranlog.log.upkeep.native_purge import purge as purge_native
+from tranlog.log.upkeep.repairing import repair as repair_log
+from tranlog.log.upkeep.verify import VerifyReport
+from tranlog.log.upkeep.verify import verify as check_log
+from tranlog.service.frame.command import Progress, confirm, log_of, new_app, print_json, require_command, run_app, say
+from tranlog.service.frame.exits import ExitCode
+from tranlog.service.thl import converting, integrity, listing, thl_dump, thl_list
+from tranlog.service.thl.either_codec import open_log
+from tranlog.tungsten.files.segments import Codec, codec_of
+from tranlog.tungsten.reading import text
+from tranlog.tungsten.reading.translated import open_readable
+from tranlog.tungsten.upkeep.repairing import repair as repair_tungsten
+from tranlog.tungsten.upkeep.verify import verify as check_tungsten
+from tranlog.tungsten.writing.directory import purge as purge_tungsten
+
+LOCATING: Final = ("-service", "--service", "-conf", "--conf", "-dir", "--dir")
+
+app = new_app(add_completion=True)
+
+
+@app.callback(invoke_without_command=True)
+def locate(
+    ctx: typer.Context,
+    service: Annotated[
+        str | None,
+        typer.Option("-service", "--service", metavar="NAME", help="The service of NAME.toml or tranlog.toml here."),
+    ] = None,
+    conf: Annotated[
+        str | None, typer.Option("-conf", "--conf", metavar="FILE", help="The configuration; default: tranlog.toml.")
+    ] = None,
+    directory: Annotated[
+        str | None, typer.Option("-dir", "--dir", metavar="PATH", help="The log directory itself.")
+    ] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show all diagnostics, and the traceback of an error.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show diagnostics on stderr.")] = False,
+) -> None:
+    """Look into a transaction log: list what it holds, check it, compare it. Only purge and repair change it.
+
+    \b
+    Example:
+      thl -service shop list -seqno 5
+      thl -dir log list -low 100 -high 200 -headers
+      thl -conf tranlog.toml verify
+
+    Exit codes: 0 done, 1 not found, 2 bad usage, 3 damaged log, 4 log missing or unreadable.
+    """
+    require_command(ctx)
+    ctx.obj = (service, conf, directory)
+
+
+app.command("list")(thl_list.list_)
+app.command("tail")(thl_list.tail)
+app.command("dump")(thl_dump.dump)
+
+
+@app.command("index")
+def index(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("-json", "--json", help="One line of JSON per segment.")] = False,
+) -> None:
+    """Print the segments, each with its first and last seqno; -1 for both in a segment without a transaction.
+
+    \b
+    Example:
+      thl -service shop index
+    """
+    log = open_log(log_of(ctx))
+    try:
+        for one in log.segments():
+            if as_json:
+                print_json(
+                    {"file": one.name, "firstSeqno": one.first_seqno, "lastSeqno": one.last_seqno, "bytes": one.bytes}
+                )
+            else:
+                print(listing.index_line(one.name, one.first_seqno, one.last_seqno))
+        log.check_whole()
+    finally:
+        log.close()
+
+
+@app.command("info")
+def info(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+) -> None:
+    """Print where the log is, how large it is and which seqnos it holds.
+
+    \b
+    Example:
+      thl -dir log info
+    """
+    log = open_log(log_of(ctx))
+    try:
+        first, last = log.ends()
+        segments = [
+            listing.SegmentShown(file=one.name, bytes=one.bytes, modified_ms=one.modified_ms) for one in log.segments()
+        ]
+        for note in log.notes():
+            say(f"note: {note}")
+        shown = listing.overview(os.path.abspath(log.path), segments, first=first, last=last, history=log.history)
+        if as_json:
+            print_json(shown)
+        else:
+            for line in listing.overview_lines(shown):
+                print(line)
+        log.check_whole()
+    finally:
+        log.close()
+
+
+@app.command("skip", hidden=True)
+def skip() -> int:
+    """Say where this went: a running pipeline leaves transactions out.
+
+    \b
+    Example:
+      tranlog online --skip-seqno 5
+    """
+    say("skip is no longer supported: use `tranlog online --skip-seqno`")
+    return ExitCode.USAGE
+
+
+@app.command("purge")
+def purge(
+    ctx: typer.Context,
+    seqno: Annotated[
+        int | None, typer.Option("-seqno", "--seqno", metavar="N", min=0, help="Only this one: the first or the last.")
+    ] = None,
+    low: Annotated[int | None, typer.Option("-low", "--low", metavar="N", min=0, help="From this seqno on.")] = None,
+    high: Annotated[
+        int | None, typer.Option("-high", "--high", metavar="N", min=0, help="Up to this seqno, inclusive.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+) -> None:
+    """Remove transactions from one end of the log. Needs the writer's lock: stop whoever writes it.
+
+    From the front whole segments go, as many as the range covers. From the end of the Java replicator's log records
+    are cut off; a native log is rolled back instead, so that no GTID means two things: what is abandoned stays in its
+    segments, and `thl list -abandoned` shows it. A range in the middle is refused.
+
+    \b
+    Example:
+      thl -service shop purge -high 50000
+      thl -dir log purge -low 70000 -y
+    """
+    if seqno is not None and (low is not None or high is not None):
+        raise typer.BadParameter("stands alone, without -low and -high", param_hint="-seqno")
+    if seqno is not None:
+        low = high = seqno
+    if low is not None and high is not None and low > high:
+        raise typer.BadParameter(f"{low} is above -high {high}", param_hint="-low")
+    path = log_of(ctx)
+    java = codec_of(path) is Codec.TUNGSTEN
+    if not yes:
+        say(text.PURGE_WARNING)
+        confirm("Are you sure you wish to delete these events?")
+    if not as_json:
+        line = text.purge_line(low, high)
+        print(line if low is not None or high is not None else "Deleting all events")
+    if java:
+        report = purge_tungsten(path, low=low, high=high)
+        removed, cut = report.removed, report.cut
+        shown: dict[str, object] = {"removed": removed, "cut": None if cut is None else {"file": cut[0], "at": cut[1]}}
+        said = [f"removed {name}" for name in removed] + ([] if cut is None else [f"cut {cut[0]} at offset {cut[1]}"])
+    else:
+        outcome = purge_native(path, low=low, high=high)
+        shown, said = outcome.shown(), outcome.lines()
+    if as_json:
+        print_json(shown)
+    else:
+        for one in said or ["nothing was removed: no whole segment lies in the range"]:
+            print(one)
+
+
+@app.command("verify")
+def verify(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+) -> int:
+    """Read every record and check it: framing, checksums, the order of seqnos, fragments and segments.
+
+    Goes on behind damage, to tell its extent. A log may be checked while it is written.
+
+    \b
+    Example:
+      thl -service shop verify
+    """
+    path = log_of(ctx)
+    with Progress() as progress:
+
+        def tell(done: int, total: int) -> None:
+            progress.update(f"checked {done} of {total} bytes")
+
+        found = (check_tungsten if codec_of(path) is Codec.TUNGSTEN else check_log)(path, progress=tell)
+    if as_json:
+        print_json({**msgspec.to_builtins(found), "sound": found.sound})
+    else:
+        for line in listing.verify_lines(found):
+            print(line)
+    if found.sound:
+        return ExitCode.DONE
+    say(
+        f"thl: {len(found.problems)} problems in the log at {path}; nothing was changed. Restore the segments that are "
+        "named from a copy, or see by `thl repair --dry-run` what a repair would lose; what lies before the first "
+        "problem can be read and applied"
+    )
+    return ExitCode.DATA
+
+
+@app.command("repair")
+def repair(
+    ctx: typer.Context,
+    keep: Annotated[
+        Keep,
+        typer.Option(
+            "-keep",
+            "--keep",
+            help="Where transactions are missing: keep the front, all before the first damage, or the back, all "
+            "segments behind the last damage.",
+        ),
+    ] = Keep.FRONT,
+    dry_run: Annotated[bool, typer.Option("-dry-run", "--dry-run", help="Only say what would be done.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+) -> int:
+    """Make a damaged log one that opens and verifies clean, and say what was lost.
+
+    Needs the writer's lock: stop whoever writes the log. What is cut off or taken away is kept in cut/, and so is a
+    report. Headers, sync and rotate records of a native log are written again where no transaction is missing. A
+    repair that was interrupted is finished by another one. A copy of the damaged segment is always better: restore
+    that, if there is one.
+
+    \b
+    Example:
+      thl -service shop repair --dry-run
+      thl -service shop repair
+      thl -dir log repair --keep back -y
+    """
+    path = log_of(ctx)
+
+    def agree(plan: RepairPlan, report: VerifyReport) -> None:
+        for problem in report.problems:
+            say(f"repair: {problem.segment}, offset {problem.offset}: {problem.why}")
+        for line in integrity.plan_lines(plan):
+            say(f"repair: {line}")
+        if not yes:
+            confirm(f"Repair the log at {path}?")
+
+    mend = repair_tungsten if codec_of(path) is Codec.TUNGSTEN else repair_log
+    with Progress() as progress:
+        outcome = mend(
+            path,
+            keep=keep,
+            dry_run=dry_run,
+            agree=None if yes and as_json else agree,
+            progress=lambda done, total: progress.update(f"checked {done} of {total} bytes"),
+        )
+    plan = outcome.decision
+    if as_json:
+        told = None if isinstance(plan, NothingToRepair) else plan
+        sound = outcome.before.sound if outcome.after is None else outcome.after.sound
+        print_json({"plan": told, "kept_in": outcome.kept_in, "report": outcome.report, "sound": sound})
+    elif isinstance(plan, NothingToRepair):
+        print("nothing to repair")
+    elif dry_run:
+        for line in integrity.plan_lines(plan):
+            print(line)
+    else:
+        for line in (*integrity.lost_lines(plan.lost), *integrity.outcome_lines(outcome)):
+            print(line)
+    if dry_run:
+        return ExitCode.DONE if isinstance(plan, NothingToRepair) else ExitCode.CHECK_FAILED
+    return ExitCode.DONE if outcome.after is None or outcome.after.sound else ExitCode.DATA
+
+
+@app.command("diff")
+def diff(
+    ctx: typer.Context,
+    one: Annotated[str, typer.Argument(metavar="A", help="A log directory of either codec.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    full: Annotated[
+        bool,
+        typer.Option("-full", "--full", help="Read and compare everything, instead of searching for the first one."),
+    ] = False,
+    shown: Annotated[
+        int, typer.Option("-shown", "--shown", metavar="N", min=0, help="How many transactions to list of each.")
+    ] = SHOWN,
+    as_json: Annotated[bool, typer.Option("-json", "--json", help="One JSON object.")] = False,
+) -> int:
+    """Print where two logs first disagree, and what each alone has.
+
+    A few looks find the first difference in logs of any size, since equal GTIDs mean equal history; that presumes
+    that neither log was changed by a hand. With --full nothing is presumed. What was purged from one of them is not
+    compared. Each may be native or the Java replicator's, whose epochs rise but prove nothing: use --full there. Exit
+    code 1 if they disagree or have no seqno in common.
+
+    \b
+    Example:
+      thl diff log copy/log
+      thl diff --full --json log copy/log
+    """
+    with open_readable(one) as left, open_readable(other) as right, Progress() as progress:
+        found = diff_logs(
+            left,
+            right,
+            full=full,
+            shown=shown,
+            progress=lambda done, total: progress.update(f"compared {done} of {total} transactions"),
+        )
+    if as_json:
+        print_json({**msgspec.to_builtins(found), "agree": found.agree})
+    else:
+        for line in integrity.diff_lines(found):
+            print(line)
+    return ExitCode.DONE if found.agree else ExitCode.CHECK_FAILED
+
+
+converting.add_to(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `thl` and return its exit code."""
+    return run_app(app, arguments, prog="thl", hoisted=LOCATING)

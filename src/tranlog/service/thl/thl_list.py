@@ -1,0 +1,406 @@
+"""`thl list` and `thl tail`: which transactions are wanted, and in which form.
+
+Owns the selectors and the forms of a listing, and how they may stand together. The hard idea: an answer is either
+about what was asked for or an error. A seqno that the log does not hold is never answered with its neighbour
+(B7-23), and a listing that cannot go on does not end as if it were done.
+
+Source: thl-internals, "'thl' Utility"; conformance/tungsten.md A9, `list`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import typer
+
+from tranlog.ids import Gtid, Seqno
+from tranlog.log.reading.lookup import parse_time
+from tranlog.log.records.format import segment_number
+from tranlog.service.frame.command import Progress, log_of, say, stop_signals
+from tranlog.service.frame.exits import ExitCode
+from tranlog.service.thl.either_codec import (
+    Form,
+    NativeShown,
+    NotThere,
+    SegmentLine,
+    ShownLog,
+    Sought,
+    open_log,
+)
+from tranlog.tungsten.reading.text import Style, json_array, python_charset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The seqnos that a listing is to show, both ends included; None: from the first, to the last."""
+
+    low: int | None
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What of the wanted seqnos the log holds. `note` says what is missing from a listing that shows the rest."""
+
+    low: Seqno
+    high: Seqno
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFound:
+    """Nothing of what is wanted is there."""
+
+    message: str
+    code: ExitCode
+
+
+def choose(wanted: Wanted, first: int, last: int) -> Shown | NotFound:
+    """Decide what to show of a log that holds `first` to `last` (-1: nothing). Pure.
+
+    Source: conformance/tungsten.md A9, `list`; B7-23.
+    """
+    if last < 0:
+        if wanted.low is None and wanted.high is None:
+            return NotFound(message="No events found; log is empty", code=ExitCode.DONE)
+        seqno = wanted.high if wanted.low is None else wanted.low
+        return NotFound(message=f"Unable to find sequence number: {seqno}", code=ExitCode.CHECK_FAILED)
+    low = first if wanted.low is None else wanted.low
+    high = last if wanted.high is None else wanted.high
+    if low > last or high < first:
+        seqno = low if low > last else high
+        return NotFound(message=f"Unable to find sequence number: {seqno}", code=ExitCode.CHECK_FAILED)
+    notes = []
+    if low < first:
+        notes.append(f"seqno {low} to {first - 1} are not in this log: it starts at {first}")
+    if high > last:
+        notes.append(f"the log ends at seqno {last}")
+    return Shown(low=Seqno(max(low, first)), high=Seqno(min(high, last)), note="; ".join(notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newest:
+    """The last so many transactions."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfFile:
+    """What one segment holds."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookUp:
+    """A GTID, an event id: that one. A time: from the first at or after it on, up to `high`."""
+
+    sought: Sought
+    high: int | None = None
+
+
+Selection: TypeAlias = Wanted | Newest | OfFile | LookUp
+
+
+def select(
+    *,
+    seqno: int | None = None,
+    low: int | None = None,
+    high: int | None = None,
+    last: int | None = None,
+    file: str | None = None,
+    gtid: str | None = None,
+    time: str | None = None,
+    event: str | None = None,
+) -> Selection:
+    """Read the selectors and check them against each other. Pure. Raises typer.BadParameter."""
+    for name, value in (("-seqno", seqno), ("-low", low), ("-high", high)):
+        if value is not None and value < 0:
+            raise typer.BadParameter("a seqno is 0 or more", param_hint=name)
+    ranged = [name for name, value in (("-low", low), ("-high", high)) if value is not None]
+    alone = [
+        name
+        for name, value in (
+            ("-gtid", gtid),
+            ("-time", time),
+            ("-event", event),
+            ("-file", file),
+            ("-last", last),
+            ("-seqno", seqno),
+        )
+        if value is not None
+    ]
+    if len(alone) > 1:
+        raise typer.BadParameter(f"stands alone, without {alone[1]}", param_hint=alone[0])
+    if alone and ranged and (alone[0] != "-time" or low is not None):
+        beside = "beside -high only" if alone[0] == "-time" else f"alone, without {' and '.join(ranged)}"
+        raise typer.BadParameter(f"stands {beside}", param_hint=alone[0])
+    if seqno is not None:
+        return Wanted(low=seqno, high=seqno)
+    if last is not None:
+        return Newest(count=last)
+    if file is not None:
+        if os.path.basename(file) != file or segment_number(file) is None:
+            raise typer.BadParameter("a segment's plain name, such as thl.data.0000000001", param_hint="-file")
+        return OfFile(name=file)
+    try:
+        if gtid is not None:
+            return LookUp(sought=Gtid.parse(gtid))
+        if time is not None:
+            return LookUp(sought=parse_time(time), high=high)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint=alone[0]) from exc
+    if event is not None:
+        return LookUp(sought=event)
+    if low is not None and high is not None and low > high:
+        raise typer.BadParameter(f"{low} is above -high {high}", param_hint="-low")
+    return Wanted(low=low, high=high)
+
+
+def form_of(*, sql: bool, headers: bool, as_json: bool) -> Form:
+    """Return the form that these options ask for. Raises typer.BadParameter."""
+    if sql and (headers or as_json):
+        raise typer.BadParameter(f"stands alone, without {'-headers' if headers else '-json'}", param_hint="-sql")
+    if sql:
+        return Form.SQL
+    if headers:
+        return Form.HEADERS_JSON if as_json else Form.HEADERS
+    return Form.JSON if as_json else Form.TEXT
+
+
+def style_of(*, specs: bool, charset: str | None, hexadecimal: bool, timezone: str) -> Style:
+    """Return how values and times are to be shown. Raises typer.BadParameter for a name that nobody knows."""
+    if charset is not None and python_charset(charset) is None:
+        raise typer.BadParameter(f"no charset is called {charset!r}", param_hint="-charset")
+    try:
+        zone = ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
+        raise typer.BadParameter(f"no time zone is called {timezone!r}", param_hint="-timezone") from exc
+    plain = timezone.upper() in ("UTC", "GMT", "ETC/UTC")
+    return Style(specs=specs, charset=charset, hex=hexadecimal, **({} if plain else {"zone": zone}))
+
+
+SeqnoOption = Annotated[int | None, typer.Option("-seqno", "--seqno", metavar="N", help="Only this transaction.")]
+LowOption = Annotated[int | None, typer.Option("-low", "--low", metavar="N", help="From this seqno on.")]
+HighOption = Annotated[int | None, typer.Option("-high", "--high", metavar="N", help="Up to this seqno, inclusive.")]
+GtidOption = Annotated[
+    str | None,
+    typer.Option("-gtid", "--gtid", metavar="GTID", help="Only this one: 'GTID(1, 15)', or base64 of 16 bytes."),
+]
+SqlOption = Annotated[
+    bool, typer.Option("-sql", "--sql", help="Statements only, `;` behind each; row changes as comments.")
+]
+SpecsOption = Annotated[
+    bool, typer.Option("-specs", "--specs", help="Each column's type, length and more beside its name.")
+]
+HeadersOption = Annotated[
+    bool, typer.Option("-headers", "--headers", help="One line per fragment: seqno, epoch, fragno, last, time, ids.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("-json", "--json", help="One line of JSON per fragment; with -headers one JSON array.")
+]
+CharsetOption = Annotated[
+    str | None,
+    typer.Option("-charset", "--charset", metavar="NAME", help="Read bytes as text of this charset, e.g. latin1."),
+]
+HexOption = Annotated[bool, typer.Option("-hex", "--hex", help="Show bytes in hexadecimal, whatever the charset.")]
+TimezoneOption = Annotated[
+    str, typer.Option("-timezone", "--timezone", metavar="ZONE", help="Show instants there, e.g. Europe/Berlin.")
+]
+NoChecksumOption = Annotated[
+    bool, typer.Option("-no-checksum", "--no-checksum", help="Show records whose checksum does not match, too.")
+]
+
+
+def list_(
+    ctx: typer.Context,
+    seqno: SeqnoOption = None,
+    low: LowOption = None,
+    high: HighOption = None,
+    last: Annotated[
+        int | None, typer.Option("-last", "--last", metavar="N", min=1, help="The last N transactions.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("-file", "--file", metavar="NAME", help="What this segment holds.")
+    ] = None,
+    gtid: GtidOption = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            "-time",
+            "--time",
+            metavar="TIME",
+            help="From the first one in the log that was committed at this time or later, e.g. '2011-07-01 15:15:17'; "
+            "UTC unless it names an offset.",
+        ),
+    ] = None,
+    event: Annotated[
+        str | None,
+        typer.Option("-event", "--event", metavar="ID", help="Only the newest one with this event id."),
+    ] = None,
+    abandoned: Annotated[
+        bool,
+        typer.Option(
+            "-abandoned",
+            "--abandoned",
+            help="What rollbacks abandoned and is still in the files, each run of it behind the mark that took it.",
+        ),
+    ] = False,
+    sql: SqlOption = False,
+    specs: SpecsOption = False,
+    headers: HeadersOption = False,
+    as_json: JsonOption = False,
+    charset: CharsetOption = None,
+    hexadecimal: HexOption = False,
+    timezone: TimezoneOption = "UTC",
+    no_checksum: NoChecksumOption = False,
+    by: Annotated[
+        int | None, typer.Option("-by", "--by", metavar="N", hidden=True, help="Ignored, as it always was.")
+    ] = None,
+) -> int:
+    """Print transactions, fragment by fragment, up to the last one that readers may see.
+
+    \b
+    Example:
+      thl -service shop list -seqno 5
+      thl -dir log list -low 100 -high 200
+      thl -dir log list -last 10 -headers
+      thl -dir log list -headers -json
+      thl -dir log list -sql -file thl.data.0000000003
+      thl -dir log list -gtid 'GTID(1, 15)'
+      thl -dir log list -time '2011-07-01 15:15:17' -high 200
+      thl -dir log list -event 000868:0000000000001025
+      thl -dir log list -abandoned -headers
+    """
+    selection = select(seqno=seqno, low=low, high=high, last=last, file=file, gtid=gtid, time=time, event=event)
+    if abandoned and not isinstance(selection, Wanted):
+        raise typer.BadParameter("stands beside -seqno, -low and -high only", param_hint="-abandoned")
+    form = form_of(sql=sql, headers=headers, as_json=as_json)
+    style = style_of(specs=specs, charset=charset, hexadecimal=hexadecimal, timezone=timezone)
+    log = open_log(log_of(ctx), checksum=not no_checksum)
+    try:
+        for note in log.notes():
+            say(f"note: {note}")
+        if abandoned:
+            if not isinstance(log, NativeShown):
+                raise typer.BadParameter("the Java replicator's logs have no rollback marks", param_hint="-abandoned")
+            assert isinstance(selection, Wanted)
+            _print(log.abandoned(selection.low or 0, selection.high, form, style), form)
+            return ExitCode.DONE
+        wanted = resolve(log, selection)
+        found = choose(wanted, *log.ends()) if isinstance(wanted, Wanted) else wanted
+        if isinstance(found, Shown) and found.low == found.high and not log.holds(found.low):
+            found = NotFound(message=f"Unable to find sequence number: {found.low}", code=ExitCode.CHECK_FAILED)
+        match found:
+            case NotFound(message=message, code=code):
+                if form is Form.HEADERS_JSON and code is ExitCode.DONE:
+                    print("[\n]")
+                say(message)
+                return code
+            case Shown(low=first, high=end, note=told):
+                if told:
+                    say(told)
+                with Progress(quiet=sys.stdout.isatty()) as progress:  # on a terminal the lines are the progress
+
+                    def passed(seqno: int) -> None:
+                        progress.update(f"listed up to seqno {seqno} of {end}")
+
+                    _print(log.lines(first, end, form, style, passed), form)
+    finally:
+        log.close()
+    return ExitCode.DONE
+
+
+def _print(lines: Iterator[str], form: Form) -> None:
+    for line in json_array(lines) if form is Form.HEADERS_JSON else lines:
+        print(line)
+
+
+def resolve(log: ShownLog, selection: Selection) -> Wanted | NotFound:
+    """Turn what is selected into seqnos. Raises typer.BadParameter for a segment that is not there."""
+    match selection:
+        case Wanted():
+            return selection
+        case Newest(count=count):
+            first, last = log.ends()
+            return Wanted(low=None if last < 0 else max(first, last - count + 1), high=None)
+        case OfFile(name=name):
+            return _of_file(name, log.segments())
+        case LookUp(sought=sought, high=high):
+            with Progress() as progress:
+                found = log.look_up(sought, lambda seqno: progress.update(f"searched up to seqno {seqno}"))
+            if isinstance(found, NotThere):
+                return NotFound(message=f"Unable to find {found.why}", code=ExitCode.CHECK_FAILED)
+            return Wanted(low=found, high=high if isinstance(sought, int) else found)
+
+
+def _of_file(name: str, segments: list[SegmentLine]) -> Wanted | NotFound:
+    for one in segments:
+        if one.name == name:
+            if one.last_seqno < 0:
+                return NotFound(message=f"No events found; {name} holds none", code=ExitCode.DONE)
+            return Wanted(low=one.first_seqno, high=one.last_seqno)
+    there = f"{segments[0].name} to {segments[-1].name}" if segments else "no segment"
+    return NotFound(message=f"Unable to find {name}: the log has {there}", code=ExitCode.CHECK_FAILED)
+
+
+def tail(
+    ctx: typer.Context,
+    last: Annotated[
+        int, typer.Option("-n", "-last", "--last", metavar="N", min=0, help="Begin with the last N transactions.")
+    ] = 10,
+    follow: Annotated[
+        bool, typer.Option("-f", "-follow", "--follow", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    hold: Annotated[
+        str | None,
+        typer.Option("-hold", "--hold", metavar="NAME", help="With -f: keep what is not printed from being purged."),
+    ] = None,
+    sql: SqlOption = False,
+    specs: SpecsOption = False,
+    headers: HeadersOption = False,
+    as_json: Annotated[bool, typer.Option("-json", "--json", help="One line of JSON per fragment.")] = False,
+    charset: CharsetOption = None,
+    hexadecimal: HexOption = False,
+    timezone: TimezoneOption = "UTC",
+    no_checksum: NoChecksumOption = False,
+) -> int:
+    """Print the newest transactions, and with -f those that come, as soon as they are visible.
+
+    \b
+    Example:
+      thl -service shop tail
+      thl -dir log tail -f -n 0 -headers
+      thl -dir log tail -f -json | head -100
+      thl -dir log tail -f -hold audit
+    """
+    if headers and as_json:
+        raise typer.BadParameter("stands alone, without -headers: a stream is no array", param_hint="-json")
+    form = form_of(sql=sql, headers=headers, as_json=as_json)
+    style = style_of(specs=specs, charset=charset, hexadecimal=hexadecimal, timezone=timezone)
+    log = open_log(log_of(ctx), checksum=not no_checksum)
+    try:
+        if hold is not None and not (follow and isinstance(log, NativeShown)):
+            raise typer.BadParameter("goes with -f, and with a native log", param_hint="-hold")
+        first, newest = log.ends()
+        begin = max(first, newest - last + 1, 0)
+        if not follow:
+            if newest < 0:
+                say("No events found; log is empty")
+            elif last:
+                _print(log.lines(begin, newest, form, style), form)
+            return ExitCode.DONE
+        stop = threading.Event()
+        with stop_signals(stop.set, quiet=True):  # that is how it ends
+            for line in log.follow(begin, form, style, stop, hold):
+                print(line, flush=True)
+        return ExitCode.DONE
+    finally:
+        log.close()

@@ -1,0 +1,1 @@
+"""A log looked after by an operator: its `segments` and its `holds`."""

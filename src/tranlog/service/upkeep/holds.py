@@ -1,0 +1,107 @@
+"""`tranlog hold`: who keeps retention from giving up what is still needed, and giving such a hold up.
+
+Owns the two commands and their text. What a hold is, and its file, are `log.positions`'s.
+
+Source: thl-internals, "the cleaner may not delete what is being fed"; docs/format.md, "holds/NAME".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from tranlog.clock import SystemClock
+from tranlog.errors import PipelineHeldError
+from tranlog.log.files.positions import MAY_HAVE_ALL, Hold, drop_hold, is_running, read_hold, read_holds
+from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command, say
+from tranlog.service.frame.exits import ExitCode
+from tranlog.service.upkeep.segments import Directory, log_of
+
+hold_app = new_app(help="Who still needs the log: it is not purged.\n\n\b\nExample:\n  tranlog hold list")
+
+
+@hold_app.callback()
+def _hold(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+def hold_json(one: Hold, *, running: bool) -> dict[str, object]:
+    """Return a hold for a program; `restart_seqno` is None for a damaged one, `applied_seqno` where nobody knows it."""
+    known = one.applied_seqno if one.applied_seqno != MAY_HAVE_ALL else None
+    return {
+        "name": one.name,
+        "restart_seqno": one.restart_seqno,
+        "applied_seqno": known,
+        "pipeline": one.applied_seqno is not None,
+        "running": running,
+        "holder": one.holder,
+        "written_at": one.written_at,
+    }
+
+
+def hold_lines(holds: list[tuple[Hold, bool]], now: int) -> Iterator[str]:
+    """Yield a line for each hold, with whether its pipeline runs."""
+    for one, running in holds:
+        needs = "everything (its file is damaged)"
+        if one.restart_seqno is not None:
+            needs = f"seqno {max(one.restart_seqno, 0)} on"
+        kind = "reader" if one.applied_seqno is None else "pipeline"
+        state = ", runs" if running else f", written {(now - one.written_at) / 1000:.0f} s ago"
+        yield f"{one.name}  needs {needs}  {kind}{state}  {one.holder}".rstrip()
+
+
+@hold_app.command("list")
+def list_holds(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
+    """List the holds: who needs the log, and from where on.
+
+    Pipelines have one each; readers that asked for one, too. What a hold needs stays, unless a hard limit passes it.
+
+    \b
+    Example:
+      tranlog hold list
+      tranlog hold list --dir log --json
+    """
+    path = log_of(ctx, directory)
+    found = [(one, is_running(path, one.name)) for one in read_holds(path)]
+    if as_json:
+        print_json({"holds": [hold_json(one, running=running) for one, running in found]})
+        return
+    for line in hold_lines(found, SystemClock().now_ms()):
+        print(line)
+
+
+@hold_app.command("drop")
+def drop(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `tranlog hold list` shows it.")],
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> int:
+    """Give up a hold, so that what it needs may be purged.
+
+    Its holder writes it again if it comes back, and may find that what it needs is gone. Refused while its pipeline
+    runs. Exit code 1 if there is no such hold.
+
+    \b
+    Example:
+      tranlog hold drop shop -y
+    """
+    path = log_of(ctx, directory)
+    found = read_hold(path, name)
+    if found is not None:
+        if is_running(path, name):
+            raise PipelineHeldError(pipeline=name, holder=found.holder or "its driver")
+        if not yes:
+            confirm(f"Drop the hold {name} of {os.path.abspath(path)}?")
+        drop_hold(path, name)
+    if as_json:
+        print_json({"dropped": found is not None, "name": name})
+    elif found is not None:
+        print(f"dropped the hold {name}")
+    else:
+        say(f"there is no hold {name}")
+    return ExitCode.DONE if found is not None else ExitCode.CHECK_FAILED

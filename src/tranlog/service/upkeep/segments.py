@@ -1,0 +1,530 @@
+"""`tranlog log`: a log's segments as an operator sees them, and as an operator adds and removes them.
+
+Owns the four commands, what they show and its text. Who adds and removes segments is `upkeep`'s. The hard idea: adding
+and removing is the writer's business. Where none runs, these two take its lock, mend what a crash left as it would, and
+begin no epoch: a log that was trimmed by hand holds the transactions that it held before.
+
+Source: tokumx-replication, "Oplog Management": oplogPartitionInfo, addPartition, trimToGTID, trimToTS,
+printReplicationInfo; conformance/tokumx.md A8.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import typer
+
+from tranlog.clock import Clock, SystemClock
+from tranlog.disk import OsDisk
+from tranlog.errors import CorruptRecordError
+from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.log.files.segments import SegmentStat
+from tranlog.log.files.spilled import SpillStat
+from tranlog.log.reading.cursor import Cursor
+from tranlog.log.reading.lookup import OtherEpoch, find_gtid, parse_time
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.format import segment_name, segment_number
+from tranlog.log.rules.retention import UpToSeqno, UpToTime
+from tranlog.service.config.config import find_log
+from tranlog.service.frame.command import AsJson, Progress, confirm, new_app, print_json, require_command, say
+from tranlog.service.frame.exits import ExitCode
+from tranlog.service.process.client import runtime_dir
+from tranlog.service.process.log_index import IndexExtent, WriterIndex, ask_writer, index_lines, stored_extent
+from tranlog.service.process.upkeep import Trimmed, upkeep_of
+from tranlog.tungsten.files.segments import Codec, codec_of
+from tranlog.tungsten.reading.reader import Seek, TungstenCursor, TungstenReader
+from tranlog.tungsten.reading.text import time_text
+
+_BLOCK_BYTES: Final = 512
+"""In which `st_blocks` counts, whatever the file system's own are."""
+
+_REPORT_EVERY: Final = 4096
+
+Report = Callable[[str], None]
+
+log_app = new_app(
+    help="The segments of the log: look at them, add one, trim the oldest.\n\n\b\nExample:\n  tranlog log segments"
+)
+
+Directory = Annotated[
+    str | None,
+    typer.Option("--dir", "-dir", metavar="PATH", help="The log directory itself, without a configuration."),
+]
+
+
+@log_app.callback()
+def _log(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+def log_of(ctx: typer.Context, directory: str | None) -> str:
+    """Return the log directory that a command is about: the one named, else the configuration's."""
+    conf, service = ctx.obj
+    return find_log(conf=conf, service=service, directory=directory)
+
+
+# --- what there is ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRow:
+    """One segment. GTIDs are None where no transaction lives in it; `created_at` is ms since 1970.
+
+    `bytes` are those that were written, `on_disk` what the file system has set aside for them.
+    """
+
+    number: int
+    name: str
+    first_gtid: Gtid | None
+    last_gtid: Gtid | None
+    created_at: int | None
+    bytes: int
+    on_disk: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogExtent:
+    """How large a log is, and what time it covers: sizes in bytes, times in ms since 1970, None without an event.
+
+    Event times are those of the source; the no-ops with which a writer begins have none.
+    """
+
+    path: str
+    history: bytes
+    segments: int
+    uncompressed: int
+    on_disk: int
+    spill_uncompressed: int
+    spill_on_disk: int
+    first_event: int | None
+    last_event: int | None
+    now: int
+    index: IndexExtent | None
+    """As it is stored."""
+
+    @property
+    def span_s(self) -> float | None:
+        """Seconds from the first event to the last; None without one. Below 0 after a source's clock went back."""
+        if self.first_event is None or self.last_event is None:
+            return None
+        return (self.last_event - self.first_event) / 1000
+
+
+def segment_rows(reader: LogReader, *, report: Report) -> list[SegmentRow]:
+    """Describe each segment, first to newest. Raises CorruptRecordError, LogUnreadableError, SegmentGoneError."""
+    held = reader.range()
+    stats = reader.index()
+    rows: list[SegmentRow] = []
+    firsts = [_gtid(reader, one.first_seqno) if _lives(one) else None for one in stats]
+    for at, one in enumerate(stats):
+        report(f"segments: {at + 1} of {len(stats)}")
+        first, last = firsts[at], None
+        if first is not None:
+            # Epochs rise with seqnos: between two transactions of one epoch there is no other.
+            behind = next((gtid for gtid in firsts[at + 1 :] if gtid is not None), None)
+            known = behind is not None and behind.epoch == first.epoch
+            last = Gtid(first.epoch, one.last_seqno) if known else _gtid(reader, min(one.last_seqno, held.last_seqno))
+        rows.append(
+            SegmentRow(
+                number=one.number,
+                name=one.name,
+                first_gtid=first,
+                last_gtid=last,
+                created_at=one.written_at,
+                bytes=one.bytes,
+                on_disk=_on_disk(reader.path, one.name),
+            )
+        )
+    return rows
+
+
+def tungsten_rows(reader: TungstenReader, *, report: Report) -> list[SegmentRow]:
+    """Describe each segment of the Java replicator's. Created is the file's time: its records have none of the writer.
+
+    Raises CorruptRecordError, LogUnreadableError, SegmentGoneError.
+    """
+    rows: list[SegmentRow] = []
+    disk = OsDisk()
+    entries = reader.index()
+    with reader.cursor(strict=False) as cursor:
+        for at, one in enumerate(entries):
+            report(f"segments: {at + 1} of {len(entries)}")
+            rows.append(
+                SegmentRow(
+                    number=segment_number(one.name) or 0,
+                    name=one.name,
+                    first_gtid=_ancestors_gtid(cursor, one.first_seqno),
+                    last_gtid=_ancestors_gtid(cursor, one.last_seqno),
+                    created_at=disk.modified_ms(os.path.join(reader.path, one.name)),
+                    bytes=one.bytes,
+                    on_disk=_on_disk(reader.path, one.name),
+                )
+            )
+    return rows
+
+
+def _ancestors_gtid(cursor: TungstenCursor, seqno: int) -> Gtid | None:
+    if seqno < 0 or cursor.seek(seqno) is not Seek.FOUND:
+        return None
+    stored = cursor.next()
+    return None if stored is None else Gtid(Epoch(stored.record.epoch), Seqno(seqno))
+
+
+def _lives(one: SegmentStat) -> bool:
+    return one.last_seqno >= one.first_seqno
+
+
+def _gtid(reader: LogReader, seqno: Seqno) -> Gtid | None:
+    header = reader.header(seqno)
+    return None if header is None else header.gtid
+
+
+def _on_disk(directory: str, name: str) -> int:
+    try:
+        return os.stat(os.path.join(directory, name)).st_blocks * _BLOCK_BYTES
+    except FileNotFoundError:  # purged meanwhile
+        return 0
+
+
+def log_extent(reader: LogReader, *, clock: Clock, report: Report) -> LogExtent:
+    """Measure a log. Raises CorruptRecordError, LogUnreadableError, PurgedError, SegmentGoneError, PayloadError."""
+    stats = reader.index()
+    spill = reader.spill_segments()
+    with reader.cursor() as cursor:
+        first = _first_event(reader, cursor, report)
+        last = _last_event(reader, cursor, stats, report) if first is not None else None
+    return LogExtent(
+        path=os.path.abspath(reader.path),
+        history=reader.history,
+        segments=len(stats),
+        uncompressed=sum(one.bytes for one in stats),
+        on_disk=sum(_on_disk(reader.path, one.name) for one in stats),
+        spill_uncompressed=sum(one.raw_bytes for one in spill),
+        spill_on_disk=sum(_on_disk(reader.path, one.name) for one in spill),
+        first_event=first,
+        last_event=last,
+        now=clock.now_ms(),
+        index=stored_extent(reader.path),
+    )
+
+
+def _first_event(reader: LogReader, cursor: Cursor, report: Report) -> int | None:
+    held = reader.range()
+    for seqno in range(max(held.first_seqno, 0), held.last_seqno + 1):
+        header = cursor.next_header()
+        if header is None:
+            return None
+        if not cursor.current().is_noop():
+            return header.tstamp
+        if not seqno % _REPORT_EVERY:
+            report(f"info: looking for the first event, seqno {seqno} of {held.last_seqno}")
+    return None
+
+
+def _last_event(reader: LogReader, cursor: Cursor, stats: Sequence[SegmentStat], report: Report) -> int | None:
+    """Return the time of the last transaction that is no no-op: mostly the very last one, else found segment-wise."""
+    held = reader.range()
+    cursor.seek(held.last_seqno)
+    header = cursor.next_header()
+    if header is not None and not cursor.current().is_noop():
+        return header.tstamp
+    for one in reversed(stats):
+        found: int | None = None
+        start = max(one.first_seqno, held.first_seqno)
+        cursor.seek(start)
+        for seqno in range(start, min(one.last_seqno, held.last_seqno) + 1):
+            header = cursor.next_header()
+            if header is not None and not cursor.current().is_noop():
+                found = header.tstamp
+            if not seqno % _REPORT_EVERY:
+                report(f"info: looking for the last event, seqno {seqno} of {held.last_seqno}")
+        if found is not None:
+            return found
+    return None
+
+
+# --- its text --------------------------------------------------------------------------------------------
+
+
+def segment_lines(rows: Sequence[SegmentRow]) -> Iterator[str]:
+    """Yield the lines of `tranlog log segments`."""
+    for row in rows:
+        span = "no transaction" if row.first_gtid is None else f"{row.first_gtid} to {row.last_gtid}"
+        created = "no time yet" if row.created_at is None else f"created {time_text(row.created_at)}"
+        yield f"{row.name}  {span}  {created}  {row.bytes} bytes, {row.on_disk} on disk"
+
+
+def segment_json(row: SegmentRow) -> dict[str, object]:
+    """Return one segment for a program."""
+    return {
+        "number": row.number,
+        "name": row.name,
+        "first_gtid": None if row.first_gtid is None else str(row.first_gtid),
+        "last_gtid": None if row.last_gtid is None else str(row.last_gtid),
+        "first_gtid_base64": None if row.first_gtid is None else row.first_gtid.to_base64(),
+        "last_gtid_base64": None if row.last_gtid is None else row.last_gtid.to_base64(),
+        "created_at": row.created_at,
+        "created": None if row.created_at is None else time_text(row.created_at),
+        "bytes": row.bytes,
+        "on_disk": row.on_disk,
+    }
+
+
+def spill_lines(rows: Sequence[tuple[SpillStat, int]]) -> Iterator[str]:
+    """Yield a line for each spill segment and what is set aside for it, behind those of the log's own."""
+    for row, on_disk in rows:
+        referred = "nothing refers to it" if row.referred_by is None else f"referred to up to {row.referred_by}"
+        yield (
+            f"{row.name}  {referred}  created {time_text(row.created_at)}  "
+            f"{row.raw_bytes} bytes in {row.chunks} chunks, {row.bytes} written, {on_disk} on disk"
+        )
+
+
+def spill_json(row: SpillStat, on_disk: int) -> dict[str, object]:
+    """Return one spill segment for a program."""
+    return {
+        "number": row.number,
+        "name": row.name,
+        "referred_by": None if row.referred_by is None else str(row.referred_by),
+        "created_at": row.created_at,
+        "created": time_text(row.created_at),
+        "chunks": row.chunks,
+        "raw_bytes": row.raw_bytes,
+        "bytes": row.bytes,
+        "on_disk": on_disk,
+    }
+
+
+def extent_lines(extent: LogExtent, writer: WriterIndex | None) -> Iterator[str]:
+    """Yield the lines of `tranlog log info`, in the order of printReplicationInfo, and after them ours."""
+    yield f"log directory: {extent.path}"
+    yield f"log user data size: {_megabytes(extent.uncompressed)}"
+    yield f"log on-disk size: {_megabytes(extent.on_disk)}"
+    yield f"spill user data size: {_megabytes(extent.spill_uncompressed)}"
+    yield f"spill on-disk size: {_megabytes(extent.spill_on_disk)}"
+    span = extent.span_s
+    yield f"log length start to end: {'no event' if span is None else f'{span:.3f}secs ({span / 3600:.2f}hrs)'}"
+    for which, at in (("first", extent.first_event), ("last", extent.last_event)):
+        yield f"log {which} event time: {'none' if at is None else f'{time_text(at)} UTC'}"
+    yield f"now: {time_text(extent.now)} UTC"
+    yield from index_lines(extent.index, writer)
+    yield f"total user data size: {_megabytes(extent.uncompressed + extent.spill_uncompressed)}"
+    yield f"total on-disk size: {_megabytes(extent.on_disk + extent.spill_on_disk)}"
+    yield f"log history: {extent.history.hex()}"
+
+
+def extent_json(extent: LogExtent, writer: WriterIndex | None) -> dict[str, object]:
+    """Return the same for a program: sizes in bytes, times in ms since 1970 and as text."""
+    span = extent.span_s
+    return {
+        "path": extent.path,
+        "history": extent.history.hex(),
+        "segments": extent.segments,
+        "log_bytes": {"uncompressed": extent.uncompressed, "on_disk": extent.on_disk},
+        "spill_bytes": {"uncompressed": extent.spill_uncompressed, "on_disk": extent.spill_on_disk},
+        "total_bytes": {
+            "uncompressed": extent.uncompressed + extent.spill_uncompressed,
+            "on_disk": extent.on_disk + extent.spill_on_disk,
+        },
+        "first_event": extent.first_event,
+        "last_event": extent.last_event,
+        "t_first": None if extent.first_event is None else time_text(extent.first_event),
+        "t_last": None if extent.last_event is None else time_text(extent.last_event),
+        "time_diff_s": span,
+        "time_diff_hours": None if span is None else round(span / 3600, 2),
+        "now": extent.now,
+        "index": {"stored": extent.index, "writer": None if writer is None else writer.index},
+        "reads": None if writer is None else writer.reads,
+    }
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / (1 << 20):.2f}MB"
+
+
+# --- the commands ----------------------------------------------------------------------------------------
+
+
+@log_app.command("segments")
+def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
+    """List the segments: number, first and last GTID, when each was created, its size.
+
+    Behind them spill segments, where large transactions lie: each with the highest GTID that refers into it.
+    Created is the writer's clock in the segment's first record, which survives a copy; in a directory of the Tungsten
+    Replicator's it is the file's time. A log may be looked at while it is written.
+
+    \b
+    Example:
+      tranlog log segments
+      tranlog log segments --dir /backup/log --json
+    """
+    path = log_of(ctx, directory)
+    spill: list[tuple[SpillStat, int]] = []
+    hole: CorruptRecordError | None = None
+    with Progress() as progress:
+        if codec_of(path) is Codec.TUNGSTEN:
+            rows = tungsten_rows(TungstenReader.open(path), report=progress.update)
+        else:
+            with LogReader.open(path) as reader:
+                rows = segment_rows(reader, report=progress.update)
+                spill = [(one, _on_disk(reader.path, one.name)) for one in reader.spill_segments()]
+                try:
+                    reader.check_whole()
+                except CorruptRecordError as exc:
+                    hole = exc
+    if as_json:
+        print_json({"segments": [segment_json(row) for row in rows], "spill": [spill_json(*row) for row in spill]})
+    else:
+        for line in (*segment_lines(rows), *spill_lines(spill)):
+            print(line)
+    if hole is not None:
+        raise hole
+
+
+@log_app.command("info")
+def extent(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
+    """Print how large the log is, from when to when its events are, and what its index covers.
+
+    User data is what was written, on-disk what the file system has set aside for it; the two differ on one that
+    compresses. Times are the source's. The stored index is as old as its last flush; a capture that runs is asked for
+    its own, and from where its readers got what they read. A log may be looked at while it is written.
+
+    \b
+    Example:
+      tranlog log info
+      tranlog log info --json
+    """
+    path = log_of(ctx, directory)
+    with LogReader.open(path) as reader, Progress() as progress:
+        found = log_extent(reader, clock=SystemClock(), report=progress.update)
+    writer = ask_writer(path, runtime_dir=runtime_dir())
+    if as_json:
+        print_json(extent_json(found, writer))
+    else:
+        for line in extent_lines(found, writer):
+            print(line)
+
+
+@log_app.command("add")
+def add(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
+    """Close the newest segment and start the next one.
+
+    What is in the closed one can be trimmed once there is something behind it. Fails where the newest holds no
+    transaction yet. A running capture does it itself; it also adds segments unasked, every hour where retention_s is
+    below a day, else every day.
+
+    \b
+    Example:
+      tranlog log add
+    """
+    with upkeep_of(log_of(ctx, directory), runtime_dir=runtime_dir()) as upkeep:
+        done = upkeep.add()
+    if as_json:
+        print_json({"added": done.added, "closed": done.closed})
+    else:
+        print(f"added {done.added}; closed {done.closed}")
+
+
+@log_app.command("trim")
+def trim(
+    ctx: typer.Context,
+    to_gtid: Annotated[
+        str | None,
+        typer.Option("--to-gtid", "-to-gtid", metavar="GTID", help="Up to this transaction, itself included."),
+    ] = None,
+    to_time: Annotated[
+        str | None,
+        typer.Option("--to-time", "-to-time", metavar="TIME", help="Segments that were closed by then, in UTC."),
+    ] = None,
+    past_holds: Annotated[
+        bool,
+        typer.Option(
+            "--past-holds", "-past-holds", help="Although a pipeline or a follower still needs it; it is told so."
+        ),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-dry-run", help="Only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> int:
+    """Remove the oldest segments, whole ones.
+
+    With --to-gtid those in which nothing lives beyond that transaction; with --to-time those that were closed at that
+    moment or before: the time at which `tranlog log segments` says that the next one was created. Never the newest
+    segment, nor the one with the last transaction. A running capture does it itself; it also trims unasked, as
+    retention_s and retention_bytes say.
+
+    A GTID reads GTID(1, 15), or is the base64 of its 16 bytes; a time reads 2011-07-01 15:15:17.5, or is ms since 1970.
+    Exit code 1 if a hold keeps something of what was asked for.
+
+    \b
+    Example:
+      tranlog log trim --to-gtid 'GTID(1, 15)' --dry-run
+      tranlog log trim --to-time '2014-02-03 21:04:47.494' -y
+    """
+    path = log_of(ctx, directory)
+    limit = _limit(to_gtid=to_gtid, to_time=to_time, hard=past_holds)
+    if isinstance(limit, UpToSeqno) and to_gtid is not None:
+        with LogReader.open(path) as reader:
+            found = find_gtid(reader, Gtid.parse(to_gtid))
+            if isinstance(found, OtherEpoch):
+                say(f"{found.wanted} is not of this log: seqno {found.wanted.seqno} is {found.found.gtid} here")
+                return ExitCode.CHECK_FAILED
+    with upkeep_of(path, runtime_dir=runtime_dir()) as upkeep, Progress() as progress:
+        plan = upkeep.trim(limit, dry_run=True)
+        _tell(plan)
+        if plan.gone and not dry_run:
+            if not yes:
+                confirm(f"Remove {len(plan.gone)} segments, {plan.bytes} bytes, up to seqno {plan.up_to}, of {path}?")
+            progress.update(f"trim: removing {len(plan.gone)} segments")
+            plan = upkeep.trim(limit, dry_run=False)
+    _show(plan, dry_run=dry_run, as_json=as_json)
+    return ExitCode.CHECK_FAILED if plan.kept_for else ExitCode.DONE
+
+
+def _limit(*, to_gtid: str | None, to_time: str | None, hard: bool) -> UpToSeqno | UpToTime:
+    try:
+        match to_gtid, to_time:
+            case str(), None:
+                gtid = Gtid.parse(to_gtid)
+                return UpToSeqno(seqno=gtid.seqno, told=str(gtid), hard=hard)
+            case None, str():
+                at_ms = parse_time(to_time)
+                return UpToTime(at_ms=at_ms, told=f"{time_text(at_ms)} UTC", hard=hard)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--to-time" if to_gtid is None else "--to-gtid") from exc
+    raise typer.BadParameter("give one of --to-gtid and --to-time", param_hint="--to-gtid")
+
+
+def _tell(plan: Trimmed) -> None:
+    for name in plan.kept_for:
+        say(f"trim: more would go, but {name} still needs it; --past-holds does not wait for that")
+    for name in plan.passed:
+        say(f"trim: {name} still needs something of what goes; it will hear so when it comes back")
+
+
+def _show(plan: Trimmed, *, dry_run: bool, as_json: bool) -> None:
+    names = [segment_name(number) for number in plan.gone]
+    begins = plan.first_seqno if not dry_run or plan.up_to is None else Seqno(plan.up_to + 1)
+    if as_json:
+        print_json(
+            {
+                "removed": [] if dry_run else names,
+                "segments": names,
+                "bytes": plan.bytes,
+                "up_to_seqno": plan.up_to,
+                "first_seqno": begins,
+                "passed": plan.passed,
+                "kept_for": plan.kept_for,
+                "dry_run": dry_run,
+            }
+        )
+    elif not names:
+        print("nothing to remove")
+    else:
+        verb = "would remove" if dry_run else "removed"
+        begin = "empty" if begins == NO_SEQNO else f"at seqno {begins}"
+        print(f"{verb} {names[0]} to {names[-1]}, {len(names)} segments, {plan.bytes} bytes; the log begins {begin}")
