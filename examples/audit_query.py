@@ -10,7 +10,7 @@ import sys
 
 from pyspark.sql import DataFrame, SparkSession
 
-from tranlog.pipeline.spark.session import build_session
+from tranlog import build_session
 
 AUDIT = """
 SELECT gtid, commit_time, source_id, event_id, kind, before, after

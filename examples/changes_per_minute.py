@@ -12,7 +12,7 @@ import sys
 
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from tranlog.pipeline.spark.session import build_session
+from tranlog import build_session
 
 
 def changes_per_minute(spark: SparkSession, log: str) -> DataFrame:

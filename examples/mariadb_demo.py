@@ -38,10 +38,8 @@ from demo_steps import (
     wait_for_pipeline,
     wait_until,
 )
-from tranlog.change import Op, RowChange
-from tranlog.log.reading.reader import LogReader
+from tranlog import LogReader, Op, RowChange, value_text
 from tranlog.testing.servers import MariaDbServer, PostgresServer, ServerFailedError, ServerMissingError
-from tranlog.types import value_text
 
 CHANNELS = 4
 SECONDS = 25

@@ -13,7 +13,7 @@ import time
 
 import apsw
 
-from tranlog.source import sqlite
+import tranlog
 
 STORES = ("north", "east", "south", "west")
 
@@ -35,7 +35,7 @@ ARTICLES = ("tea", "bread", "lamp", "chair", "rope", "ink")
 
 def make_shop(path: str) -> None:
     """Create the stores' tables through a captured connection."""
-    shop = sqlite.connect(path)
+    shop = tranlog.connect(path)
     for statement in SCHEMA.split(";"):
         if statement.strip():
             shop.execute(statement)
@@ -46,7 +46,7 @@ class Writer:
     """One store's program: it knows its own store, and sends goods to the others now and then."""
 
     def __init__(self, path: str, store: str, seed: int) -> None:
-        self.shop = sqlite.connect(path)
+        self.shop = tranlog.connect(path)
         self.shop.execute("PRAGMA foreign_keys = ON")
         self.store = store
         self.rng = random.Random(f"{store}/{seed}")

@@ -13,7 +13,7 @@ import sys
 
 from pyspark.sql import DataFrame, SparkSession
 
-from tranlog.pipeline.spark.session import build_session
+from tranlog import build_session
 
 # An update is the end of the row it found and the beginning of the row it left: a changed key is both at once.
 AS_OF = """

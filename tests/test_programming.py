@@ -18,6 +18,18 @@ def blocks(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def deep_imports(text: str) -> list[str]:
+    """Find imports of modules of the package: what a user copies needs `tranlog`, and `tranlog.testing` for servers."""
+    return re.findall(r"^\s*(?:from|import) (tranlog\.(?!testing\b)[\w.]+)", text, re.MULTILINE)
+
+
+def test_programs_import_from_the_package_alone() -> None:
+    root = PAGE.parents[1]
+    pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "examples").glob("*.py")]
+    assert {page.name: found for page in pages if (found := deep_imports(page.read_text()))} == {}
+    assert deep_imports("import tranlog\nfrom tranlog import Log\n  from tranlog.log.x import Log") == ["tranlog.log.x"]
+
+
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """seeds/thl-internals, "Writing to the THL", "Reading from the THL": both examples are the first of their parts."""
     monkeypatch.chdir(tmp_path)

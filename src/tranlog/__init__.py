@@ -19,52 +19,140 @@ __version__ = "0.1.0"
 import tranlog.compiled  # noqa: F401
 
 if TYPE_CHECKING:
+    from tranlog.capture.capture import Capture
     from tranlog.change import Column, Op, RowChange, Statement, TableMap
     from tranlog.errors import TranlogError
     from tranlog.ids import Gtid, Seqno
     from tranlog.log.options import LogOptions
+    from tranlog.log.reading.arrow import Selection, Unit
     from tranlog.log.reading.cursor import Cursor, StoredTransaction
     from tranlog.log.reading.reader import LogReader
     from tranlog.log.writing.log import Log
+    from tranlog.pipeline.driving.apply import run_apply
+    from tranlog.pipeline.filters.filter_chain import Chain
+    from tranlog.pipeline.filters.filters import (
+        Delay,
+        DropColumns,
+        EachBatch,
+        EachTransaction,
+        Exclude,
+        Include,
+        MaskBy,
+        MaskColumns,
+        OnStatement,
+        Rename,
+    )
+    from tranlog.pipeline.options import ApplyOptions
     from tranlog.pipeline.pipeline import Pipeline
+    from tranlog.pipeline.spark.session import build_session
     from tranlog.pipeline.status.view import PipelineStatus
     from tranlog.service.process.client import RunningPipeline
     from tranlog.source.packer import pack
-    from tranlog.types import LogicalType
+    from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
+    from tranlog.target.options import TargetOptions, open_target
+    from tranlog.types import LogicalType, value_text
 
 __all__ = [
+    "ApplyOptions",
+    "Capture",
+    "Chain",
     "Column",
     "Cursor",
+    "Delay",
+    "DropColumns",
+    "EachBatch",
+    "EachTransaction",
+    "Exclude",
     "Gtid",
+    "Include",
     "Log",
     "LogOptions",
     "LogReader",
     "LogicalType",
+    "MaskBy",
+    "MaskColumns",
+    "OnStatement",
     "Op",
     "Pipeline",
     "PipelineStatus",
+    "Rename",
     "RowChange",
     "RunningPipeline",
+    "Selection",
     "Seqno",
+    "SqliteSource",
+    "SqliteSourceOptions",
     "Statement",
     "StoredTransaction",
     "TableMap",
+    "TargetOptions",
     "TranlogError",
+    "Unit",
+    "build_session",
+    "connect",
+    "open_target",
     "pack",
+    "run_apply",
+    "value_text",
 ]
 _HOMES = {
-    "change": ("Column", "Op", "RowChange", "Statement", "TableMap"),
+    "capture.capture": ("Capture",),
+    "change": (
+        "Column",
+        "Op",
+        "RowChange",
+        "Statement",
+        "TableMap",
+    ),
     "errors": ("TranlogError",),
-    "ids": ("Gtid", "Seqno"),
+    "ids": (
+        "Gtid",
+        "Seqno",
+    ),
     "log.options": ("LogOptions",),
-    "log.reading.cursor": ("Cursor", "StoredTransaction"),
+    "log.reading.arrow": (
+        "Selection",
+        "Unit",
+    ),
+    "log.reading.cursor": (
+        "Cursor",
+        "StoredTransaction",
+    ),
     "log.reading.reader": ("LogReader",),
     "log.writing.log": ("Log",),
+    "pipeline.driving.apply": ("run_apply",),
+    "pipeline.filters.filter_chain": ("Chain",),
+    "pipeline.filters.filters": (
+        "Delay",
+        "DropColumns",
+        "EachBatch",
+        "EachTransaction",
+        "Exclude",
+        "Include",
+        "MaskBy",
+        "MaskColumns",
+        "OnStatement",
+        "Rename",
+    ),
+    "pipeline.options": ("ApplyOptions",),
     "pipeline.pipeline": ("Pipeline",),
+    "pipeline.spark.session": ("build_session",),
     "pipeline.status.view": ("PipelineStatus",),
     "service.process.client": ("RunningPipeline",),
     "source.packer": ("pack",),
-    "types": ("LogicalType",),
+    "source.sqlite": (
+        "SqliteSource",
+        "SqliteSourceOptions",
+        "connect",
+    ),
+    "target.options": (
+        "TargetOptions",
+        "open_target",
+    ),
+    "types": (
+        "LogicalType",
+        "value_text",
+    ),
 }
 
 

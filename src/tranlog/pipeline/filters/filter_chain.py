@@ -121,7 +121,7 @@ class Chain:
             for table in tables:
                 self._names.name(table, place)
 
-    def stream(self, changes: Iterable[Change], place: Place) -> Iterator[Change]:
+    def stream(self, changes: Iterable[Change], place: Place = NOWHERE) -> Iterator[Change]:
         """Yield what is left of a transaction's changes, in order.
 
         Raises FilterError, which names filter, table, seqno and event id; TargetTableError as `look_at` does.
