@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         MaskBy,
         MaskColumns,
         OnStatement,
+        PresentRows,
         Rename,
     )
     from tranlog.pipeline.options import ApplyOptions
@@ -75,6 +76,7 @@ __all__ = [
     "Op",
     "Pipeline",
     "PipelineStatus",
+    "PresentRows",
     "Rename",
     "RowChange",
     "RunningPipeline",
@@ -132,6 +134,7 @@ _HOMES = {
         "MaskBy",
         "MaskColumns",
         "OnStatement",
+        "PresentRows",
         "Rename",
     ),
     "pipeline.options": ("ApplyOptions",),

@@ -10,6 +10,7 @@ import pytest
 
 from fix_target import ITEMS, Bench, content, insert
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, UnsupportedEventError
+from tranlog.pipeline.filters.filters import PresentRows
 from tranlog.source.mariadb import MariadbSourceOptions, MariadbTables
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.testing.replicas import OWN_DATABASE, Replicas
@@ -616,6 +617,28 @@ def test_versioned_tables_are_refused_by_name(replicas: Replicas, database: str,
         there = replicas.replica.execute(f"{columns} FOR SYSTEM_TIME ALL ORDER BY id, {end}")
         assert replicas.target.execute(f"{columns} ORDER BY id, {end}") == there
         assert len(there) == 3
+    finally:
+        replicas.open(skip=True)
+
+
+@pytest.mark.parametrize("period", ["", PERIOD], ids=["hidden", "shown"])
+def test_present_rows_of_versioned_tables_alone(replicas: Replicas, database: str, period: str) -> None:
+    """By option: the target's table is versioned, too, and keeps versions by its own clock."""
+    start, end = ("a", "b") if period else ("row_start", "row_end")
+    replicas.meet()
+    replicas.open(filters=[PresentRows(tables=("*.*",), row_start=start, row_end=end)])
+    try:
+        replicas.run(
+            f"CREATE TABLE t (id INT PRIMARY KEY, x INT UNIQUE{period}) WITH SYSTEM VERSIONING",
+            *("INSERT INTO t (id, x) VALUES (1, 1), (2, 2), (3, 3)", "UPDATE t SET x = x + 10 WHERE id < 3"),
+            *("DELETE FROM t WHERE id = 1", "INSERT INTO t (id, x) VALUES (1, 1)", "UPDATE t SET id = 9 WHERE id = 3"),
+            database=database,
+        )
+        replicas.meet()
+        present = f"SELECT id, x FROM {database}.t ORDER BY id"
+        assert replicas.target.execute(present) == replicas.replica.execute(present)
+        versions = f"SELECT COUNT(*) FROM {database}.t FOR SYSTEM_TIME ALL"
+        assert replicas.target.execute(versions) == replicas.replica.execute(versions)
     finally:
         replicas.open(skip=True)
 

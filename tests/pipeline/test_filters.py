@@ -30,10 +30,11 @@ from tranlog.pipeline.filters.filters import (
     MaskBy,
     MaskColumns,
     OnStatement,
+    PresentRows,
     Rename,
     check_filters,
 )
-from tranlog.types import UNCHANGED, CharsetBytes, Date, LogicalType, Value, ZeroDate
+from tranlog.types import UNCHANGED, CharsetBytes, Date, Instant, LogicalType, Value, ZeroDate
 
 HERE = Place(Seqno(7), "event 7")
 SALT = "a secret"
@@ -200,6 +201,68 @@ def test_a_name_that_a_table_lacks() -> None:
         with pytest.raises(FilterError, match="it has no column emial"):
             through(one)
     assert row_behind(DropColumns(table="shop.*", columns=("emial",))) == ROW
+
+
+# --- present rows ---
+
+FOR_EVER, ENDED = Instant(2_147_483_647_999_999), Instant(1_700_000_000_000_000)
+VERSIONED = TableMap(
+    schema="shop",
+    table="prices",
+    columns=(
+        column("id", LogicalType.INTEGER, nullable=False),
+        column("row_start", LogicalType.INSTANT, nullable=False),
+        column("price", LogicalType.INTEGER),
+        column("row_end", LogicalType.INSTANT, nullable=False),
+    ),
+    primary_key=(0, 3),
+)
+PRESENT = PresentRows(tables=("shop.*",))
+
+
+def version(price: int, end: Value) -> tuple[Value, ...]:
+    return (1, Instant(5), price, end)
+
+
+@pytest.mark.parametrize("end", [FOR_EVER, Instant(4_294_967_295_999_999), (1 << 64) - 1])
+@pytest.mark.parametrize(
+    ("op", "before", "after", "left"),
+    [
+        (Op.INSERT, None, True, Op.INSERT),
+        (Op.INSERT, None, False, None),
+        (Op.UPDATE, True, True, Op.UPDATE),
+        (Op.UPDATE, True, False, Op.DELETE),
+        (Op.UPDATE, False, True, Op.INSERT),
+        (Op.UPDATE, False, False, None),
+        (Op.DELETE, True, None, Op.DELETE),
+        (Op.DELETE, False, None, None),
+    ],
+)
+def test_old_versions_do_not_go_on(
+    op: Op, before: bool | None, after: bool | None, left: Op | None, end: Value
+) -> None:
+    rows = [None if one is None else version(price, end if one else ENDED) for price, one in ((7, before), (8, after))]
+    found = through(PRESENT, changes=(RowChange(VERSIONED, op, rows[0], rows[1]),))
+    assert [one.op for one in found if isinstance(one, RowChange)] == ([] if left is None else [left])
+    for one in found:
+        assert isinstance(one, RowChange)
+        assert [there.name for there in one.table.columns] == ["id", "price"] and one.table.primary_key == (0,)
+        assert one.before == (None if left is Op.INSERT else (1, 7))
+        assert one.after == (None if left is Op.DELETE else (1, 8))
+
+
+def test_present_rows_beside_other_filters() -> None:
+    rename = Rename(table="shop.prices", column="row_end", to="until")
+    there = PresentRows(tables=("shop.prices",), row_end="until")
+    old = insert(version(7, ENDED), VERSIONED)
+    assert through(rename, there, changes=(old,)) == []
+    assert through(rename, PRESENT, changes=(old,)) != [], "it has no column row_end there"
+    assert row_behind(PRESENT) == ROW, "a table without a period goes on as it is"
+    assert through(PRESENT, changes=(DDL,)) == [DDL]
+    drop = DropColumns(table="shop.prices", columns=("price",))
+    assert table_behind(drop, PRESENT, table=VERSIONED).primary_key == (0,)
+    with pytest.raises(ConfigError, match="two names of columns"):
+        check_filters([PresentRows(tables=("a.b",), row_end="row_start")])
 
 
 # --- mask ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tranlog.change import Column, TableMap
 from tranlog.errors import ConfigError, TargetTableError
 from tranlog.payload import encode_row
+from tranlog.pipeline.filters.filters import Filter, PresentRows
 from tranlog.pipeline.upkeep.verify import (
     BUCKETS,
     RowDifference,
@@ -74,7 +75,12 @@ class Tables:
         pass
 
 
-def verify(ours: dict[TableMap, list[Row]], theirs: dict[TableMap, list[Row]], differences: int = 10) -> list:
+def verify(
+    ours: dict[TableMap, list[Row]],
+    theirs: dict[TableMap, list[Row]],
+    differences: int = 10,
+    filters: Sequence[Filter] = (),
+) -> list:
     source, target = Tables(ours), Tables(theirs)
     reported: list[tuple[str, int]] = []
     return list(
@@ -84,6 +90,7 @@ def verify(ours: dict[TableMap, list[Row]], theirs: dict[TableMap, list[Row]], d
             tables=source.tables(),
             differences=differences,
             report=lambda where, rows: reported.append((where, rows)),
+            filters=filters,
         )
     )
 
@@ -177,6 +184,17 @@ def test_a_table_without_key_goes_by_whole_rows() -> None:
         RowDifference(key="id=2, name=b", what="missing at the target"),
         RowDifference(key="id=3, name=c", what="only at the target"),
     ]
+
+
+def test_old_versions_of_rows_are_not_compared() -> None:
+    price = table_of("price", "id", "name", "row_start", "row_end", key=(0, 3))
+    present, old = (1, "new", Instant(2), Instant(2_147_483_647_999_999)), (1, "old", Instant(1), Instant(2))
+    here = {price: [old, present]}
+    filters = [PresentRows(tables=("shop.*",))]
+    (verdict,) = verify(here, {table_of("price", "id", "name"): [(1, "new")]}, filters=filters)
+    assert verdict.equal and verdict.source_rows == 1
+    (verdict,) = verify(here, {table_of("price", "id", "name"): [(1, "old")]}, filters=filters)
+    assert not verdict.equal
 
 
 def test_a_missing_table_is_a_difference() -> None:

@@ -269,7 +269,7 @@ def test_filters_keep_their_order(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("[[filter]]", "filter 1.kind: is missing"),
-        ('[[filter]]\nkind = "sort"', "filter 1.kind = 'sort': must be one of include, exclude, rename, drop, mask"),
+        ('[[filter]]\nkind = "sort"', "filter 1.kind = 'sort': must be one of include, exclude, rename, drop, present"),
         ('[[filter]]\nkind = "include"', "filter 1.tables: is missing"),
         ('[[filter]]\nkind = "include"\ntables = "shop.*"', "filter 1.tables = 'shop.*': a list of one or more texts"),
         ('[[filter]]\nkind = "include"\ntables = ["shop"]', "filter 1.tables = 'shop': not schema.table"),

@@ -73,8 +73,8 @@ class TargetTable:
     columns: Mapping[str, TargetColumn]
     unique: frozenset[str]
     place: str
-    versioned: bool = False
-    """Whether it keeps old versions of its rows by itself, with its own clock."""
+    period: frozenset[str] = frozenset()
+    """Columns of the period of one that keeps old versions of its rows by itself, with its own clock."""
     engine: str = ""
     """Of a table whose changes no rollback takes back: what stores it."""
     order_unseen: bool = False

@@ -238,14 +238,15 @@ class DatabaseTarget:
                     f"CREATE SEQUENCE {self._dialect.table_name(table)} here, which this sets, and start again"
                 )
             raise error from exc
-        if target.versioned:
+        if target.period & {column.name for column in table.columns}:
             raise TargetTableError(
                 table=table.name,
                 why="it is system-versioned here: old versions of rows, which the log holds as rows of their own, "
                 "would become present ones, and its periods would be of this server's clock",
                 seqno=seqno,
                 remedy=f"ALTER TABLE {self._dialect.table_name(table)} DROP SYSTEM VERSIONING here, add the columns of "
-                "the period as plain TIMESTAMP(6) columns, the one of its end to the primary key, and start again",
+                "the period as plain TIMESTAMP(6) columns, the one of its end to the primary key, and start again; "
+                'or let present rows alone come here, by [[filter]] kind = "present"',
             )
         if target.engine:
             raise self._without_transactions({table: target.engine}, seqno)

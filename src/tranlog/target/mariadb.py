@@ -134,7 +134,7 @@ _COLUMNS: Final = """
 SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, GENERATION_EXPRESSION IS NOT NULL OR EXTRA LIKE '%%GENERATED%%',
        EXTRA LIKE '%%on update%%', IS_NULLABLE = 'YES',
        CAST(NUMERIC_SCALE AS SIGNED), CAST(DATETIME_PRECISION AS SIGNED),
-       CAST(CHARACTER_MAXIMUM_LENGTH AS SIGNED), COLLATION_NAME
+       CAST(CHARACTER_MAXIMUM_LENGTH AS SIGNED), COLLATION_NAME, GENERATION_EXPRESSION IN ('ROW START', 'ROW END')
   FROM information_schema.COLUMNS
  WHERE TABLE_SCHEMA = COALESCE(NULLIF($1, ''), DATABASE()) AND TABLE_NAME = $2
  ORDER BY ORDINAL_POSITION""".replace("%%", "%")
@@ -359,9 +359,11 @@ class MariadbSession:
         # Where rows come it is this server's word whether it is a sequence, since ALTER TABLE makes either the other.
         if kinds[0][0] not in _TABLE_TYPES and not (kinds[0][0] == "SEQUENCE" and table.columns):
             raise MissingTableError(f"this name is not a table's ({kinds[0][0].lower()})")
-        columns = {}
+        columns, period = {}, set()
         for row in self.fetch(_COLUMNS, names):
-            name, kind, declared, generated, moves, nullable, scale, precision, length, collation = row
+            name, kind, declared, generated, moves, nullable, scale, precision, length, collation, of_period = row
+            if of_period:
+                period.add(name)
             columns[name] = TargetColumn(
                 name=name,
                 type_name=kind,
@@ -380,8 +382,9 @@ class MariadbSession:
                 labels=catalog_labels(declared),
             )
         # Updates that change a key go row by row, so no column needs to be known as unique.
-        versioned = kinds[0][0] == "SYSTEM VERSIONED"
-        return TargetTable(columns=columns, unique=frozenset(), place="", engine=kinds[0][1], versioned=versioned)
+        if kinds[0][0] == "SYSTEM VERSIONED" and not period:
+            period = {"row_start", "row_end"}  # hidden
+        return TargetTable(columns=columns, unique=frozenset(), place="", engine=kinds[0][1], period=frozenset(period))
 
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
         cursor = self._connection.cursor(SSCursor)

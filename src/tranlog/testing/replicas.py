@@ -21,6 +21,8 @@ import pymysql
 from tranlog.change import Change, Fragment, Options
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
 from tranlog.payload import decode
+from tranlog.pipeline.filters.filter_chain import Chain
+from tranlog.pipeline.filters.filters import Filter
 from tranlog.source.mariadb import MariadbSource, MariadbSourceOptions
 from tranlog.source.mariadb.position import BinlogPosition, gtid_text, parse_gtids
 from tranlog.target.options import TargetOptions, open_target
@@ -116,12 +118,20 @@ class Replicas:
         self.close()
         self._stack.close()
 
-    def open(self, *, skip: bool = False, source: Mapping[str, Any] | None = None, **target_options: Any) -> None:
+    def open(
+        self,
+        *,
+        skip: bool = False,
+        source: Mapping[str, Any] | None = None,
+        filters: Sequence[Filter] = (),
+        **target_options: Any,
+    ) -> None:
         """Begin our copy anew behind what it had applied; `skip`: where the source now stands. Options serve till next.
 
-        `source` and the others are options beside those that all copies have.
+        `source` and the others are options beside those that all copies have; `filters` stand in front of the target.
         """
         self.close()
+        self._chain = Chain(filters)
         self._applier = open_target(self._options({**self._target_options, **target_options}))
         self._applier.ensure_tables()
         row = self._applier.read_pipeline(_PIPELINE)
@@ -241,7 +251,7 @@ class Replicas:
         payloads = [decode(fragment.payload) for fragment in fragments]
         last = fragments[-1]
         if not payloads[-1].is_noop():
-            changes = [change for payload in payloads for change in payload.changes]
+            changes = list(self._chain.stream(change for payload in payloads for change in payload.changes))
             self._write(changes, last.event_id, last.tstamp, payloads[-1].metadata)
             self.transactions += 1
         self._position = last.event_id

@@ -174,13 +174,17 @@ def load_function(function: str | Callable[..., Any], *, option: str) -> Callabl
     return loaded
 
 
+_TablePlan: TypeAlias = tuple[TableMap, RowFunction | None, Callable[[Row], bool] | None]
+"""A table behind filters; what makes a row of one in front, and whether that goes on; None for as it is, and each."""
+
+
 class _TableStep:
     """Filters that are decided once per table, in a row."""
 
     def __init__(self, filters: tuple[tuple[str, TableFilter], ...], *, ddl_ignored: bool) -> None:
         self._filters = filters
         self._ddl_ignored = ddl_ignored
-        self._plans: dict[TableMap, tuple[TableMap, RowFunction | None] | None] = {}
+        self._plans: dict[TableMap, _TablePlan | None] = {}
         self._names: dict[TableName, TableName | None] = {}
         self._homes: dict[TableName, TableName] = {}
         """By a name behind the filters: the table that has it."""
@@ -220,14 +224,14 @@ class _TableStep:
             found = after
         return found
 
-    def _plan(self, table: TableMap, place: Place) -> tuple[TableMap, RowFunction | None] | None:
+    def _plan(self, table: TableMap, place: Place) -> _TablePlan | None:
         found = self.table(FilteredTable.of(table), place)
         if len(self._plans) >= _REMEMBERED:
             self._plans.clear()
         plan = None
         if found is not None:
             behind = table if found.table == table else found.table
-            plan = behind, row_function(found, len(table.columns))
+            plan = behind, row_function(found, len(table.columns)), found.keeps
         self._plans[table] = plan
         return plan
 
@@ -235,7 +239,7 @@ class _TableStep:
         """Yield what is left of changes."""
         plans = self._plans
         last: TableMap | None = None
-        plan: tuple[TableMap, RowFunction | None] | None = None
+        plan: _TablePlan | None = None
         for change in changes:
             if isinstance(change, Statement):
                 if self._goes_on(change, place):
@@ -248,14 +252,19 @@ class _TableStep:
                 last = table
             if plan is None:
                 continue
-            behind, row = plan
-            before, after = change.before, change.after
+            behind, row, keeps = plan
+            before, after, op = change.before, change.after, change.op
+            if keeps is not None:
+                before = before if before is not None and keeps(before) else None
+                after = after if after is not None and keeps(after) else None
+                if before is None and after is None:
+                    continue
+                op = Op.INSERT if before is None else Op.DELETE if after is None else Op.UPDATE
             if row is None:
-                yield change if behind is table else RowChange(behind, change.op, before, after)
+                yield change if behind is table else RowChange(behind, op, before, after)
             else:
-                yield RowChange(
-                    behind, change.op, None if before is None else row(before), None if after is None else row(after)
-                )
+                before, after = None if before is None else row(before), None if after is None else row(after)
+                yield RowChange(behind, op, before, after)
 
     def _goes_on(self, statement: Statement, place: Place) -> bool:
         """Whether a statement goes on. Raises FilterError where a filter stops at it."""

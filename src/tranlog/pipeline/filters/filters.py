@@ -13,8 +13,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias, assert_never
@@ -25,12 +25,14 @@ import msgspec
 from tranlog.change import Change, Column, ForeignKey, TableMap, TableName
 from tranlog.errors import ConfigError
 from tranlog.payload import encode_value
-from tranlog.types import UNCHANGED, Json, LogicalType, Value
+from tranlog.types import UNCHANGED, Instant, Json, LogicalType, Value
 
 DELAY_MOST_S: Final = 366 * 86_400.0
 HASH_BYTES: Final = 16
 HASH_BYTES_LEAST: Final = 8
 """A shorter hash would make different values one too often."""
+_FOR_EVER: Final = frozenset((Instant((1 << 31) * 1_000_000 - 1), Instant((1 << 32) * 1_000_000 - 1), (1 << 64) - 1))
+"""Ends of a present row's period: the last instant of a MariaDB up to 11.4, of a later one; the last transaction."""
 _PATTERN: Final = re.compile(r"[*?\[]")
 _FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -75,6 +77,8 @@ class FilteredTable:
     picks: tuple[tuple[int, Mask | None], ...]
     masked: frozenset[str] = frozenset()
     """Names of the columns that are masked, as they are called now."""
+    keeps: Callable[[tuple[Value, ...]], bool] | None = None
+    """Whether a row in front of the filters goes on; None: each does."""
 
     @classmethod
     def of(cls, table: TableMap) -> FilteredTable:
@@ -125,6 +129,20 @@ class DropColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PresentRows:
+    """Of system-versioned tables the present rows alone: neither their old versions go on, nor the period's columns.
+
+    `tables` are patterns; `row_start` and `row_end` the names of the period's columns, which are these where a table
+    hides them. A table without such columns goes on as it is.
+    """
+
+    tables: tuple[str, ...]
+    row_start: str = "row_start"
+    row_end: str = "row_end"
+    statements: OnStatement = OnStatement.PASS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MaskColumns:
     """Columns that go on with something else in the place of each value. `table` may be a pattern.
 
@@ -170,7 +188,7 @@ class EachBatch:
     rows: int = 4096
 
 
-TableFilter: TypeAlias = Include | Exclude | Rename | DropColumns | MaskColumns
+TableFilter: TypeAlias = Include | Exclude | Rename | DropColumns | PresentRows | MaskColumns
 """Filters that are decided once per table."""
 Filter: TypeAlias = TableFilter | Delay | EachTransaction | EachBatch
 
@@ -186,6 +204,8 @@ def describe(one: Filter) -> str:
             return f"rename {f'{table}.{column}' if column else schema or table} to {to}"
         case DropColumns(table=table, columns=columns):
             return f"drop {', '.join(columns)} of {table}"
+        case PresentRows(tables=tables):
+            return f"present rows of {', '.join(tables)}"
         case MaskColumns(table=table, columns=columns, by=by):
             return f"mask {', '.join(columns)} of {table} by {by.value}"
         case Delay(delay_s=seconds):
@@ -206,6 +226,11 @@ def check_filter(one: Filter) -> None:
         case Include(tables=tables) | Exclude(tables=tables):
             for pattern in _check_names("tables", tables, 'patterns like "shop.*"'):
                 _check_table("tables", pattern)
+        case PresentRows(tables=tables):
+            for pattern in _check_names("tables", tables, 'patterns like "shop.*"'):
+                _check_table("tables", pattern)
+            if not one.row_start or not one.row_end or one.row_start == one.row_end:
+                raise _refuse("row_end", one.row_end, "row_start and row_end are two names of columns")
         case Rename():
             _check_rename(one)
         case DropColumns(table=table, columns=columns):
@@ -359,7 +384,7 @@ def rename(one: TableFilter, name: TableName) -> TableName | None:
                 return name
             there, dot, here = to.partition(".")
             return (there, here) if dot else (name[0], to)
-        case DropColumns() | MaskColumns():
+        case DropColumns() | PresentRows() | MaskColumns():
             return name
         case _:
             assert_never(one)
@@ -387,6 +412,8 @@ def change_table(one: TableFilter, found: FilteredTable) -> FilteredTable | None
             return _rename_column(one, found, name) if one.column else _rename_table(one, found, name)
         case DropColumns():
             return _drop(one, found, name)
+        case PresentRows():
+            return _present(one, found, name)
         case MaskColumns():
             return _mask(one, found, name)
         case _:
@@ -396,8 +423,7 @@ def change_table(one: TableFilter, found: FilteredTable) -> FilteredTable | None
 def _with(found: FilteredTable, **fields: Any) -> FilteredTable:
     if all(getattr(found.table, field) == value for field, value in fields.items()):
         return found
-    table = msgspec.structs.replace(found.table, **fields)
-    return FilteredTable(table=table, picks=found.picks, masked=found.masked)
+    return replace(found, table=msgspec.structs.replace(found.table, **fields))
 
 
 def _rename_table(one: Rename, found: FilteredTable, name: TableName) -> FilteredTable:
@@ -430,8 +456,7 @@ def _rename_column(one: Rename, found: FilteredTable, name: TableName) -> Filter
         for index, column in enumerate(table.columns)
     ]
     masked = frozenset(one.to if column == one.column else column for column in found.masked)
-    renamed = msgspec.structs.replace(found.table, columns=tuple(columns))
-    return FilteredTable(table=renamed, picks=found.picks, masked=masked)
+    return replace(found, table=msgspec.structs.replace(found.table, columns=tuple(columns)), masked=masked)
 
 
 def _chosen(pattern: str, names: Sequence[str], found: FilteredTable, name: TableName) -> dict[int, Column]:
@@ -466,19 +491,41 @@ def _drop(one: DropColumns, found: FilteredTable, name: TableName) -> FilteredTa
             )
         ]
     )
+    return _without(_with(found, foreign_keys=keys), dropped.keys())
+
+
+def _present(one: PresentRows, found: FilteredTable, name: TableName) -> FilteredTable:
+    period = [index for index, column in enumerate(found.table.columns) if column.name in (one.row_start, one.row_end)]
+    if len(period) < 2 or not any(matches(pattern, name) for pattern in one.tables):
+        return found
+    (end,) = (found.picks[index] for index in period if found.table.columns[index].name == one.row_end)
+    if end[1] is not None:
+        raise Refusal(f"column {one.row_end} is masked, and it tells which rows are present")
+    return replace(_without(found, set(period)), keeps=lambda row: row[end[0]] in _FOR_EVER)
+
+
+def _without(found: FilteredTable, dropped: Set[int]) -> FilteredTable:
+    """Return a table without some of its columns, by index, and without the keys that they were of."""
     if not dropped:
-        return _with(found, foreign_keys=keys)
+        return found
+    table = found.table
     kept = [index for index in range(len(table.columns)) if index not in dropped]
     at = {old: new for new, old in enumerate(kept)}
     changed = msgspec.structs.replace(
         table,
         columns=tuple([table.columns[i] for i in kept]),
-        primary_key=tuple([at[i] for i in table.primary_key]),
-        unique_keys=tuple([tuple([at[i] for i in key]) for key in table.unique_keys if not dropped.keys() & set(key)]),
-        foreign_keys=tuple([msgspec.structs.replace(key, columns=tuple([at[i] for i in key.columns])) for key in keys]),
+        primary_key=tuple([at[i] for i in table.primary_key if i in at]),
+        unique_keys=tuple([tuple([at[i] for i in key]) for key in table.unique_keys if not dropped & set(key)]),
+        foreign_keys=tuple(
+            [
+                msgspec.structs.replace(key, columns=tuple([at[i] for i in key.columns]))
+                for key in table.foreign_keys
+                if not dropped & set(key.columns)
+            ]
+        ),
     )
     picks = tuple([found.picks[i] for i in kept])
-    return FilteredTable(table=changed, picks=picks, masked=found.masked - {c.name for c in dropped.values()})
+    return replace(found, table=changed, picks=picks, masked=found.masked - {table.columns[i].name for i in dropped})
 
 
 def _mask(one: MaskColumns, found: FilteredTable, name: TableName) -> FilteredTable:
@@ -504,7 +551,7 @@ def _mask(one: MaskColumns, found: FilteredTable, name: TableName) -> FilteredTa
         unique_keys=tuple([key for key in table.unique_keys if unique or not chosen.keys() & set(key)]),
         foreign_keys=keys,
     )
-    return FilteredTable(table=changed, picks=picks, masked=found.masked | {c.name for c in chosen.values()})
+    return replace(found, table=changed, picks=picks, masked=found.masked | {c.name for c in chosen.values()})
 
 
 def _still_refers(one: MaskColumns, table: TableMap, key: ForeignKey, chosen: dict[int, Column]) -> bool:

@@ -10,6 +10,7 @@ Source: design/asks.md 21; design/data-model.md, "Values".
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import zlib
 from collections import Counter
@@ -23,7 +24,7 @@ from tranlog.change import TableMap
 from tranlog.errors import ConfigError, TargetTableError
 from tranlog.payload import encode_row
 from tranlog.pipeline.filters.filter_chain import Chain, RowFunction, row_function
-from tranlog.pipeline.filters.filters import Filter, FilteredTable
+from tranlog.pipeline.filters.filters import Filter
 from tranlog.source.source import TableReader
 from tranlog.target.target import Target
 from tranlog.types import Tag, Value, canonical, value_text
@@ -128,6 +129,7 @@ class Comparison:
     source: TableMap
     compared: TableMap
     row: RowFunction | None
+    keeps: Callable[[Row], bool] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -156,10 +158,10 @@ def compare_behind(chain: Chain, table: TableMap) -> Comparison | None:
             foreign_keys=(),
         )
         picks = tuple([found.picks[index] for index in kept])
-        found = FilteredTable(table=behind, picks=picks, masked=found.masked)
+        found = dataclasses.replace(found, table=behind, picks=picks)
     notes += [f"compared as if there were no {name}, which may change its rows" for name in chain.functions]
     row = row_function(found, len(table.columns))
-    return Comparison(source=table, compared=behind, row=row, notes=tuple(notes))
+    return Comparison(source=table, compared=behind, row=row, keeps=found.keeps, notes=tuple(notes))
 
 
 def verify_tables(
@@ -210,8 +212,10 @@ def _verify_table(
 
 
 def _source_rows(reader: TableReader, comparison: Comparison) -> Iterator[Row]:
-    rows = reader.rows(comparison.source)
-    return iter(rows) if comparison.row is None else map(comparison.row, rows)
+    rows = iter(reader.rows(comparison.source))
+    if comparison.keeps is not None:
+        rows = filter(comparison.keeps, rows)
+    return rows if comparison.row is None else map(comparison.row, rows)
 
 
 def _verdict(

@@ -37,6 +37,7 @@ from tranlog.pipeline.filters.filters import (
     Filter,
     Include,
     MaskColumns,
+    PresentRows,
     Rename,
     check_filter,
 )
@@ -511,6 +512,7 @@ class FilterKind(enum.StrEnum):
     EXCLUDE = "exclude"
     RENAME = "rename"
     DROP = "drop"
+    PRESENT = "present"
     MASK = "mask"
     DELAY = "delay"
     TRANSACTION = "transaction"
@@ -522,6 +524,7 @@ _FILTERS: Final[Mapping[FilterKind, type[Filter]]] = {
     FilterKind.EXCLUDE: Exclude,
     FilterKind.RENAME: Rename,
     FilterKind.DROP: DropColumns,
+    FilterKind.PRESENT: PresentRows,
     FilterKind.MASK: MaskColumns,
     FilterKind.DELAY: Delay,
     FilterKind.TRANSACTION: EachTransaction,
