@@ -9,6 +9,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,38 @@ def test_more_connections_of_our_library_are_not(db: Connection) -> None:
     connect(db.path).close()
     second.execute("INSERT INTO t VALUES(1)")
     second.close()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_connection_that_another_thread_is_using_is_no_obstacle(tmp_path: Path, ours: bool) -> None:
+    """It cannot be asked for its files: a capture that began beside a writer's call did not start."""
+    path = str(tmp_path / "s.db")
+    connect(path).close()
+    in_call, go_on = threading.Event(), threading.Event()
+
+    def wait() -> int:
+        in_call.set()
+        go_on.wait(20)
+        return 1
+
+    def use() -> None:
+        db = connect(path) if ours else apsw.Connection(path)
+        db.create_scalar_function("wait", wait)
+        db.execute("SELECT wait()").fetchall()
+        db.close()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    assert in_call.wait(20)
+    try:
+        connect(path).close()
+        connect(tmp_path / "other.db").close()
+        if ours:
+            with pytest.raises(SourceSetupError, match="Two SQLite libraries in one process"):
+                sqlite3.connect(path)
+    finally:
+        go_on.set()
+        thread.join()
 
 
 def test_another_process_may_use_what_it_likes(db: Connection) -> None:

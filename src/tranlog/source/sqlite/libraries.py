@@ -18,7 +18,7 @@ import sys
 from functools import cache
 from typing import Final
 from urllib.parse import unquote, urlsplit
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import apsw
 
@@ -30,7 +30,8 @@ _REMEDY: Final = (
     "Two SQLite libraries in one process take each other's locks, and that destroys the database. Use "
     "tranlog.source.sqlite.connect or apsw here, or do it in another process"
 )
-_ours: Final[WeakSet[apsw.Connection]] = WeakSet()
+_ours: Final[WeakKeyDictionary[apsw.Connection, tuple[int, int] | None]] = WeakKeyDictionary()
+"""Connections of ours, and the file that each was opened with."""
 
 
 def check_alone(path: str) -> None:
@@ -48,7 +49,7 @@ def check_alone(path: str) -> None:
 def watch(db: apsw.Connection) -> None:
     """Have Python's `sqlite3` refused the file of a connection of ours for as long as that one is open."""
     if apsw.using_amalgamation:
-        _ours.add(db)
+        _ours[db] = _identity(db.filename)
         _install()
 
 
@@ -74,11 +75,17 @@ def _on_event(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _has(db: apsw.Connection, file: tuple[int, int]) -> bool:
-    """Whether a connection has a file open, as its main database or attached."""
-    names = ["main"]
-    with contextlib.suppress(apsw.Error):  # another thread is using it
-        names = db.db_names()
-    return any(_identity(db.db_filename(name)) == file for name in names)
+    """Whether a connection has a file open, as its main database or attached.
+
+    One that another thread is using cannot be asked: it is known by the file that it was opened with, if it is ours; of
+    any other it is assumed.
+    """
+    try:
+        return any(_identity(db.db_filename(name)) == file for name in db.db_names())
+    except apsw.ThreadingViolationError:
+        return _ours.get(db, file) == file
+    except apsw.ConnectionClosedError:
+        return False
 
 
 def _identity(path: str) -> tuple[int, int] | None:
