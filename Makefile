@@ -65,7 +65,7 @@ check: install ## style, types, layers and tidiness: ruff, mypy, two test module
 	$(call verdict,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/mypy --config-file tests/mypy.ini \
 	  && $(BIN)/pytest -q $(ARGS) tests/test_layers.py tests/test_tidy.py)
 
-unit: install ## tests that need neither Java nor a server, few cases of what explores: a minute and a half
+unit: install ## tests that need neither Java nor a server, and take no seconds, few cases of what explores: a minute
 	$(call verdict,$(call within,15m,$(PYTEST) $(WORKERS) --few -m "not integration and not spark and not e2e and not long and not slow" \
 	  $(ARGS) $(TESTS)))
 
@@ -73,7 +73,7 @@ plain: install ## the tests of what is compiled once more, with the plain source
 	$(call verdict,TRANLOG_PLAIN=1 $(call within,10m,$(PYTEST) $(WORKERS) --few -m "not integration and not spark and not e2e and not long and not slow" \
 	  $(ARGS) $(PLAIN_TESTS)))
 
-long: install ## what explores, with more seeds and examples than `make unit`: 3 minutes
+long: install ## what explores, with more seeds and examples than `make unit`, and what takes seconds: 4 minutes
 	$(call verdict,$(call within,20m,$(PYTEST) $(WORKERS) -m "long and not integration and not spark and not e2e and not slow" $(ARGS) $(TESTS)))
 
 test: install ## everything that CI runs: 40 minutes

@@ -23,6 +23,8 @@ from tranlog.log.writing.log import Log, LogReader
 from tranlog.service.commands import cli
 from tranlog.source.sqlite import connect
 
+pytestmark = pytest.mark.long
+
 CONFIGURATION = """
 [log]
 dir = "log"

@@ -27,6 +27,8 @@ from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions,
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
 
+pytestmark = pytest.mark.long
+
 NO_WAIT = CaptureOptions(batch_bytes=400)
 SMALL = LogOptions(segment_bytes=1500, index_flush_s=None)
 

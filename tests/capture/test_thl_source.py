@@ -256,6 +256,7 @@ def wait_for(true, timeout_s: float = 60.0) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.long
 def test_a_writer_is_followed_and_killed(place: Place) -> None:
     """Capture follows while a process writes, rotates, is killed with -9 and started again: nothing lost or doubled."""
     upto = 700
@@ -291,6 +292,7 @@ with Log.open(ours, source_id="shop") as log:
 """
 
 
+@pytest.mark.long
 def test_a_capture_that_is_killed_goes_on_behind_its_position(place: Place) -> None:
     """kill -9 of the process that follows, again and again while a writer writes: nothing lost or doubled."""
     upto = 900

@@ -27,6 +27,8 @@ from tranlog.disk import OsDisk
 from tranlog.errors import LogClosedError, LogError
 from tranlog.log.upkeep.verify import verify
 
+pytestmark = pytest.mark.long
+
 GOES_ON, REFUSED, DIED = 3, 0, 1
 FATES = ("calls", "leaves", "ends", "goes on")
 

@@ -27,6 +27,8 @@ from tranlog.log.writing.log import Log, LogOptions, LogReader
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, claim, connect, source
 from tranlog.testing.clock import ManualClock
 
+pytestmark = pytest.mark.long
+
 TRACED = (source.__file__, claim.__file__)
 
 

@@ -31,6 +31,8 @@ from tranlog.errors import SourceError
 from tranlog.source.sqlite import Connection, connect, recorder
 from tranlog.source.sqlite.writer import CallBrokenOffError, ConnectionOwnerError
 
+pytestmark = pytest.mark.long
+
 SOURCES = str(Path(recorder.__file__).parent)
 MODULES = ("writer", "cursor", "recorder", "hook", "outbox", "buffer", "bulk", "schema", "statement", "raw")
 TABLES = """

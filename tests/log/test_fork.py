@@ -23,6 +23,8 @@ from tranlog.errors import LogClosedError, LogLockedError
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions, LogReader
 
+pytestmark = pytest.mark.long
+
 
 def in_child(act: Callable[[], None], *, within_s: float = 30.0) -> None:
     """Run `act` in a forked child, and fail with what it raised, or for hanging."""

@@ -47,6 +47,7 @@ def peak_of_a_cursor(path: Path) -> int:
             tracemalloc.stop()
 
 
+@pytest.mark.long
 def test_a_cursor_takes_the_same_over_a_log_four_times_as_large(tmp_path: Path) -> None:
     """Done means: a cursor over a log of any size adds under 64 MB. Ours takes a few windows."""
     write_log(tmp_path / "small", 2, segment_bytes=400_000)

@@ -18,6 +18,8 @@ from tranlog.errors import LogLockedError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log, LogOptions, LogReader
 
+pytestmark = pytest.mark.long
+
 READER = """
 import json, sys, zlib
 from tranlog.log.reading.reader import LogReader

@@ -54,6 +54,8 @@ from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 
+pytestmark = pytest.mark.long
+
 FOUR = ShardPlan(channels=4)
 RENAMED: tuple[Filter, ...] = (
     Exclude(tables=("west.*",), statements=OnStatement.PASS),

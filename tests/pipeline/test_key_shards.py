@@ -50,6 +50,7 @@ def test_transactions_that_span_keys(tmp_path: Path) -> None:
     assert said.startswith("shards by key: 30 of the last 60 transactions span keys")
 
 
+@pytest.mark.long
 def test_both_are_said_at_the_start_and_by_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -43,6 +43,8 @@ from tranlog.service.frame.exits import exit_code_of
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.position import OUR_TABLES
 
+pytestmark = pytest.mark.long
+
 KINDS = [
     "sqlite",
     pytest.param("postgres", marks=pytest.mark.integration),

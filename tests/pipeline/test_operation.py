@@ -32,6 +32,8 @@ from tranlog.pipeline.status.viewing import pipeline_facts
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def no_java(monkeypatch: pytest.MonkeyPatch) -> None:

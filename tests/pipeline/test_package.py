@@ -49,6 +49,7 @@ def changed(package: Path, path: Path, **fields: str) -> str:
     return str(path)
 
 
+@pytest.mark.long
 def test_a_package_that_does_not_fit_is_refused(package: Path, tmp_path: Path) -> None:
     wrong = changed(package, tmp_path / "old.zip", tranlog="0.0.9")
     with pytest.raises(ConfigError, match=r"made for tranlog 0\.0\.9, and this is .*make it again: `tranlog spark"):

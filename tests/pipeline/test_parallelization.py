@@ -40,6 +40,8 @@ from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.spark.window import Window, apply_share, split_windows
 from tranlog.source.packer import TransactionPacker
 
+pytestmark = pytest.mark.long
+
 SHARDS = ("north", "east", "south", "west")
 SMALL = 9_000
 """A window of some seven transactions."""

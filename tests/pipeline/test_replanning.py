@@ -30,6 +30,8 @@ from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.spark import engine
 from tranlog.target.options import open_target
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def no_java(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from fix_pipeline import (
     SqliteTarget,
@@ -39,6 +40,7 @@ from tranlog.types import canonical
 PLAN = ShardPlan(channels=3)
 
 
+@pytest.mark.long
 def test_everything_lands_once_and_in_order(tmp_path: Path) -> None:
     """The same workload and checks as for a native log, read from the ancestor's form of it."""
     workload = Workload(seed=7, large=0.01)

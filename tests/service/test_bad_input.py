@@ -22,6 +22,8 @@ from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow
 
+pytestmark = pytest.mark.long
+
 MAINS = {"tranlog": cli.main, "thl": thl.main}
 
 

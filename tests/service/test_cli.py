@@ -31,6 +31,8 @@ from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import ChannelRow
 
+pytestmark = pytest.mark.long
+
 PROGRAM = Path(sys.executable).with_name("tranlog")
 COMMANDS = (
     *("", "init", "capture", "apply", "run", "status", "top", "verify", "reset"),

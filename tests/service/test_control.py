@@ -39,6 +39,8 @@ from tranlog.service.process.requests import (
     read_envelope,
 )
 
+pytestmark = pytest.mark.long
+
 SECRET = "a secret of enough bytes"
 
 

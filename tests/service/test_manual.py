@@ -45,6 +45,7 @@ def test_every_command_and_option_has_its_place() -> None:
     assert "thl -dir log list -gtid 'GTID(1, 15)'" in page
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("prog", "words", "offered"),
     few_of(

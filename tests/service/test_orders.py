@@ -30,6 +30,8 @@ from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.types import LogicalType
 
+pytestmark = pytest.mark.long
+
 CONFIG = """\
 [service]
 name = "shop"

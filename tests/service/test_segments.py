@@ -26,6 +26,8 @@ from tranlog.service.thl import thl
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
 from tranlog.testing.clock import ManualClock
 
+pytestmark = pytest.mark.long
+
 AT = 1_391_461_440_983
 """2014-02-03 21:04:00.983 UTC, as in the document's example."""
 

@@ -43,6 +43,8 @@ from tranlog.service.show.views import VIEW_NAMES, print_form
 from tranlog.service.show.views import view as tables_of
 from tranlog.source.packer import TransactionPacker
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).parents[2] / "docs" / "control.md"
 OLD = 1_700_000_000_000
 CONFIG = """\

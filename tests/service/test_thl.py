@@ -361,6 +361,7 @@ def test_help_of_every_command_has_an_example(capsys: pytest.CaptureFixture[str]
             assert "Example:\n    thl " in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_installed_command(log_dir: Path) -> None:
     """`thl -dir PATH list | head -1`: one line, and no complaint about the reader that left."""
     program = Path(sys.executable).with_name("thl")

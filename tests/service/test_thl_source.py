@@ -31,6 +31,7 @@ def told(line: str, capsys: pytest.CaptureFixture[str], code: int = ExitCode.DON
     return found.out if code == ExitCode.DONE else found.err
 
 
+@pytest.mark.long
 def test_capture_by_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(told("capture --source thl:thl --once --json", capsys))["transactions"] == 100
     assert json.loads(told("capture --source thl:thl --once --json", capsys))["transactions"] == 0

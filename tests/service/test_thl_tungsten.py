@@ -246,6 +246,7 @@ def test_dump_of_a_damaged_record_says_so(tmp_path: Path, capsys: pytest.Capture
     assert code == 0 and "DOES NOT MATCH" in out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["native", "tungsten"])
 def test_a_long_listing_says_on_stderr_how_far_it_is(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

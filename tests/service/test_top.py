@@ -35,6 +35,8 @@ from tranlog.service.process.control import ControlOptions, open_port
 from tranlog.service.process.operating import OperatingOptions, Operator, operated
 from tranlog.service.process.requests import GetOverview, Request
 
+pytestmark = pytest.mark.long
+
 WAIT_S = 60.0
 Tell = Callable[[str], tuple[int, str, str]]
 COLOUR = re.compile(rb"\x1b\[3[0-7]m")

@@ -114,6 +114,7 @@ def test_a_stopped_process_that_is_not_ours_is_named_and_left(bench: Bench, path
     bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
 
 
+@pytest.mark.long
 def test_a_process_at_work_is_waited_for(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
     """A long target transaction of another channel is no reason to kill or to give up: try again."""
     bench.target.create_table(ITEMS)

@@ -7,6 +7,8 @@ import random
 from collections.abc import Collection
 from typing import cast
 
+import pytest
+
 from tranlog.source.sqlite.buffer import NetChange, TransactionBuffer
 from tranlog.source.sqlite.buffer import net_change as net_change_by_image
 from tranlog.source.sqlite.hook import ONE
@@ -127,6 +129,7 @@ def test_a_spill_file_makes_no_difference() -> None:
         assert len(buffer) == 0 and list(buffer) == []
 
 
+@pytest.mark.long
 def test_net_change_of_many_rows_is_found_by_parts() -> None:
     """Of more rows than are followed at a time, the one that differs is found wherever it is; none where none is."""
     many: list[bytes] = [entry for place in range(30_000) for entry in (insert(place), delete(place))]

@@ -638,6 +638,7 @@ def test_another_connections_schema_counts_at_once(pair: Pair) -> None:
 # --- size, and what may come between ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_large_bulk_comes_in_pieces(tmp_path: Path) -> None:
     """Also with rows of very different sizes, beside one that is larger than a piece."""
     pair = Pair(tmp_path, fragment_bytes=4000)
@@ -710,6 +711,7 @@ def insert_for_ever(db: Connection) -> None:
         db.executemany("INSERT INTO t VALUES(?)", rows)
 
 
+@pytest.mark.long
 def test_a_bulk_that_is_interrupted_leaves_nothing(pair: Pair) -> None:
     side = pair.fast
     side.db.execute("CREATE TABLE t(a)")

@@ -117,6 +117,7 @@ def test_an_exception_right_behind_a_commit(place: Place) -> None:
     assert place.is_followed() and place.replica.transactions == 4
 
 
+@pytest.mark.long
 def test_real_signals_at_any_moment(place: Place, effort: Effort) -> None:
     """A timer's handler raises; a program that tries again has all rows once."""
     db = place.db

@@ -105,6 +105,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 # --- no transaction fails for capture's sake -------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_transaction_that_reads_first_does_not_fail(place: Place) -> None:
     """BEGIN, SELECT, UPDATE, COMMIT, as every ORM does, and capture at work between the second and the third."""
     capture = place.capture()

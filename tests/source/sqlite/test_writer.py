@@ -1182,6 +1182,7 @@ def test_the_busy_timeout_ends_waiting(captured: Captured) -> None:
     other.close()
 
 
+@pytest.mark.long
 def test_connections_that_prepare_the_same_database_at_once(tmp_path: Path) -> None:
     path = str(tmp_path / "fresh.db")
     code = "import sys; from tranlog.source.sqlite import connect; print(connect(sys.argv[1]).uuid)"
