@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from tranlog.ids import Epoch, Seqno
-from tranlog.pipeline.driving.operation import OperationState, PendingError
 from tranlog.pipeline.rules.progress import ChannelStats, Counters, InFlight, ShardCount, Waiting
-from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.states import OperationState, PendingError, State
 from tranlog.pipeline.status.view import Doing, LogFacts, PipelineFacts, task_views, wait_text, waits_of
 from tranlog.service.show.overview import Overview, overview_of, pace, report
 from tranlog.target.target import ChannelRow

@@ -15,11 +15,14 @@ from tranlog.capture.capture import Capture, PartRead
 from tranlog.change import Fragment
 from tranlog.clock import SystemClock
 from tranlog.disk import OsDisk
+from tranlog.ids import Seqno
+from tranlog.log.files.positions import hold
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import InFlight, LastError
 from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.rules.troubles import Trouble
+from tranlog.service.commands import cli
 from tranlog.service.commands.status import (
     ChannelState,
     LogState,
@@ -320,3 +323,34 @@ def test_a_large_transaction_that_is_captured_shows_how_far_it_is(
     line = f"capture is in a large transaction, {first.changes} changes so far, {first.read_bytes} bytes, for "
     assert any(one.strip().startswith(line) for one in status_lines(told[0])), list(status_lines(told[0]))
     assert after.source is not None and after.source.in_flight is None
+
+
+def test_the_json_form_has_its_keys_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tranlog.toml").write_text(
+        '[service]\nname = "shop"\n[log]\ndir = "log"\n[source]\nkind = "sqlite"\npath = "s.db"\nsource_id = "s"\n'
+        '[target]\nkind = "sqlite"\npath = "t.db"\n[pipeline]\nname = "p"\nchannels = 2\n'
+    )
+    connect("s.db").close()
+    take(SqliteTarget(tmp_path / "t.db", ()).options, ShardPlan(channels=2), begin=5)
+    write_log(tmp_path / "log", Workload(seed=1), 9)
+    hold(str(tmp_path / "log"), "p", Seqno(5))
+    assert cli.main(["status", "--json", "--no-watch"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert " ".join(told) == "service file at source log pipeline waits_for problems"
+    assert " ".join(told["source"]) == (
+        "kind where source_id captured_event_id captured_tstamp now_at waiting retained_bytes in_flight"
+    )
+    assert " ".join(told["log"]) == (
+        "directory writer history first_seqno last_seqno committed_seqno first_epoch epoch segments bytes holds"
+    )
+    assert " ".join(told["log"]["holds"][0]) == "name restart_seqno written_at"
+    assert " ".join(told["pipeline"]) == (
+        "pipeline target running state slots troubles error notes holder shard_rule stop_at_seqno restart_seqno "
+        "lag_seqnos lag_ms transactions_per_s changes_per_s channels shards"
+    )
+    assert " ".join(told["pipeline"]["channels"][0]) == (
+        "channel applied_seqno epoch event_id tstamp updated_at behind transactions_per_s counters in_flight"
+    )

@@ -19,12 +19,11 @@ from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.applying.channel import GroupBounds
-from tranlog.pipeline.driving.operation import OperationState, PendingError, Wait
 from tranlog.pipeline.filters.filters import Delay, MaskBy, MaskColumns
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.rules.progress import Lag
-from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.states import OperationState, PendingError, State, Wait
 from tranlog.pipeline.status.view import (
     LogFacts,
     PipelineFacts,

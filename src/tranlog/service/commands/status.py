@@ -26,10 +26,9 @@ from tranlog.log.files.positions import read_holds
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.applying.in_flight import read_in_flight
 from tranlog.pipeline.applying.key_shards import key_notes
-from tranlog.pipeline.driving.operation import OperationState
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import Counters, InFlight, LastError, lag, last_error, restart_seqno
-from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.rules.troubles import Trouble, trouble_text
 from tranlog.service.config.config import Config
 from tranlog.service.frame.exits import Told

@@ -28,7 +28,7 @@ from tranlog.errors import ConfigError, LogMissingError, TranlogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.pipeline.driving.operation import OnlineOrder, Operation, OperationState
+from tranlog.pipeline.driving.operation import OnlineOrder, Operation
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.limits import (
@@ -41,7 +41,7 @@ from tranlog.pipeline.rules.limits import (
     UntilTime,
 )
 from tranlog.pipeline.rules.progress import Lag, lag, restart_seqno
-from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.status.view import PipelineFacts, PipelineStatus, pipeline_status
 from tranlog.pipeline.status.viewing import facts_of, log_facts, log_facts_if_readable, pipeline_facts
 from tranlog.pipeline.upkeep.position import set_position

@@ -10,13 +10,13 @@ Source: issue 7, item 10.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from tranlog.ids import NO_SEQNO
 from tranlog.pipeline.rules.progress import ChannelStats, Counters, InFlight, restart_seqno, totals
-from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.states import OperationState, PendingError, State
 from tranlog.pipeline.rules.troubles import Trouble
 from tranlog.pipeline.status.view import (
     Doing,
@@ -28,9 +28,6 @@ from tranlog.pipeline.status.view import (
     wait_text,
     waits_of,
 )
-
-if TYPE_CHECKING:
-    from tranlog.pipeline.driving.operation import OperationState
 
 SHARDS_MOST: Final = 100
 """How many shards an overview names: the slowest."""
@@ -77,15 +74,6 @@ class ShardNow(msgspec.Struct, frozen=True, kw_only=True):
     transactions: int
 
 
-class PendingNow(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the pipeline is OFFLINE:ERROR; seqno -1 where it is about no transaction."""
-
-    type: str
-    message: str
-    seqno: int
-    event_id: str
-
-
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """A running pipeline at one moment.
 
@@ -110,7 +98,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     applied_seqno: int
     lag_ms: int | None
     limit: str
-    pending: PendingNow | None
+    pending: PendingError | None
     sections: int
     retries: int
     shards_known: int
@@ -164,7 +152,6 @@ def overview_of(
         )
     shards = [] if pipeline is None else shard_views(pipeline)
     shards.sort(key=lambda one: -one.appliedLatency)
-    pending = state.pending
     return Overview(
         service=service,
         pipeline=state.pipeline,
@@ -182,9 +169,7 @@ def overview_of(
         applied_seqno=restart_seqno(rows) if rows else state.applied_seqno,
         lag_ms=lag_ms,
         limit=state.limit,
-        pending=None
-        if pending is None
-        else PendingNow(type=pending.type, message=pending.message, seqno=pending.seqno, event_id=pending.event_id),
+        pending=state.pending,
         sections=total.sections,
         retries=total.retries,
         shards_known=len(shards),

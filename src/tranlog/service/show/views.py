@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from tranlog.pipeline.driving.operation import OperationState
+from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.status.view import AppliedWatch, ErrorFacts, PipelineStatus, ProcessFacts
 
 ViewName: TypeAlias = Literal["pipeline", "stores", "tasks", "shards", "stages", "channels", "watches"]
