@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from tranlog.pipeline.rules.progress import InFlight
 from tranlog.pipeline.rules.states import PendingError, State
 from tranlog.pipeline.rules.troubles import Trouble
-from tranlog.pipeline.status.view import Doing
+from tranlog.pipeline.status.status import Doing
 from tranlog.service.show.overview import ChannelNow, ChannelPace, Overview, ShardNow
 from tranlog.service.show.screen import INTERVALS, Line, Order, Shown, Size, Tone, bar, duration, plain, screen, stepped
 

@@ -29,7 +29,9 @@ from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.driving.operation import OnError
 from tranlog.pipeline.rules.progress import Counters
 from tranlog.pipeline.rules.states import State
-from tranlog.pipeline.status.view import Doing, PipelineStatus
+from tranlog.pipeline.status.status import Doing
+from tranlog.pipeline.status.view import VIEW_NAMES, PipelineStatus, print_form
+from tranlog.pipeline.status.view import view as tables_of
 from tranlog.service.commands import cli
 from tranlog.service.commands.status import gather
 from tranlog.service.config.config import load
@@ -39,8 +41,6 @@ from tranlog.service.process.metrics import MetricsServer
 from tranlog.service.process.operating import OperatingOptions, Operator, operated
 from tranlog.service.process.requests import GoOnline
 from tranlog.service.show.screen import Shown, plain
-from tranlog.service.show.views import VIEW_NAMES, print_form
-from tranlog.service.show.views import view as tables_of
 from tranlog.source.packer import TransactionPacker
 
 PAGE = Path(__file__).parents[2] / "docs" / "control.md"

@@ -32,6 +32,7 @@ from tranlog.pipeline.driving.operation import OnError, Operation
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.spark.package import write_package
 from tranlog.pipeline.spark.session import find_java
+from tranlog.pipeline.status.view import VIEW_NAMES
 from tranlog.pipeline.upkeep.position import Move, read_rows, reset_position, set_position
 from tranlog.pipeline.upkeep.tables import create_statements, tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
@@ -56,7 +57,6 @@ from tranlog.service.process.capturing import CaptureThread, check_source, open_
 from tranlog.service.process.client import runtime_dir
 from tranlog.service.process.operating import OperatingOptions, capture_endpoint, operated
 from tranlog.service.process.reloading import ConfigFile
-from tranlog.service.show.views import VIEW_NAMES
 from tranlog.service.upkeep.holds import hold_app
 from tranlog.service.upkeep.segments import log_app
 from tranlog.target.options import open_target
