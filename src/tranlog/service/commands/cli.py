@@ -581,13 +581,13 @@ def status(
     if host is not None:
         raise typer.BadParameter("the pipeline there has views; say which, by -name", param_hint="--host")
     config = config_of(ctx)
-    found, errors = status_module.gather(config, clock=SystemClock(), watch_s=WATCH_S if watch else 0.0)
+    found = status_module.service_status(config, clock=SystemClock(), watch_s=WATCH_S if watch else 0.0)
     if as_json:
-        print_json(found)
+        print_json(status_module.status_json(found))
     else:
         for line in status_module.status_lines(found):
             print(line)
-    return max((exit_code_of(error) for error in errors), default=ExitCode.DONE)
+    return max((exit_code_of(error) for error in found.problems.values()), default=ExitCode.DONE)
 
 
 # --- tables ----------------------------------------------------------------------------------------------
