@@ -20,14 +20,13 @@ from tranlog.errors import ConfigError, TranlogError
 from tranlog.ids import NO_SEQNO
 from tranlog.pipeline.rules.progress import Lag
 from tranlog.pipeline.rules.states import OperationState, State
-from tranlog.pipeline.status.status import LogState, PipelineState, Status, at
+from tranlog.pipeline.status.status import ChannelState, LogState, PipelineState, Status, at
 from tranlog.service.config.exposure import Exposure, check_exposure
+from tranlog.service.show.overview import TIMES
 
 logger = logging.getLogger(__name__)
 
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-_TIMES: Final = {"extract": "read"} | {on: on for on in ("filter", "apply", "commit", "wait", "idle", "other")}
-"""On what a channel spends its time, and what Counters call it."""
 _COUNTERS: Final = (
     ("tranlog_transactions", "Transactions applied.", "transactions"),
     ("tranlog_changes", "Row changes applied.", "changes"),
@@ -41,13 +40,6 @@ _COUNTERS: Final = (
     ("tranlog_retries", "Reconnects to the target.", "retries"),
 )
 """Families that are counters of each channel: name, text, and the field of Counters."""
-_IN_FLIGHT: Final = {
-    "seqno": "The large transaction that a channel is in; no sample: none.",
-    "changes": "How many of its changes went to the target so far.",
-    "read_bytes": "How many of its bytes are read.",
-    "size_bytes": "Of how many.",
-}
-"""What is told of a large transaction: the fields of InFlight."""
 _IDLE_S: Final = 10.0
 
 Sample = tuple[Mapping[str, str], float | int]
@@ -151,9 +143,12 @@ def _of_log(log: LogState, name: Mapping[str, str]) -> Iterator[str]:
 
 
 def _of_channels(pipeline: PipelineState, name: Mapping[str, str]) -> Iterator[str]:
+    def labels(one: ChannelState, **more: str) -> Mapping[str, str]:
+        return {**name, "channel": str(one.row.channel), **more}
+
     def each(path: str, per: float = 0) -> list[Sample]:
-        found = [({**name, "channel": str(one.row.channel)}, at(one, path)) for one in pipeline.channels]
-        return [(labels, value / per if per else value) for labels, value in found if value is not None]
+        found = [(labels(one), at(one, path)) for one in pipeline.channels]
+        return [(where, value / per if per else value) for where, value in found if value is not None]
 
     yield from _gauge(
         "tranlog_applied_seqno",
@@ -191,9 +186,14 @@ def _of_channels(pipeline: PipelineState, name: Mapping[str, str]) -> Iterator[s
         yield from _gauge(
             f"tranlog_{of}_rate",
             f"{what} applied per second, over the time of this scrape.",
-            [(labels, round(rate, 3)) for labels, rate in each(f"{field}_per_s")],
+            [(where, round(rate, 3)) for where, rate in each(f"{field}_per_s")],
         )
-    for field, text in _IN_FLIGHT.items():
+    for field, text in (
+        ("seqno", "The large transaction that a channel is in; no sample: none."),
+        ("changes", "How many of its changes went to the target so far."),
+        ("read_bytes", "How many of its bytes are read."),
+        ("size_bytes", "Of how many."),
+    ):
         yield from _gauge(f"tranlog_in_flight_{field}", text, each(f"in_flight.{field}"))
     yield from _gauge(
         "tranlog_in_flight_began_timestamp_seconds",
@@ -204,15 +204,7 @@ def _of_channels(pipeline: PipelineState, name: Mapping[str, str]) -> Iterator[s
         "tranlog_waits_for_seqno",
         "The seqno that a channel waits for another to apply; no sample: it waits for nobody.",
         [
-            (
-                {
-                    **name,
-                    "channel": str(one.row.channel),
-                    "waits_for": str(other),
-                    "serial": str(one.waiting.serial).lower(),
-                },
-                one.waiting.seqno,
-            )
+            (labels(one, waits_for=str(other), serial=str(one.waiting.serial).lower()), one.waiting.seqno)
             for one in pipeline.channels
             if one.waiting is not None
             for other in one.waiting.channels
@@ -230,9 +222,9 @@ def _of_channels(pipeline: PipelineState, name: Mapping[str, str]) -> Iterator[s
         "tranlog_time_seconds",
         "Where a channel's time went.",
         [
-            ({**name, "channel": str(one.row.channel), "on": on}, at(one.counters, f"{field}_us") / 1e6)
+            (labels(one, on="extract" if field == "read" else field), at(one.counters, f"{field}_us") / 1e6)
             for one in pipeline.channels
-            for on, field in _TIMES.items()
+            for field in TIMES
         ],
     )
 

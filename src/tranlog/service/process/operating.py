@@ -138,17 +138,13 @@ class Operator:
         self,
         operation: Operation,
         log_options: LogOptions,
+        options: OperatingOptions | None = None,
         *,
         heartbeat: Callable[[str], None] | None = None,
-        service: str = "",
-        source: str = "",
-        source_event_id: Callable[[], str] | None = None,
         reread: Callable[[], ReadAgain] | None = None,
     ) -> None:
         self._operation = operation
-        self._service = service
-        self._source = source
-        self._source_event_id = source_event_id
+        self._options = options or OperatingOptions()
         self._host = socket.gethostname()
         self._log_options = log_options
         self._heartbeat = heartbeat
@@ -234,9 +230,9 @@ class Operator:
     def _read(self, name: ViewName | None) -> Status:
         """Return what a view shows, None: all of them. Raises what stands in the way of it."""
         source_at = ""
-        if name in (None, "pipeline") and self._source_event_id is not None:
+        if name in (None, "pipeline") and self._options.source_event_id is not None:
             try:
-                source_at = self._source_event_id()
+                source_at = self._options.source_event_id()
             except TranlogError as exc:
                 logger.debug("the source does not tell where it stands: %s", exc)
         watch_s = _RATE_S if name in (None, "tasks") else 0.0
@@ -252,8 +248,8 @@ class Operator:
             log_options=self._log_options,
             process=self._operation.state(),
             host=self._host,
-            service=self._service,
-            source=self._source,
+            service=self._options.service,
+            source=self._options.source,
             source_event_id=source_event_id,
         )
 
@@ -369,15 +365,7 @@ def operated(
     process has the endpoint. A log beside which no socket can be only goes without one.
     """
     options.check()
-    operator = Operator(
-        operation,
-        log_options,
-        heartbeat=heartbeat,
-        service=options.service,
-        source=options.source,
-        source_event_id=options.source_event_id,
-        reread=reread,
-    )
+    operator = Operator(operation, log_options, options, heartbeat=heartbeat, reread=reread)
     apply = operation.options
     if not os.path.isdir(apply.log_dir):  # the endpoint's folder is not what creates it
         raise LogMissingError(path=apply.log_dir, why="the directory does not exist")

@@ -9,7 +9,6 @@ Source: issue 7, item 10.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -25,16 +24,8 @@ if TYPE_CHECKING:
 
 SHARDS_MOST: Final = 100
 """How many shards an overview names: the slowest."""
-TIMES: Final[Mapping[str, str]] = {
-    "read": "read_us",
-    "filter": "filter_us",
-    "apply": "apply_us",
-    "commit": "commit_us",
-    "wait": "wait_us",
-    "idle": "idle_us",
-    "other": "other_us",
-}
-"""On what a channel spends its time, and the counter of each."""
+TIMES: Final = ("read", "filter", "apply", "commit", "wait", "idle", "other")
+"""On what a channel spends its time; the counter of each ends by `_us`."""
 
 
 class ChannelNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +134,7 @@ def _channel_now(one: ChannelState, committed: int) -> ChannelNow:
         **picked(one, "counters.changes stats.section waits in_flight"),
         behind=max(0, committed - one.row.applied_seqno),
         waits_for=() if one.waiting is None else one.waiting.channels,
-        us=picked(one.counters, " ".join(f"{name}={field}" for name, field in TIMES.items())),
+        us={name: getattr(one.counters, f"{name}_us") for name in TIMES},
     )
 
 
