@@ -106,11 +106,11 @@ def applying(folder: Path, target: SqliteTarget, gate: Gate, last: int) -> Itera
     assert (result.end, result.error) == (TaskEnd.LIMIT, None)
 
 
-def told_of(options: ApplyOptions) -> Status:
-    """Return the status of a pipeline whose process says that it is online."""
-    online = OperationState(
+def told_of(options: ApplyOptions, state: State = State.ONLINE) -> Status:
+    """Return the status of a pipeline whose process says that it is in this state."""
+    process = OperationState(
         pipeline="p",
-        state=State.ONLINE,
+        state=state,
         began_ms=0,
         since_ms=0,
         applied_seqno=-1,
@@ -120,7 +120,7 @@ def told_of(options: ApplyOptions) -> Status:
         pending=None,
         waits=(),
     )
-    return gather(options.log_dir, options, clock=SystemClock(), process=online)
+    return gather(options.log_dir, options, clock=SystemClock(), process=process)
 
 
 def pipeline_of(status: Status) -> PipelineState:
@@ -151,6 +151,8 @@ def test_how_far_it_is(tmp_path: Path, options: dict[str, int]) -> None:
             assert channel.in_flight is not None
             seen.append(channel.in_flight)
         (task,) = pipeline_status(found).tasks
+        resting = pipeline_of(told_of(apply, State.OFFLINE_NORMAL)).channels
+        assert [one.in_flight for one in resting] == [None], "what stopped is in no transaction"
         assert positions(target.options) == {0: -1}, "nothing of it is at the target"
         (line,) = (tmp_path / "log" / IN_FLIGHT_DIR).iterdir()
     assert {(one.seqno, one.size_bytes) for one in seen} == {(last, size)}
