@@ -71,6 +71,7 @@ PURE = {
     "tranlog.varint",
     "tranlog.log.options",
     "tranlog.log.properties",
+    "tranlog.pipeline.status.status",
     "tranlog.pipeline.status.view",
     "tranlog.target.binding",
     "tranlog.target.batches",

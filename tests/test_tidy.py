@@ -29,7 +29,7 @@ SUBJECTS = {
     "log": "bad_input ends failing_disk fork group_commit harm history memory processes shapes slow_disk state_machine"
     " windows",
     "pipeline": "filtered_channel lost_positions model mutants orders parallelization tungsten_log",
-    "service": "bad_input spark_options",
+    "service": "bad_input spark_options views",
     "source/mariadb": "options",
     "source/sqlite": "calls fuzz",
     "target": "apply types_there_and_back",

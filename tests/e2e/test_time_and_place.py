@@ -37,8 +37,9 @@ from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
 from tranlog.pipeline.applying.channel import Channel, TaskEnd, TaskResult
 from tranlog.pipeline.driving.apply import ApplyStatus, run_apply
 from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.progress import Lag
 from tranlog.service.commands import cli
-from tranlog.service.commands.status import gather
+from tranlog.service.commands.status import service_status
 from tranlog.service.config.config import load
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 from tranlog.target.options import TargetOptions, open_target
@@ -126,7 +127,7 @@ def test_clocks_that_jump_back_an_hour_lose_nothing(tmp_path: Path, seed: int) -
             '[log]\ndir = "log"\n[source]\nkind = "sqlite"\npath = "source.db"\n[target]\nkind = "sqlite"\n'
             'path = "target.db"\n[pipeline]\nname = "p"\nchannels = 2\n'
         )
-        status, errors = gather(load(str(conf), environ={}), clock=clocks[3], watch_s=0.0)
+        status = service_status(load(str(conf), environ={}), clock=clocks[3], watch_s=0.0)
         opened.request_stop(pipeline="p", token=token, stop_at_seqno=Seqno(-1))
     finally:
         for thread in threads:
@@ -137,7 +138,7 @@ def test_clocks_that_jump_back_an_hour_lose_nothing(tmp_path: Path, seed: int) -
     stamping = clocks[0], clocks[2], clocks[5]  # what the others ask for the time of day, if anything, is for status
     assert all(clock.backwards for clock in stamping), "no clock jumped, nothing was tried"
     assert all(lag is not None and lag >= 0 for lag in lags)
-    assert not errors and status.pipeline is not None and status.pipeline.lag_ms == status.pipeline.lag_seqnos == 0
+    assert not status.problems and status.pipeline is not None and status.pipeline.lag == Lag(seqnos=0, ms=0)
     with LogReader.open(log_dir) as reader, reader.cursor() as cursor:
         found = reader.range()
         assert 0 < found.first_seqno <= min(one.restart_seqno or 0 for one in read_holds(log_dir)) <= last

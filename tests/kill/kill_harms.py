@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from demo_steps import Process, StepFailedError
 from kill_load import SqliteLoad
 from kill_service import Service, Stray, empty_folder, last_line
-from tranlog.service.commands.status import writer_of
+from tranlog.pipeline.status.gathering import writer_of
 
 TAKE_OVER_S = 240.0
 """How long a successor may take here, Spark's start included, where many things start at once on few cores."""

@@ -22,7 +22,7 @@ from demo_steps import TRANLOG, Process, StepFailedError
 from kill_load import STORES, Load, MariaDbLoad, SqliteLoad
 from kill_target import KillTarget
 from tranlog.clock import SystemClock
-from tranlog.service.commands.status import Status, gather
+from tranlog.service.commands.status import ServiceStatus, service_status
 from tranlog.service.config.config import load
 from tranlog.testing.servers import MariaDbServer
 
@@ -230,13 +230,13 @@ class Service:
 
     # --- where it stands ---
 
-    def status(self) -> Status:
+    def status(self) -> ServiceStatus:
         """Return what `tranlog status` would show."""
-        return gather(load(str(self.conf), environ=os.environ), clock=SystemClock(), watch_s=0)[0]
+        return service_status(load(str(self.conf), environ=os.environ), clock=SystemClock(), watch_s=0)
 
     def captured_all(self) -> bool:
         """Whether the log holds all that the source has committed."""
-        source = self.status().source
+        source = self.status().source_state
         if source is None:
             return False
         if source.waiting is not None:

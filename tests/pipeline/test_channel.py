@@ -45,7 +45,7 @@ from tranlog.log.writing.log import Log, hold
 from tranlog.pipeline.applying.channel import Channel, GroupBounds, TaskEnd
 from tranlog.pipeline.rules.channels import AssignmentRule, ShardBy, ShardPlan
 from tranlog.pipeline.rules.progress import ChannelStats, Waiting
-from tranlog.pipeline.status.view import waits_of
+from tranlog.pipeline.status.status import waits_of
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow

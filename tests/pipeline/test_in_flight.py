@@ -28,9 +28,11 @@ from tranlog.pipeline.applying.channel import Channel, TaskEnd
 from tranlog.pipeline.applying.in_flight import IN_FLIGHT_DIR, Telling, read_in_flight
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
-from tranlog.pipeline.rules.progress import InFlight, Lag
-from tranlog.pipeline.status.view import ProcessFacts, pipeline_status
-from tranlog.pipeline.status.viewing import log_facts, pipeline_facts
+from tranlog.pipeline.rules.progress import InFlight
+from tranlog.pipeline.rules.states import OperationState, State
+from tranlog.pipeline.status.gathering import gather
+from tranlog.pipeline.status.status import PipelineState, Status
+from tranlog.pipeline.status.view import pipeline_status
 from tranlog.service.process.metrics import metrics_text
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
@@ -104,6 +106,28 @@ def applying(folder: Path, target: SqliteTarget, gate: Gate, last: int) -> Itera
     assert (result.end, result.error) == (TaskEnd.LIMIT, None)
 
 
+def told_of(options: ApplyOptions, state: State = State.ONLINE) -> Status:
+    """Return the status of a pipeline whose process says that it is in this state."""
+    process = OperationState(
+        pipeline="p",
+        state=state,
+        began_ms=0,
+        since_ms=0,
+        applied_seqno=-1,
+        committed_seqno=-1,
+        limit="",
+        left_out="",
+        pending=None,
+        waits=(),
+    )
+    return gather(options.log_dir, options, clock=SystemClock(), process=process)
+
+
+def pipeline_of(status: Status) -> PipelineState:
+    assert status.pipeline is not None
+    return status.pipeline
+
+
 @pytest.mark.parametrize("options", [{}, {"spill_above": 1_500, "spill_chunk_bytes": 5_000}], ids=["whole", "spilled"])
 def test_how_far_it_is(tmp_path: Path, options: dict[str, int]) -> None:
     target, gate = SqliteTarget(tmp_path / "target.db", [NORTH]), Gate()
@@ -122,10 +146,13 @@ def test_how_far_it_is(tmp_path: Path, options: dict[str, int]) -> None:
         for upto in STEPS:
             gate.open_to(upto)
             wait_until(partial(gate.is_waited_at, upto + 1))
-            facts = pipeline_facts(apply, clock=SystemClock(), watch_s=0.0, running=True)
-            seen.append(facts.in_flight[0])
-        status = pipeline_status(log_facts(str(tmp_path / "log"), LogOptions()), facts)
-        (task,) = status.tasks
+            found = told_of(apply)
+            (channel,) = pipeline_of(found).channels
+            assert channel.in_flight is not None
+            seen.append(channel.in_flight)
+        (task,) = pipeline_status(found).tasks
+        resting = pipeline_of(told_of(apply, State.OFFLINE_NORMAL)).channels
+        assert [one.in_flight for one in resting] == [None], "what stopped is in no transaction"
         assert positions(target.options) == {0: -1}, "nothing of it is at the target"
         (line,) = (tmp_path / "log" / IN_FLIGHT_DIR).iterdir()
     assert {(one.seqno, one.size_bytes) for one in seen} == {(last, size)}
@@ -135,17 +162,15 @@ def test_how_far_it_is(tmp_path: Path, options: dict[str, int]) -> None:
     assert all(began <= one.began_at <= one.written_at for one in seen)
     told = (task.inFlightSeqno, task.inFlightChanges, task.inFlightReadBytes, task.inFlightSizeBytes)
     assert told == (last, seen[-1].changes, seen[-1].read_bytes, size)
-    process = ProcessFacts(host="h", state="ONLINE", began_ms=0, since_ms=0, limit="", error=None, watches=())
-    log = log_facts(str(tmp_path / "log"), LogOptions())
-    found = read_openmetrics(metrics_text(process, log=log, pipeline=facts, behind=Lag(seqnos=1, ms=0)))
+    metrics = read_openmetrics(metrics_text(found))
     names = ("seqno", "changes", "read_bytes", "size_bytes")
-    shown = [list(found[f"tranlog_in_flight_{name}"].values()) for name in names]
+    shown = [list(metrics[f"tranlog_in_flight_{name}"].values()) for name in names]
     assert shown == [[last], [seen[-1].changes], [seen[-1].read_bytes], [size]]
     # It has ended: everything was read, and the position says so better.
     said = dict(part.split("=") for part in line.read_text().split(" crc=")[0].split(" "))
     assert (said["changes"], said["read_bytes"], said["size_bytes"]) == (str(ROWS), str(size), str(size))
     assert positions(target.options) == {0: last}
-    assert pipeline_facts(apply, clock=SystemClock(), watch_s=0.0, running=True).in_flight == {}
+    assert [one.in_flight for one in pipeline_of(told_of(apply)).channels] == [None]
 
 
 def test_the_documents_line_is_read(tmp_path: Path) -> None:

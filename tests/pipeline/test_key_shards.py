@@ -16,7 +16,7 @@ from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying.key_shards import key_notes
 from tranlog.pipeline.rules.channels import ShardBy, ShardPlan
 from tranlog.pipeline.rules.states import State
-from tranlog.service.commands.status import gather, status_lines
+from tranlog.service.commands.status import service_status, status_lines
 from tranlog.service.config.config import load
 from tranlog.source.packer import TransactionPacker
 
@@ -71,10 +71,10 @@ def test_both_are_said_at_the_start_and_by_status(
     given = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
     with running(operation_of(given)) as run:
         run.come_to(State.ONLINE, applied=60)
-        status, errors = gather(config, clock=SystemClock(), watch_s=0.0)
+        status = service_status(config, clock=SystemClock(), watch_s=0.0)
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line for line in warned if line.startswith("shards by key")] == [f"{line} pipeline=p" for line in said]
-    assert not errors and status.pipeline is not None and list(status.pipeline.notes) == said
+    assert not status.problems and status.pipeline is not None and list(status.pipeline.notes) == said
     assert {f"          {line}" for line in said} <= set(status_lines(status))
     assert sum(target.audit().values()) == 120
 

@@ -27,8 +27,8 @@ from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.limits import SeqnoRanges, UntilHeartbeat, UntilSeqno
 from tranlog.pipeline.rules.progress import Counters
 from tranlog.pipeline.rules.states import State
-from tranlog.pipeline.status.view import parallel_queue_store
-from tranlog.pipeline.status.viewing import pipeline_facts
+from tranlog.pipeline.status.gathering import gather
+from tranlog.pipeline.status.view import pipeline_status
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 
@@ -338,7 +338,7 @@ def test_a_plan_counts_from_where_it_begins_and_the_sums_stay(
     own.join()
     assert own.result is not None
     assert own.result.status.total.transactions == counters(target.options).transactions == last + 1
-    queue = parallel_queue_store(pipeline_facts(options, clock=SystemClock(), watch_s=0.0))
+    queue = pipeline_status(gather(options.log_dir, options, clock=SystemClock())).queue
     assert queue.eventCount == last + 1
     for one in queue.stores:
         assert one.read == one.accepted + one.discarded == one.hi_seqno - one.lo_seqno + 1, one

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from tranlog.errors import LogError, TargetError
 from tranlog.ids import Epoch, Seqno
-from tranlog.pipeline.driving.operation import OperationState, PendingError
-from tranlog.pipeline.rules.progress import ChannelStats, Counters, InFlight, ShardCount, Waiting
-from tranlog.pipeline.rules.states import State
-from tranlog.pipeline.status.view import Doing, LogFacts, PipelineFacts, task_views, wait_text, waits_of
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.progress import ChannelStats, Counters, InFlight, Lag, ShardCount, Waiting
+from tranlog.pipeline.rules.states import OperationState, PendingError, State
+from tranlog.pipeline.status.status import (
+    ChannelState,
+    Doing,
+    LogState,
+    PipelineState,
+    Status,
+    channel_states,
+    wait_text,
+    waits_of,
+)
+from tranlog.pipeline.status.view import TaskView, pipeline_status
 from tranlog.service.show.overview import Overview, overview_of, pace, report
+from tranlog.target.options import TargetOptions
 from tranlog.target.target import ChannelRow
 
 ONLINE = OperationState(
@@ -44,64 +57,48 @@ def row(
     )
 
 
-def pipeline_facts(*rows: ChannelRow, **more: Any) -> PipelineFacts:
+LOG = LogState(directory="log", first_seqno=0, last_seqno=100, committed_seqno=100, epoch=Epoch(1))
+OPTIONS = ApplyOptions(pipeline="p", log_dir="log", target=TargetOptions(kind="sqlite", path="copy.db"))
+
+
+def channels(*rows: ChannelRow, running: bool | None = True, **more: Any) -> tuple[ChannelState, ...]:
+    return channel_states(rows, now_ms=5_000, running=running, **more)
+
+
+def tasks(*rows: ChannelRow, running: bool | None = True, **more: Any) -> tuple[TaskView, ...]:
+    pipeline = PipelineState(options=OPTIONS, running=running, channels=channels(*rows, running=running, **more))
+    return pipeline_status(Status(now_ms=5_000, pipeline=pipeline)).tasks
+
+
+def at(
+    monotonic_s: float,
+    *rows: ChannelRow,
+    committed: int = 100,
+    last: int = 100,
+    state: OperationState = ONLINE,
+    process: str = "here pid 1",
+    in_flight: Mapping[int, InFlight] | None = None,
+    **more: Any,
+) -> Overview:
+    resting = state.state.resting
+    pipeline = PipelineState(
+        options=OPTIONS,
+        target="copy.db",
+        running=not resting,
+        channels=channels(*rows, running=not resting, committed_seqno=committed, in_flight=in_flight),
+        lag=Lag(seqnos=1, ms=70),
+    )
     given: dict[str, Any] = {
-        "pipeline": "p",
-        "row": None,
-        "channels": rows,
-        "assignment": {},
-        "running": True,
-        "group_transactions": 300,
-        "group_s": 0.25,
-        "idle_every": 10_000,
-        "max_offline_interval_s": None,
-        "filters": (),
-        "target": "sqlite copy.db",
-        "target_class": "x",
-        "version": "0",
-        "now_ms": 5_000,
-    }
-    return PipelineFacts(**{**given, **more})
-
-
-def log_facts(*, last: int = 100, committed: int = 100, **more: Any) -> LogFacts:
-    given: dict[str, Any] = {
-        "directory": "log",
-        "checksum": True,
-        "segment_bytes": 1,
-        "retention_s": None,
-        "flush_interval_s": 0.0,
-        "sync_on_flush": True,
-        "first_seqno": 0,
-        "last_seqno": last,
-        "committed_seqno": committed,
-        "epoch": 1,
-        "segments": 1,
-        "bytes": 1,
-        "holds": {},
-        "store_class": "x",
-    }
-    return LogFacts(**{**given, **more})
-
-
-def at(monotonic_s: float, *rows: ChannelRow, committed: int = 100, last: int = 100, **more: Any) -> Overview:
-    facts = pipeline_facts(*rows, in_flight=more.pop("in_flight", {}))
-    log = log_facts(last=last, committed=committed)
-    given = {
         "service": "shop",
         "source": "sqlite shop.db",
-        "target": "sqlite copy.db",
-        "process": "here pid 1",
-        "log_dir": "log",
-        "log": log,
-        "pipeline": facts,
-        "lag_ms": 70,
+        "log": replace(LOG, last_seqno=last, committed_seqno=committed),
+        "pipeline": pipeline,
+        "process": state,
         "now_ms": 5_000,
         "monotonic_s": monotonic_s,
         **more,
     }
-    state = given.pop("state", ONLINE)
-    return overview_of(state, **given)
+    return overview_of(Status(**given), OPTIONS, process=process)
 
 
 def doings(before: Overview | None, now: Overview) -> dict[int, Doing]:
@@ -142,10 +139,9 @@ def test_a_large_transaction_is_applied_while_its_channel_says_how_far_it_is() -
     assert doings(before, now) == {0: Doing.SERIAL, 1: Doing.APPLYING, 2: Doing.STANDING}
     assert doings(None, now)[1] is Doing.APPLYING
     assert [one.in_flight for one in now.channels] == [large, large, stuck]
-    facts = pipeline_facts(row(0, 50), before=(row(0, 50),), watched_s=1.0, in_flight={0: large})
-    (task,) = task_views(facts, committed_seqno=100)
+    (task,) = tasks(row(0, 50), before=(row(0, 50),), watched_s=1.0, in_flight={0: large}, committed_seqno=100)
     assert (task.state, task.inFlightSeqno, task.inFlightChanges) == (Doing.APPLYING, 51, 7)
-    (task,) = task_views(pipeline_facts(row(0, 50)), committed_seqno=100)
+    (task,) = tasks(row(0, 50), committed_seqno=100)
     told = (task.inFlightSeqno, task.inFlightChanges, task.inFlightReadBytes, task.inFlightSizeBytes)
     assert told == (-1, -1, -1, -1)
 
@@ -219,26 +215,26 @@ def test_a_wait_in_words(waiting: Waiting, channel: int, text: str) -> None:
 
 def test_status_tells_it_too() -> None:
     """`status -name tasks`: waitsFor, beside the ancestor's fields."""
-    facts = pipeline_facts(row(0, 9), row(1, 9, waiting=Waiting(10, True, (0,))))
-    assert [one.waitsFor for one in task_views(facts)] == ["", "channel 0 to apply serial seqno 10"]
-    assert [one.waitsFor for one in task_views(replace(facts, running=False))] == ["", ""]
-    assert [one.state for one in task_views(replace(facts, running=None))] == ["NONE", "NONE"]
+    rows = row(0, 9), row(1, 9, waiting=Waiting(10, True, (0,)))
+    assert [one.waitsFor for one in tasks(*rows)] == ["", "channel 0 to apply serial seqno 10"]
+    assert [one.waitsFor for one in tasks(*rows, running=False)] == ["", ""]
+    assert [one.state for one in tasks(*rows, running=None)] == ["NONE", "NONE"]
 
 
 def test_a_task_says_what_it_does() -> None:
     """`status -name tasks`: state and rates, of two looks, of one, and while nothing runs."""
     before = (row(0, 50), row(1, 50), row(2, 100), row(3, 50))
     now = (row(0, 60, transactions=10, changes=30), row(1, 60, skipped=10), row(2, 100), row(3, 50))
-    watched = pipeline_facts(*now, before=before, watched_s=2.0)
-    tasks = task_views(watched, committed_seqno=100)
-    assert [one.state for one in tasks] == [Doing.APPLYING, Doing.READING, Doing.IDLE, Doing.STANDING]
-    assert [(one.rate, one.changeRate) for one in tasks] == [(5, 15), (0, 0), (0, 0), (0, 0)]
-    assert [one.state for one in task_views(watched)] == [Doing.APPLYING, Doing.READING, Doing.IDLE, Doing.STANDING]
-    starting = task_views(replace(watched, starting=True), committed_seqno=100)
+    watched: dict[str, Any] = {"before": before, "watched_s": 2.0}
+    twice = tasks(*now, **watched, committed_seqno=100)
+    assert [one.state for one in twice] == [Doing.APPLYING, Doing.READING, Doing.IDLE, Doing.STANDING]
+    assert [(one.rate, one.changeRate) for one in twice] == [(5, 15), (0, 0), (0, 0), (0, 0)]
+    assert [one.state for one in tasks(*now, **watched)] == [one.state for one in twice]
+    starting = tasks(*now, **watched, starting=True, committed_seqno=100)
     assert [one.state for one in starting] == [Doing.APPLYING, Doing.READING, Doing.STOPPED, Doing.STOPPED]
-    once = task_views(pipeline_facts(*now), committed_seqno=100)
+    once = tasks(*now, committed_seqno=100)
     assert [(one.state, one.rate) for one in once[1:3]] == [(Doing.READING, -1), (Doing.IDLE, -1)]
-    stopped = task_views(replace(watched, running=False), committed_seqno=100)
+    stopped = tasks(*now, **watched, running=False, committed_seqno=100)
     assert {(one.state, one.rate) for one in stopped} == {(Doing.STOPPED, -1)}
 
 
@@ -250,7 +246,9 @@ def test_the_stats_keep_the_wait() -> None:
 
 def test_it_travels_as_json_and_the_slowest_shards_come_first() -> None:
     error = PendingError(type="ConflictError", message="no", seqno=7, event_id="e7")
-    now = at(1, row(0, 50), row(1, 60), row(2, 55), state=replace(ONLINE, pending=error), problems=("log: away",))
+    now = at(
+        1, row(0, 50), row(1, 60), row(2, 55), state=replace(ONLINE, pending=error), problems={"log": LogError("away")}
+    )
     assert [one.shard for one in now.shards] == ["shard 2", "shard 1", "shard 0"]
     assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(now)), Overview) == now
     assert (now.applied_seqno, now.pending.seqno if now.pending else None) == (50, 7)
@@ -266,5 +264,6 @@ def test_a_report_has_both() -> None:
 
 
 def test_without_log_and_target_there_is_still_a_state() -> None:
-    now = at(1, log=None, pipeline=None, problems=("target: away", "log: away"))
+    now = at(1, log=None, pipeline=None, problems={"target": TargetError("away"), "log": LogError("away")})
     assert (now.committed_seqno, now.applied_seqno, now.channels) == (5, 5, ())
+    assert (now.target, now.lag_ms, now.problems) == ("sqlite", None, ("target: away", "log: away"))

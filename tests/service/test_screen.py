@@ -10,10 +10,10 @@ import pytest
 from rich.cells import cell_len
 
 from tranlog.pipeline.rules.progress import InFlight
-from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.states import PendingError, State
 from tranlog.pipeline.rules.troubles import Trouble
-from tranlog.pipeline.status.view import Doing
-from tranlog.service.show.overview import ChannelNow, ChannelPace, Overview, PendingNow, ShardNow
+from tranlog.pipeline.status.status import Doing
+from tranlog.service.show.overview import ChannelNow, ChannelPace, Overview, ShardNow
 from tranlog.service.show.screen import INTERVALS, Line, Order, Shown, Size, Tone, bar, duration, plain, screen, stepped
 
 WIDE = Size(columns=140, rows=40)
@@ -156,7 +156,7 @@ def test_no_line_is_ever_too_long_and_no_screen_too_high() -> None:
             ShardNow(shard=word(), channel=n, applied_seqno=n, latency_ms=rng.randrange(10**10), transactions=n)
             for n in range(rng.randrange(30))
         )
-        pending = PendingNow(type="ConflictError", message=word(), seqno=rng.randrange(-1, 5), event_id=word())
+        pending = PendingError(type="ConflictError", message=word(), seqno=rng.randrange(-1, 5), event_id=word())
         now = overview(*channels, shards=shards, service=word(), target=word(), pending=rng.choice([None, pending]))
         shown = Shown(
             now=msgspec.structs.replace(now, problems=(word(),) * rng.randrange(3), limit=word()),
@@ -203,7 +203,7 @@ def test_sorted_by(order: Order, channels: str) -> None:
 
 def test_the_pending_error_can_be_read() -> None:
     message = "row (7) of shop.orders is there already. " + "What stands at the target is not ours. " * 5
-    pending = PendingNow(type="ConflictError", message=message, seqno=901, event_id="e901")
+    pending = PendingError(type="ConflictError", message=message, seqno=901, event_id="e901")
     now = overview(*FOUR, state=State.OFFLINE_ERROR, pending=pending)
     lines = screen(Shown(now=now), Size(columns=80, rows=40))
     told = [line for line in lines if line and line[0].tone is Tone.BAD]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
 from fix_pipeline import SqliteTarget, Workload, take, write_log
@@ -15,27 +16,33 @@ from tranlog.capture.capture import Capture, PartRead
 from tranlog.change import Fragment
 from tranlog.clock import SystemClock
 from tranlog.disk import OsDisk
+from tranlog.errors import TargetError
+from tranlog.ids import Epoch, Seqno
+from tranlog.log.files.positions import hold
 from tranlog.log.writing.log import Log
+from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
-from tranlog.pipeline.rules.progress import InFlight, LastError
-from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.progress import ChannelStats, Counters, InFlight, Lag, LastError
+from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.rules.troubles import Trouble
+from tranlog.pipeline.status.gathering import writer_of
+from tranlog.pipeline.status.status import ChannelState, LogState, PipelineState
+from tranlog.service.commands import cli
 from tranlog.service.commands.status import (
-    ChannelState,
-    LogState,
-    PipelineState,
-    Problem,
+    ServiceStatus,
     SourceState,
-    Status,
-    gather,
+    service_status,
+    status_json,
     status_lines,
     waits_for,
-    writer_of,
 )
 from tranlog.service.config.config import load
+from tranlog.service.frame.exits import json_line
 from tranlog.service.process.operating import capture_endpoint
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
+from tranlog.target.options import TargetOptions
+from tranlog.target.target import ChannelRow, PipelineRow
 
 AT = 1309533317000
 
@@ -48,95 +55,116 @@ def source_state(waiting: int = 0) -> SourceState:
     return SourceState(kind="sqlite", where="s.db", source_id="s", waiting=waiting, retained_bytes=0)
 
 
-def pipeline_state(*applied: int, running: bool = True, holder: str = "vm pid 8") -> PipelineState:
+def pipeline_state(
+    *applied: int, running: bool = True, holder: str = "vm pid 8", next_shard: str | None = None
+) -> PipelineState:
     restart = min(applied, default=-1)
     return PipelineState(
-        pipeline="shop",
+        options=ApplyOptions(pipeline="shop", log_dir="log", target=TargetOptions(kind="sqlite", path="t.db")),
         target="t.db",
         running=running,
-        holder=holder,
-        restart_seqno=restart,
-        lag_seqnos=20 - restart,
-        lag_ms=1500,
-        transactions_per_s=12.0 if running else None,
+        row=PipelineRow(
+            pipeline="shop",
+            token=1,
+            holder=holder,
+            channels=len(applied),
+            shard_rule="",
+            stop_at_seqno=None,
+            alive_at=0,
+        ),
+        lag=Lag(seqnos=20 - restart, ms=1500),
+        next_shard=next_shard,
         channels=tuple(
             ChannelState(
-                channel=number,
-                applied_seqno=seqno,
-                epoch=2,
-                event_id="e",
-                tstamp=AT,
-                updated_at=AT,
+                row=ChannelRow(
+                    channel=number,
+                    applied_seqno=Seqno(seqno),
+                    epoch=Epoch(2),
+                    event_id="e",
+                    tstamp=AT,
+                    updated_at=AT,
+                ),
+                counters=Counters(transactions=5, changes=9, serial=1, waits=2),
+                stats=ChannelStats(),
                 behind=20 - seqno,
-                transactions_per_s=6.0 if running else None,
-                counters={"transactions": 5, "changes": 9, "serial": 1, "waits": 2},
+                transactions_per_s=12.0 / len(applied) if running else None,
             )
             for number, seqno in enumerate(applied)
         ),
     )
 
 
+def status_of(
+    source: SourceState | None = None,
+    log: LogState | None = None,
+    pipeline: PipelineState | None = None,
+    *,
+    now_ms: int = AT,
+    **more: Any,
+) -> ServiceStatus:
+    given = {"service": "s", "file": "f", **more}
+    return ServiceStatus(now_ms=now_ms, source_state=source, log=log, pipeline=pipeline, **given)
+
+
 @pytest.mark.parametrize(
-    ("source", "log", "pipeline", "next_shard", "told"),
+    ("source", "log", "pipeline", "told"),
     [
-        (None, None, None, None, ["capture: nobody writes the log (`tranlog capture`)"]),
+        (None, None, None, ["capture: nobody writes the log (`tranlog capture`)"]),
         (
             source_state(3),
             log_state(None),
             None,
-            None,
             ["capture: nobody writes the log; 3 transactions wait in the source (`tranlog capture`)"],
         ),
-        (source_state(3), log_state(), None, None, ["capture, which has 3 transactions to go"]),
-        (source_state(), log_state(), None, None, []),
+        (source_state(3), log_state(), None, ["capture, which has 3 transactions to go"]),
+        (source_state(), log_state(), None, []),
         (
             source_state(),
             log_state(),
             pipeline_state(20, 20),
-            None,
             ["the source: everything that was committed there is at the target"],
         ),
-        (source_state(), log_state(), pipeline_state(20, 17, 18), "main.item", ["channel 1 at seqno 18"]),
-        (source_state(), log_state(), pipeline_state(17, 17, 18), "main.item", ["channels 0, 1 at seqno 18"]),
+        (source_state(), log_state(), pipeline_state(20, 17, 18, next_shard="main.item"), ["channel 1 at seqno 18"]),
         (
             source_state(),
             log_state(),
-            pipeline_state(17, 17),
-            UNKNOWN_SHARD,
+            pipeline_state(17, 17, 18, next_shard="main.item"),
+            ["channels 0, 1 at seqno 18"],
+        ),
+        (
+            source_state(),
+            log_state(),
+            pipeline_state(17, 17, next_shard=UNKNOWN_SHARD),
             ["channel 0, which applies seqno 18 alone: it is serial"],
         ),
         (
             source_state(),
             log_state(),
             pipeline_state(running=False),
-            None,
             ["apply: pipeline shop does not run, it has never run here (`tranlog apply`)"],
         ),
         (
             source_state(),
             log_state(),
             pipeline_state(17, 17, running=False),
-            None,
             ["apply: pipeline shop does not run, its driver is not alive (`tranlog apply`)"],
         ),
         (
             source_state(),
             log_state(),
             pipeline_state(17, 17, running=False, holder=""),
-            None,
             ["apply: pipeline shop does not run, it was stopped (`tranlog apply`)"],
         ),
-        (source_state(), log_state(None), pipeline_state(20, 20), None, ["capture: nobody writes the log"]),
+        (source_state(), log_state(None), pipeline_state(20, 20), ["capture: nobody writes the log"]),
     ],
 )
 def test_what_it_waits_for(
     source: SourceState | None,
     log: LogState | None,
     pipeline: PipelineState | None,
-    next_shard: str | None,
     told: list[str],
 ) -> None:
-    found = list(waits_for(source, log, pipeline, next_shard))
+    found = list(waits_for(status_of(source, log, pipeline)))
     assert len(found) == len(told)
     assert all(line.startswith(start) for line, start in zip(found, told, strict=True)), found
 
@@ -144,11 +172,8 @@ def test_what_it_waits_for(
 def test_the_human_form_tells_all_parts() -> None:
     shown = "\n".join(
         status_lines(
-            Status(
-                service="shop",
-                file="tranlog.toml",
-                at=AT + 2500,
-                source=SourceState(
+            status_of(
+                SourceState(
                     kind="mariadb",
                     where="db:3306",
                     source_id="db",
@@ -156,10 +181,12 @@ def test_the_human_form_tells_all_parts() -> None:
                     captured_tstamp=AT,
                     now_at="0-1-7",
                 ),
-                log=log_state(),
-                pipeline=pipeline_state(17, 20),
-                waits_for=("channel 0 at seqno 18",),
-                problems=(Problem(part="target", type="X", message="does not answer"),),
+                log_state(),
+                pipeline_state(17, 20, next_shard="main.item"),
+                service="shop",
+                file="tranlog.toml",
+                now_ms=AT + 2500,
+                problems={"target": TargetError("does not answer")},
             )
         )
     )
@@ -188,14 +215,11 @@ def test_who_writes_a_log_is_seen_without_taking_its_lock(tmp_path: Path) -> Non
 
 def test_what_was_not_looked_at_is_not_known() -> None:
     """`--no-watch` said "running": false, and "not running", of a pipeline that ran."""
-    state = msgspec.structs.replace(pipeline_state(17), running=None)
-    assert json.loads(msgspec.json.encode(state))["running"] is None
-    status = Status(
-        service="s", file="f", at=AT, source=None, log=log_state(), pipeline=state, waits_for=(), problems=()
-    )
+    status = status_of(None, log_state(), replace(pipeline_state(17), running=None))
+    assert json.loads(json_line(status_json(status)))["pipeline"]["running"] is None
     (line,) = [line for line in status_lines(status) if line.startswith("pipeline")]
     assert line == "pipeline  shop, last run by vm pid 8; whether it runs was not looked at"
-    assert not any("does not run" in one for one in waits_for(None, log_state(), state, None))
+    assert not any("does not run" in one for one in waits_for(status))
 
 
 def test_the_lag_of_a_log_that_cannot_be_read_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,16 +236,16 @@ def test_the_lag_of_a_log_that_cannot_be_read_is_not_known(tmp_path: Path, monke
     shown = ("          applied up to ", "                0 ")
 
     def told() -> tuple[PipelineState, list[str]]:
-        status, _ = gather(config, clock=SystemClock(), watch_s=0.0)
+        status = service_status(config, clock=SystemClock(), watch_s=0.0)
         assert status.pipeline is not None
         return status.pipeline, [line for line in status_lines(status) if line.startswith(shown)]
 
     state, (lag, channel) = told()
-    assert state.lag_seqnos == 5 and [one.behind for one in state.channels] == [5, 5]
+    assert state.lag is not None and state.lag.seqnos == 5 and [one.behind for one in state.channels] == [5, 5]
     assert "applied up to 4, lag 5 transactions, " in lag
     (tmp_path / "log").rename(tmp_path / "elsewhere")
     state, (lag, channel) = told()
-    assert (state.lag_seqnos, state.lag_ms, [one.behind for one in state.channels]) == (None, None, [None, None])
+    assert (state.lag, [one.behind for one in state.channels]) == (None, [None, None])
     assert lag == "          applied up to 4, lag not known"
     assert channel.split()[:3] == ["0", "4", "-"]
 
@@ -229,13 +253,13 @@ def test_the_lag_of_a_log_that_cannot_be_read_is_not_known(tmp_path: Path, monke
 def test_an_end_by_an_error_is_none_by_an_operator() -> None:
     """ "it was stopped" was said of both."""
     error = LastError("ConflictError", "conflict at seqno 18. Mend it, start apply again", AT, 18)
-    state = msgspec.structs.replace(pipeline_state(17, running=False, holder=""), error=error)
-    status = Status(
-        service="s", file="f", at=AT, source=None, log=log_state(), pipeline=state, waits_for=(), problems=()
-    )
+    state = pipeline_state(17, running=False, holder="")
+    (channel,) = state.channels
+    row = replace(channel.row, stats=ChannelStats(error=error).text(Counters()))
+    status = status_of(None, log_state(), replace(state, channels=(replace(channel, row=row),)))
     ended = "ended at 2011-07-01 15:15:17.0 UTC by ConflictError: conflict at seqno 18. Mend it, start apply again"
     assert f"          {ended}" in list(status_lines(status))
-    (waits,) = waits_for(None, log_state(), state, None)
+    (waits,) = waits_for(status)
     assert waits == (
         "apply: pipeline shop does not run, it ended by an error at 2011-07-01 15:15:17.0 UTC (`tranlog apply`)"
     )
@@ -247,30 +271,39 @@ def test_a_large_transaction_shows_how_far_it_is() -> None:
         seqno=18, changes=400_000, read_bytes=12_040_000, size_bytes=40_000_000, began_at=AT - 41_100, written_at=AT
     )
     state = pipeline_state(17, 20)
-    first = msgspec.structs.replace(state.channels[0], in_flight=large)
-    state = msgspec.structs.replace(state, channels=(first, state.channels[1]))
-    assert [one["in_flight"] for one in json.loads(msgspec.json.encode(state))["channels"]] == [
+    first = replace(state.channels[0], in_flight=large)
+    status = status_of(None, log_state(), replace(state, channels=(first, state.channels[1])), now_ms=AT + 2_500)
+    assert [one["in_flight"] for one in json.loads(json_line(status_json(status)))["pipeline"]["channels"]] == [
         {"seqno": 18, "changes": 400_000, "read_bytes": 12_040_000, "size_bytes": 40_000_000}
         | {"began_at": AT - 41_100, "written_at": AT},
         None,
     ]
-    status = Status(
-        service="s", file="f", at=AT + 2_500, source=None, log=log_state(), pipeline=state, waits_for=(), problems=()
-    )
-    assert list(status_lines(status))[-1] == (
+    assert list(status_lines(status))[-2] == (
         "          channel 0 is in seqno 18, 400000 changes so far, 12.0 of 40.0 MB, for 43.6 s, told 2.5 s ago"
     )
 
 
 def test_who_cannot_use_the_target_is_named() -> None:
     troubles = (Trouble(channel=2, reason="no more connections", since_ms=AT),)
-    state = msgspec.structs.replace(pipeline_state(17, 20), state=State.DEGRADED, slots=1, troubles=troubles)
-    status = Status(
-        service="s", file="f", at=AT, source=None, log=log_state(), pipeline=state, waits_for=(), problems=()
+    process = OperationState(
+        pipeline="shop",
+        state=State.DEGRADED,
+        began_ms=AT,
+        since_ms=AT,
+        applied_seqno=17,
+        committed_seqno=20,
+        limit="",
+        left_out="",
+        pending=None,
+        waits=(),
+        troubles=troubles,
+        slots=1,
+        channels=2,
     )
+    status = status_of(None, log_state(), pipeline_state(17, 20), process=process)
     told = list(status_lines(status))
     assert "pipeline  shop, run by vm pid 8, ONLINE:DEGRADED" in told and "          1 slots for 2 channels" in told
-    assert list(waits_for(None, log_state(), state, None)) == [
+    assert list(waits_for(status)) == [
         "channel 2, which cannot use the target since 2011-07-01 15:15:17 UTC: no more connections"
     ]
 
@@ -292,14 +325,14 @@ def test_a_large_transaction_that_is_captured_shows_how_far_it_is(
             database.execute("INSERT INTO t(a) VALUES(?)", ("x" * 500,))
     source = SqliteSource(SqliteSourceOptions(path="shop.db", source_id="shop"))
     read, seen = source.read, list[PartRead | None]()
-    told: list[Status] = []
+    told: list[ServiceStatus] = []
 
     def watched(wait_s: float) -> Iterator[Fragment]:
         for fragment in read(wait_s):
             yield fragment
             seen.append(work.status().in_flight)
             if len(told) < 2 and seen[-1] is not None:
-                told.append(gather(config, clock=SystemClock(), watch_s=0.0)[0])
+                told.append(service_status(config, clock=SystemClock(), watch_s=0.0))
 
     monkeypatch.setattr(source, "read", watched)
     began = SystemClock().now_ms()
@@ -307,7 +340,7 @@ def test_a_large_transaction_that_is_captured_shows_how_far_it_is(
         work = Capture(source, log)
         with capture_endpoint(log, work, runtime_dir=None):
             done = work.catch_up()
-            after = gather(config, clock=SystemClock(), watch_s=0.0)[0]
+            after = service_status(config, clock=SystemClock(), watch_s=0.0)
     source.close()
     database.close()
     inside = [one for one in seen if one is not None]
@@ -315,8 +348,39 @@ def test_a_large_transaction_that_is_captured_shows_how_far_it_is(
     for before, one in itertools.pairwise(inside):
         assert before.changes < one.changes < 100 and before.read_bytes < one.read_bytes
         assert began <= before.began_at == one.began_at
-    assert [one.source.in_flight for one in told if one.source is not None] == inside[:2]
+    assert [one.source_state.in_flight for one in told if one.source_state is not None] == inside[:2]
     first = inside[0]
     line = f"capture is in a large transaction, {first.changes} changes so far, {first.read_bytes} bytes, for "
     assert any(one.strip().startswith(line) for one in status_lines(told[0])), list(status_lines(told[0]))
-    assert after.source is not None and after.source.in_flight is None
+    assert after.source_state is not None and after.source_state.in_flight is None
+
+
+def test_the_json_form_has_its_keys_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tranlog.toml").write_text(
+        '[service]\nname = "shop"\n[log]\ndir = "log"\n[source]\nkind = "sqlite"\npath = "s.db"\nsource_id = "s"\n'
+        '[target]\nkind = "sqlite"\npath = "t.db"\n[pipeline]\nname = "p"\nchannels = 2\n'
+    )
+    connect("s.db").close()
+    take(SqliteTarget(tmp_path / "t.db", ()).options, ShardPlan(channels=2), begin=5)
+    write_log(tmp_path / "log", Workload(seed=1), 9)
+    hold(str(tmp_path / "log"), "p", Seqno(5))
+    assert cli.main(["status", "--json", "--no-watch"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert " ".join(told) == "service file at source log pipeline waits_for problems"
+    assert " ".join(told["source"]) == (
+        "kind where source_id captured_event_id captured_tstamp now_at waiting retained_bytes in_flight"
+    )
+    assert " ".join(told["log"]) == (
+        "directory writer history first_seqno last_seqno committed_seqno first_epoch epoch segments bytes holds"
+    )
+    assert " ".join(told["log"]["holds"][0]) == "name restart_seqno written_at"
+    assert " ".join(told["pipeline"]) == (
+        "pipeline target running state slots troubles error notes holder shard_rule stop_at_seqno restart_seqno "
+        "lag_seqnos lag_ms transactions_per_s changes_per_s channels shards"
+    )
+    assert " ".join(told["pipeline"]["channels"][0]) == (
+        "channel applied_seqno epoch event_id tstamp updated_at behind transactions_per_s counters in_flight"
+    )

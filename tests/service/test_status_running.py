@@ -29,9 +29,11 @@ from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.driving.operation import OnError
 from tranlog.pipeline.rules.progress import Counters
 from tranlog.pipeline.rules.states import State
-from tranlog.pipeline.status.view import Doing, PipelineStatus
+from tranlog.pipeline.status.status import Doing
+from tranlog.pipeline.status.view import VIEW_NAMES, PipelineStatus, print_form
+from tranlog.pipeline.status.view import view as tables_of
 from tranlog.service.commands import cli
-from tranlog.service.commands.status import gather
+from tranlog.service.commands.status import service_status, status_json
 from tranlog.service.config.config import load
 from tranlog.service.config.exposure import Exposure
 from tranlog.service.process.control import ControlOptions, open_port
@@ -39,8 +41,6 @@ from tranlog.service.process.metrics import MetricsServer
 from tranlog.service.process.operating import OperatingOptions, Operator, operated
 from tranlog.service.process.requests import GoOnline
 from tranlog.service.show.screen import Shown, plain
-from tranlog.service.show.views import VIEW_NAMES, print_form
-from tranlog.service.show.views import view as tables_of
 from tranlog.source.packer import TransactionPacker
 
 pytestmark = pytest.mark.long
@@ -494,9 +494,9 @@ def test_every_number_is_a_metric_or_listed(shop: Shop, told: Tell) -> None:
     for view in VIEW_NAMES:
         host = f"--host {shop.folder / 'log' / 'control' / 'p'}"
         told_numbers += numbers(json.loads(told(f"status -name {view} --json {host}")), (view,))
-    status, errors = gather(shop.config, clock=SystemClock(), watch_s=0.0)
-    assert not errors
-    told_numbers += numbers(json.loads(msgspec.json.encode(status)), ("status",))
+    status = service_status(shop.config, clock=SystemClock(), watch_s=0.0)
+    assert not status.problems
+    told_numbers += numbers(json.loads(msgspec.json.encode(status_json(status))), ("status",))
     found = read_openmetrics(shop.operator.metrics())
     assert len(told_numbers) > 200
     for path, name, value, at in told_numbers:

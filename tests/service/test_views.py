@@ -17,26 +17,27 @@ from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
+from tranlog.log.files.positions import Hold
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.applying.channel import GroupBounds
-from tranlog.pipeline.driving.operation import OperationState, PendingError, Wait
 from tranlog.pipeline.filters.filters import Delay, MaskBy, MaskColumns
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import Parallelization, ShardBy, ShardPlan
-from tranlog.pipeline.rules.progress import Lag
-from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.states import OperationState, PendingError, State, Wait
+from tranlog.pipeline.status.gathering import gather
+from tranlog.pipeline.status.status import ChannelState, LogState, PipelineState, Status
 from tranlog.pipeline.status.view import (
-    LogFacts,
-    PipelineFacts,
+    VIEW_NAMES,
     PipelineStatus,
-    ProcessFacts,
     duration_text,
+    json_form,
     pipeline_status,
+    print_form,
+    rows_of,
+    view,
 )
-from tranlog.pipeline.status.viewing import log_facts, pipeline_facts
 from tranlog.service.config.exposure import Exposure
 from tranlog.service.process.metrics import MetricsServer, metrics_text
-from tranlog.service.show.views import VIEW_NAMES, json_form, print_form, process_facts, rows_of, view
 from tranlog.source.packer import TransactionPacker
 
 # The seed's own output of `trepctl -host logos2 status -name stores`, as it stands there.
@@ -144,14 +145,19 @@ def article(tmp_path: Path) -> ApplyOptions:
     )
 
 
-def facts(options: ApplyOptions) -> tuple[LogFacts, PipelineFacts]:
-    log = log_facts(options.log_dir, LogOptions(retention_s=7 * 86_400))
-    return log, pipeline_facts(options, clock=SystemClock(), watch_s=0.0)
+def found(options: ApplyOptions, process: OperationState | None = None, host: str = "") -> Status:
+    kept = LogOptions(retention_s=7 * 86_400)
+    return gather(options.log_dir, options, clock=SystemClock(), log_options=kept, process=process, host=host)
 
 
-def status_of(options: ApplyOptions, process: ProcessFacts | None = None) -> PipelineStatus:
-    log, pipeline = facts(options)
-    return pipeline_status(log, pipeline, process)
+def facts(options: ApplyOptions) -> tuple[LogState, PipelineState]:
+    status = found(options)
+    assert status.log is not None and status.pipeline is not None
+    return status.log, status.pipeline
+
+
+def status_of(options: ApplyOptions, process: OperationState | None = None) -> PipelineStatus:
+    return pipeline_status(found(options, process))
 
 
 def test_the_articles_status_field_by_field(article: ApplyOptions) -> None:
@@ -208,18 +214,27 @@ def test_what_is_not_printed_in_the_article_is_of_the_log_and_the_channels(artic
     """conformance/tungsten.md A2 and A4: each field follows from what it is about."""
     from dataclasses import replace
 
+    whole = found(article)
     log, pipeline = facts(article)
     first, *rest = pipeline.channels
+
+    def moved(ms: int) -> tuple[ChannelState, ...]:
+        return (replace(first, row=replace(first.row, applied_seqno=Seqno(0), tstamp=first.row.tstamp + ms)), *rest)
+
     apart = replace(
         pipeline,
-        channels=(replace(first, applied_seqno=Seqno(0), tstamp=first.tstamp - 2_500), *rest),
-        max_offline_interval_s=5.0,
-        parallelization=Parallelization.MEMORY,
+        channels=moved(-2_500),
+        options=replace(article, max_offline_interval_s=5.0, parallelization=Parallelization.MEMORY),
     )
     held = replace(
-        log, holds={"percona": 1, "damaged": None}, retention_s=None, flush_interval_s=0.5, sync_on_flush=False
+        log,
+        holds=(
+            Hold(name="percona", restart_seqno=Seqno(1), written_at=0),
+            Hold(name="damaged", restart_seqno=None, written_at=0),
+        ),
+        options=LogOptions(flush_interval_s=0.5, sync_on_flush=False),
     )
-    status = pipeline_status(held, apart)
+    status = pipeline_status(replace(whole, log=held, pipeline=apart))
     assert status.log is not None
     assert (status.log.activeSeqno, status.log.logFileRetainMillis, status.log.logFileRetention) == (0, 0, "keep all")
     assert (status.log.flushIntervalMillis, status.log.fsyncOnFlush) == (500, False)
@@ -228,9 +243,9 @@ def test_what_is_not_printed_in_the_article_is_of_the_log_and_the_channels(artic
     guard = queue.intervalGuard
     assert (guard.low_channel, guard.low_seqno, guard.hi_channel, guard.hi_seqno) == (0, 0, 9, 1)
     assert queue.storeClass == "tranlog.pipeline.spark.window.Window"
-    back = replace(apart, channels=(replace(first, applied_seqno=Seqno(0), tstamp=first.tstamp + 9_000), *rest))
-    assert pipeline_status(log, back).queue.estimatedOfflineInterval == 0.0, "the ancestor's never blocks either"
-    nothing = pipeline_status(log, replace(pipeline, channels=()))
+    back = pipeline_status(replace(whole, pipeline=replace(apart, channels=moved(9_000))))
+    assert back.queue.estimatedOfflineInterval == 0.0, "the ancestor's never blocks either"
+    nothing = pipeline_status(replace(whole, pipeline=replace(pipeline, channels=())))
     assert str(nothing.queue.intervalGuard) == "IntervalGuard channels=0"
 
 
@@ -254,9 +269,14 @@ def test_the_whole_in_one_table(article: ApplyOptions) -> None:
     """conformance/tungsten.md A9, status: with the running process's word, and without."""
     from dataclasses import replace
 
-    log, pipeline = facts(article)
-    pipeline = replace(pipeline, service="shop", source="sqlite shop.db", source_event_id="event 7", now_ms=NOW)
-    (one,) = view("pipeline", pipeline_status(log, pipeline, process_of(waiting_for=1)))
+    status = replace(
+        found(article, state_of(waiting_for=1), host="here"),
+        service="shop",
+        source="sqlite shop.db",
+        source_event_id="event 7",
+        now_ms=NOW,
+    )
+    (one,) = view("pipeline", pipeline_status(status))
     assert (one.name, one.serviceName, one.state, one.host) == ("percona", "shop", "ONLINE", "here")
     assert (one.appliedLastSeqno, one.appliedLastEventId, one.latestEpochNumber) == (1, "event 1", 1)
     assert (one.minimumStoredSeqNo, one.maximumStoredSeqNo, one.channels) == (0, 1, 10)
@@ -270,10 +290,12 @@ def test_the_whole_in_one_table(article: ApplyOptions) -> None:
         state=State.OFFLINE_ERROR,
         pending=PendingError(type="ConflictError", message="one\nor two", seqno=1, event_id="event 1"),
     )
-    (one,) = view("pipeline", pipeline_status(log, pipeline, process_facts(failed, host="here")))
+    (one,) = view("pipeline", pipeline_status(replace(status, process=failed)))
     assert (one.pendingErrorCode, one.pendingErrorSeqno, one.pendingErrorEventId) == ("ConflictError", 1, "event 1")
     assert rows_of(one)["pendingError"] == "one\\nor two", "one line each"
-    (one,) = view("pipeline", pipeline_status(None, replace(pipeline, channels=())))
+    alone = found(article)
+    assert alone.pipeline is not None
+    (one,) = view("pipeline", pipeline_status(replace(alone, log=None, pipeline=replace(alone.pipeline, channels=()))))
     assert (one.state, one.appliedLastSeqno, one.appliedLastEventId, one.maximumStoredSeqNo) == ("NONE", -1, "NONE", -1)
     assert (one.uptimeSeconds, one.timeInStateSeconds, one.latestEpochNumber, one.appliedLatency) == (-1, -1, -1, -1)
     assert one.host == "test", "its driver's, by its row"
@@ -293,7 +315,7 @@ FIELDS = {  # conformance/tungsten.md A9; `applier.name` and its kin as there
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_view_has_the_ancestors_fields(article: ApplyOptions, name: Any) -> None:
-    shown = view(name, status_of(article, process_of(waiting_for=1)))
+    shown = view(name, status_of(article, state_of(waiting_for=1)))
     assert shown
     assert len(json_form(shown)) == len(shown)
     for one in shown:
@@ -303,10 +325,6 @@ def test_a_view_has_the_ancestors_fields(article: ApplyOptions, name: Any) -> No
 
 
 NOW = 1_700_000_100_000
-
-
-def process_of(*, waiting_for: int) -> ProcessFacts:
-    return process_facts(state_of(waiting_for=waiting_for), host="here")
 
 
 def state_of(*, waiting_for: int) -> OperationState:
@@ -325,7 +343,7 @@ def state_of(*, waiting_for: int) -> OperationState:
 
 
 def test_what_each_view_says(article: ApplyOptions) -> None:
-    status = status_of(article, process_of(waiting_for=1))
+    status = status_of(article, state_of(waiting_for=1))
     shards = {one.shardId: one for one in view("shards", status)}
     assert {name: (one.eventCount, one.channel, one.appliedLastSeqno) for name, one in shards.items()} == {
         "#UNKNOWN": (1, 0, 0),
@@ -377,8 +395,7 @@ def test_shards_are_the_plans(tmp_path: Path, by: ShardBy, shards: dict[str, int
     token = take(target.options, plan, pipeline="percona")
     run_threads(tasks_for(target.options, tmp_path / "log", plan, token, until=last, pipeline="percona"))
     options = ApplyOptions(pipeline="percona", log_dir=str(tmp_path / "log"), target=target.options)
-    _, pipeline = facts(options)
-    status = pipeline_status(None, pipeline)
+    status = status_of(options)
     assert {one.shardId: one.eventCount for one in view("shards", status)} == shards
     assert {one.shard_id for one in view("channels", status)} == channels
 
@@ -404,36 +421,32 @@ def test_a_duration(seconds: float | None, text: str) -> None:
 
 
 def metrics_of(options: ApplyOptions) -> str:
-    log, pipeline = facts(options)
-    return metrics_text(process_of(waiting_for=1), log=log, pipeline=pipeline, behind=Lag(seqnos=0, ms=0))
+    return metrics_text(found(options, state_of(waiting_for=1)))
 
 
 def test_metrics_are_the_views_numbers(article: ApplyOptions) -> None:
-    log, pipeline = facts(article)
-    found = read_openmetrics(metrics_of(article))
-    queue = pipeline_status(log, pipeline).queue
-    by_channel = {dict(labels)["channel"]: value for labels, value in found["tranlog_discarded"].items()}
+    log, _ = facts(article)
+    metrics = read_openmetrics(metrics_of(article))
+    queue = status_of(article).queue
+    by_channel = {dict(labels)["channel"]: value for labels, value in metrics["tranlog_discarded"].items()}
     assert by_channel == {str(task.task_id): task.discarded for task in queue.stores}
-    assert sum(found["tranlog_transactions"].values()) == queue.eventCount
-    assert sum(found["tranlog_serial_sections"].values()) == queue.serializationCount
-    assert list(found["tranlog_log_last_seqno"].values()) == [log.last_seqno]
-    assert sum(found["tranlog_state"].values()) == 1
-    times = {dict(labels)["on"] for labels in found["tranlog_time_seconds"]}
+    assert sum(metrics["tranlog_transactions"].values()) == queue.eventCount
+    assert sum(metrics["tranlog_serial_sections"].values()) == queue.serializationCount
+    assert list(metrics["tranlog_log_last_seqno"].values()) == [log.last_seqno]
+    assert sum(metrics["tranlog_state"].values()) == 1
+    times = {dict(labels)["on"] for labels in metrics["tranlog_time_seconds"]}
     assert times == {"extract", "filter", "apply", "commit", "wait", "idle", "other"}
-    shards = {dict(labels)["shard"]: value for labels, value in found["tranlog_shard_transactions"].items()}
+    shards = {dict(labels)["shard"]: value for labels, value in metrics["tranlog_shard_transactions"].items()}
     assert shards == {"#UNKNOWN": 1.0, "orders": 1.0}
 
 
 def test_odd_names_are_escaped(article: ApplyOptions) -> None:
     from dataclasses import replace
 
-    log, pipeline = facts(article)
-    text = metrics_text(
-        process_of(waiting_for=1),
-        log=log,
-        pipeline=replace(pipeline, pipeline='a"b\\c\nd'),
-        behind=Lag(seqnos=0, ms=0),
-    )
+    status = found(article, state_of(waiting_for=1))
+    assert status.pipeline is not None
+    odd = replace(article, pipeline='a"b\\c\nd')
+    text = metrics_text(replace(status, pipeline=replace(status.pipeline, options=odd)))
     (labels,) = read_openmetrics(text)["tranlog_channels"]
     assert dict(labels)["pipeline"] == 'a\\"b\\\\c\\nd'
 

@@ -20,8 +20,8 @@ from tranlog.log.options import LogOptions
 from tranlog.pipeline.driving.apply import ALIVE_LOOK_S, ApplyResult, ApplyStatus, run_apply
 from tranlog.pipeline.filters.filters import Filter
 from tranlog.pipeline.options import ApplyOptions
-from tranlog.pipeline.status.view import PipelineStatus, pipeline_status
-from tranlog.pipeline.status.viewing import log_facts, pipeline_facts
+from tranlog.pipeline.status.gathering import gather
+from tranlog.pipeline.status.view import PipelineStatus, needed_for, pipeline_status
 from tranlog.target.options import TargetKind, TargetOptions
 
 if TYPE_CHECKING:
@@ -95,8 +95,10 @@ class Pipeline:
 
         Raises TargetUnavailableError, and LogMissingError and the other errors of opening a log.
         """
-        facts = pipeline_facts(self.options, clock=SystemClock(), watch_s=watch_s)
-        told = pipeline_status(log_facts(self.options.log_dir, log_options or LogOptions()), facts)
+        found = gather(
+            self.options.log_dir, self.options, clock=SystemClock(), watch_s=watch_s, log_options=log_options
+        )
+        told = pipeline_status(needed_for(None, found))
         return told if log_options is not None else replace(told, log=None)
 
     def stop(self) -> None:

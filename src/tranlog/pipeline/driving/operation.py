@@ -27,8 +27,7 @@ from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.limits import Limit, SeqnoRanges, limit_text
-from tranlog.pipeline.rules.states import Happening, Refused, State, step
-from tranlog.pipeline.rules.troubles import Trouble
+from tranlog.pipeline.rules.states import Happening, OperationState, PendingError, Refused, State, Wait, step
 from tranlog.pipeline.spark.session import kill_jvm, stop_context
 from tranlog.tungsten.reading.translated import open_readable
 
@@ -56,50 +55,6 @@ class OnlineOrder:
 
     limit: Limit | None = None
     leave_out: SeqnoRanges = field(default_factory=SeqnoRanges)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingError:
-    """Why a pipeline is OFFLINE:ERROR; seqno -1 and no event id where the error is about no transaction."""
-
-    type: str
-    message: str
-    seqno: int = NO_SEQNO
-    event_id: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """Somebody waits: until everything up to `applied` is in the target, or for a state."""
-
-    number: int
-    applied: int | None
-    state: State | None
-    since_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationState:
-    """What an operator is told. `applied_seqno` is the least of the channels', as of the last report.
-
-    `began_ms`, `since_ms`: since when the process operates the pipeline, and since when it is in this state; ms since
-    1970. `troubles`: who cannot use the target, why, since when; `slots`: how many tasks Spark can run at a time, of
-    `channels` that each need one.
-    """
-
-    pipeline: str
-    state: State
-    began_ms: int
-    since_ms: int
-    applied_seqno: int
-    committed_seqno: int
-    limit: str
-    left_out: str
-    pending: PendingError | None
-    waits: tuple[Wait, ...]
-    troubles: tuple[Trouble, ...] = ()
-    slots: int = 0
-    channels: int = 0
 
 
 class ReplanEnd(enum.StrEnum):

@@ -1,8 +1,9 @@
 """The states of an operated pipeline, and which happening leads from one to which other.
 
-Owns the transitions and the words for them; `operation` carries them out, `control` lets an operator ask. The
-hard idea: what an operator asks for and what the pipeline comes to are happenings of one kind, so that one table
-answers for both, and a wish that makes no sense now is a refusal with its reason, never a half-done step.
+Owns the transitions, the words for them, and what an operator is told; `operation` carries them out, `control` lets
+an operator ask. The hard idea: what an operator asks for and what the pipeline comes to are happenings of one kind, so
+that one table answers for both, and a wish that makes no sense now is a refusal with its reason, never a half-done
+step.
 
 Source: conformance/tungsten.md A9, "State machine"; issue 7, item 5.
 """
@@ -13,6 +14,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from tranlog.ids import NO_SEQNO
+from tranlog.pipeline.rules.troubles import Trouble
 
 
 class State(enum.StrEnum):
@@ -33,6 +37,50 @@ class State(enum.StrEnum):
     def resting(self) -> bool:
         """Whether nothing is applied and nothing is on its way."""
         return self in (State.START, State.OFFLINE_NORMAL, State.OFFLINE_ERROR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingError:
+    """Why a pipeline is OFFLINE:ERROR; seqno -1 and no event id where the error is about no transaction."""
+
+    type: str
+    message: str
+    seqno: int = NO_SEQNO
+    event_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Somebody waits: until everything up to `applied` is in the target, or for a state."""
+
+    number: int
+    applied: int | None
+    state: State | None
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationState:
+    """What an operator is told. `applied_seqno` is the least of the channels', as of the last report.
+
+    `began_ms`, `since_ms`: since when the process operates the pipeline, and since when it is in this state; ms since
+    1970. `troubles`: who cannot use the target, why, since when; `slots`: how many tasks Spark can run at a time, of
+    `channels` that each need one.
+    """
+
+    pipeline: str
+    state: State
+    began_ms: int
+    since_ms: int
+    applied_seqno: int
+    committed_seqno: int
+    limit: str
+    left_out: str
+    pending: PendingError | None
+    waits: tuple[Wait, ...]
+    troubles: tuple[Trouble, ...] = ()
+    slots: int = 0
+    channels: int = 0
 
 
 class Happening(enum.StrEnum):

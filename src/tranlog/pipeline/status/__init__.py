@@ -1,1 +1,1 @@
-"""Where a pipeline stands: `viewing` gathers it, `view` says it. `view` is pure."""
+"""Where a pipeline stands: `gathering` reads it, `status` is the model, `view` the ancestor's form; both are pure."""

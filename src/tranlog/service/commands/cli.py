@@ -32,6 +32,7 @@ from tranlog.pipeline.driving.operation import OnError, Operation
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.spark.package import write_package
 from tranlog.pipeline.spark.session import find_java
+from tranlog.pipeline.status.view import VIEW_NAMES
 from tranlog.pipeline.upkeep.position import Move, read_rows, reset_position, set_position
 from tranlog.pipeline.upkeep.tables import create_statements, tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
@@ -56,7 +57,6 @@ from tranlog.service.process.capturing import CaptureThread, check_source, open_
 from tranlog.service.process.client import runtime_dir
 from tranlog.service.process.operating import OperatingOptions, capture_endpoint, operated
 from tranlog.service.process.reloading import ConfigFile
-from tranlog.service.show.views import VIEW_NAMES
 from tranlog.service.upkeep.holds import hold_app
 from tranlog.service.upkeep.segments import log_app
 from tranlog.target.options import open_target
@@ -581,13 +581,13 @@ def status(
     if host is not None:
         raise typer.BadParameter("the pipeline there has views; say which, by -name", param_hint="--host")
     config = config_of(ctx)
-    found, errors = status_module.gather(config, clock=SystemClock(), watch_s=WATCH_S if watch else 0.0)
+    found = status_module.service_status(config, clock=SystemClock(), watch_s=WATCH_S if watch else 0.0)
     if as_json:
-        print_json(found)
+        print_json(status_module.status_json(found))
     else:
         for line in status_module.status_lines(found):
             print(line)
-    return max((exit_code_of(error) for error in errors), default=ExitCode.DONE)
+    return max((exit_code_of(error) for error in found.problems.values()), default=ExitCode.DONE)
 
 
 # --- tables ----------------------------------------------------------------------------------------------

@@ -20,8 +20,17 @@ from tranlog.clock import SystemClock
 from tranlog.errors import ControlError, TranlogError
 from tranlog.pipeline.driving.operation import ReplanEnd
 from tranlog.pipeline.rules.troubles import Trouble, trouble_text
-from tranlog.pipeline.status.view import PipelineStatus, pipeline_status
-from tranlog.pipeline.status.viewing import log_facts, log_facts_if_readable, pipeline_facts
+from tranlog.pipeline.status.gathering import gather
+from tranlog.pipeline.status.view import (
+    VIEW_NAMES,
+    PipelineStatus,
+    ViewName,
+    json_form,
+    needed_for,
+    pipeline_status,
+    print_form,
+    view,
+)
 from tranlog.service.commands.status import source_event_id, source_text
 from tranlog.service.config.config import Config, find_file, load
 from tranlog.service.frame.command import AsJson, print_json
@@ -30,7 +39,6 @@ from tranlog.service.process.client import GRACE_S, RunningPipeline, runtime_dir
 from tranlog.service.process.control import CAPTURE_NAME, call, socket_paths
 from tranlog.service.process.operating import parse_time
 from tranlog.service.process.requests import Beat, Flush, GetState, GoOffline, GoOnline, Reload, Request, WaitFor
-from tranlog.service.show.views import NEEDS_LOG, VIEW_NAMES, ViewName, json_form, print_form, view
 
 Host = Annotated[
     str | None,
@@ -406,18 +414,17 @@ def _look(config: Config, wanted: ViewName, *, watch_s: float) -> PipelineStatus
             source_at = source_event_id(config.source)
         except TranlogError:
             pass  # `tranlog status` has the error; here it is a source that does not tell
-    reads = log_facts if wanted in NEEDS_LOG else log_facts_if_readable
-    return pipeline_status(
-        reads(config.log_dir, config.log),
-        pipeline_facts(
-            config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()),
-            clock=SystemClock(),
-            watch_s=watch_s if wanted == "tasks" else 0.0,
-            service=config.service,
-            source=source_text(config.source),
-            source_event_id=source_at,
-        ),
+    status = gather(
+        config.log_dir,
+        config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()),
+        clock=SystemClock(),
+        watch_s=watch_s if wanted == "tasks" else 0.0,
+        log_options=config.log,
+        service=config.service,
+        source=source_text(config.source),
+        source_event_id=source_at,
     )
+    return pipeline_status(needed_for(wanted, status))
 
 
 def add_orders(app: typer.Typer) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tranlog.errors import ControlError
-from tranlog.pipeline.driving.operation import OperationState
+from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.status.view import PipelineStatus
 from tranlog.service.config.config import Config, find_file, load
 from tranlog.service.config.exposure import read_secret

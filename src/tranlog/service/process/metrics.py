@@ -1,6 +1,6 @@
 """The numbers of a running pipeline as OpenMetrics, over HTTP.
 
-Owns their names and the small server. The numbers are those of `status`, from the same dataclasses and the same rows;
+Owns their names and the small server. The numbers are those of `status`, from the same model;
 docs/control.md names the few that are not here. The hard idea: a scrape reads the target by a connection of its own,
 one scrape at a time, so whoever asks too often waits for himself and not for the channels.
 
@@ -17,30 +17,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 from tranlog.errors import ConfigError, TranlogError
-from tranlog.pipeline.rules.progress import Counters, Lag
-from tranlog.pipeline.rules.states import State
-from tranlog.pipeline.status.view import (
-    LogFacts,
-    PipelineFacts,
-    PipelineStatus,
-    ProcessFacts,
-    pipeline_status,
-    waits_of,
-)
+from tranlog.ids import NO_SEQNO
+from tranlog.pipeline.rules.progress import Lag
+from tranlog.pipeline.rules.states import OperationState, State
+from tranlog.pipeline.status.status import ChannelState, LogState, PipelineState, Status, at
 from tranlog.service.config.exposure import Exposure, check_exposure
+from tranlog.service.show.overview import TIMES
 
 logger = logging.getLogger(__name__)
 
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-_TIMES: Final = {
-    "extract": "extractTime",
-    "filter": "filterTime",
-    "apply": "applyTime",
-    "commit": "commitTime",
-    "wait": "waitTime",
-    "idle": "idleTime",
-    "other": "otherTime",
-}
 _COUNTERS: Final = (
     ("tranlog_transactions", "Transactions applied.", "transactions"),
     ("tranlog_changes", "Row changes applied.", "changes"),
@@ -54,226 +40,211 @@ _COUNTERS: Final = (
     ("tranlog_retries", "Reconnects to the target.", "retries"),
 )
 """Families that are counters of each channel: name, text, and the field of Counters."""
-_IN_FLIGHT: Final = {
-    "seqno": "The large transaction that a channel is in; no sample: none.",
-    "changes": "How many of its changes went to the target so far.",
-    "read_bytes": "How many of its bytes are read.",
-    "size_bytes": "Of how many.",
-}
-"""What is told of a large transaction: the fields of InFlight."""
 _IDLE_S: Final = 10.0
 
 Sample = tuple[Mapping[str, str], float | int]
 
 
-def metrics_text(process: ProcessFacts, *, log: LogFacts, pipeline: PipelineFacts, behind: Lag) -> str:
-    """Return the exposition: what `pipeline_status` shows of the same facts, and how far behind it is. Pure.
+def metrics_text(status: Status) -> str:
+    """Return the exposition of a status that nothing is missing of. Pure.
 
     Rates are there while the pipeline runs and was watched, latencies as soon as something was applied.
     """
-    status = pipeline_status(log, pipeline, process)
-    name = {"pipeline": pipeline.pipeline}
+    assert status.process is not None and status.log is not None and status.pipeline is not None
+    name = {"pipeline": status.pipeline.options.pipeline}
     lines = [
-        *_stateset("tranlog_state", "Where the pipeline stands.", name, process.state),
-        *_whole(status, name, pipeline, behind, process),
-        *_of_log(log, status, name),
-        *_of_channels(status, name, pipeline),
-        *_of_shards(status, name),
+        *_stateset("tranlog_state", "Where the pipeline stands.", name, status.process.state),
+        *_whole(status, status.process, status.pipeline, name),
+        *_of_log(status.log, name),
+        *_of_channels(status.pipeline, name),
+        *_of_shards(status.pipeline, name),
         "# EOF",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _whole(
-    status: PipelineStatus, name: Mapping[str, str], facts: PipelineFacts, behind: Lag, process: ProcessFacts
-) -> Iterator[str]:
-    one, queue = status.pipeline, status.queue
-    yield from _gauge("tranlog_uptime_seconds", "Since the process started.", [(name, one.uptimeSeconds)])
-    yield from _gauge("tranlog_in_state_seconds", "Since it is in this state.", [(name, one.timeInStateSeconds)])
-    yield from _gauge(
+def _whole(status: Status, process: OperationState, pipeline: PipelineState, name: Mapping[str, str]) -> Iterator[str]:
+    def one(family: str, text: str, value: float | int | None) -> Iterator[str]:
+        return _gauge(family, text, [] if value is None else [(name, value)])
+
+    behind = pipeline.lag if pipeline.lag is not None and pipeline.channels else Lag(seqnos=0, ms=0)
+    yield from one("tranlog_uptime_seconds", "Since the process started.", _seconds(status.uptime_ms))
+    yield from one("tranlog_in_state_seconds", "Since it is in this state.", _seconds(status.in_state_ms))
+    yield from one(
         "tranlog_pending_error_seqno",
         "The seqno that the error which took it offline is about; -1: none.",
-        [(name, one.pendingErrorSeqno)],
+        NO_SEQNO if process.pending is None else process.pending.seqno,
     )
-    yield from _gauge("tranlog_slots", "How many channels Spark can run at a time.", [(name, process.slots)])
+    yield from one("tranlog_slots", "How many channels Spark can run at a time.", process.slots)
     yield from _gauge(
         "tranlog_trouble_since_timestamp_seconds",
         "Since when a channel cannot use the target, -1 for the driver; no sample: it can.",
         [({**name, "channel": str(one.channel)}, one.since_ms / 1000) for one in process.troubles],
     )
-    yield from _gauge("tranlog_channels", "How many channels apply.", [(name, queue.queues)])
-    yield from _gauge("tranlog_serialized", "Whether a serial section runs.", [(name, int(queue.serialized))])
-    yield from _gauge(
-        "tranlog_head_seqno", "The position of the channel that is furthest ahead.", [(name, queue.headSeqno)]
-    )
-    yield from _gauge(
+    yield from one("tranlog_channels", "How many channels apply.", len(pipeline.channels))
+    yield from one("tranlog_serialized", "Whether a serial section runs.", int(pipeline.serialized))
+    yield from one("tranlog_head_seqno", "The position of the channel that is furthest ahead.", pipeline.head_seqno)
+    yield from one(
         "tranlog_restart_seqno",
         "The least of the channels' positions: everything up to there is in the target.",
-        [(name, one.appliedLastSeqno)],
+        pipeline.restart_seqno,
     )
-    yield from _gauge(
-        "tranlog_restart_epoch", "The epoch of that position; -1: nothing is applied.", [(name, one.latestEpochNumber)]
+    yield from one(
+        "tranlog_restart_epoch",
+        "The epoch of that position; -1: nothing is applied.",
+        -1 if pipeline.reached is None else pipeline.reached.row.epoch,
     )
-    stop = None if facts.row is None else facts.row.stop_at_seqno
-    yield from _gauge(
+    yield from one(
         "tranlog_stop_at_seqno",
         "Up to where the channels are told to go; -1: to end where they are.",
-        [] if stop is None else [(name, stop)],
+        None if pipeline.row is None else pipeline.row.stop_at_seqno,
     )
-    yield from _gauge(
-        "tranlog_lag_transactions", "Committed transactions that are not all applied.", [(name, behind.seqnos)]
-    )
-    yield from _gauge(
-        "tranlog_lag_seconds", "How long ago the first of them was committed.", [(name, behind.ms / 1000)]
-    )
-    if one.appliedLatency >= 0:
-        yield from _gauge(
+    yield from one("tranlog_lag_transactions", "Committed transactions that are not all applied.", behind.seqnos)
+    yield from one("tranlog_lag_seconds", "How long ago the first of them was committed.", _seconds(behind.ms))
+    if pipeline.newest_latency_ms is not None:
+        yield from one(
             "tranlog_newest_applied_latency_seconds",
             "From the source's commit to the target's, of the newest transaction applied.",
-            [(name, one.appliedLatency)],
+            _seconds(pipeline.newest_latency_ms),
         )
-    if one.relativeLatency >= 0:
-        yield from _gauge(
+    if status.relative_latency_ms is not None:
+        yield from one(
             "tranlog_relative_latency_seconds",
             "How long ago the least position was committed at the source.",
-            [(name, one.relativeLatency)],
+            _seconds(status.relative_latency_ms),
         )
-    yield from _gauge(
+    yield from one(
         "tranlog_offline_interval_seconds",
         "How far the channels are apart, in the source's commit times.",
-        [(name, queue.estimatedOfflineInterval)],
+        _seconds(pipeline.offline_interval_ms),
     )
 
 
-def _of_log(log: LogFacts, status: PipelineStatus, name: Mapping[str, str]) -> Iterator[str]:
-    assert status.log is not None
-    yield from _gauge("tranlog_log_first_seqno", "The first seqno that the log holds.", [(name, log.first_seqno)])
-    yield from _gauge("tranlog_log_last_seqno", "The last seqno that the log holds.", [(name, log.last_seqno)])
-    yield from _gauge(
-        "tranlog_log_committed_seqno", "Up to where the log may be applied.", [(name, log.committed_seqno)]
-    )
-    yield from _gauge("tranlog_log_epoch", "The epoch of its last transaction.", [(name, log.epoch)])
-    yield from _gauge("tranlog_log_segments", "How many segments it has.", [(name, log.segments)])
-    yield from _gauge("tranlog_log_size_bytes", "How long they are together.", [(name, log.bytes)])
-    yield from _gauge(
-        "tranlog_log_active_seqno", "The first that somebody still needs; -1: nobody.", [(name, status.log.activeSeqno)]
-    )
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+def _of_log(log: LogState, name: Mapping[str, str]) -> Iterator[str]:
+    for family, text, value in (
+        ("first_seqno", "The first seqno that the log holds.", log.first_seqno),
+        ("last_seqno", "The last seqno that the log holds.", log.last_seqno),
+        ("committed_seqno", "Up to where the log may be applied.", log.committed_seqno),
+        ("epoch", "The epoch of its last transaction.", log.epoch),
+        ("segments", "How many segments it has.", log.segments),
+        ("size_bytes", "How long they are together.", log.size_bytes),
+        ("active_seqno", "The first that somebody still needs; -1: nobody.", log.active_seqno),
+    ):
+        yield from _gauge(f"tranlog_log_{family}", text, [(name, value)])
     yield from _gauge(
         "tranlog_log_hold_seqno",
         "From where on somebody still needs it.",
-        [({**name, "hold": who}, seqno) for who, seqno in log.holds.items() if seqno is not None],
+        [({**name, "hold": one.name}, one.restart_seqno) for one in log.holds if one.restart_seqno is not None],
     )
 
 
-def _of_channels(status: PipelineStatus, name: Mapping[str, str], facts: PipelineFacts) -> Iterator[str]:
-    def each(values: Iterable[tuple[int, float | int]]) -> list[Sample]:
-        return [({**name, "channel": str(channel)}, value) for channel, value in values]
+def _of_channels(pipeline: PipelineState, name: Mapping[str, str]) -> Iterator[str]:
+    def labels(one: ChannelState, **more: str) -> Mapping[str, str]:
+        return {**name, "channel": str(one.row.channel), **more}
 
-    tasks, rows = status.tasks, facts.channels
-    counters = [(row.channel, Counters.parse(row.stats)) for row in rows]
+    def each(path: str, per: float = 0) -> list[Sample]:
+        found = [(labels(one), at(one, path)) for one in pipeline.channels]
+        return [(where, value / per if per else value) for where, value in found if value is not None]
+
     yield from _gauge(
         "tranlog_applied_seqno",
         "Up to where a channel has everything of its own in the target.",
-        each((one.taskId, one.appliedLastSeqno) for one in tasks),
+        each("row.applied_seqno"),
     )
-    yield from _gauge("tranlog_applied_epoch", "The epoch of that position.", each((r.channel, r.epoch) for r in rows))
+    yield from _gauge("tranlog_applied_epoch", "The epoch of that position.", each("row.epoch"))
     yield from _gauge(
         "tranlog_applied_commit_timestamp_seconds",
         "When that position was committed at the source; 0: nothing is applied.",
-        each((row.channel, row.tstamp / 1000) for row in rows),
+        each("row.tstamp", 1000),
     )
     yield from _gauge(
         "tranlog_position_moved_timestamp_seconds",
         "When that position was written, by the target's clock.",
-        each((row.channel, row.updated_at / 1000) for row in rows),
+        each("row.updated_at", 1000),
     )
     yield from _gauge(
         "tranlog_counted_from_seqno",
         "The first seqno that a channel's counters know.",
-        each((one.task_id, one.lo_seqno) for one in status.queue.stores),
+        each("stats.since"),
     )
     yield from _gauge(
         "tranlog_applied_latency_seconds",
         "From the source's commit to the target's, of the last transaction applied.",
-        each((one.taskId, one.appliedLatency) for one in tasks),
+        each("stats.latency_ms", 1000),
     )
     yield from _gauge(
         "tranlog_last_block_transactions",
         "Transactions of the last target transaction.",
-        each((one.taskId, one.lastCommittedBlockSize) for one in tasks),
+        each("stats.block"),
     )
-    yield from _gauge(
-        "tranlog_last_block_seconds", "What it took.", each((one.taskId, one.lastCommittedBlockTime) for one in tasks)
-    )
-    yield from _gauge(
-        "tranlog_transaction_rate",
-        "Transactions applied per second, over the time of this scrape.",
-        each((one.taskId, one.rate) for one in tasks if one.rate >= 0),
-    )
-    yield from _gauge(
-        "tranlog_change_rate",
-        "Row changes applied per second, over the time of this scrape.",
-        each((one.taskId, one.changeRate) for one in tasks if one.changeRate >= 0),
-    )
-    for field, text in _IN_FLIGHT.items():
+    yield from _gauge("tranlog_last_block_seconds", "What it took.", each("stats.block_us", 1e6))
+    for what, of, field in (("Transactions", "transaction", "transactions"), ("Row changes", "change", "changes")):
         yield from _gauge(
-            f"tranlog_in_flight_{field}", text, each((n, getattr(one, field)) for n, one in facts.in_flight.items())
+            f"tranlog_{of}_rate",
+            f"{what} applied per second, over the time of this scrape.",
+            [(where, round(rate, 3)) for where, rate in each(f"{field}_per_s")],
         )
+    for field, text in (
+        ("seqno", "The large transaction that a channel is in; no sample: none."),
+        ("changes", "How many of its changes went to the target so far."),
+        ("read_bytes", "How many of its bytes are read."),
+        ("size_bytes", "Of how many."),
+    ):
+        yield from _gauge(f"tranlog_in_flight_{field}", text, each(f"in_flight.{field}"))
     yield from _gauge(
         "tranlog_in_flight_began_timestamp_seconds",
         "When the attempt at it began.",
-        each((n, one.began_at / 1000) for n, one in facts.in_flight.items()),
+        each("in_flight.began_at", 1000),
     )
     yield from _gauge(
         "tranlog_waits_for_seqno",
         "The seqno that a channel waits for another to apply; no sample: it waits for nobody.",
         [
-            (
-                {**name, "channel": str(channel), "waits_for": str(other), "serial": str(waiting.serial).lower()},
-                waiting.seqno,
-            )
-            for channel, waiting in (waits_of(rows) if facts.running else {}).items()
-            for other in waiting.channels
+            (labels(one, waits_for=str(other), serial=str(one.waiting.serial).lower()), one.waiting.seqno)
+            for one in pipeline.channels
+            if one.waiting is not None
+            for other in one.waiting.channels
         ],
     )
     for family, text, field in _COUNTERS:
-        yield from _counter(family, text, each((channel, getattr(one, field)) for channel, one in counters))
-    yield from _counter("tranlog_payload_bytes", "Payload applied.", each((n, one.bytes) for n, one in counters))
+        yield from _counter(family, text, each(f"counters.{field}"))
+    yield from _counter("tranlog_payload_bytes", "Payload applied.", each("counters.bytes"))
     yield from _counter(
         "tranlog_meeting_seconds",
         "What those meetings took, from the first look to the last.",
-        each((n, one.wait_ms / 1000) for n, one in counters),
+        each("counters.wait_ms", 1000),
     )
     yield from _counter(
         "tranlog_time_seconds",
         "Where a channel's time went.",
         [
-            ({**name, "channel": str(one.taskId), "on": on}, getattr(one, field))
-            for one in tasks
-            for on, field in _TIMES.items()
+            (labels(one, on="extract" if field == "read" else field), at(one.counters, f"{field}_us") / 1e6)
+            for one in pipeline.channels
+            for field in TIMES
         ],
     )
 
 
-def _of_shards(status: PipelineStatus, name: Mapping[str, str]) -> Iterator[str]:
-    def each(values: Iterable[tuple[str, int, float | int]]) -> list[Sample]:
-        return [({**name, "shard": shard, "channel": str(channel)}, value) for shard, channel, value in values]
+def _of_shards(pipeline: PipelineState, name: Mapping[str, str]) -> Iterator[str]:
+    def each(path: str) -> list[Sample]:
+        return [
+            ({**name, "shard": one.shard, "channel": str(one.channel)}, at(one.count, path)) for one in pipeline.shards
+        ]
 
-    shards = status.shards
     yield from _counter(
         "tranlog_shard_transactions",
         "Transactions applied of a shard, as long as its channel tells it apart.",
-        each((one.shardId, one.channel, one.eventCount) for one in shards),
+        each("transactions"),
     )
-    yield from _gauge(
-        "tranlog_shard_applied_seqno",
-        "The last of them.",
-        each((one.shardId, one.channel, one.appliedLastSeqno) for one in shards),
-    )
+    yield from _gauge("tranlog_shard_applied_seqno", "The last of them.", each("applied_seqno"))
     yield from _gauge(
         "tranlog_shard_applied_latency_seconds",
         "From the source's commit to the target's, of that one.",
-        each((one.shardId, one.channel, one.appliedLatency) for one in shards),
+        [(labels, ms / 1000) for labels, ms in each("latency_ms")],
     )
 
 

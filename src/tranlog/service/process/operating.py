@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, assert_never
 
@@ -26,9 +26,8 @@ from tranlog.capture.capture import Capture
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, LogMissingError, TranlogError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.pipeline.driving.operation import OnlineOrder, Operation, OperationState
+from tranlog.pipeline.driving.operation import OnlineOrder, Operation
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.limits import (
@@ -40,10 +39,18 @@ from tranlog.pipeline.rules.limits import (
     UntilSeqno,
     UntilTime,
 )
-from tranlog.pipeline.rules.progress import Lag, lag, restart_seqno
-from tranlog.pipeline.rules.states import State
-from tranlog.pipeline.status.view import PipelineFacts, PipelineStatus, pipeline_status
-from tranlog.pipeline.status.viewing import facts_of, log_facts, log_facts_if_readable, pipeline_facts
+from tranlog.pipeline.rules.states import OperationState, State
+from tranlog.pipeline.status.gathering import gather
+from tranlog.pipeline.status.status import Status
+from tranlog.pipeline.status.view import (
+    VIEW_NAMES,
+    PipelineStatus,
+    ViewName,
+    json_form,
+    needed_for,
+    pipeline_status,
+    view,
+)
 from tranlog.pipeline.upkeep.position import set_position
 from tranlog.service.config.config import PipelineOptions
 from tranlog.service.config.exposure import Exposure, check_exposure, read_secret
@@ -73,7 +80,6 @@ from tranlog.service.process.requests import (
 )
 from tranlog.service.process.upkeep import carry_out
 from tranlog.service.show.overview import Overview, overview_of
-from tranlog.service.show.views import NEEDS_LOG, VIEW_NAMES, json_form, process_facts, view
 from tranlog.target.options import open_target
 from tranlog.tungsten.reading.translated import open_readable
 
@@ -132,19 +138,14 @@ class Operator:
         self,
         operation: Operation,
         log_options: LogOptions,
+        options: OperatingOptions | None = None,
         *,
         heartbeat: Callable[[str], None] | None = None,
-        service: str = "",
-        source: str = "",
-        source_event_id: Callable[[], str] | None = None,
         reread: Callable[[], ReadAgain] | None = None,
     ) -> None:
         self._operation = operation
-        self._service = service
-        self._source = source
-        self._source_event_id = source_event_id
+        self._options = options or OperatingOptions()
         self._host = socket.gethostname()
-        self._process = f"{self._host} pid {os.getpid()}"
         self._log_options = log_options
         self._heartbeat = heartbeat
         self._reread = reread
@@ -186,33 +187,7 @@ class Operator:
 
     def overview(self) -> Overview:
         """Return all of it at this moment; what cannot be read is in its problems."""
-        options, problems = self._operation.options, []
-        log = pipeline = behind = None
-        try:
-            pipeline = pipeline_facts(options, clock=self._clock, watch_s=0.0)
-        except TranlogError as exc:
-            problems.append(f"target: {exc}")
-        try:
-            with open_readable(options.log_dir) as reader:
-                log = facts_of(reader, self._log_options)
-                if pipeline is not None:
-                    behind = self._behind(reader, pipeline, log.committed_seqno)
-        except TranlogError as exc:
-            problems.append(f"log: {exc}")
-        return overview_of(
-            self._operation.state(),
-            service=self._service,
-            source=self._source,
-            target=_target_text(options.target.kind, pipeline),
-            process=self._process,
-            log_dir=options.log_dir,
-            log=log,
-            pipeline=pipeline,
-            lag_ms=None if behind is None else behind.ms,
-            now_ms=self._clock.now_ms(),
-            monotonic_s=self._clock.monotonic(),
-            problems=tuple(problems),
-        )
+        return overview_of(self._gather(), self._operation.options, process=f"{self._host} pid {os.getpid()}")
 
     def _reload(self, timeout_s: float) -> dict[str, Any]:
         """Go on by the plan that the file has now. Raises ConfigError, EngineError, StateError; all goes on then."""
@@ -236,61 +211,46 @@ class Operator:
         found = next((one for one in VIEW_NAMES if one == name), None)
         if found is None:
             raise ConfigError(option="-name", value=name, why=f"one of {', '.join(VIEW_NAMES)}")
-        status = self.status(
-            needs_log=found in NEEDS_LOG, asks_source=found == "pipeline", watch_s=_RATE_S if found == "tasks" else 0.0
-        )
-        return json_form(view(found, status))
+        return json_form(view(found, pipeline_status(self._read(found))))
 
-    def status(self, *, needs_log: bool = True, asks_source: bool = True, watch_s: float = _RATE_S) -> PipelineStatus:
-        """Return all views of this moment, with rates where it is watched; without the log's where not `needs_log`.
+    def status(self) -> PipelineStatus:
+        """Return all views of this moment, with rates, for which it is watched.
 
-        Raises TargetUnavailableError, and where `needs_log` what opening the log raises.
+        Raises TargetUnavailableError, and what opening the log raises.
         """
-        options, state = self._operation.options, self._operation.state()
-        reads = log_facts if needs_log else log_facts_if_readable
-        return pipeline_status(
-            reads(options.log_dir, self._log_options),
-            self._facts(state, watch_s=watch_s, asks_source=asks_source),
-            process_facts(state, host=self._host),
-        )
-
-    def _facts(self, state: OperationState, *, watch_s: float, asks_source: bool = False) -> PipelineFacts:
-        source_at = ""
-        if asks_source and self._source_event_id is not None:
-            try:
-                source_at = self._source_event_id()
-            except TranlogError as exc:
-                logger.debug("the source does not tell where it stands: %s", exc)
-        facts = pipeline_facts(
-            self._operation.options,
-            clock=self._clock,
-            watch_s=watch_s,
-            running=not state.state.resting,
-            service=self._service,
-            source=self._source,
-            source_event_id=source_at,
-        )
-        return replace(facts, starting=state.state is State.GOING_ONLINE)
+        return pipeline_status(self._read(None))
 
     def metrics(self) -> str:
         """Return the same numbers as OpenMetrics."""
-        options, state = self._operation.options, self._operation.state()
-        facts = self._facts(state, watch_s=_RATE_S)
-        with open_readable(options.log_dir) as reader:
-            log = facts_of(reader, self._log_options)
-            behind = self._behind(reader, facts, log.committed_seqno)
-        return metrics_text(process_facts(state, host=self._host), log=log, pipeline=facts, behind=behind)
+        status = self._gather(watch_s=_RATE_S)
+        for problem in status.problems.values():
+            raise problem
+        return metrics_text(status)
 
-    def _behind(self, reader: ReadableLog, facts: PipelineFacts, committed: int) -> Lag:
-        if not facts.channels:
-            return Lag(seqnos=0, ms=0)
-        restart = restart_seqno(facts.channels)
-        following = reader.header(Seqno(restart + 1))
-        return lag(
-            restart=restart,
-            committed=Seqno(committed),
-            next_tstamp=None if following is None else following.tstamp,
-            now_ms=self._clock.now_ms(),
+    def _read(self, name: ViewName | None) -> Status:
+        """Return what a view shows, None: all of them. Raises what stands in the way of it."""
+        source_at = ""
+        if name in (None, "pipeline") and self._options.source_event_id is not None:
+            try:
+                source_at = self._options.source_event_id()
+            except TranlogError as exc:
+                logger.debug("the source does not tell where it stands: %s", exc)
+        watch_s = _RATE_S if name in (None, "tasks") else 0.0
+        return needed_for(name, self._gather(watch_s=watch_s, source_event_id=source_at))
+
+    def _gather(self, *, watch_s: float = 0.0, source_event_id: str = "") -> Status:
+        options = self._operation.options
+        return gather(
+            options.log_dir,
+            options,
+            clock=self._clock,
+            watch_s=watch_s,
+            log_options=self._log_options,
+            process=self._operation.state(),
+            host=self._host,
+            service=self._options.service,
+            source=self._options.source,
+            source_event_id=source_event_id,
         )
 
     def _committed(self) -> Seqno:
@@ -321,13 +281,6 @@ class Operator:
                 target.close()
 
         return move
-
-
-def _target_text(kind: str, pipeline: PipelineFacts | None) -> str:
-    """Name a target; a file says its kind too, as a URL does by itself."""
-    if pipeline is None or pipeline.target == kind:
-        return kind
-    return pipeline.target if "://" in pipeline.target else f"{kind} {pipeline.target}"
 
 
 def beat(name: str, heartbeat: Callable[[str], None] | None) -> dict[str, Any]:
@@ -412,15 +365,7 @@ def operated(
     process has the endpoint. A log beside which no socket can be only goes without one.
     """
     options.check()
-    operator = Operator(
-        operation,
-        log_options,
-        heartbeat=heartbeat,
-        service=options.service,
-        source=options.source,
-        source_event_id=options.source_event_id,
-        reread=reread,
-    )
+    operator = Operator(operation, log_options, options, heartbeat=heartbeat, reread=reread)
     apply = operation.options
     if not os.path.isdir(apply.log_dir):  # the endpoint's folder is not what creates it
         raise LogMissingError(path=apply.log_dir, why="the directory does not exist")

@@ -1,49 +1,31 @@
 """A running pipeline at one moment, in one answer, and what two of them together tell. Decides, does not act.
 
-Owns the form of what `tranlog top` asks for, and what a channel is said to be doing. Gathering is `operating`'s,
-showing `screen`'s. The hard idea: a channel writes nothing down but what stands beside its position, so what it does
-now is told from two readings: what moved, whom it said that it waits for, and whether anything is left for it.
+Owns the form of what `tranlog top` asks for. Gathering is `operating`'s, showing `screen`'s, and what a channel is said
+to be doing `status`'s. The hard idea: whoever looks again and again knows its own interval, so two answers are compared
+where they are shown, by the clock of the process that gave them.
 
 Source: issue 7, item 10.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from tranlog.ids import NO_SEQNO
-from tranlog.pipeline.rules.progress import ChannelStats, Counters, InFlight, restart_seqno, totals
-from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.rules.progress import InFlight, totals
+from tranlog.pipeline.rules.states import PendingError, State
 from tranlog.pipeline.rules.troubles import Trouble
-from tranlog.pipeline.status.view import (
-    Doing,
-    LogFacts,
-    Moved,
-    PipelineFacts,
-    doing_of,
-    shard_views,
-    wait_text,
-    waits_of,
-)
+from tranlog.pipeline.status.status import ChannelState, Doing, Moved, Status, pace_of, picked, total_of
 
 if TYPE_CHECKING:
-    from tranlog.pipeline.driving.operation import OperationState
+    from tranlog.pipeline.options import ApplyOptions
 
 SHARDS_MOST: Final = 100
 """How many shards an overview names: the slowest."""
-TIMES: Final[Mapping[str, str]] = {
-    "read": "read_us",
-    "filter": "filter_us",
-    "apply": "apply_us",
-    "commit": "commit_us",
-    "wait": "wait_us",
-    "idle": "idle_us",
-    "other": "other_us",
-}
-"""On what a channel spends its time, and the counter of each."""
+TIMES: Final = ("read", "filter", "apply", "commit", "wait", "idle", "other")
+"""On what a channel spends its time; the counter of each ends by `_us`."""
 
 
 class ChannelNow(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,15 +59,6 @@ class ShardNow(msgspec.Struct, frozen=True, kw_only=True):
     transactions: int
 
 
-class PendingNow(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the pipeline is OFFLINE:ERROR; seqno -1 where it is about no transaction."""
-
-    type: str
-    message: str
-    seqno: int
-    event_id: str
-
-
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """A running pipeline at one moment.
 
@@ -110,7 +83,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     applied_seqno: int
     lag_ms: int | None
     limit: str
-    pending: PendingNow | None
+    pending: PendingError | None
     sections: int
     retries: int
     shards_known: int
@@ -121,88 +94,55 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     troubles: tuple[Trouble, ...] = ()
 
 
-def overview_of(
-    state: OperationState,
-    *,
-    service: str,
-    source: str,
-    target: str,
-    process: str,
-    log_dir: str,
-    log: LogFacts | None,
-    pipeline: PipelineFacts | None,
-    lag_ms: int | None,
-    now_ms: int,
-    monotonic_s: float,
-    problems: tuple[str, ...] = (),
-) -> Overview:
-    """Put an overview together; without `log` or `pipeline` where they cannot be read."""
-    rows = () if pipeline is None else pipeline.channels
+def overview_of(status: Status, options: ApplyOptions, *, process: str) -> Overview:
+    """Put the answer of a pipeline's process together; without log or target where they cannot be read."""
+    state, log, pipeline = status.process, status.log, status.pipeline
+    assert state is not None
     committed = state.committed_seqno if log is None else log.committed_seqno
-    waits = {} if state.state.resting else waits_of(rows)
-    total = totals(rows)
-    counters = {row.channel: Counters.parse(row.stats) for row in rows}
-    channels = []
-    for row in rows:
-        done, stats = counters[row.channel], ChannelStats.parse(row.stats)
-        waiting = waits.get(row.channel)
-        channels.append(
-            ChannelNow(
-                channel=row.channel,
-                applied_seqno=row.applied_seqno,
-                event_id=row.event_id,
-                behind=max(0, committed - row.applied_seqno),
-                latency_ms=stats.latency_ms,
-                transactions=done.transactions,
-                changes=done.changes,
-                section=stats.section,
-                waits="" if waiting is None else wait_text(waiting, row.channel),
-                waits_for=() if waiting is None else waiting.channels,
-                us={name: getattr(done, field) for name, field in TIMES.items()},
-                in_flight=None if pipeline is None else pipeline.in_flight.get(row.channel),
-            )
-        )
-    shards = [] if pipeline is None else shard_views(pipeline)
-    shards.sort(key=lambda one: -one.appliedLatency)
-    pending = state.pending
+    channels = () if pipeline is None else pipeline.channels
+    shards = [] if pipeline is None else sorted(pipeline.shards, key=lambda one: -one.count.latency_ms)
+    lag_ms = None
+    if pipeline is not None and pipeline.lag is not None:
+        lag_ms = pipeline.lag.ms if channels else 0
+    total = totals(one.row for one in channels)
     return Overview(
-        service=service,
-        pipeline=state.pipeline,
+        **picked(state, "pipeline state since_ms limit pending slots troubles"),
+        **picked(status, "service now_ms monotonic_s source"),
         process=process,
-        state=state.state,
-        since_ms=state.since_ms,
-        now_ms=now_ms,
-        monotonic_s=monotonic_s,
-        source=source,
-        target=target,
-        log_dir=log_dir,
+        target=_target_text(options.target.kind, None if pipeline is None else pipeline.target),
+        log_dir=options.log_dir,
         first_seqno=NO_SEQNO if log is None else log.first_seqno,
         last_seqno=NO_SEQNO if log is None else log.last_seqno,
         committed_seqno=committed,
-        applied_seqno=restart_seqno(rows) if rows else state.applied_seqno,
+        applied_seqno=pipeline.restart_seqno if pipeline is not None and channels else state.applied_seqno,
         lag_ms=lag_ms,
-        limit=state.limit,
-        pending=None
-        if pending is None
-        else PendingNow(type=pending.type, message=pending.message, seqno=pending.seqno, event_id=pending.event_id),
         sections=total.sections,
         retries=total.retries,
         shards_known=len(shards),
-        channels=tuple(channels),
+        channels=tuple(_channel_now(one, committed) for one in channels),
         shards=tuple(
-            ShardNow(
-                shard=one.shardId,
-                channel=one.channel,
-                applied_seqno=one.appliedLastSeqno,
-                latency_ms=round(one.appliedLatency * 1000),
-                transactions=one.eventCount,
-            )
+            ShardNow(**picked(one, "shard channel count.applied_seqno count.latency_ms count.transactions"))
             for one in shards[:SHARDS_MOST]
         ),
-        problems=problems,
-        slots=state.slots,
-        troubles=state.troubles,
+        problems=tuple(f"{part}: {exc}" for part, exc in status.problems.items()),
     )
+
+
+def _channel_now(one: ChannelState, committed: int) -> ChannelNow:
+    return ChannelNow(
+        **picked(one, "row.channel row.applied_seqno row.event_id stats.latency_ms counters.transactions"),
+        **picked(one, "counters.changes stats.section waits in_flight"),
+        behind=max(0, committed - one.row.applied_seqno),
+        waits_for=() if one.waiting is None else one.waiting.channels,
+        us={name: getattr(one.counters, f"{name}_us") for name in TIMES},
+    )
+
+
+def _target_text(kind: str, name: str | None) -> str:
+    """Name a target; a file says its kind too, as a URL does by itself."""
+    if name is None:
+        return kind
+    return name if "://" in name else f"{kind} {name}"
 
 
 # --- two of them -----------------------------------------------------------------------------------------
@@ -237,39 +177,38 @@ def pace(before: Overview | None, now: Overview) -> Pace:
     paces = []
     for one in now.channels:
         was = earlier.get(one.channel)
-        if was is not None and (one.transactions < was.transactions or one.applied_seqno < was.applied_seqno):
-            was = None
+        doing, transactions_per_s, changes_per_s = pace_of(
+            None if was is None else _moved(was),
+            _moved(one),
+            seconds,
+            told_ms=None if one.in_flight is None else now.now_ms - one.in_flight.written_at,
+            waiting=bool(one.waits_for),
+            section=one.section,
+            behind=one.behind,
+            starting=now.state is State.GOING_ONLINE,
+        )
         paces.append(
             ChannelPace(
                 channel=one.channel,
-                doing=Doing.STOPPED if resting else _doing(was, one, now),
-                transactions_per_s=None if was is None else (one.transactions - was.transactions) / seconds,
-                changes_per_s=None if was is None else max(0, one.changes - was.changes) / seconds,
-                shares={} if was is None else _shares(was, one),
+                doing=Doing.STOPPED if resting else doing,
+                transactions_per_s=transactions_per_s,
+                changes_per_s=changes_per_s,
+                shares={} if was is None or transactions_per_s is None else _shares(was, one),
             )
         )
-    known = [one for one in paces if one.transactions_per_s is not None]
     logged = None
     if before is not None and seconds > 0 and before.last_seqno <= now.last_seqno and before.last_seqno != NO_SEQNO:
         logged = (now.last_seqno - before.last_seqno) / seconds
     return Pace(
         logged_per_s=logged,
-        transactions_per_s=sum(one.transactions_per_s or 0.0 for one in known) if known else None,
-        changes_per_s=sum(one.changes_per_s or 0.0 for one in known) if known else None,
+        transactions_per_s=total_of(one.transactions_per_s for one in paces),
+        changes_per_s=total_of(one.changes_per_s for one in paces),
         channels=tuple(paces),
     )
 
 
-def _doing(was: ChannelNow | None, one: ChannelNow, now: Overview) -> Doing:
-    told_ms = None if one.in_flight is None else now.now_ms - one.in_flight.written_at
-    return doing_of(
-        None if was is None else Moved(applied_seqno=was.applied_seqno, transactions=was.transactions),
-        Moved(applied_seqno=one.applied_seqno, transactions=one.transactions, told_ms=told_ms),
-        waiting=bool(one.waits_for),
-        section=one.section,
-        behind=one.behind,
-        starting=now.state is State.GOING_ONLINE,
-    )
+def _moved(one: ChannelNow) -> Moved:
+    return Moved(**picked(one, "applied_seqno transactions changes"))
 
 
 def _shares(was: ChannelNow, now: ChannelNow) -> dict[str, float]:

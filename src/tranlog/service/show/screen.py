@@ -21,7 +21,7 @@ from rich.cells import cell_len, set_cell_size
 from tranlog.ids import NO_SEQNO
 from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.rules.troubles import trouble_text
-from tranlog.pipeline.status.view import Doing
+from tranlog.pipeline.status.status import Doing
 from tranlog.service.show.overview import TIMES, ChannelNow, ChannelPace, Overview, Pace, ShardNow, pace
 
 BAR_CELLS: Final = 10

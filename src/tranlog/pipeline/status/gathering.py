@@ -1,0 +1,196 @@
+"""Gathering a status: a pipeline's rows at the target, and what the log holds.
+
+Owns the reading; what follows from it is `status`'s. The hard idea: the same rows are read whether the pipeline runs or
+not, here or elsewhere, so whoever reaches the target can look; nothing is changed and no lock is taken. A status must
+tell most when something is wrong, so a part that cannot be read is left out, with its error beside the others.
+
+Source: issue 7, item 6.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from tranlog.clock import Clock
+from tranlog.disk import OsDisk
+from tranlog.errors import TranlogError
+from tranlog.ids import Seqno
+from tranlog.log.files.directory import LOCK_NAME, read_holder
+from tranlog.log.files.positions import read_holds
+from tranlog.log.options import LogOptions
+from tranlog.log.reading.readable import ReadableLog
+from tranlog.log.reading.reader import LogReader
+from tranlog.pipeline.applying.in_flight import read_in_flight
+from tranlog.pipeline.applying.key_shards import key_notes
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.channels import ShardPlan
+from tranlog.pipeline.rules.progress import lag, restart_seqno
+from tranlog.pipeline.rules.states import OperationState, State
+from tranlog.pipeline.status.status import LogState, PipelineState, Status, channel_states, class_name
+from tranlog.target.options import is_there, open_target
+from tranlog.target.target import NOBODY, ChannelRow
+from tranlog.tungsten.reading.translated import open_readable
+
+_LOG_CLASS: Final = "tranlog.log.writing.log.Log"
+_Seen: TypeAlias = tuple[PipelineState, Sequence[ChannelRow], Sequence[ChannelRow], float]
+
+
+def gather(
+    log_dir: str,
+    options: ApplyOptions | None,
+    *,
+    clock: Clock,
+    watch_s: float = 0.0,
+    log_options: LogOptions | None = None,
+    process: OperationState | None = None,
+    host: str = "",
+    service: str = "",
+    source: str = "",
+    source_event_id: str = "",
+    whole: bool = False,
+) -> Status:
+    """Read where a log and its pipeline stand; what cannot be read is in the problems, by part: `target`, `log`.
+
+    The target's rows are read twice where they are to be watched, which tells rates; and, where no `process` tells,
+    whether a driver moves its row, for which `watch_s` must be above a second. `options` None: of the log alone. `host`
+    and the other texts are what the process knows; `whole` reads what only the whole of a status shows.
+    """
+    problems: dict[str, TranlogError] = {}
+    rows: Sequence[ChannelRow] = ()
+    before, watched_s = rows, 0.0
+    reader = log = pipeline = None
+    with ExitStack() as opened:
+        if options is not None:
+            try:
+                running = None if process is None else not process.state.resting
+                pipeline, rows, before, watched_s = _read_target(options, clock, watch_s, running)
+            except TranlogError as exc:
+                problems["target"] = exc
+        try:
+            reader = opened.enter_context(open_readable(log_dir))
+            log = log_state(reader, log_options or LogOptions(), whole=whole)
+            if pipeline is not None:
+                restart = restart_seqno(rows)
+                following = reader.header(Seqno(restart + 1))
+                pipeline = replace(
+                    pipeline,
+                    lag=lag(
+                        restart=restart,
+                        committed=Seqno(log.committed_seqno),
+                        next_tstamp=None if following is None else following.tstamp,
+                        now_ms=clock.now_ms(),
+                    ),
+                    next_shard=None if following is None else following.shard_id,
+                )
+        except TranlogError as exc:
+            problems["log"] = exc
+        now_ms = clock.now_ms()
+        if pipeline is not None:
+            row = pipeline.row
+            if whole and reader is not None and row is not None:
+                plan = ShardPlan.parse(row.shard_rule, channels=row.channels)
+                pipeline = replace(pipeline, notes=tuple(key_notes(plan, reader)))
+            moving = () if pipeline.running is False else rows
+            channels = channel_states(
+                rows,
+                now_ms=now_ms,
+                running=pipeline.running,
+                starting=process is not None and process.state is State.GOING_ONLINE,
+                committed_seqno=None if log is None else log.committed_seqno,
+                before=before,
+                watched_s=watched_s,
+                in_flight=read_in_flight(log_dir, pipeline.options.pipeline, moving, disk=OsDisk()),
+            )
+            pipeline = replace(pipeline, channels=channels)
+            host = host or pipeline.holder.partition(" ")[0]
+    return Status(
+        now_ms=now_ms,
+        monotonic_s=clock.monotonic(),
+        version=importlib.metadata.version("tranlog"),
+        service=service,
+        source=source,
+        source_event_id=source_event_id,
+        host=host,
+        log=log,
+        pipeline=pipeline,
+        process=process,
+        problems=problems,
+    )
+
+
+def _read_target(options: ApplyOptions, clock: Clock, watch_s: float, running: bool | None) -> _Seen:
+    """Return the pipeline without its channels, their rows, those that were read before, and how long before."""
+    name, state = options.pipeline, PipelineState(options=options, running=bool(running))
+    if not is_there(options.target):
+        return state, (), (), 0.0
+    target = open_target(options.target)
+    try:
+        row, rows, began = target.read_pipeline(name), target.read_channels(name), clock.monotonic()
+        before: Sequence[ChannelRow] = ()
+        watched_s = 0.0
+        if running is None and (row is None or row.holder == NOBODY):
+            running = False
+        if row is not None and watch_s > 0 and running is not False:
+            clock.sleep(watch_s)
+            again = target.read_pipeline(name)
+            before, rows = rows, target.read_channels(name)
+            watched_s = max(clock.monotonic() - began, 1e-6)
+            if running is None:
+                running = again is not None and again.moved_since(row)
+            row = again or row
+        state = replace(
+            state,
+            row=row,
+            running=running,
+            target=target.describe(),
+            target_class=class_name(target),
+            assignment=target.read_assignment(name),
+        )
+        return state, rows, before, watched_s
+    finally:
+        target.close()
+
+
+def log_state(reader: ReadableLog, options: LogOptions, *, whole: bool = False) -> LogState:
+    """Return what an open log holds; `options`: how it is written. Raises HoldError where its holds cannot be read."""
+    held, segments = reader.range(), reader.index()
+    state = LogState(
+        directory=reader.path,
+        store_class=_LOG_CLASS if isinstance(reader, LogReader) else class_name(reader),
+        options=options,
+        first_seqno=held.first_seqno,
+        last_seqno=held.last_seqno,
+        committed_seqno=held.committed_seqno,
+        epoch=held.epoch,
+        segments=len(segments),
+        size_bytes=sum(segment.bytes for segment in segments),
+        holds=tuple(read_holds(reader.path)) if reader.keeps_holds else (),
+    )
+    if not whole:
+        return state
+    first, last = reader.header(held.first_seqno), reader.header(held.last_seqno)
+    return replace(
+        state,
+        writer=writer_of(reader.path),
+        history=None if reader.history is None else reader.history.hex(),
+        first_epoch=0 if first is None else first.epoch,
+        last_event_id="" if last is None else last.event_id,
+        last_tstamp=None if last is None else last.tstamp,
+    )
+
+
+def writer_of(path: str) -> str | None:
+    """Return who holds the log at `path` for writing, None for nobody. Takes no lock.
+
+    The kernel names no holder of an open-file-description lock, so the name is what the writer left in the file.
+    """
+    disk = OsDisk()
+    try:
+        return read_holder(path, disk) if disk.is_locked(os.path.join(path, LOCK_NAME)) else None
+    except OSError:
+        return None
