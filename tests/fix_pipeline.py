@@ -141,9 +141,9 @@ class SqliteTarget:
         self.tables = tuple(tables)
         self.options = TargetOptions(kind="sqlite", path=str(path))
         target = open_target(self.options)
-        target.ensure_tables()
+        target.positions.ensure_tables()
         for table in tables:
-            target.create_table(table)
+            target.rows.create_table(table)
         target.close()
         with self.connect() as connection:
             connection.execute("CREATE TABLE audit (tab TEXT, id INTEGER, op TEXT)")
@@ -177,9 +177,9 @@ class PostgresTarget:
         self.tables = tuple(tables)
         self.options = TargetOptions(kind="postgres", dsn=dsn)
         target = open_target(self.options)
-        target.ensure_tables()
+        target.positions.ensure_tables()
         for table in tables:
-            target.create_table(table)
+            target.rows.create_table(table)
         target.close()
         self.query("CREATE TABLE public.audit (tab text, id bigint, op text)")
         self.query(
@@ -211,9 +211,9 @@ class MariadbTarget:
         self.tables = tuple(tables)
         self.options = TargetOptions(kind="mariadb", dsn=dsn)
         target = open_target(self.options)
-        target.ensure_tables()
+        target.positions.ensure_tables()
         for table in tables:
-            target.create_table(table)
+            target.rows.create_table(table)
         target.close()
         self.query("CREATE TABLE audit (tab varchar(99), id bigint, op varchar(9))")
         own = read_url(dsn).database
@@ -248,7 +248,7 @@ def read_back(options: TargetOptions, tables: Sequence[TableMap]) -> dict[TableM
     """Return the target's rows in the form of `Workload.rows`."""
     target = open_target(options)
     try:
-        return {table: {row[0]: row for row in target.rows(table)} for table in tables}  # type: ignore[misc]
+        return {table: {row[0]: row for row in target.rows.read(table)} for table in tables}  # type: ignore[misc]
     finally:
         target.close()
 
@@ -257,7 +257,7 @@ def positions(options: TargetOptions, pipeline: str = "p") -> dict[int, int]:
     """Return each channel's applied_seqno."""
     target = open_target(options)
     try:
-        return {row.channel: row.applied_seqno for row in target.read_channels(pipeline)}
+        return {row.channel: row.applied_seqno for row in target.positions.read_channels(pipeline)}
     finally:
         target.close()
 
@@ -266,7 +266,7 @@ def counters(options: TargetOptions, pipeline: str = "p") -> Counters:
     """Return the sum of all channels' counters."""
     target = open_target(options)
     try:
-        return totals(target.read_channels(pipeline))
+        return totals(target.positions.read_channels(pipeline))
     finally:
         target.close()
 
@@ -281,10 +281,10 @@ def take(
     """Become the driver of a pipeline, as `apply` does, keeping the positions that there are; return the token."""
     target = open_target(options)
     try:
-        row = target.read_pipeline(pipeline)
-        stored = target.read_channels(pipeline)
+        row = target.positions.read_pipeline(pipeline)
+        stored = target.positions.read_channels(pipeline)
         fresh = [ChannelRow(channel=channel, applied_seqno=Seqno(begin - 1)) for channel in range(plan.channels)]
-        return target.take(
+        return target.positions.take(
             pipeline=pipeline,
             expected_token=0 if row is None else row.token,
             holder="test",

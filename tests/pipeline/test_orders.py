@@ -104,7 +104,7 @@ def test_a_limit_that_comes_later_ends_a_run_that_follows(tmp_path: Path, target
 
 def leave_out(target: SqliteTarget, token: int, *ranges: tuple[int, int]) -> None:
     opened = open_target(target.options)
-    opened.leave_out(pipeline="p", token=token, ranges=ranges)
+    opened.positions.leave_out(pipeline="p", token=token, ranges=ranges)
     opened.close()
 
 
@@ -131,7 +131,7 @@ def test_what_is_left_out_is_passed_and_recorded(tmp_path: Path, target: SqliteT
     assert done.transactions + done.omitted == last + 1
     assert done.skipped == (last + 1) * 3, "each of the others passed each transaction once"
     opened = open_target(target.options)
-    assert opened.read_left_out("p") == [(5, 7), (20, 20), (40, 40), (60, 60)]
+    assert opened.positions.read_left_out("p") == [(5, 7), (20, 20), (40, 40), (60, 60)]
     opened.close()
 
 
@@ -182,7 +182,7 @@ class Killed:
 
             def publish(self, advance):
                 killed.count(before=True)
-                opened.publish(advance)
+                opened.positions.publish(advance)
                 killed.count(before=False)
 
             def apply(self, units, advance):
@@ -192,7 +192,7 @@ class Killed:
                 return done
 
             def meet(self, pipeline: str):
-                met = opened.meet(pipeline)
+                met = opened.positions.meet(pipeline)
                 if killed.waiting > 8:  # the others are not running: it would wait for ever
                     raise Dead
                 killed.waiting += 1
@@ -233,7 +233,7 @@ def test_where_the_time_goes_and_what_each_shard_got(tmp_path: Path, target: Sql
     token = take(target.options, FOUR)
     run_threads(tasks_for(target.options, tmp_path / "log", FOUR, token, until=last))
     opened = open_target(target.options)
-    rows = opened.read_channels("p")
+    rows = opened.positions.read_channels("p")
     opened.close()
     shards: dict[str, int] = {}
     for row in rows:

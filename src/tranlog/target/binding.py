@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Any, Final, Protocol, TypeAlias
 
 from tranlog.change import Column, Op, RowChange, TableMap
+from tranlog.target.target import RefusedError
 from tranlog.types import UNCHANGED, CharsetBytes, Json, LogicalType, Other, Value, value_text
 
 Row: TypeAlias = tuple[Value, ...]
@@ -32,7 +33,7 @@ _UNBOUNDED: Final = (LogicalType.ANY, LogicalType.TEXT, LogicalType.BYTES, Logic
 _EQUAL_YET_DIFFERENT: Final = (float, Decimal)  # 0.0 == -0.0 and Decimal("1.0") == Decimal("1.00")
 
 
-class UnfitError(Exception):
+class UnfitError(RefusedError):
     """A value that a column of the target cannot hold. Becomes a ConflictError that names the transaction."""
 
 

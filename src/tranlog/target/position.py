@@ -18,7 +18,9 @@ Source: design/pipeline.md, "Channels meet at the target".
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from tranlog.errors import (
@@ -32,7 +34,7 @@ from tranlog.ids import Epoch, Seqno
 from tranlog.target.dialect import Dialect
 from tranlog.target.once import CREATE_STATEMENT_TABLE, STATEMENT_TABLE
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, unavailable
-from tranlog.target.target import Advance, ChannelRow, Meeting, PipelineRow
+from tranlog.target.target import Advance, Applied, ChannelRow, Meeting, PipelineRow
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +93,8 @@ _CHANNEL_COLUMNS: Final = (
 _Result = TypeVar("_Result")
 
 
-class Positions:
-    """The operations on our tables, over one session. Threads: one at a time."""
+class SqlPositions:
+    """Positions in tables of a database, over one session; see Positions for its methods. Threads: one at a time."""
 
     def __init__(self, session: Session, dialect: Dialect, *, where: str, lock_timeout_s: float) -> None:
         self._session = session
@@ -201,21 +203,17 @@ class Positions:
         return bool(self._session.fetch("SELECT 1 FROM tranlog_channel LIMIT 1"))
 
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
-        """Return the pipeline's row, None where there is none."""
         rows = self._read("tranlog_pipeline", self._read_pipeline, pipeline)
         return self._pipeline_row(rows[0]) if rows else None
 
     def read_channels(self, pipeline: str) -> list[ChannelRow]:
-        """Return the pipeline's channels, by number."""
         rows = self._read("tranlog_channel", self._read_channels, pipeline)
         return [self._channel_row(row, pipeline) for row in rows]
 
     def read_assignment(self, pipeline: str) -> dict[str, int]:
-        """Return the channel of each shard that has one."""
         return {shard: channel for shard, channel in self._read("tranlog_shard", self._read_shards, pipeline)}
 
     def read_left_out(self, pipeline: str) -> list[tuple[int, int]]:
-        """Return the ranges of seqnos that are never to be applied; see Target.leave_out."""
         return [(first, last) for first, last in self._read("tranlog_left_out", self._read_left_out, pipeline)]
 
     def _read(self, table: str, query: str, pipeline: str) -> list[tuple[Any, ...]]:
@@ -246,7 +244,6 @@ class Positions:
         rows: Sequence[ChannelRow] | None,
         keep_assignment: bool,
     ) -> int:
-        """Become the pipeline's driver; see Target.take."""
         run = self._session.run
 
         def work() -> int:
@@ -295,8 +292,6 @@ class Positions:
         return self._in_transaction(work, holders, pipeline)
 
     def keep_alive(self, *, pipeline: str, token: int) -> PipelineRow:
-        """Move alive_at and return the row."""
-
         def work() -> PipelineRow:
             if self._session.run(self._move_alive, (pipeline, token)) != 1:
                 raise self._replaced(pipeline)
@@ -305,8 +300,6 @@ class Positions:
         return self._in_transaction(work, _nobody, pipeline)
 
     def request_stop(self, *, pipeline: str, token: int, stop_at_seqno: Seqno | None) -> None:
-        """Set stop_at_seqno."""
-
         def work() -> None:
             if self._session.run(self._set_stop, (pipeline, token, stop_at_seqno)) != 1:
                 raise self._replaced(pipeline)
@@ -314,8 +307,6 @@ class Positions:
         self._in_transaction(work, _nobody, pipeline)
 
     def leave_out(self, *, pipeline: str, token: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Record which transactions are never to be applied; see Target.leave_out."""
-
         def work() -> None:
             self._check_driver(self._lock_pipeline, pipeline, token)
             known = set(self.read_left_out(pipeline))
@@ -328,8 +319,6 @@ class Positions:
     # --- the tasks ---
 
     def claim(self, *, pipeline: str, channel: int, driver_token: int) -> ChannelRow:
-        """Claim a channel; see Target.claim."""
-
         def work() -> ChannelRow:
             claimed = self._session.run(self._claim, (pipeline, channel, self._session.identity))
             # Only now the driver's token: while the channel's row was waited for, it may have changed.
@@ -357,8 +346,24 @@ class Positions:
         if moved != 1:
             raise self._replaced(advance.pipeline, advance.channel)
 
+    def guarded(self, advance: Advance, write: Callable[[], Applied]) -> Applied:
+        session = self._session
+        try:
+            session.begin()
+            self.guard(advance)
+            applied = write()
+            committing = time.perf_counter()
+            session.commit()
+        except LockTimeoutError as exc:
+            session.rollback()
+            who, _ = session.lock_holders()
+            raise TransientTargetError(why=f"{exc}; it is held by {who}") from exc
+        except BaseException:
+            session.rollback()
+            raise
+        return replace(applied, commit_us=round((time.perf_counter() - committing) * 1e6))
+
     def publish(self, advance: Advance) -> None:
-        """Move a position without rows."""
         self._in_transaction(lambda: self.guard(advance), _nobody, advance.pipeline, advance.channel)
 
     def meet(self, pipeline: str) -> Meeting:
@@ -378,7 +383,6 @@ class Positions:
         )
 
     def assign(self, *, pipeline: str, shard: str, channels: int, driver_token: int) -> int:
-        """Return the shard's channel, first storing the one with the fewest shards if it has none."""
         try:
             known = self._assigned(pipeline, shard, driver_token)
         except (MissingTableError, MisfitError) as exc:

@@ -109,13 +109,17 @@ def pipeline_facts(
         return replace(facts, running=bool(running))
     target = open_target(options.target)
     try:
-        row, channels, began = target.read_pipeline(name), target.read_channels(name), clock.monotonic()
+        row, channels, began = (
+            target.positions.read_pipeline(name),
+            target.positions.read_channels(name),
+            clock.monotonic(),
+        )
         before, watched_s = [], 0.0
         alive = False if running is None and (row is None or row.holder == NOBODY) else running
         if row is not None and watch_s > 0 and (running or (running is None and row.holder != NOBODY)):
             clock.sleep(watch_s)
-            again = target.read_pipeline(name)
-            before, channels = channels, target.read_channels(name)
+            again = target.positions.read_pipeline(name)
+            before, channels = channels, target.positions.read_channels(name)
             watched_s = max(clock.monotonic() - began, 1e-6)
             if running is None:
                 alive = again is not None and again.moved_since(row)
@@ -126,10 +130,10 @@ def pipeline_facts(
             channels=tuple(channels),
             before=tuple(before),
             watched_s=watched_s,
-            assignment=target.read_assignment(name),
+            assignment=target.positions.read_assignment(name),
             in_flight=read_in_flight(options.log_dir, name, () if alive is False else channels, disk=OsDisk()),
             running=alive,
-            target=target.describe(),
+            target=target.where,
             target_class=class_name(target),
             now_ms=clock.now_ms(),
         )

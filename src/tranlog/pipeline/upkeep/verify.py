@@ -194,7 +194,7 @@ def _verify_table(
     ours = _sum_up(table, _source_rows(reader, comparison), here, report)
     theirs = TableSum(table)
     try:
-        theirs = _sum_up(table, target.rows(table), there, report)
+        theirs = _sum_up(table, target.rows.read(table), there, report)
     except TargetTableError as exc:
         return _verdict(comparison, ours, theirs, problem=exc.why)
     buckets = ours.differing(theirs)
@@ -204,7 +204,7 @@ def _verify_table(
     found = row_differences(
         table,
         _rows_in(table, _source_rows(reader, comparison), chosen),
-        _rows_in(table, target.rows(table), chosen),
+        _rows_in(table, target.rows.read(table), chosen),
     )
     return _verdict(comparison, ours, theirs, differences=tuple(found[:differences]))
 

@@ -407,15 +407,15 @@ def _pipeline_state(
         return PipelineState(pipeline=name, target=f"{options.path} (not made yet)", running=False)
     target = open_target(options)
     try:
-        row, channels = target.read_pipeline(name), target.read_channels(name)
+        row, channels = target.positions.read_pipeline(name), target.positions.read_channels(name)
         if row is None:
-            return PipelineState(pipeline=name, target=target.describe(), running=False)
+            return PipelineState(pipeline=name, target=target.where, running=False)
         before, began = channels, clock.monotonic()
         running = None if row.holder != NOBODY else False
         if row.holder != NOBODY and watch_s > 0:
             clock.sleep(watch_s)
-            again = target.read_pipeline(name)
-            channels = target.read_channels(name)
+            again = target.positions.read_pipeline(name)
+            channels = target.positions.read_channels(name)
             running = again is not None and again.moved_since(row)
             row = row if again is None else again
         seconds = clock.monotonic() - began
@@ -475,7 +475,7 @@ def _shown_pipeline(
         )
     return PipelineState(
         pipeline=row.pipeline,
-        target=target.describe(),
+        target=target.where,
         running=running,
         error=None if running else last_error(channels),
         notes=() if reader is None else tuple(key_notes(plan, reader)),
@@ -488,7 +488,7 @@ def _shown_pipeline(
         transactions_per_s=sum(rate for rate, _ in rates) if rates else None,
         changes_per_s=sum(rate for _, rate in rates) if rates else None,
         channels=tuple(shown),
-        shards=target.read_assignment(row.pipeline),
+        shards=target.positions.read_assignment(row.pipeline),
     )
 
 
