@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ from tranlog.ddl import touched
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TransientTargetError
 from tranlog.ids import Seqno
 from tranlog.target.batches import Batch, Placed, batch_up, net_effect
-from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetColumn, TargetTable, UnfitError
+from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetColumn, TargetTable, UnfitError, key_text
 from tranlog.target.dialect import Dialect
 from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, SqlPositions
@@ -58,68 +59,57 @@ def open_database(
     return Target(dialect.kind, where, parts)
 
 
+@dataclass(eq=False)
 class SqlRows:
-    """The tables of a database, over one session; see Rows for its methods. Threads: one at a time.
+    """The tables of a database, over one session; see Rows for its methods. Threads: one at a time."""
 
-    `homes` holds, by a name here, the source's table that has it. That and what was warned of outlive a connection.
-    """
+    session: Session
+    positions: SqlPositions
+    options: TargetOptions
+    dialect: Dialect
+    where: str
+    homes: dict[str, TableName]
+    """By a name here: the source's table that has it. This and what was warned of outlive the connection."""
+    warned: set[str]
+    bindings: dict[TableMap, Binding] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        session: Session,
-        positions: SqlPositions,
-        options: TargetOptions,
-        dialect: Dialect,
-        where: str,
-        homes: dict[str, TableName],
-        warned: set[str],
-    ) -> None:
-        self.session = session
-        self.positions = positions
-        self.options = options
-        self.dialect = dialect
-        self.once = Once(session, dialect)
-        self._where = where
-        self._homes = homes
-        self._warned = warned
-        self._bindings: dict[TableMap, Binding] = {}
+    def __post_init__(self) -> None:
+        self.once = Once(self.session, self.dialect)
 
     def write(self, units: Sequence[Unit], advance: Advance, refused: RefusedError | None) -> Applied:
         writing = _Writing(self, units, advance)
         if refused is None:
             writing.send_in_batches()
         else:
-            logger.info("a batch was refused, sending change by change target=%s why=%s", self._where, refused)
+            logger.info("a batch was refused, sending change by change target=%s why=%s", self.where, refused)
             writing.send_one_by_one()
         return writing.done()
 
     def discard(self) -> None:
         # The operator will mend a table, or one that this transaction made is gone with it.
-        self._bindings.clear()
+        self.bindings.clear()
 
     def forget_tables(self) -> None:
         """Forget what every table is, after a statement that may have changed any."""
-        self._bindings.clear()
-        self._homes.clear()
+        self.bindings.clear()
+        self.homes.clear()
 
     def warn(self, about: str, message: str, *values: object) -> None:
         """Log a warning, once for each `about`."""
-        if about not in self._warned:
-            self._warned.add(about)
+        if about not in self.warned:
+            self.warned.add(about)
             logger.warning(message, *values)
 
     # --- tables ---
 
     def check_tables(self, named: Callable[[], Iterable[TableName]]) -> None:
-        sql, name_of = self.dialect.without_transactions, self.dialect.one_name
-
-        def folded(table: TableMap) -> str:
-            return name_of(table).lower() if self.session.folds_names else name_of(table)
-
+        sql = self.dialect.without_transactions
         found = self.session.fetch(sql) if sql else []
-        engines = {folded(TableMap(schema=schema, table=name, columns=())): engine for schema, name, engine in found}
+        engines = {
+            self._one_name(TableMap(schema=schema, table=name, columns=())): engine for schema, name, engine in found
+        }
         tables = [TableMap(schema=schema, table=name, columns=()) for schema, name in (named() if engines else ())]
-        wrong = {table: engines[folded(table)] for table in tables if folded(table) in engines}
+        wrong = {table: engines[self._one_name(table)] for table in tables if self._one_name(table) in engines}
         if wrong:
             raise self._without_transactions(wrong, None)
 
@@ -135,12 +125,12 @@ class SqlRows:
         )
 
     def bind(self, table: TableMap, seqno: Seqno | None) -> Binding:
-        binding = self._bindings.get(table)
+        binding = self.bindings.get(table)
         if binding is None:
             self.claim_name(table, seqno)
             target, columns = self._columns(table, seqno)
             name = self.dialect.table_name(table)
-            binding = self._bindings[table] = Binding(table, target, name, columns, self.dialect.forms)
+            binding = self.bindings[table] = Binding(table, target, name, columns, self.dialect.forms)
         return binding
 
     def claim_name(self, table: TableMap, seqno: Seqno | None) -> None:
@@ -153,8 +143,7 @@ class SqlRows:
                 seqno=seqno,
                 remedy="Rename it at the source, or leave it out of capture",
             )
-        one_name = self.dialect.one_name(table)
-        holder = self._homes.setdefault(one_name.lower() if self.session.folds_names else one_name, name)
+        holder = self.homes.setdefault(self._one_name(table), name)
         if holder != name:
             raise TargetTableError(
                 table=table.name,
@@ -162,6 +151,10 @@ class SqlRows:
                 seqno=seqno,
                 remedy="Rename one of them at the source; if it is the same table renamed, start again",
             )
+
+    def _one_name(self, table: TableMap) -> str:
+        name = self.dialect.one_name(table)
+        return name.lower() if self.session.folds_names else name
 
     def _columns(self, table: TableMap, seqno: Seqno | None) -> tuple[TargetTable, list[BoundColumn]]:
         """Join a table's columns with the target's; generated ones stay out. Raises TargetTableError."""
@@ -208,8 +201,6 @@ class SqlRows:
                 raise TargetTableError(table=table.name, why=f"column {source.name} is missing", seqno=seqno)
             yield source, name, names[name]
 
-    # --- tables, and reading back ---
-
     def create_table(self, table: TableMap) -> str:
         self.claim_name(table, None)
         try:
@@ -249,62 +240,61 @@ class SqlRows:
             raise TargetTableError(table=table.name, why=f"its rows cannot be read back: {exc}") from exc
 
 
+@dataclass(eq=False)
 class _Writing:
     """What one target transaction writes."""
 
-    def __init__(self, rows: SqlRows, units: Sequence[Unit], advance: Advance) -> None:
-        self._rows = rows
-        self._session = rows.session
-        self._units = units
-        self._advance = advance
-        self._changes = 0
-        self._statements = 0
-        self._ignored = 0
-        self._rows_sent = False
-        self._run_once = 0
+    rows: SqlRows
+    units: Sequence[Unit]
+    advance: Advance
+    changes: int = 0
+    statements: int = 0
+    ignored: int = 0
+    rows_sent: bool = False
+    run_once: int = 0
 
     def done(self) -> Applied:
         """Return what was written, when all of it has been."""
-        if self._run_once:
-            self._rows.once.forget(self._advance)
+        if self.run_once:
+            self.rows.once.forget(self.advance)
         return Applied(
-            transactions=len(self._units),
-            changes=self._changes,
-            statements=self._statements,
-            ddl_ignored=self._ignored,
+            transactions=len(self.units),
+            changes=self.changes,
+            statements=self.statements,
+            ddl_ignored=self.ignored,
         )
 
     def _stream(self) -> Iterator[Placed]:
-        for unit in self._units:
+        for unit in self.units:
             seqno = unit.seqno
             for change in self._counted(unit):
                 yield seqno, change
 
     def _counted(self, unit: Unit) -> Iterator[RowChange | Statement]:
         """Yield a unit's changes, those of sequences only where there are any, and count the rows."""
-        has_sequences = self._rows.dialect.has_sequences
+        has_sequences = self.rows.dialect.has_sequences
         for change in unit.changes():
             if isinstance(change, RowChange):
                 if change.table.sequence and not has_sequences:
                     name = change.table.name
-                    self._rows.warn(name, "a sequence is no table, and is passed over here sequence=%s", name)
+                    self.rows.warn(name, "a sequence is no table, and is passed over here sequence=%s", name)
                     continue
-                self._changes += 1
+                self.changes += 1
             yield change
 
     # --- in batches ---
 
     def send_in_batches(self) -> None:
         """Send runs of like changes as one statement each."""
-        session = self._session
+        session = self.rows.session
         stream = self._stream()
-        if self._rows.options.net_effect:
+        if self.rows.options.net_effect:
             stream = net_effect(stream)
         rows = size = 0
-        for item in batch_up(stream, self._rows.bind):
+        for item in batch_up(stream, self.rows.bind):
             if isinstance(item, Batch):
-                self._rows_sent = True
-                self._statements += session.send(item.form, item.rows)
+                self.rows_sent = True
+                self.statements += session.send(item.form, item.rows)
                 rows += len(item.rows)
                 size += item.bytes
                 if rows >= SETTLE_ROWS or size >= SETTLE_BYTES:
@@ -313,14 +303,14 @@ class _Writing:
             else:
                 seqno, statement = item
                 session.settle()
-                self._run_statement(next(unit for unit in self._units if unit.seqno == seqno), statement)
+                self._run_statement(next(unit for unit in self.units if unit.seqno == seqno), statement)
         session.settle()
 
     # --- one by one ---
 
     def send_one_by_one(self) -> None:
         """Send each change by itself and look what came of it, so that an error names it."""
-        for unit in self._units:
+        for unit in self.units:
             for kind, run in groupby(self._counted(unit), _kind_of_run):
                 while part := list(islice(run, RUN_ROWS)):
                     if kind is None:
@@ -340,21 +330,21 @@ class _Writing:
             raise self._conflict(unit.seqno, change, exc) from exc
 
     def _send(self, seqno: Seqno, change: RowChange) -> None:
-        form, row = self._rows.bind(change.table, seqno).place(change)
-        self._rows_sent = True
+        form, row = self.rows.bind(change.table, seqno).place(change)
+        self.rows_sent = True
         try:
-            statements = self._session.send(form, [row])
-            self._session.settle()
+            statements = self.rows.session.send(form, [row])
+            self.rows.session.settle()
         except MissingTableError as exc:
             raise TargetTableError(table=change.table.name, why=str(exc), seqno=seqno) from exc
-        self._statements += statements
+        self.statements += statements
 
     def _send_updates(self, seqno: Seqno, run: Sequence[RowChange]) -> None:
         """Send updates of one table that follow each other. Where a unique key of one is still held by a later one
         (two keys swapped by a source that checks at commit), delete all of these rows and insert them as they became.
         """
-        self._session.savepoint()
-        statements = self._statements
+        self.rows.session.savepoint()
+        statements = self.statements
         for change in run:
             try:
                 self._send(seqno, change)
@@ -362,8 +352,8 @@ class _Writing:
                 conflict = self._conflict(seqno, change, exc)
                 if len(run) < 2 or not isinstance(exc, MisfitError) or not exc.duplicate:
                     raise conflict from exc
-                self._session.rollback_to_savepoint()
-                self._statements = statements
+                self.rows.session.rollback_to_savepoint()
+                self.statements = statements
                 try:
                     self._reinsert(seqno, run)
                 except (MisfitError, UnfitError):
@@ -380,29 +370,28 @@ class _Writing:
 
     def _check_deferred(self, seqno: Seqno) -> None:
         """Ask constraints that wait for the commit now, while it is known whose changes they judge."""
-        check = self._rows.dialect.check_deferred
+        check = self.rows.dialect.check_deferred
         if not check:
             return
-        self._session.savepoint()
+        self.rows.session.savepoint()
         try:
-            self._session.run(check)
+            self.rows.session.run(check)
         except MisfitError as exc:
             table = exc.table or "(not named by the target)"
             raise ConflictError(seqno=seqno, table=table, key="(see the reason)", why=str(exc)) from exc
-        self._session.rollback_to_savepoint()  # which also makes deferred constraints wait again
+        self.rows.session.rollback_to_savepoint()  # which also makes deferred constraints wait again
 
     def _conflict(self, seqno: Seqno, change: RowChange, exc: MisfitError | UnfitError) -> ConflictError:
         why = str(exc)
         affected = exc.affected if isinstance(exc, MisfitError) else None
         if affected is not None:
             why = _why(change, affected)
-        key = self._rows.bind(change.table, seqno).key_text(change)
-        return ConflictError(seqno=seqno, table=change.table.name, key=key, why=why)
+        return ConflictError(seqno=seqno, table=change.table.name, key=key_text(change), why=why)
 
     # --- statements ---
 
     def _run_statement(self, unit: Unit, statement: Statement) -> None:
-        rows, dialect = self._rows, self._rows.dialect
+        rows, dialect = self.rows, self.rows.dialect
         ignored, emptied = passed_over(
             unit,
             statement,
@@ -417,7 +406,7 @@ class _Writing:
         sql = text_of(statement)
         text = shortened(sql)
         if why := ignored or dialect.ddl_to_skip(sql):
-            self._ignored += 1
+            self.ignored += 1
             message = "a statement is passed over, further ones silently why=%s seqno=%d statement=%r"
             rows.warn(why, message, why, unit.seqno, text)
             return
@@ -425,10 +414,10 @@ class _Writing:
             if dialect.statements_commit:
                 self._run_apart(unit, statement, text)
             else:
-                self._session.run_script(sql)
+                self.rows.session.run_script(sql)
         except (MisfitError, MissingTableError) as exc:
             raise DdlStopError(seqno=unit.seqno, text=text, why=str(exc)) from exc
-        self._statements += 1
+        self.statements += 1
         rows.forget_tables()
 
     def _has_rows(self, seqno: Seqno, name: TableName) -> bool:
@@ -436,42 +425,47 @@ class _Writing:
         schema, table = name
         if not table:
             return True
-        there = TableMap(schema=schema, table=table, columns=())
-        self._rows.claim_name(there, seqno)  # rows of ours, or of another table, are no rows of this one
+        there = _named(schema, table)
+        self.rows.claim_name(there, seqno)  # rows of ours, or of another table, are no rows of this one
         try:
-            self._session.table(there)
+            self.rows.session.table(there)
         except MissingTableError:
             return False
-        return bool(self._session.fetch(f"SELECT 1 FROM {self._rows.dialect.table_name(there)} LIMIT 1"))
+        return bool(self.rows.session.fetch(f"SELECT 1 FROM {self.rows.dialect.table_name(there)} LIMIT 1"))
 
     def _run_apart(self, unit: Unit, statement: Statement, text: str) -> None:
         """Run a statement that commits, once, outside the target transaction; then begin that anew, guard first."""
-        rows, session = self._rows, self._session
-        if self._rows_sent or len(self._units) > 1:
+        rows, session = self.rows, self.rows.session
+        if self.rows_sent or len(self.units) > 1:
             kind = rows.dialect.kind
             why = f"what stands before it in its transaction would be committed by it, as {kind} has it"
             raise DdlStopError(seqno=unit.seqno, text=text, why=why)
         session.rollback()  # nothing but the guard has been done
-        number, self._run_once = self._run_once, self._run_once + 1
-        rows.once.run(self._advance, unit, number, statement, text)
+        number, self.run_once = self.run_once, self.run_once + 1
+        rows.once.run(self.advance, unit, number, statement, text)
         if rows.options.engine == "innodb":
             found = touched(text_of(statement), schema=statement.schema)
             for schema, table in found.names if found is not None else ():
-                self._make_transactional(TableMap(schema=schema, table=table, columns=()))
+                self._make_transactional(_named(schema, table))
         session.begin()
-        rows.positions.guard(self._advance)
+        rows.positions.guard(self.advance)
 
     def _make_transactional(self, table: TableMap) -> None:
         """Give a table that a statement has made an engine with transactions, before any row comes."""
         try:
-            engine = self._session.table(table).engine
+            engine = self.rows.session.table(table).engine
         except MissingTableError:
             return
         if engine:
             logger.warning("a table is made InnoDB here table=%s engine=%s", table.name, engine)
-            alter = f"ALTER TABLE {self._rows.dialect.table_name(table)} ENGINE = InnoDB"
+            alter = f"ALTER TABLE {self.rows.dialect.table_name(table)} ENGINE = InnoDB"
             # What the source let pass, a row format that InnoDB does not know or equal labels, is let pass here.
-            self._session.run(f"SET STATEMENT innodb_strict_mode = 0, sql_mode = '' FOR {alter}")
+            self.rows.session.run(f"SET STATEMENT innodb_strict_mode = 0, sql_mode = '' FOR {alter}")
+
+
+def _named(schema: str, table: str) -> TableMap:
+    """Return a table of which only the name is known."""
+    return TableMap(schema=schema, table=table, columns=())
 
 
 def _kind_of_run(change: RowChange | Statement) -> tuple[str, str] | None:
