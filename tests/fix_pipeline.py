@@ -16,6 +16,7 @@ from pathlib import Path
 
 import apsw
 
+from fix_folder import open_target
 from tranlog.change import HEARTBEAT, Change, Column, Op, Options, RowChange, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log, LogOptions
@@ -25,7 +26,7 @@ from tranlog.pipeline.rules.progress import Counters, totals
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.mariadb_url import read_url
-from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.options import TargetOptions
 from tranlog.target.target import ChannelRow
 from tranlog.testing.servers import MariaDbAddress
 from tranlog.types import LogicalType

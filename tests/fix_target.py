@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from fix_folder import open_target
 from tranlog.change import Change, Column, Op, Options, RowChange, TableMap
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
 from tranlog.target.database import SqlRows
-from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.options import TargetOptions
 from tranlog.target.session import Session
 from tranlog.target.target import Advance, Applied, ChannelRow, Target, Unit
 from tranlog.types import LogicalType, Value, canonical
@@ -24,6 +25,14 @@ from tranlog.types import LogicalType, Value, canonical
 Row = tuple[Value, ...]
 ANY, INTEGER, TEXT = LogicalType.ANY, LogicalType.INTEGER, LogicalType.TEXT
 PIPELINE = "shop"
+
+DATABASES = [
+    "sqlite",
+    pytest.param("postgres", marks=pytest.mark.integration),
+    pytest.param("mariadb", marks=pytest.mark.integration),
+]
+databases = pytest.mark.parametrize("options", DATABASES, indirect=True)
+"""For a test of what only a database has: statements, columns of its own, tables of ours that are harmed."""
 
 
 def column(name: str, logical: LogicalType, source_type: str, **more: object) -> Column:

@@ -20,6 +20,7 @@ from fix_target import (
     Model,
     column,
     content,
+    databases,
     delete,
     insert,
     table,
@@ -63,7 +64,7 @@ def test_a_batch_never_passes_another_change(bench: Bench) -> None:
         [delete(ITEMS, row(1)), update(ITEMS, row(2), row(2, "x")), insert(ITEMS, row(1, "again"))],
         [delete(ITEMS, row(2, "x")), delete(ITEMS, row(1, "again")), insert(ITEMS, row(2, "end"))],
     )
-    assert applied.statements >= 6
+    assert applied.statements >= 6 or bench.target.kind == "folder"
     assert bench.rows(ITEMS) == content([row(2, "end")])
 
 
@@ -91,6 +92,7 @@ def test_a_transaction_of_many_batches(bench: Bench) -> None:
     assert sum(bench.rows(ITEMS).values()) == count
 
 
+@databases
 def test_large_values_are_sent_in_small_batches(bench: Bench) -> None:
     wide = table("wide", ID, column("body", TEXT, "longtext"))
     bench.target.rows.create_table(wide)
@@ -232,7 +234,7 @@ def test_a_replaced_task_writes_nothing(bench: Bench) -> None:
         with pytest.raises(ReplacedError):
             bench.target.positions.publish(stale)
     for wrong in (bench.target.positions.publish, lambda stale: bench.target.apply(units, stale)):
-        with pytest.raises(TargetPositionError, match="tranlog_pipeline has no row of it"):
+        with pytest.raises(TargetPositionError, match="has no row of it"):
             wrong(replace(advance, pipeline="other"))  # nobody has taken over what is not there
     assert bench.rows(ITEMS) == content([row(1)])
     assert bench.stored_seqno() == 0
@@ -279,6 +281,7 @@ def test_what_the_source_did_not_send_is_not_written(bench: Bench) -> None:
     assert bench.rows(MOVES) == content([row(1)])
 
 
+@databases
 def test_generated_columns_of_the_target_are_left_to_it(bench: Bench) -> None:
     doubled = table("doubled", ID, column("n", INTEGER, "int"), column("twice", INTEGER, "int"))
     if bench.target.kind == "sqlite":
@@ -295,6 +298,7 @@ def test_generated_columns_of_the_target_are_left_to_it(bench: Bench) -> None:
     assert bench.rows(doubled) == content([(1, 5, 10)])
 
 
+@databases
 def test_columns_that_only_the_target_has_keep_their_defaults(bench: Bench) -> None:
     bench.target.rows.create_table(ITEMS)
     name = '"shop.items"' if bench.target.kind == "sqlite" else "shop.items"
@@ -324,6 +328,7 @@ def test_a_missing_table_or_column_is_named_with_the_seqno(bench: Bench) -> None
     assert bench.rows(ITEMS) == content([row(1)])
 
 
+@databases
 def test_a_table_that_changes_under_an_open_connection(bench: Bench) -> None:
     bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1))])
@@ -340,7 +345,7 @@ def test_a_table_that_changes_under_an_open_connection(bench: Bench) -> None:
 
 def test_a_table_is_created_once(bench: Bench) -> None:
     first = bench.target.rows.create_table(ITEMS)
-    assert "CREATE TABLE" in first
+    assert ("CREATE TABLE" if bench.target.kind != "folder" else "shop.items") in first
     assert bench.target.rows.create_table(ITEMS) == ""
     bench.apply([insert(ITEMS, row(1))])
     with pytest.raises(ConflictError):

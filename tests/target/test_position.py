@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from fix_target import session_of
+from fix_folder import open_target
+from fix_target import databases, session_of
 from tranlog.errors import ReplacedError, TargetPositionError
 from tranlog.ids import Epoch, Seqno
 from tranlog.target.once import STATEMENT_TABLE
-from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.options import TargetOptions
 from tranlog.target.position import OUR_TABLES
 from tranlog.target.session import MissingTableError
 from tranlog.target.target import Advance, ChannelRow, Target
@@ -266,6 +267,7 @@ def test_alive_at_moves(target: Target) -> None:
     assert target.positions.keep_alive(pipeline="p", token=1).alive_at > first
 
 
+@databases
 def test_a_shard_is_not_assigned_while_some_are_missing(target: Target, options: TargetOptions) -> None:
     """Its own row may be among those that were removed, and it may have had another channel."""
     take(target, 0, channels=3)
@@ -285,6 +287,7 @@ def test_a_shard_is_not_assigned_while_some_are_missing(target: Target, options:
     assert target.positions.assign(pipeline="p", shard="b", channels=3, driver_token=2) == 0
 
 
+@databases
 def test_a_row_that_was_removed_is_no_successor(target: Target) -> None:
     """Who finds a row of another token has been replaced; who finds none has been robbed."""
     take(target, 0)
@@ -311,6 +314,7 @@ def test_a_row_that_was_removed_is_no_successor(target: Target) -> None:
     assert take(target, 0, rows=None) == 2, "above the token of the row that was removed, whose tasks may be there"
 
 
+@databases
 @pytest.mark.parametrize("column", ["applied_seqno", "token", "stats"])
 def test_a_column_that_was_renamed_is_named(target: Target, column: str) -> None:
     """No fault that passes: TransientTargetError and TargetUnavailableError are tried again, this is not."""
@@ -330,6 +334,7 @@ def test_a_column_that_was_renamed_is_named(target: Target, column: str) -> None
     target.positions.publish(advance(again.token, 9, 10))
 
 
+@databases
 def test_a_number_that_is_none_any_more_is_named(target: Target, options: TargetOptions) -> None:
     take(target, 0)
     run = session_of(target).run
@@ -346,6 +351,7 @@ def test_a_number_that_is_none_any_more_is_named(target: Target, options: Target
         target.positions.read_channels("p")
 
 
+@databases
 def test_tables_that_are_missing_beside_positions_are_not_all_made(options: TargetOptions) -> None:
     """Where it is noted which statement has begun, nothing noted must not be taken for nothing begun."""
     target = open_target(options)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from fix_target import ANY, ID, Bench, Row, column, content, delete, insert, table, update
+from fix_target import ANY, ID, Bench, Row, column, content, databases, delete, insert, table, update
 from fix_values import ANY_CASES, CASES, MARIADB_HAS_NO, fitting
 from tranlog.change import Column
 from tranlog.errors import ConflictError, TargetTableError
@@ -157,6 +157,7 @@ def test_text_that_is_no_text(bench: Bench) -> None:
             assert bench.rows(tab)[content([(seqno, value)]).most_common(1)[0][0]] == 1
 
 
+@databases
 def test_a_value_that_does_not_fit_stops_by_name(bench: Bench) -> None:
     tab = table("t", ID, column("v", ANY, "INTEGER"))
     bench.target.rows.create_table(tab)
@@ -166,6 +167,7 @@ def test_a_value_that_does_not_fit_stops_by_name(bench: Bench) -> None:
     assert not bench.rows(tab)
 
 
+@databases
 @pytest.mark.parametrize(
     ("declared", "col"),
     [
