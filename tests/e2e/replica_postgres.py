@@ -119,7 +119,7 @@ class ReplicasAtPostgres(Replicas):
         found = []
         with contextlib.closing(self._replica_tables()) as reader:
             tables = [one for one in reader.tables() if (one.schema, one.table) not in self._cascading]
-            for one in verify_tables(reader, self._applier, tables=tables, differences=3, report=lambda *_: None):
+            for one in verify_tables(reader, self._applier.rows, tables=tables, differences=3, report=lambda *_: None):
                 self.rows += one.source_rows
                 if not one.equal:
                     rows = "; ".join([f"{row.key}: {row.what}" for row in one.differences])

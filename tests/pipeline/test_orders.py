@@ -174,32 +174,28 @@ class Killed:
 
     def _open(self):
         opened = open_target(self._options)
-        killed = self
+        self.waiting = 0
 
-        class Dying:
-            def __getattr__(self, name: str):
-                return getattr(opened, name)
-
-            def publish(self, advance):
-                killed.count(before=True)
-                opened.positions.publish(advance)
-                killed.count(before=False)
-
-            def apply(self, units, advance):
-                killed.count(before=True)
-                done = opened.apply(units, advance)
-                killed.count(before=False)
+        def dying(move):
+            def moved(*given):
+                self.count(before=True)
+                done = move(*given)
+                self.count(before=False)
                 return done
 
-            def meet(self, pipeline: str):
-                met = opened.positions.meet(pipeline)
-                if killed.waiting > 8:  # the others are not running: it would wait for ever
-                    raise Dead
-                killed.waiting += 1
-                return met
+            return moved
 
-        self.waiting = 0
-        return Dying()
+        def meet(pipeline: str, meet=opened.positions.meet):
+            met = meet(pipeline)
+            if self.waiting > 8:  # the others are not running: it would wait for ever
+                raise Dead
+            self.waiting += 1
+            return met
+
+        opened.apply = dying(opened.apply)  # type: ignore[method-assign]
+        opened.positions.publish = dying(opened.positions.publish)  # type: ignore[method-assign]
+        opened.positions.meet = meet  # type: ignore[method-assign]
+        return opened
 
     def count(self, *, before: bool) -> None:
         self.waiting = 0

@@ -70,6 +70,8 @@ class Tables:
             raise TargetTableError(table=table.name, why="is missing")
         return iter(self.content[table])
 
+    read = rows
+
     def close(self) -> None:
         pass
 
@@ -80,7 +82,7 @@ def verify(ours: dict[TableMap, list[Row]], theirs: dict[TableMap, list[Row]], d
     return list(
         verify_tables(
             source,
-            target,  # type: ignore[arg-type]  # only its rows are read
+            target,  # type: ignore[arg-type]  # it is only read
             tables=source.tables(),
             differences=differences,
             report=lambda where, rows: reported.append((where, rows)),
