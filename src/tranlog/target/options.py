@@ -89,12 +89,9 @@ class TargetOptions:
                 raise _refuse("triggers", "off", "MariaDB cannot turn its triggers off; drop them at the target")
         if not self.in_file and self.path:
             raise _refuse("path", self.path, f"a {self.kind} target has a dsn, and no path")
-        if self.ddl not in ("stop", "ignore"):
-            raise _refuse("ddl", self.ddl, 'either "stop" or "ignore"')
-        if self.engine not in ("refuse", "innodb"):
-            raise _refuse("engine", self.engine, 'either "refuse" or "innodb"')
-        if self.triggers not in ("fire", "off"):
-            raise _refuse("triggers", self.triggers, 'either "fire" or "off"')
+        for name, one, two in (("ddl", "stop", "ignore"), ("engine", "refuse", "innodb"), ("triggers", "fire", "off")):
+            if getattr(self, name) not in (one, two):
+                raise _refuse(name, getattr(self, name), f'either "{one}" or "{two}"')
         for name in ("lock_timeout_s", "connect_timeout_s"):
             if not 0 < getattr(self, name) <= 86_400:
                 raise _refuse(name, getattr(self, name), "seconds, above 0 and at most a day")
