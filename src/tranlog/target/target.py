@@ -128,7 +128,7 @@ class RefusedError(Exception):
 
 
 class Connection(Protocol):
-    """What a target is reached by, shared by its positions and its rows."""
+    """By what a target is reached; its positions and its rows share it."""
 
     def close(self) -> None:
         """Close; what is under way is rolled back. Closing twice is harmless."""
@@ -275,7 +275,10 @@ class Target:
         self.connection, self.positions, self.rows = connect()
 
     def reconnect(self) -> None:
-        """Drop the connection and open a new one; the open target transaction, if any, is rolled back."""
+        """Drop the connection and open a new one; the open target transaction, if any, is rolled back.
+
+        `positions` and `rows` are others from then on: ask the target for them at each call.
+        """
         self.connection.close()
         self.connection, self.positions, self.rows = self._connect()
 
