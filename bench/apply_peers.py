@@ -198,7 +198,7 @@ def apply_log(server: PostgresServer, folder: Path, shop: Shop) -> tuple[float, 
         configure(conf, folder, options, channels=CHANNELS)
         command = ["-m", "tranlog", "--conf", str(conf), "apply", "--until", "now", "--json"]
         with closing(open_target(options)) as target, python(command) as running:
-            target.ensure_tables()
+            target.positions.ensure_tables()
             taken = watch(lambda: applied(target), running, shop.transactions, also=())
             database = options.dsn.rpartition("/")[2]
             if not shop.equals(server, database=database):

@@ -43,8 +43,8 @@ def apply_plainly(folder: Path, options: TargetOptions) -> None:
     """The loop that ours is held against: read, collect a group, apply it, again."""
     bounds = GroupBounds()
     with LogReader.open(str(folder)) as reader, closing(open_target(options)) as target:
-        target.ensure_tables()
-        token = target.take(
+        target.positions.ensure_tables()
+        token = target.positions.take(
             pipeline=PIPELINE,
             expected_token=0,
             holder="a plain loop",
@@ -53,7 +53,7 @@ def apply_plainly(folder: Path, options: TargetOptions) -> None:
             rows=[ChannelRow(channel=0)],
             keep_assignment=False,
         )
-        row = target.claim(pipeline=PIPELINE, channel=0, driver_token=token)
+        row = target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=token)
         stored = row.applied_seqno
         done = 0
         with reader.cursor(committed_only=True) as cursor:
@@ -116,7 +116,7 @@ def catch_up(server: PostgresServer, folder: Path, shop: Shop, *, kind: str, cha
         else:
             arguments = [__file__, PLAIN, str(folder), options.kind, options.path or options.dsn]
         with closing(open_target(options)) as target:
-            target.ensure_tables()  # which are looked at from the first moment on
+            target.positions.ensure_tables()  # which are looked at from the first moment on
             with python(arguments) as running:
                 taken = watch(lambda: applied(target), running, shop.transactions, also=(server.pid,))
                 running.wait(60)

@@ -86,7 +86,7 @@ def measure_once(server: PostgresServer, log: Path, folder: Path, behind: int) -
     peaks = Peaks()
     with closing(open_target(options)) as target:
         for channel in range(CHANNELS):
-            target.create_table(notes(channel))
+            target.rows.create_table(notes(channel))
         server.execute(
             "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS "
             "$$ BEGIN PERFORM pg_sleep(0.1); RETURN NEW; END $$",
@@ -102,7 +102,7 @@ def measure_once(server: PostgresServer, log: Path, folder: Path, behind: int) -
                 if running.poll() is not None:
                     raise SystemExit(f"it ended with exit code {running.returncode}, {apart} transactions apart")
                 peaks.look(running.pid, "driver")
-                at = {row.channel: row.applied_seqno for row in target.read_channels(PIPELINE)}
+                at = {row.channel: row.applied_seqno for row in target.positions.read_channels(PIPELINE)}
                 if len(at) == CHANNELS:
                     apart = min([seqno for channel, seqno in at.items() if channel != SLOW]) - at[SLOW]
                 time.sleep(LOOK_S)

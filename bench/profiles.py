@@ -105,8 +105,8 @@ def main() -> int:
 
         profile("Read: cursor, payload decoded", read)
         target = open_target(TargetOptions(kind="sqlite", path=str(Path(here, "target.db"))))
-        target.ensure_tables()
-        token = target.take(
+        target.positions.ensure_tables()
+        token = target.positions.take(
             pipeline="bench",
             expected_token=0,
             holder="bench",
@@ -115,8 +115,8 @@ def main() -> int:
             rows=[ChannelRow(channel=0)],
             keep_assignment=False,
         )
-        token = target.claim(pipeline="bench", channel=0, driver_token=token).token
-        target.create_table(TABLE)
+        token = target.positions.claim(pipeline="bench", channel=0, driver_token=token).token
+        target.rows.create_table(TABLE)
 
         def apply() -> None:
             applied = NO_SEQNO
@@ -177,9 +177,9 @@ def profile_channel() -> None:
             ("Channel: passing over what is another's", others, ShardPlan(channels=2, default=0)),
         ):
             target = open_target(options)
-            target.ensure_tables()
+            target.positions.ensure_tables()
             last = plan.channels - 1
-            token = target.take(
+            token = target.positions.take(
                 pipeline=PIPELINE,
                 expected_token=0,
                 holder="bench",

@@ -96,7 +96,7 @@ class PositionsOnly:
 
     def apply(self, units: Sequence[Unit], advance: Advance) -> Applied:
         changes = sum(1 for unit in units for _ in unit.changes())
-        self._target.publish(advance)
+        self._target.positions.publish(advance)
         return Applied(transactions=len(units), changes=changes, statements=0)
 
 
@@ -213,8 +213,8 @@ def take(options: TargetOptions, channels: int) -> int:
     """Make the pipeline's rows, all channels at the beginning."""
     target = open_target(options)
     try:
-        target.ensure_tables()
-        return target.take(
+        target.positions.ensure_tables()
+        return target.positions.take(
             pipeline="bench",
             expected_token=0,
             holder="bench",
@@ -246,7 +246,7 @@ class Run:
         if rows:
             target = open_target(options)
             for table in TABLES:
-                target.create_table(table)
+                target.rows.create_table(table)
             target.close()
         token = take(options, channels)
         self.open_target = opener(options, rows=rows)
@@ -284,7 +284,7 @@ class Run:
         results: list[TaskResult] = []
         while True:
             target = open_target(self.options)
-            restart = restart_seqno(target.read_channels("bench"))
+            restart = restart_seqno(target.positions.read_channels("bench"))
             target.close()
             if restart >= self.last:
                 return results

@@ -186,7 +186,7 @@ def fresh_target(server: PostgresServer, shop: Shop) -> TargetOptions:
     options = TargetOptions(kind="postgres", dsn=server.dsn(name))
     target = open_target(options)
     for table in shop.tables:
-        target.create_table(table)
+        target.rows.create_table(table)
     target.close()
     return options
 
@@ -272,4 +272,4 @@ def watch(done: Callable[[], int], running: subprocess.Popen[bytes], total: int,
 
 def applied(target: Target) -> int:
     """Return how many transactions the channels have applied."""
-    return sum([json.loads(row.stats).get("transactions", 0) for row in target.read_channels(PIPELINE)])
+    return sum([json.loads(row.stats).get("transactions", 0) for row in target.positions.read_channels(PIPELINE)])

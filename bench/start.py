@@ -168,7 +168,7 @@ def start_ours(server: PostgresServer, place: Path, turn: int, command: str) -> 
     server.execute("CREATE SCHEMA main", database=name)
     server.execute("CREATE TABLE main.stock (article bigint PRIMARY KEY, pieces bigint)", database=name)
     target = open_target(options)
-    target.ensure_tables()
+    target.positions.ensure_tables()
     marks = [time.perf_counter()]
     running = subprocess.Popen(
         [sys.executable, "-m", "tranlog", "--conf", str(conf), command],
@@ -178,7 +178,7 @@ def start_ours(server: PostgresServer, place: Path, turn: int, command: str) -> 
     )
 
     def rows_moved(*, first_only: bool) -> bool:
-        rows = target.read_channels("bench")
+        rows = target.positions.read_channels("bench")
         return any(row.session if first_only else row.applied_seqno > NO_SEQNO for row in rows)
 
     def java() -> list[int]:

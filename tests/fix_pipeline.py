@@ -16,6 +16,7 @@ from pathlib import Path
 
 import apsw
 
+from fix_folder import open_target
 from tranlog.change import HEARTBEAT, Change, Column, Op, Options, RowChange, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log, LogOptions
@@ -25,7 +26,7 @@ from tranlog.pipeline.rules.progress import Counters, totals
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.mariadb_url import read_url
-from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.options import TargetOptions
 from tranlog.target.target import ChannelRow
 from tranlog.testing.servers import MariaDbAddress
 from tranlog.types import LogicalType
@@ -141,9 +142,9 @@ class SqliteTarget:
         self.tables = tuple(tables)
         self.options = TargetOptions(kind="sqlite", path=str(path))
         target = open_target(self.options)
-        target.ensure_tables()
+        target.positions.ensure_tables()
         for table in tables:
-            target.create_table(table)
+            target.rows.create_table(table)
         target.close()
         with self.connect() as connection:
             connection.execute("CREATE TABLE audit (tab TEXT, id INTEGER, op TEXT)")
@@ -177,9 +178,9 @@ class PostgresTarget:
         self.tables = tuple(tables)
         self.options = TargetOptions(kind="postgres", dsn=dsn)
         target = open_target(self.options)
-        target.ensure_tables()
+        target.positions.ensure_tables()
         for table in tables:
-            target.create_table(table)
+            target.rows.create_table(table)
         target.close()
         self.query("CREATE TABLE public.audit (tab text, id bigint, op text)")
         self.query(
@@ -211,9 +212,9 @@ class MariadbTarget:
         self.tables = tuple(tables)
         self.options = TargetOptions(kind="mariadb", dsn=dsn)
         target = open_target(self.options)
-        target.ensure_tables()
+        target.positions.ensure_tables()
         for table in tables:
-            target.create_table(table)
+            target.rows.create_table(table)
         target.close()
         self.query("CREATE TABLE audit (tab varchar(99), id bigint, op varchar(9))")
         own = read_url(dsn).database
@@ -248,7 +249,7 @@ def read_back(options: TargetOptions, tables: Sequence[TableMap]) -> dict[TableM
     """Return the target's rows in the form of `Workload.rows`."""
     target = open_target(options)
     try:
-        return {table: {row[0]: row for row in target.rows(table)} for table in tables}  # type: ignore[misc]
+        return {table: {row[0]: row for row in target.rows.read(table)} for table in tables}  # type: ignore[misc]
     finally:
         target.close()
 
@@ -257,7 +258,7 @@ def positions(options: TargetOptions, pipeline: str = "p") -> dict[int, int]:
     """Return each channel's applied_seqno."""
     target = open_target(options)
     try:
-        return {row.channel: row.applied_seqno for row in target.read_channels(pipeline)}
+        return {row.channel: row.applied_seqno for row in target.positions.read_channels(pipeline)}
     finally:
         target.close()
 
@@ -266,7 +267,7 @@ def counters(options: TargetOptions, pipeline: str = "p") -> Counters:
     """Return the sum of all channels' counters."""
     target = open_target(options)
     try:
-        return totals(target.read_channels(pipeline))
+        return totals(target.positions.read_channels(pipeline))
     finally:
         target.close()
 
@@ -281,10 +282,10 @@ def take(
     """Become the driver of a pipeline, as `apply` does, keeping the positions that there are; return the token."""
     target = open_target(options)
     try:
-        row = target.read_pipeline(pipeline)
-        stored = target.read_channels(pipeline)
+        row = target.positions.read_pipeline(pipeline)
+        stored = target.positions.read_channels(pipeline)
         fresh = [ChannelRow(channel=channel, applied_seqno=Seqno(begin - 1)) for channel in range(plan.channels)]
-        return target.take(
+        return target.positions.take(
             pipeline=pipeline,
             expected_token=0 if row is None else row.token,
             holder="test",

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from fix_folder import open_target
 from tranlog.change import Change, Column, Op, Options, RowChange, TableMap
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
-from tranlog.target.database import DatabaseTarget
-from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.database import SqlRows
+from tranlog.target.options import TargetOptions
 from tranlog.target.session import Session
 from tranlog.target.target import Advance, Applied, ChannelRow, Target, Unit
 from tranlog.types import LogicalType, Value, canonical
@@ -24,6 +25,14 @@ from tranlog.types import LogicalType, Value, canonical
 Row = tuple[Value, ...]
 ANY, INTEGER, TEXT = LogicalType.ANY, LogicalType.INTEGER, LogicalType.TEXT
 PIPELINE = "shop"
+
+DATABASES = [
+    "sqlite",
+    pytest.param("postgres", marks=pytest.mark.integration),
+    pytest.param("mariadb", marks=pytest.mark.integration),
+]
+databases = pytest.mark.parametrize("options", DATABASES, indirect=True)
+"""For a test of what only a database has: statements, columns of its own, tables of ours that are harmed."""
 
 
 def column(name: str, logical: LogicalType, source_type: str, **more: object) -> Column:
@@ -68,14 +77,20 @@ def unit_of(seqno: int, changes: Sequence[Change] | Callable[[], Iterator[Change
     )
 
 
+def session_of(target: Target) -> Session:
+    """The session of a target that is a database."""
+    assert isinstance(target.rows, SqlRows)
+    return target.rows.session
+
+
 class Bench:
     """One target connection that owns channel 0 of a pipeline, with the seqnos of what it applies."""
 
     def __init__(self, options: TargetOptions) -> None:
         self.options = options
         self.target: Target = open_target(options)
-        self.target.ensure_tables()
-        self.driver_token = self.target.take(
+        self.target.positions.ensure_tables()
+        self.driver_token = self.target.positions.take(
             pipeline=PIPELINE,
             expected_token=0,
             holder="the test",
@@ -84,14 +99,13 @@ class Bench:
             rows=[ChannelRow(channel=0)],
             keep_assignment=False,
         )
-        self.token = self.target.claim(pipeline=PIPELINE, channel=0, driver_token=self.driver_token).token
+        self.token = self.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=self.driver_token).token
         self.applied = NO_SEQNO
 
     @property
     def session(self) -> Session:
         """The target's own session, for what only the database itself can be asked."""
-        assert isinstance(self.target, DatabaseTarget)
-        return self.target._session
+        return session_of(self.target)
 
     def advance(self, count: int) -> Advance:
         """The advance over the next `count` transactions."""
@@ -118,12 +132,12 @@ class Bench:
         return applied
 
     def stored_seqno(self) -> int:
-        (row,) = self.target.read_channels(PIPELINE)
+        (row,) = self.target.positions.read_channels(PIPELINE)
         return row.applied_seqno
 
     def rows(self, table: TableMap) -> Counter[tuple[tuple[int, object], ...]]:
         """What the target holds, as values that compare by what they are."""
-        return content(self.target.rows(table))
+        return content(self.target.rows.read(table))
 
     def close(self) -> None:
         self.target.close()
@@ -131,7 +145,7 @@ class Bench:
 
 def claim_again(bench: Bench) -> None:
     """Claim the bench's channel once more, as a task does that comes after another."""
-    row = bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+    row = bench.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
     bench.token, bench.applied = row.token, row.applied_seqno
 
 
@@ -217,7 +231,7 @@ from tranlog.target.options import open_target
 
 options, driver_token, stops = pickle.loads(bytes.fromhex(sys.argv[1]))
 target = open_target(options)
-row = target.claim(pipeline=PIPELINE, channel=0, driver_token=driver_token)
+row = target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=driver_token)
 
 def changes():
     yield insert(ITEMS, (1000, "stale", 1))

@@ -76,6 +76,7 @@ PURE = {
     "tranlog.target.binding",
     "tranlog.target.batches",
     "tranlog.target.dialect",
+    "tranlog.target.recorded",
     "tranlog.target.text_forms",
     "tranlog.target.sqlite_dialect",
     "tranlog.target.postgres_dialect",
@@ -315,6 +316,21 @@ def test_pure_modules_touch_nothing() -> None:
 @pytest.mark.long
 def test_rooms_import_those_before_them() -> None:
     assert room_problems(read_modules()) == []
+
+
+@pytest.mark.long
+def test_the_pipeline_knows_of_targets_what_all_have() -> None:
+    """No SQL, no session: a target may keep rows in files. One imports a module only to have it before it forks."""
+    known = {"tranlog.target.target", "tranlog.target.options"}
+    modules = read_modules()
+    found = {
+        (module, imported.name)
+        for module, source in modules.items()
+        if layer_of(module) == "pipeline"
+        for imported in imports_of(source, modules)
+        if layer_of(imported.name) == "target" and imported.name not in known
+    }
+    assert found == {("tranlog.pipeline.spark.daemon", "tranlog.target.database")}
 
 
 @pytest.mark.long

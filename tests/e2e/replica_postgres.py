@@ -60,7 +60,7 @@ class ReplicasAtPostgres(Replicas):
             if name in self._cascading:
                 continue
             if name in new:  # CREATE TABLE … SELECT
-                self._applier.create_table(change.table)
+                self._applier.rows.create_table(change.table)
                 self._stale.discard(name)
             elif self._is_stale(name):
                 self._load()
@@ -104,7 +104,7 @@ class ReplicasAtPostgres(Replicas):
         with contextlib.closing(self._replica_tables()) as reader:
             for table in reader.tables():
                 if self._is_stale((table.schema, table.table)):
-                    self._applier.create_table(table)
+                    self._applier.rows.create_table(table)
                     rows = [RowChange(table, Op.INSERT, None, row) for row in reader.rows(table)]
                     self._write_as_advised(rows, self._position, 0, ())
         self._stale.clear()
@@ -119,7 +119,7 @@ class ReplicasAtPostgres(Replicas):
         found = []
         with contextlib.closing(self._replica_tables()) as reader:
             tables = [one for one in reader.tables() if (one.schema, one.table) not in self._cascading]
-            for one in verify_tables(reader, self._applier, tables=tables, differences=3, report=lambda *_: None):
+            for one in verify_tables(reader, self._applier.rows, tables=tables, differences=3, report=lambda *_: None):
                 self.rows += one.source_rows
                 if not one.equal:
                     rows = "; ".join([f"{row.key}: {row.what}" for row in one.differences])

@@ -114,9 +114,9 @@ class Pair:
     def create(self, tables: list[TableMap]) -> None:
         target = open_target(self.target)
         try:
-            target.ensure_tables()
+            target.positions.ensure_tables()
             for table in tables:
-                target.create_table(table)
+                target.rows.create_table(table)
         finally:
             target.close()
 
@@ -125,7 +125,7 @@ class Pair:
         with LogReader.open(str(self.path / "log")) as reader:
             last = reader.range().committed_seqno
         target = open_target(self.target)
-        target.ensure_tables()
+        target.positions.ensure_tables()
         target.close()
         plan = ShardPlan(channels=1)
         token = take(self.target, plan)
@@ -138,7 +138,7 @@ class Pair:
     def held(self, table: TableMap) -> Counter[tuple[object, ...]]:
         target = open_target(self.target)
         try:
-            return Counter(tuple(map(canonical, row)) for row in target.rows(table))
+            return Counter(tuple(map(canonical, row)) for row in target.rows.read(table))
         finally:
             target.close()
 
@@ -310,10 +310,10 @@ def test_a_dot_does_not_make_one_of_two_tables(pair: Pair) -> None:
         pair.make(pair.schema, "x.y", "v")
         pair.capture()
         (table,) = pair.captured()
-        target.create_table(table)
+        target.rows.create_table(table)
         other = replace_schema(table, f"{pair.schema}.x", "y")
         with pytest.raises(TargetTableError, match="would be the one of"):
-            target.create_table(other)
+            target.rows.create_table(other)
     finally:
         target.close()
 

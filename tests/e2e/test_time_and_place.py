@@ -92,7 +92,7 @@ def test_clocks_that_jump_back_an_hour_lose_nothing(tmp_path: Path, seed: int) -
     capture = Capture(source, log, clock=clocks[3])
     hold(log_dir, "p", Seqno(0), clock=clocks[5])
     opened = open_target(target)
-    opened.ensure_tables()
+    opened.positions.ensure_tables()
     plan = ShardPlan(channels=2)
     token = take(target, plan)
     results: list[TaskResult] = []
@@ -128,7 +128,7 @@ def test_clocks_that_jump_back_an_hour_lose_nothing(tmp_path: Path, seed: int) -
             'path = "target.db"\n[pipeline]\nname = "p"\nchannels = 2\n'
         )
         status = service_status(load(str(conf), environ={}), clock=clocks[3], watch_s=0.0)
-        opened.request_stop(pipeline="p", token=token, stop_at_seqno=Seqno(-1))
+        opened.positions.request_stop(pipeline="p", token=token, stop_at_seqno=Seqno(-1))
     finally:
         for thread in threads:
             thread.join(60)
@@ -162,7 +162,7 @@ def test_a_driver_lives_although_the_targets_clock_went_back(tmp_path: Path) -> 
     opened = open_target(target.options)
     # As if it had been written before the clock went back.
     target.query(f"UPDATE tranlog_pipeline SET alive_at = alive_at + {HOUR_MS}")
-    seen = [opened.keep_alive(pipeline="p", token=token).alive_at for _ in range(20)]
+    seen = [opened.positions.keep_alive(pipeline="p", token=token).alive_at for _ in range(20)]
     opened.close()
     assert seen == sorted(set(seen)), "it stood still, or fell back to where it had been"
 
@@ -275,7 +275,7 @@ def test_two_machines_time_zones_and_daylight_saving(
             with LogReader.open(str(tmp_path / "log")) as reader:
                 last = reader.range().committed_seqno
             opened = open_target(given)
-            opened.ensure_tables()
+            opened.positions.ensure_tables()
             opened.close()
             plan = ShardPlan(channels=1)
             (result,) = run_threads(tasks_for(given, tmp_path / "log", plan, take(given, plan), until=last))

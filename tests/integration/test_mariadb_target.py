@@ -66,10 +66,10 @@ def sql(bench: Bench, text: str) -> None:
 
 def test_a_session_of_a_reused_number_is_not_ended(bench: Bench, mariadb_target: MariaDbServer) -> None:
     """A restarted server counts its connections anew: only together with a name of its own does a number name one."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     other = open_target(bench.options)
-    other.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
-    (stored,) = [row.session for row in bench.target.read_channels(PIPELINE)]
+    other.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+    (stored,) = [row.session for row in bench.target.positions.read_channels(PIPELINE)]
     number, _, name = stored.partition(" ")
     sql(bench, f"UPDATE tranlog_channel SET session = '{number} {'0' * 32}'")
     own = bench.options.dsn.rpartition("/")[2]
@@ -89,7 +89,7 @@ def test_a_session_of_a_reused_number_is_not_ended(bench: Bench, mariadb_target:
 def test_a_session_that_may_not_be_ended_is_named(
     mariadb_target: MariaDbServer, bench: Bench, stop_task: Callable[..., StoppedTask], sees: bool
 ) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     user = "r_" + bench.options.dsn.rpartition("/")[2]
     mariadb_target.execute(f"CREATE USER {user}")
     mariadb_target.execute(f"GRANT ALL ON {bench.options.dsn.rpartition('/')[2]}.* TO {user}")
@@ -99,7 +99,7 @@ def test_a_session_that_may_not_be_ended_is_named(
     limited = open_target(replace(bench.options, dsn=bench.options.dsn.replace("//root@", f"//{user}@")))
     who = r"session \d+ of user root from .*" if sees else r"session \d+"
     with pytest.raises(TargetUnavailableError, match=f"{who} keeps a row .* may not be ended by this user"):
-        limited.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+        limited.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
     limited.close()
     assert task.go_on() == "applied"
     mariadb_target.execute(f"DROP USER {user}")
@@ -115,13 +115,13 @@ def test_a_stopped_task_is_ended_by_a_user_who_sees_no_locks(
     for database in (own, "shop"):
         mariadb_target.execute(f"GRANT ALL ON {database}.* TO {user}")
     bench = Bench(replace(options, dsn=options.dsn.replace("//root@", f"//{user}@")))
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     task = stop_task(bench)
     claim(bench)
     bench.apply([insert(ITEMS, (1, "a", 1))])
     assert task.go_on().startswith("TransientTargetError")
     with pytest.raises(TargetUnavailableError, match="denied"):
-        bench.target.create_table(table("t", ID, schema="elsewhere"))
+        bench.target.rows.create_table(table("t", ID, schema="elsewhere"))
     bench.close()
     mariadb_target.execute(f"DROP USER {user}")
 
@@ -165,7 +165,7 @@ def test_nothing_depends_on_how_the_server_is_set(
                 column("t", LogicalType.TIME, "time(6)"),
                 column("s", TEXT, "text"),
             )
-            bench.target.create_table(tab)
+            bench.target.rows.create_table(tab)
             rows = [
                 (i, 0.1 + i, b"\\\xff'\0", Datetime(-1), Instant(86_399_999_999), Time(-1 - i), "\\'\"é🦆")
                 for i in range(3)
@@ -202,7 +202,7 @@ def test_a_row_beyond_the_server_s_packets(
     server.execute("CREATE DATABASE own")
     bench = open_bench(TargetOptions(kind="mariadb", dsn=server.dsn("own")))
     wide = table("wide", ID, column("b", LogicalType.BYTES, "longblob"))
-    bench.target.create_table(wide)
+    bench.target.rows.create_table(wide)
     fits = [(i, bytes([i, 39]) * 300_000) for i in range(4)]
     assert bench.apply([insert(wide, row) for row in fits]).statements == 4
     assert bench.rows(wide) == content(fits)
@@ -232,7 +232,7 @@ def test_what_tables_are_made_of(bench: Bench) -> None:
         column("key", TEXT, "text", nullable=False),
         unique_keys=((1, 3), (11,)),
     )
-    made = bench.target.create_table(orders)
+    made = bench.target.rows.create_table(orders)
     assert made.splitlines()[0].startswith("CREATE DATABASE IF NOT EXISTS `shop` CHARACTER SET utf8mb4")
     types = bench.session.fetch(
         "SELECT COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, COALESCE(COLLATION_NAME, '') FROM information_schema.COLUMNS "
@@ -322,14 +322,14 @@ def test_names_are_made_to_fit(bench: Bench, name: str) -> None:
     assert 0 < len(fitted) <= NAME_CHARS
     assert fit_name(name + "x" * 70) != fit_name(name + "x" * 71)
     named = table(name, column(name, INTEGER, "int", nullable=False), schema="d" + name)
-    bench.target.create_table(named)
+    bench.target.rows.create_table(named)
     bench.apply([insert(named, (1,))], [update(named, (1,), (2,))])
     assert bench.rows(named) == content([(2,)])
 
 
 def test_two_names_that_the_server_would_take_for_one(bench: Bench) -> None:
     with pytest.raises(TargetTableError, match="Duplicate column name"):
-        bench.target.create_table(table("t", ID, column("ID", INTEGER, "int")))
+        bench.target.rows.create_table(table("t", ID, column("ID", INTEGER, "int")))
 
 
 # --- statements that commit -----------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_ddl_of_a_mariadb_is_run_once(bench: Bench) -> None:
 def test_ddl_that_the_server_refuses_leaves_nothing(bench: Bench) -> None:
     with pytest.raises(DdlStopError, match=r"seqno 0, statement 'CREATE TABLE t .*there is no database shop here"):
         bench.apply([ddl("CREATE TABLE t (a int)")], metadata=OF_MARIADB)
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     with pytest.raises(DdlStopError, match=r"'ALTER TABLE items DROP x'.*Can't DROP COLUMN"):
         bench.apply([ddl("ALTER TABLE items DROP x")], metadata=OF_MARIADB)
     assert (bench.stored_seqno(), noted(bench)) == (-1, [])
@@ -370,7 +370,7 @@ def test_ddl_that_the_server_refuses_leaves_nothing(bench: Bench) -> None:
 
 
 def test_triggers_and_events_of_the_source_are_not_made(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     for text in (
         "CREATE DEFINER=`root`@`localhost` TRIGGER t AFTER INSERT ON items FOR EACH ROW INSERT INTO moves VALUES (1)",
         "/* it's */ CREATE OR REPLACE EVENT e ON SCHEDULE EVERY 1 SECOND DO DELETE FROM items",
@@ -382,7 +382,7 @@ def test_triggers_and_events_of_the_source_are_not_made(bench: Bench) -> None:
 
 
 def test_rows_in_front_of_ddl_are_not_committed_by_it(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     for before in ([[insert(ITEMS, (1, "a", 1))]], []):
         inside: list[Change] = [] if before else [insert(ITEMS, (1, "a", 1))]
         with pytest.raises(DdlStopError, match="would be committed by it"):
@@ -393,11 +393,11 @@ def test_rows_in_front_of_ddl_are_not_committed_by_it(bench: Bench) -> None:
 
 def test_ddl_that_ran_before_the_position_moved_is_not_run_again(bench: Bench) -> None:
     """Exactly once: killed between the two, the next task sees that it is done. A swap would undo itself."""
-    bench.target.create_table(ITEMS)
-    bench.target.create_table(MOVES)
+    bench.target.rows.create_table(ITEMS)
+    bench.target.rows.create_table(MOVES)
     bench.apply([insert(ITEMS, (1, "item", 1)), insert(MOVES, (1, "move", 1))])
     swap = ddl("RENAME TABLE items TO third, moves TO items, third TO moves")
-    bench.target.create_table(table("named", ID))
+    bench.target.rows.create_table(table("named", ID))
     conflict: RowChange = delete(table("named", ID), (1,))
     with pytest.raises(ConflictError):
         bench.apply([swap, conflict], metadata=OF_MARIADB)  # the rows behind it do not fit: only the DDL is done
@@ -412,16 +412,16 @@ def test_ddl_that_ran_before_the_position_moved_is_not_run_again(bench: Bench) -
 @pytest.mark.parametrize("ran", [True, False])
 def test_a_dropped_table_of_statements_leaves_each_uncertain(bench: Bench, ran: bool) -> None:
     """Issue 7, "Bad input": what was noted there is not known, and a table made anew would say that nothing was."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (1, "a", 1))])
-    bench.target.create_table(table("named", ID))
+    bench.target.rows.create_table(table("named", ID))
     added = ddl("ALTER TABLE items ADD extra int")
     if ran:
         with pytest.raises(ConflictError):  # the rows behind it do not fit: only the DDL is done
             bench.apply([added, delete(table("named", ID), (1,))], metadata=OF_MARIADB)
     bench.session.run("DROP TABLE tranlog_statement")
     bench.target.reconnect()
-    bench.target.ensure_tables()  # as each start does
+    bench.target.positions.ensure_tables()  # as each start does
     claim(bench)
     for _ in range(2):
         with pytest.raises(
@@ -431,7 +431,7 @@ def test_a_dropped_table_of_statements_leaves_each_uncertain(bench: Bench, ran: 
     assert bench.stored_seqno() == 0
     columns = bench.session.fetch("SHOW COLUMNS FROM shop.items LIKE 'extra'")
     assert len(columns) == ran, "and it was not run meanwhile"
-    bench.target.ensure_tables(again=True)  # as `tranlog position set` does
+    bench.target.positions.ensure_tables(again=True)  # as `tranlog position set` does
     if not ran:
         bench.apply([added], metadata=OF_MARIADB)
         assert (bench.stored_seqno(), noted(bench)) == (1, [])
@@ -447,7 +447,7 @@ def test_a_server_that_ends_inside_ddl_leaves_it_uncertain(
     server = start_mariadb(options={"log_bin": None})
     server.execute("CREATE DATABASE own")
     bench = open_bench(TargetOptions(kind="mariadb", dsn=server.dsn("own")))
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (1, "a", 1))])
 
     def crash() -> None:
@@ -474,7 +474,7 @@ def test_a_server_that_ends_inside_ddl_leaves_it_uncertain(
 
 def test_a_task_that_is_killed_inside_ddl_does_not_stop_it(mariadb_target: MariaDbServer, bench: Bench) -> None:
     """The server has the whole block: the next task waits for it, then takes it as done, and runs nothing twice."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (1, "a", 1))])
     waits = ddl("CREATE TABLE made AS SELECT GET_LOCK('go on', 60) AS got FROM items")
     with contextlib.closing(mariadb_target.connect()) as gate:
@@ -510,7 +510,7 @@ def test_a_task_that_is_killed_inside_ddl_does_not_stop_it(mariadb_target: Maria
 
 
 def test_a_replaced_task_runs_no_ddl(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     stale = replace(bench.advance(1), token=bench.token - 1)
     with pytest.raises(ReplacedError):
         bench.target.apply([unit_of(0, [ddl("DROP TABLE items")], OF_MARIADB)], stale)
@@ -527,7 +527,7 @@ def test_a_replaced_task_runs_no_ddl(bench: Bench) -> None:
 
     with pytest.raises(ReplacedError):
         bench.target.apply([unit_of(0, meanwhile, OF_MARIADB)], bench.advance(1))  # type: ignore[arg-type]
-    assert bench.target.create_table(ITEMS) == ""
+    assert bench.target.rows.create_table(ITEMS) == ""
     assert noted(bench) == []
     bench.session.run("UPDATE tranlog_channel SET applied_seqno = -1")
     claim(bench)
@@ -536,7 +536,7 @@ def test_a_replaced_task_runs_no_ddl(bench: Bench) -> None:
 
 def test_the_row_of_another_transaction_says_nothing(bench: Bench) -> None:
     """A log that was cleared counts its seqnos anew."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.session.run(
         "INSERT INTO tranlog_statement VALUES ($1, 0, 0, 1, 0, 'of an earlier log', '1 x', 1, 0)", (PIPELINE,)
     )
@@ -548,7 +548,7 @@ def test_the_row_of_another_transaction_says_nothing(bench: Bench) -> None:
 
 def test_the_driver_s_errors_are_sorted(bench: Bench, mariadb_target: MariaDbServer) -> None:
     """A lock that does not come, at a row of the user's: named, and tried again."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (1, "a", 1))])
     bench.session.run("SET SESSION innodb_lock_wait_timeout = 1")
     with contextlib.closing(mariadb_target.connect("shop", autocommit=False)) as holder:

@@ -55,10 +55,10 @@ def sql(bench: Bench, text: str) -> None:
 
 def test_a_session_of_a_reused_number_is_not_ended(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
     """The server's process ids come again: only together with its start does one name a session."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     other = open_target(bench.options)
-    other.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
-    (stored,) = [row.session for row in bench.target.read_channels(PIPELINE)]
+    other.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+    (stored,) = [row.session for row in bench.target.positions.read_channels(PIPELINE)]
     pid, _, started = stored.partition(" ")
     sql(bench, f"UPDATE tranlog_channel SET session = '{pid} 2001-01-01 00:00:00+00'")
     holder = psycopg.connect(bench.options.dsn, application_name="somebody's psql")
@@ -81,7 +81,7 @@ def test_a_session_that_may_not_be_ended_is_named(
     postgres: PostgresAddress, postgres_database: str, bench: Bench, stop_task: Callable[..., StoppedTask], sees: bool
 ) -> None:
     role = f"r_{postgres_database}"
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     postgres.execute(f"CREATE ROLE {role} LOGIN")
     sql(bench, f"GRANT ALL ON tranlog_pipeline, tranlog_channel, tranlog_shard, tranlog_left_out TO {role}")
     if sees:
@@ -92,7 +92,7 @@ def test_a_session_that_may_not_be_ended_is_named(
     named = r"session \d+ of user postgres, tranlog"
     why = f"{named}.*, idle in transaction.* may not be ended by this user" if sees else f"stayed locked.* by {named}"
     with pytest.raises(TargetUnavailableError, match=why):
-        limited.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+        limited.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
     assert bench.session.fetch("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'") == [(1,)]
     limited.close()
     task.close()
@@ -137,7 +137,7 @@ def test_nothing_depends_on_how_the_database_is_set(
         column("t", LogicalType.TIME, "time(6)"),
         column("s", TEXT, "text"),
     )
-    bench.target.create_table(tab)
+    bench.target.rows.create_table(tab)
     rows = [(i, 0.1 + i, b"\\\xff'", Datetime(-1), Instant(86_399_999_999), Time(-1 - i), "\\'é🦆") for i in range(3)]
     bench.apply([insert(tab, row) for row in rows])
     assert bench.rows(tab) == content(rows)
@@ -166,13 +166,13 @@ def test_a_wrong_address(postgres: PostgresAddress, options: TargetOptions) -> N
 
 def test_a_user_who_may_not(postgres: PostgresAddress, postgres_database: str, bench: Bench) -> None:
     role = f"w_{postgres_database}"
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     postgres.execute(f"CREATE ROLE {role} LOGIN")
     sql(bench, f"GRANT ALL ON tranlog_pipeline, tranlog_channel, tranlog_shard, tranlog_left_out TO {role}")
     limited = Bench.__new__(Bench)
     limited.options = replace(bench.options, dsn=bench.options.dsn.replace("//postgres@", f"//{role}@"))
     limited.driver_token, limited.target = bench.driver_token, open_target(limited.options)
-    limited.target.ensure_tables()  # they are there: nothing is to be made
+    limited.target.positions.ensure_tables()  # they are there: nothing is to be made
     claim(limited)
     with pytest.raises(TargetUnavailableError, match="permission denied for schema shop"):
         limited.apply([insert(ITEMS, (1, "a", 1))])
@@ -196,7 +196,7 @@ CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON shop.items FOR EACH ROW
 
 def test_triggers_can_be_off(options: TargetOptions, open_bench: Callable[[TargetOptions], Bench]) -> None:
     bench = open_bench(replace(options, triggers="off"))
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     sql(bench, AUDIT)
     bench.apply([insert(ITEMS, (1, "a", 1))])
     assert bench.session.fetch("SELECT what FROM audit") == []
@@ -204,7 +204,7 @@ def test_triggers_can_be_off(options: TargetOptions, open_bench: Callable[[Targe
 
 def test_a_trigger_sees_the_order_of_the_log(bench: Bench) -> None:
     """Changes of different keys pass each other only where nothing sees it: decision 0015."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     sql(bench, AUDIT)
     bench.apply(
         [insert(ITEMS, (1, "a", 1)), update(ITEMS, (1, "a", 1), (1, "b", 1)), insert(ITEMS, (2, "a", 1))],
@@ -232,7 +232,7 @@ def test_a_trigger_sees_the_order_of_the_log(bench: Bench) -> None:
     ],
 )
 def test_what_sees_an_order_is_read_from_the_catalogue(makes: str, unseen: bool, bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     if makes:
         sql(bench, makes)
     assert bench.session.table(ITEMS).order_unseen is unseen
@@ -240,7 +240,7 @@ def test_what_sees_an_order_is_read_from_the_catalogue(makes: str, unseen: bool,
 
 def test_the_plan_of_a_batch_goes_by_the_key(bench: Bench) -> None:
     """It is kept by the session: made while the table is empty, it must be right when that has grown."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     joined = "shop.items AS t USING unnest($1::bigint[]) AS v(c1) WHERE t.id = v.c1"
     plan = bench.session.fetch(f"EXPLAIN DELETE FROM {joined}".replace("$1", "'{1,2,3}'"))
     text = "\n".join(line for (line,) in plan)
@@ -250,7 +250,7 @@ def test_the_plan_of_a_batch_goes_by_the_key(bench: Bench) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_is_gathered_leaves_the_same_rows(seed: int, bench: Bench) -> None:
     """Many keys, some of them hot, in few statements; what does not fit is still named by its own transaction."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     chance = random.Random(seed)
     alive: dict[int, tuple[int, str, int]] = {}
     sent = applied = 0
@@ -280,7 +280,7 @@ CHILDREN = table("children", ID, column("parent", INTEGER, "int"))
 
 def test_a_deferred_constraint_that_objects_at_commit(bench: Bench) -> None:
     for each in (PARENTS, CHILDREN):
-        bench.target.create_table(each)
+        bench.target.rows.create_table(each)
     sql(
         bench,
         "ALTER TABLE shop.children ADD FOREIGN KEY (parent) REFERENCES shop.parents DEFERRABLE INITIALLY DEFERRED",
@@ -304,7 +304,7 @@ def test_what_tables_are_made_of(bench: Bench) -> None:
         column("took", LogicalType.TIME, "time"),
         unique_keys=((1, 2),),
     )
-    made = bench.target.create_table(orders)
+    made = bench.target.rows.create_table(orders)
     assert made.splitlines()[0] == 'CREATE SCHEMA IF NOT EXISTS "shop";'
     types = bench.session.fetch(
         "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute "

@@ -438,7 +438,7 @@ def test_rows_go_in_as_the_source_has_them(run: Run, replicas: Replicas, databas
     target = open_target(TargetOptions(kind="mariadb", dsn=replicas.target.dsn(OWN_DATABASE)))
     try:
         for table in tables.tables():
-            here = content(target.rows(table))
+            here = content(target.rows.read(table))
             assert here == content(tables.rows(table))
             assert here or table.table == "none"
     finally:
@@ -460,7 +460,7 @@ def test_verify_compares_bytes(run: Run, replicas: Replicas, database: str) -> N
         there = content(tables.rows(table))
         for change in ("a = _sjis x'815f'", "a = _sjis x'5c', e = 2"):
             replicas.target.execute(f"UPDATE {database}.t SET {change}")
-            assert content(target.rows(table)) != there
+            assert content(target.rows.read(table)) != there
     finally:
         tables.close()
         target.close()
@@ -651,7 +651,7 @@ def test_names_that_a_target_folds_into_one_are_refused(start_mariadb: Callable[
     bench = Bench(TargetOptions(kind="mariadb", dsn=server.dsn("own")))
     try:
         upper, lower = (msgspec.structs.replace(ITEMS, table=name) for name in ("Items", "items"))
-        bench.target.create_table(upper)
+        bench.target.rows.create_table(upper)
         bench.apply([insert(upper, (1, "a", 1))])
         with pytest.raises(TargetTableError, match=r"its name would be the one of shop\.Items"):
             bench.apply([insert(lower, (2, "b", 2))])

@@ -23,6 +23,7 @@ from fix_target import (
     content,
     delete,
     insert,
+    session_of,
     table,
     unit_of,
     update,
@@ -30,7 +31,6 @@ from fix_target import (
 from fix_target import claim_again as claim
 from tranlog.change import Change
 from tranlog.errors import ConflictError, ReplacedError, TargetUnavailableError, TransientTargetError
-from tranlog.target.database import DatabaseTarget
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.session import Session
 from tranlog.testing.servers import MariaDbServer, PostgresServer
@@ -59,8 +59,7 @@ def options(request: pytest.FixtureRequest) -> TargetOptions:
 def stranger(bench: Bench) -> Iterator[Session]:
     """A session of somebody else at the same database."""
     target = open_target(bench.options)
-    assert isinstance(target, DatabaseTarget)
-    yield target._session
+    yield session_of(target)
     target.close()
 
 
@@ -71,7 +70,7 @@ def test_a_stopped_task_s_session_is_ended_by_its_successor(
     bench: Bench, stop_task: Callable[..., StoppedTask]
 ) -> None:
     """design/pipeline.md, "A stopped process holds its locks": and when it wakes it can write nothing."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     task = stop_task(bench)
     claim(bench)
     bench.apply([insert(ITEMS, (1, "a", 1))])
@@ -81,9 +80,9 @@ def test_a_stopped_task_s_session_is_ended_by_its_successor(
 
 
 def test_a_driver_ends_a_stopped_task_s_session_too(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     task = stop_task(bench)
-    bench.driver_token = bench.target.take(
+    bench.driver_token = bench.target.positions.take(
         pipeline=PIPELINE,
         expected_token=bench.driver_token,
         holder="next",
@@ -98,15 +97,15 @@ def test_a_driver_ends_a_stopped_task_s_session_too(bench: Bench, stop_task: Cal
 
 
 def test_a_task_whose_driver_was_replaced_ends_nobody(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     task = stop_task(bench, stops=False)
     with pytest.raises(ReplacedError):
-        bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token + 1)
+        bench.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token + 1)
     assert task.go_on() == "applied"
 
 
 def test_a_lost_connection_is_tried_again(bench: Bench, stranger: Session) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (1, "a", 1))])
 
     def cut() -> Iterator[Change]:
@@ -120,7 +119,7 @@ def test_a_lost_connection_is_tried_again(bench: Bench, stranger: Session) -> No
     with pytest.raises(TransientTargetError):
         bench.target.apply(units, bench.advance(1))
     with pytest.raises(TransientTargetError):
-        bench.target.meet(PIPELINE)
+        bench.target.positions.meet(PIPELINE)
     bench.target.reconnect()
     claim(bench)
     assert bench.applied == 0
@@ -146,7 +145,7 @@ def test_a_server_that_goes_away_and_comes_back(
         server.execute("GRANT ALL ON *.* TO app@'%'")
         dsn = server.dsn("tranlog").replace("root@", "app:secret@")
     bench = open_bench(TargetOptions(kind=kind, dsn=dsn))  # type: ignore[arg-type]
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (1, "a", 1))])
     server.kill()
     with pytest.raises(TransientTargetError) as lost:
@@ -156,7 +155,7 @@ def test_a_server_that_goes_away_and_comes_back(
     for caught in (lost, away):
         assert "secret" not in str(caught.value) + repr(caught.value)
         assert str(server.port) in str(caught.value)
-    assert "secret" not in bench.target.describe() + repr(bench.options)
+    assert "secret" not in bench.target.where + repr(bench.options)
     server.start()
     bench.target.reconnect()
     claim(bench)
@@ -165,8 +164,8 @@ def test_a_server_that_goes_away_and_comes_back(
 
 
 def test_a_deadlock_is_tried_again(bench: Bench, stranger: Session) -> None:
-    bench.target.create_table(ITEMS)
-    bench.target.create_table(MOVES)
+    bench.target.rows.create_table(ITEMS)
+    bench.target.rows.create_table(MOVES)
     bench.apply([insert(ITEMS, (i, "a", 1)) for i in (1, 2)])
     inside, outside = threading.Event(), threading.Event()
 
@@ -217,7 +216,7 @@ def test_foreign_keys_of_the_target_hold(
     """In the log's order they never object; where the net effect's order does, the log's is used."""
     bench = open_bench(replace(options, net_effect=net_effect))
     for each in (PARENTS, CHILDREN):
-        bench.target.create_table(each)
+        bench.target.rows.create_table(each)
     bench.session.run_script("ALTER TABLE shop.children ADD FOREIGN KEY (parent) REFERENCES shop.parents (id)")
     bench.apply([insert(PARENTS, (1,)), insert(CHILDREN, (1, 1))])
     bench.apply([insert(PARENTS, (2,)), update(CHILDREN, (1, 1), (1, 2)), delete(PARENTS, (1,))])
@@ -255,7 +254,7 @@ def test_triggers_of_the_target_fire_once_per_change(bench: Bench) -> None:
     def audited() -> list[str]:
         return sorted(what for (what,) in bench.session.fetch("SELECT what FROM audit"))
 
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     own = bench.options.dsn.rpartition("/")[2]
     bench.session.run_script(AUDIT[bench.target.kind].replace("{own}", own))
     bench.apply([insert(ITEMS, (i, "a", 1)) for i in (1, 2)], [update(ITEMS, (1, "a", 1), (1, "a", 1))])
@@ -270,13 +269,13 @@ def test_triggers_of_the_target_fire_once_per_change(bench: Bench) -> None:
 
 
 def test_rows_come_as_of_one_moment_and_may_be_left(bench: Bench, stranger: Session) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (i, "a", 1)) for i in range(5000)])
-    reading = bench.target.rows(ITEMS)
+    reading = bench.target.rows.read(ITEMS)
     next(reading)
     stranger.run_script("DELETE FROM shop.items WHERE id > 10")
     assert sum(1 for _ in reading) == 4999
-    left = bench.target.rows(ITEMS)
+    left = bench.target.rows.read(ITEMS)
     next(left)
     assert isinstance(left, Generator)
     left.close()

@@ -42,7 +42,7 @@ from tranlog.source.mariadb import MariadbSource
 from tranlog.source.mariadb.tables import MariadbTables
 from tranlog.source.source import Source, TableReader
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, SqliteTables, connect
-from tranlog.target.database import DatabaseTarget
+from tranlog.target.database import SqlRows
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import Advance, ChannelRow, Target, Unit
 from tranlog.testing.servers import MariaDbAddress, MariaDbServer, PostgresAddress
@@ -232,8 +232,8 @@ class Applier:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        target.ensure_tables()
-        driver = target.take(
+        target.positions.ensure_tables()
+        driver = target.positions.take(
             pipeline=PIPELINE,
             expected_token=0,
             holder="the test",
@@ -242,7 +242,7 @@ class Applier:
             rows=[ChannelRow(channel=0)],
             keep_assignment=False,
         )
-        self.token = target.claim(pipeline=PIPELINE, channel=0, driver_token=driver).token
+        self.token = target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=driver).token
         self.at = NO_SEQNO
 
     def apply(self, units: Sequence[Unit]) -> None:
@@ -251,7 +251,7 @@ class Applier:
 
     def pass_over(self, unit: Unit) -> None:
         """Move the position past a transaction that the target refuses."""
-        self._move(unit, self.target.publish)
+        self._move(unit, self.target.positions.publish)
 
     def _move(self, last: Unit, move: Callable[[Advance], object]) -> None:
         move(
@@ -303,7 +303,7 @@ def apply_all(tables: Sequence[Table], log: LogReader, target: Target) -> None:
     refused: dict[tuple[str, str], ConflictError] = {}
     for table in tables:
         assert table.map is not None
-        target.create_table(table.map)
+        target.rows.create_table(table.map)
     applier = Applier(target)
     for name, units in units_by_table(log):
         try:
@@ -333,7 +333,7 @@ def read_outcomes(table: Table, target: Target, refused: dict[tuple[str, str], C
     """See what the target holds of each type: what was refused is not there, what is there is what was sent."""
     assert table.map is not None
     here: dict[tuple[str, str], Value] = {}
-    for row in target.rows(table.map):
+    for row in target.rows.read(table.map):
         one, label, value = table.of(row)
         here[one.column, label] = value
     for one in table.seen:
@@ -360,9 +360,8 @@ def read_outcomes(table: Table, target: Target, refused: dict[tuple[str, str], C
 
 def show(target: Target, table: TableMap, column: str) -> tuple[str, dict[int, tuple[str, str]]]:
     """Ask the database itself for a column's declared type, and for each row its value's type and text."""
-    assert isinstance(target, DatabaseTarget)
-    name = target._dialect.table_name(table)
-    session = target._session
+    assert isinstance(target.rows, SqlRows)
+    name, session = target.rows.dialect.table_name(table), target.rows.session
     if target.kind == "sqlite":
         bits = f"hex(substr(CAST({column} AS BLOB), 1, 99))"
         text = f"CASE WHEN typeof({column}) IN ('blob', 'text') THEN {bits} ELSE {column} END"
@@ -756,10 +755,10 @@ def test_all_types_in_one_table_through_spark(
     options = replace(postgres_databases(), ddl="ignore")
     with contextlib.closing(log_reader), contextlib.closing(reader), contextlib.closing(open_target(options)) as target:
         (table,) = reader.tables()
-        target.create_table(table)
+        target.rows.create_table(table)
         given = ApplyOptions(pipeline=PIPELINE, log_dir=str(tmp_path / "log"), target=options, until_seqno="now")
         run_apply(given, spark=spark.sparkContext)
-        at_source, at_target = content(reader.rows(table)), content(target.rows(table))
+        at_source, at_target = content(reader.rows(table)), content(target.rows.read(table))
         assert sum(at_source.values()) > rows // 2
         assert at_target == at_source
 

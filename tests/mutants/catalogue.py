@@ -23,25 +23,21 @@ POSITION_AFTER_COMMIT = Mutant(
     what="the position is written in a transaction of its own, after the COMMIT of the rows",
     edits=(
         Edit(
-            module="tranlog.target.database",
+            module="tranlog.target.position",
             old="""\
             session.begin()
-            self._target._positions.guard(self._advance)
-            send(self)
-            if self._run_once:
-                self._target._once.forget(self._advance)
+            self.guard(advance)
+            applied = write()
             committing = time.perf_counter()
             session.commit()
 """,
             new=f"""\
             session.begin()
-            send(self)
-            if self._run_once:
-                self._target._once.forget(self._advance)
+            applied = write()
             committing = time.perf_counter()
             session.commit()
             {_PAUSE}
-            self._target._positions.publish(self._advance)
+            self.publish(advance)
 """,
         ),
     ),
@@ -123,23 +119,19 @@ POSITION_AHEAD_OF_ROWS = Mutant(
     what="the position is written in a transaction of its own, before the rows",
     edits=(
         Edit(
-            module="tranlog.target.database",
+            module="tranlog.target.position",
             old="""\
             session.begin()
-            self._target._positions.guard(self._advance)
-            send(self)
-            if self._run_once:
-                self._target._once.forget(self._advance)
+            self.guard(advance)
+            applied = write()
             committing = time.perf_counter()
             session.commit()
 """,
             new=f"""\
-            self._target._positions.publish(self._advance)
+            self.publish(advance)
             {_PAUSE}
             session.begin()
-            send(self)
-            if self._run_once:
-                self._target._once.forget(self._advance)
+            applied = write()
             committing = time.perf_counter()
             session.commit()
 """,

@@ -38,10 +38,11 @@ from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.progress import Drain, Run
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
-from tranlog.target.database import DatabaseTarget
+from tranlog.target.database import open_database
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.sqlite import SqliteSession
 from tranlog.target.sqlite_dialect import SQLITE
+from tranlog.target.target import Target
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 from tranlog.types import LogicalType
@@ -235,8 +236,8 @@ class Stage:
             self.wanted.append(shards)
         self.log.commit()
 
-    def target(self) -> DatabaseTarget:
-        return DatabaseTarget(self.options, SQLITE, lambda options: TurnSession(options, self), where=str(self.path))
+    def target(self) -> Target:
+        return open_database(self.options, SQLITE, lambda options: TurnSession(options, self), where=str(self.path))
 
     def reader(self) -> LogReader:
         return LogReader.open("/log", disk=self.disk, clock=self.clock)
@@ -431,9 +432,9 @@ def make_template(path: Path) -> None:
     """Make an empty target, with the trigger that notes what happens to it."""
     path.unlink(missing_ok=True)
     target = open_target(TargetOptions(kind="sqlite", path=str(path)))
-    target.ensure_tables()
+    target.positions.ensure_tables()
     for table in TABLES.values():
-        target.create_table(table)
+        target.rows.create_table(table)
     target.close()
     with apsw.Connection(str(path)) as connection:
         connection.execute("CREATE TABLE done (place INTEGER PRIMARY KEY AUTOINCREMENT, shard TEXT, number INTEGER)")

@@ -370,9 +370,9 @@ def _run(work: Work, result: Connection, drivers: Connection) -> None:
 def make_target(dsn: str) -> None:
     """Make the tables, and the triggers that note what happens to them; one shard of each round is slow."""
     target = open_target(TargetOptions(kind="postgres", dsn=dsn))
-    target.ensure_tables()
+    target.positions.ensure_tables()
     for table in TABLES.values():
-        target.create_table(table)
+        target.rows.create_table(table)
     target.close()
     with psycopg.connect(dsn, autocommit=True) as session:
         session.execute(AUDIT_TABLE)

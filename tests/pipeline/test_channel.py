@@ -185,7 +185,7 @@ def wait_until(true, timeout_s: float = 20.0) -> None:
 
 def stop(target: SqliteTarget, token: int, at: int = -1) -> None:
     opened = open_target(target.options)
-    opened.request_stop(pipeline="p", token=token, stop_at_seqno=Seqno(at))
+    opened.positions.request_stop(pipeline="p", token=token, stop_at_seqno=Seqno(at))
     opened.close()
 
 
@@ -278,7 +278,7 @@ def test_a_statement_is_a_group_of_its_own(tmp_path: Path) -> None:
 def read_rows(target: SqliteTarget):
     opened = open_target(target.options)
     try:
-        return opened.read_channels("p")
+        return opened.positions.read_channels("p")
     finally:
         opened.close()
 
@@ -392,7 +392,7 @@ def test_no_log_tells_the_others_to_stop(tmp_path: Path, target: SqliteTarget) -
     results = run_threads(tasks)
     assert all(isinstance(result.error, LogMissingError) for result in results)
     opened = open_target(target.options)
-    assert opened.meet("p").stop_at_seqno == -1
+    assert opened.positions.meet("p").stop_at_seqno == -1
     opened.close()
 
 
@@ -421,7 +421,7 @@ def test_an_assignment_of_another_plan(
     two = ShardPlan(channels=2)
     task, _ = tasks_for(target.options, tmp_path / "log", two, take(target.options, two), until=last)
     opened = open_target(target.options)
-    read_assignment = opened.read_assignment
+    read_assignment = opened.positions.read_assignment
 
     def read_later(pipeline: str) -> dict[str, int]:
         if replaced:
@@ -429,7 +429,7 @@ def test_an_assignment_of_another_plan(
         target.query("INSERT INTO tranlog_shard VALUES ('p', 'north', 3)")
         return read_assignment(pipeline)
 
-    opened.read_assignment = read_later  # type: ignore[method-assign]
+    opened.positions.read_assignment = read_later  # type: ignore[method-assign]
     with contextlib.closing(Channel(task, lambda: opened, lambda: LogReader.open(tmp_path / "log"))) as channel:
         result = channel.run()
     assert result.end is (TaskEnd.REPLACED if replaced else TaskEnd.FAILED)
@@ -492,7 +492,7 @@ def test_whoever_waits_outlasts_a_locked_target(
 def look(target: SqliteTarget) -> dict[int, ChannelRow]:
     opened = open_target(target.options)
     try:
-        return {row.channel: row for row in opened.read_channels("p")}
+        return {row.channel: row for row in opened.positions.read_channels("p")}
     finally:
         opened.close()
 

@@ -190,10 +190,10 @@ def test_all_dropped_positions_move(tmp_path: Path) -> None:
     running = Threads(found.tasks(until=None, sync_interval_s=0.1))
     wait_until(lambda: set(positions(found.target.options).values()) == {last})
     with looking(found.target.options) as target:
-        assert {(row.epoch, row.event_id) for row in target.read_channels("p")} == {(1, "event 150")}
-        row = target.read_pipeline("p")
+        assert {(row.epoch, row.event_id) for row in target.positions.read_channels("p")} == {(1, "event 150")}
+        row = target.positions.read_pipeline("p")
         assert row is not None
-        target.request_stop(pipeline="p", token=row.token, stop_at_seqno=Seqno(-1))
+        target.positions.request_stop(pipeline="p", token=row.token, stop_at_seqno=Seqno(-1))
     assert ends(running.join()) == [(TaskEnd.STOPPED, None)] * 4
     done = counters(found.target.options)
     assert (done.transactions, done.changes, done.groups) == (last + 1, 0, 0)
@@ -307,14 +307,14 @@ def test_a_delay_waits_outside_and_stops_while_it_waits(tmp_path: Path) -> None:
         take(found.target.options, one, begin=first)
         running = Threads(found.tasks(until=None, filters=(Delay(delay_s=3600),), plan=one, sync_interval_s=0.05))
         wait_until(lambda: positions(found.target.options) == {0: first + 1})
-        before = [row.updated_at for row in target.read_channels("p")]
+        before = [row.updated_at for row in target.positions.read_channels("p")]
         writer = found.target.connect()
         writer.set_busy_timeout(5_000)
         writer.execute("BEGIN IMMEDIATE; ROLLBACK")
         writer.close()
-        row = target.read_pipeline("p")
+        row = target.positions.read_pipeline("p")
         assert row is not None and before
-        target.request_stop(pipeline="p", token=row.token, stop_at_seqno=Seqno(-1))
+        target.positions.request_stop(pipeline="p", token=row.token, stop_at_seqno=Seqno(-1))
     assert ends(running.join()) == [(TaskEnd.STOPPED, None)]
     assert sorted(read_back(found.target.options, [north])[north]) == [1, 2]
     # With a shorter one they land, in the log's order, and not before their time.

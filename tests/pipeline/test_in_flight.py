@@ -90,7 +90,7 @@ def applying(folder: Path, target: SqliteTarget, gate: Gate, last: int) -> Itera
     """A channel that applies the log in a thread of its own, through the gate, up to the end."""
     (task,) = tasks_for(target.options, folder / "log", ONE, take(target.options, ONE), until=last)
     opened = open_target(target.options)
-    opened._session._connection.create_scalar_function("gate", gate, 1)  # type: ignore[attr-defined]
+    opened.connection._connection.create_scalar_function("gate", gate, 1)  # type: ignore[attr-defined]
     with target.connect() as connection:
         connection.execute('CREATE TRIGGER gate BEFORE INSERT ON "north.items" BEGIN SELECT gate(new.id); END')
     channel = Channel(task, lambda: opened, lambda: LogReader.open(folder / "log"))

@@ -197,7 +197,7 @@ def test_a_target_that_lost_its_position_is_refused(
         target.query(statement)
     before = everything(target)
     with contextlib.closing(open_target(target.options)) as opened:
-        where = opened.describe()
+        where = opened.where
     for start_seqno in (None, 5):
         with pytest.raises(TargetPositionError, match=harm.why.format(last=last)) as found:
             go(replace(options, start_seqno=start_seqno))

@@ -319,7 +319,7 @@ def test_counters_of_a_pipeline_that_idles_do_not_stay_behind(
             assert time.monotonic() < deadline, found
             time.sleep(0.05)
         target_ = open_target(target.options)
-        done = [Counters.parse(row.stats) for row in target_.read_channels("p")]
+        done = [Counters.parse(row.stats) for row in target_.positions.read_channels("p")]
         target_.close()
         assert all(one.apply_us for one in done if one.groups), done
 

@@ -104,7 +104,7 @@ def test_a_limit_that_comes_later_ends_a_run_that_follows(tmp_path: Path, target
 
 def leave_out(target: SqliteTarget, token: int, *ranges: tuple[int, int]) -> None:
     opened = open_target(target.options)
-    opened.leave_out(pipeline="p", token=token, ranges=ranges)
+    opened.positions.leave_out(pipeline="p", token=token, ranges=ranges)
     opened.close()
 
 
@@ -131,7 +131,7 @@ def test_what_is_left_out_is_passed_and_recorded(tmp_path: Path, target: SqliteT
     assert done.transactions + done.omitted == last + 1
     assert done.skipped == (last + 1) * 3, "each of the others passed each transaction once"
     opened = open_target(target.options)
-    assert opened.read_left_out("p") == [(5, 7), (20, 20), (40, 40), (60, 60)]
+    assert opened.positions.read_left_out("p") == [(5, 7), (20, 20), (40, 40), (60, 60)]
     opened.close()
 
 
@@ -174,32 +174,28 @@ class Killed:
 
     def _open(self):
         opened = open_target(self._options)
-        killed = self
+        self.waiting = 0
 
-        class Dying:
-            def __getattr__(self, name: str):
-                return getattr(opened, name)
-
-            def publish(self, advance):
-                killed.count(before=True)
-                opened.publish(advance)
-                killed.count(before=False)
-
-            def apply(self, units, advance):
-                killed.count(before=True)
-                done = opened.apply(units, advance)
-                killed.count(before=False)
+        def dying(move):
+            def moved(*given):
+                self.count(before=True)
+                done = move(*given)
+                self.count(before=False)
                 return done
 
-            def meet(self, pipeline: str):
-                met = opened.meet(pipeline)
-                if killed.waiting > 8:  # the others are not running: it would wait for ever
-                    raise Dead
-                killed.waiting += 1
-                return met
+            return moved
 
-        self.waiting = 0
-        return Dying()
+        def meet(pipeline: str, meet=opened.positions.meet):
+            met = meet(pipeline)
+            if self.waiting > 8:  # the others are not running: it would wait for ever
+                raise Dead
+            self.waiting += 1
+            return met
+
+        opened.apply = dying(opened.apply)  # type: ignore[method-assign]
+        opened.positions.publish = dying(opened.positions.publish)  # type: ignore[method-assign]
+        opened.positions.meet = meet  # type: ignore[method-assign]
+        return opened
 
     def count(self, *, before: bool) -> None:
         self.waiting = 0
@@ -233,7 +229,7 @@ def test_where_the_time_goes_and_what_each_shard_got(tmp_path: Path, target: Sql
     token = take(target.options, FOUR)
     run_threads(tasks_for(target.options, tmp_path / "log", FOUR, token, until=last))
     opened = open_target(target.options)
-    rows = opened.read_channels("p")
+    rows = opened.positions.read_channels("p")
     opened.close()
     shards: dict[str, int] = {}
     for row in rows:

@@ -62,7 +62,7 @@ def to(**fields: object) -> Change:
 
 def plan_at(target: SqliteTarget) -> ShardPlan:
     opened = open_target(target.options)
-    row = opened.read_pipeline("p")
+    row = opened.positions.read_pipeline("p")
     opened.close()
     assert row is not None
     return ShardPlan.parse(row.shard_rule, channels=row.channels)

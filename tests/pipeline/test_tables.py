@@ -11,7 +11,8 @@ from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, T
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.payload import Payload, encode
-from tranlog.pipeline.upkeep.tables import create_statements, tables_behind, tables_in_log
+from tranlog.pipeline.upkeep.tables import tables_behind, tables_in_log
+from tranlog.target.options import create_statements
 from tranlog.types import LogicalType
 
 

@@ -62,12 +62,12 @@ def prepare(path: Path, thl: Path) -> TargetOptions:
     """Make the tables that a directory's changes name, in a new SQLite target."""
     options = TargetOptions(kind="sqlite", path=str(path))
     target = open_target(options)
-    target.ensure_tables()
+    target.positions.ensure_tables()
     with open_readable(thl) as log:
         for table in tables_in_log(log, report=lambda at, last: None):
             if table.name not in ("db1.acct", "db1.specs_only"):
                 columns = tuple(msgspec.structs.replace(column, nullable=True) for column in table.columns)
-                target.create_table(msgspec.structs.replace(table, columns=columns))
+                target.rows.create_table(msgspec.structs.replace(table, columns=columns))
     target.close()
     return options
 
@@ -86,7 +86,7 @@ def test_a_golden_directory_with_rows(tmp_path: Path) -> None:
         assert cursor.next_header() is not None
         (change,) = cursor.current().changes()
         assert isinstance(change, RowChange) and change.after is not None
-        (row,) = target.rows(change.table)
+        (row,) = target.rows.read(change.table)
         pairs = zip(change.table.columns, row, change.after, strict=True)
         told = {column.name: (canonical(one), canonical(other)) for column, one, other in pairs}
         del told["vchr_bytes"]  # the ancestor does not name the charset of bytes that it did not decode
@@ -152,14 +152,14 @@ def test_rows_as_a_replicator_writes_them_while_it_writes(tmp_path: Path) -> Non
         log.append(make_event(41, end=(44, 0)))  # B7-8: the ancestor's position stays before a range at the end
     wait_until(lambda: set(positions(options).values()) == {44})
     target = open_target(options)
-    target.request_stop(pipeline="p", token=token, stop_at_seqno=-1)  # type: ignore[arg-type]
+    target.positions.request_stop(pipeline="p", token=token, stop_at_seqno=-1)  # type: ignore[arg-type]
     target.close()
     assert [(result.end, result.error) for result in running.join()] == [(TaskEnd.STOPPED, None)] * 3
     with open_readable(thl) as reader, reader.cursor() as cursor:
         cursor.next_header()
         table = next(iter(cursor.current().changes())).table  # type: ignore[union-attr]
     target = open_target(options)
-    assert sorted(target.rows(table)) == [(1, 6), (2, 6), (3, 6), (4, 6)]
+    assert sorted(target.rows.read(table)) == [(1, 6), (2, 6), (3, 6), (4, 6)]
     target.close()
     shutil.rmtree(thl)  # reset: the epoch is the same, 0, and the event id tells
     with TungstenLog.open(str(thl)) as log:

@@ -71,6 +71,8 @@ class Tables:
             raise TargetTableError(table=table.name, why="is missing")
         return iter(self.content[table])
 
+    read = rows
+
     def close(self) -> None:
         pass
 
@@ -86,7 +88,7 @@ def verify(
     return list(
         verify_tables(
             source,
-            target,  # type: ignore[arg-type]  # only its rows are read
+            target,  # type: ignore[arg-type]  # it is only read
             tables=source.tables(),
             differences=differences,
             report=lambda where, rows: reported.append((where, rows)),
@@ -188,7 +190,8 @@ def test_a_table_without_key_goes_by_whole_rows() -> None:
 
 def test_old_versions_of_rows_are_not_compared() -> None:
     price = table_of("price", "id", "name", "row_start", "row_end", key=(0, 3))
-    present, old = (1, "new", Instant(2), Instant(2_147_483_647_999_999)), (1, "old", Instant(1), Instant(2))
+    present: Row = (1, "new", Instant(2), Instant(2_147_483_647_999_999))
+    old: Row = (1, "old", Instant(1), Instant(2))
     here = {price: [old, present]}
     filters = [PresentRows(tables=("shop.*",))]
     (verdict,) = verify(here, {table_of("price", "id", "name"): [(1, "new")]}, filters=filters)

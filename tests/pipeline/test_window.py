@@ -41,7 +41,7 @@ Shares = dict[int, list[tuple[int, Item | TranlogError]]]
 def window_of(target: SqliteTarget, log_dir: Path, plan: ShardPlan, token: int, last: int, size: int) -> Window | None:
     """The next window, as the driver makes it."""
     opened = open_target(target.options)
-    restart = restart_seqno(opened.read_channels("p"))
+    restart = restart_seqno(opened.positions.read_channels("p"))
     opened.close()
     if restart >= last:
         return None

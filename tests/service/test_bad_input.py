@@ -239,8 +239,8 @@ def test_a_target_whose_position_is_not_in_this_log(place: Place) -> None:
     place.captured()
     target = open_target(TargetOptions(kind="sqlite", path=str(place.path / "target.db")))
     try:
-        target.ensure_tables()
-        target.take(
+        target.positions.ensure_tables()
+        target.positions.take(
             pipeline="shop",
             expected_token=0,
             holder="",

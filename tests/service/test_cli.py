@@ -527,7 +527,7 @@ def test_tables_of_an_empty_log(shop: Shop) -> None:
 def rows_at_target(pipeline: str = "shop") -> list[ChannelRow]:
     target = open_target(TargetOptions(kind="sqlite", path="target.db"))
     try:
-        return target.read_channels(pipeline)
+        return target.positions.read_channels(pipeline)
     finally:
         target.close()
 
@@ -571,9 +571,9 @@ def test_a_pipeline_that_runs_is_not_moved(shop: Shop, monkeypatch: pytest.Monke
     shop("capture --once")
     shop("position set 1")
     target = open_target(TargetOptions(kind="sqlite", path="target.db"))
-    row = target.read_pipeline("shop")
+    row = target.positions.read_pipeline("shop")
     assert row is not None
-    token = target.take(
+    token = target.positions.take(
         pipeline="shop",
         expected_token=row.token,
         holder="somebody",
@@ -585,7 +585,7 @@ def test_a_pipeline_that_runs_is_not_moved(shop: Shop, monkeypatch: pytest.Monke
 
     def beat(seconds: float) -> None:
         time.sleep(0.005)
-        target.keep_alive(pipeline="shop", token=token)
+        target.positions.keep_alive(pipeline="shop", token=token)
 
     monkeypatch.setattr("tranlog.clock.SystemClock.sleep", lambda self, seconds: beat(seconds))
     for line in ("position set 2 -y", "position reset -y"):
@@ -594,7 +594,7 @@ def test_a_pipeline_that_runs_is_not_moved(shop: Shop, monkeypatch: pytest.Monke
     state = shop.json("status")["pipeline"]
     assert (state["running"], state["holder"]) == (True, "somebody")
     assert shop("position set 2 -y --take-over")[0] == 0
-    taken = target.read_pipeline("shop")
+    taken = target.positions.read_pipeline("shop")
     assert taken is not None and taken.token > token
     target.close()
 

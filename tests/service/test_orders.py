@@ -68,7 +68,7 @@ class Shop:
         self.source.execute("CREATE TABLE item (id INTEGER PRIMARY KEY, note TEXT)")
         self.options = TargetOptions(kind="sqlite", path=str(folder / "target.db"))
         target = open_target(self.options)
-        target.create_table(ITEM)
+        target.rows.create_table(ITEM)
         target.close()
         self.write(20)
         self._opened = ExitStack()
@@ -105,7 +105,7 @@ class Shop:
     def rows(self) -> set[int]:
         target = open_target(self.options)
         try:
-            return {int(str(row[0])) for row in target.rows(ITEM)}
+            return {int(str(row[0])) for row in target.rows.read(ITEM)}
         finally:
             target.close()
 

@@ -132,9 +132,9 @@ def test_a_stop_that_the_user_did_not_ask_for_is_no_end(tmp_path: Path, context:
         run = Run(options(tmp_path, target, until_seqno=None), context)
         workload.write(log, 20)
         wait_until(lambda: set(positions(target.options).values()) == {log.last_seqno})
-        row = opened.read_pipeline("p")
+        row = opened.positions.read_pipeline("p")
         assert row is not None
-        opened.request_stop(pipeline="p", token=row.token, stop_at_seqno=NO_SEQNO)
+        opened.positions.request_stop(pipeline="p", token=row.token, stop_at_seqno=NO_SEQNO)
         opened.close()
         wait_until(lambda: any("asked all others to stop" in note for one in run.reports for note in one.notes))
         workload.write(log, 20)
@@ -159,7 +159,7 @@ def test_another_plan_drains_first(tmp_path: Path, context: SparkContext, change
         # What an interrupted run leaves: one channel behind. It had applied nothing of its own since.
         target.query("UPDATE tranlog_channel SET applied_seqno = 0, event_id = '', epoch = 0 WHERE channel = 2")
         result = run_apply(options(tmp_path, target, channels=3, until_seqno=50, serial_shards=("x",)), spark=context)
-        assert opened.read_pipeline("p").channels == 3, "the limit lies before the drain's end"  # type: ignore[union-attr]
+        assert opened.positions.read_pipeline("p").channels == 3, "the limit lies before the drain's end"  # type: ignore[union-attr]
         assert set(positions(target.options).values()) == {100, 50}
         result = run_apply(options(tmp_path, target, **change), spark=context)
     finally:
@@ -297,7 +297,7 @@ def test_what_cannot_be_cured_comes_back_as_itself(
     assert found.value.seqno == 2
     assert max(positions(target.options).values()) >= 1
     opened = open_target(target.options)
-    row = opened.read_pipeline("p")
+    row = opened.positions.read_pipeline("p")
     opened.close()
     assert row is not None and row.holder == "", "the next start need not wait"
 

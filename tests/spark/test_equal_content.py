@@ -94,7 +94,7 @@ def test_the_same_pipeline_gives_equal_content(
     for options in targets:
         with contextlib.closing(open_target(options)) as target:
             for each in made:
-                target.create_table(each)
+                target.rows.create_table(each)
             given = ApplyOptions(
                 pipeline=options.kind, log_dir=str(tmp_path / "log"), target=options, channels=3, until_seqno="now"
             )
@@ -102,5 +102,5 @@ def test_the_same_pipeline_gives_equal_content(
             assert set(positions(options, options.kind).values()) == {last}
             for each in made:
                 expected = content(everything.content[each.name])
-                found = content(target.rows(each))
+                found = content(target.rows.read(each))
                 assert found == expected, f"seed {seed}, {options.kind}, {each.name}: {found - expected}"

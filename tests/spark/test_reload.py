@@ -88,12 +88,12 @@ class Service:
         )
 
     def row(self) -> PipelineRow:
-        row = self.target.read_pipeline("p")
+        row = self.target.positions.read_pipeline("p")
         assert row is not None
         return row
 
     def rows(self) -> tuple[ChannelRow, ...]:
-        return tuple(self.target.read_channels("p"))
+        return tuple(self.target.positions.read_channels("p"))
 
     def at(self) -> int:
         return min((row.applied_seqno for row in self.rows()), default=-1)

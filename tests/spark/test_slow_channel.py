@@ -88,7 +88,7 @@ def run(tmp_path: Path, dsn: str, *, distance: int, text: int) -> None:
     )
 
     def at() -> dict[int, int]:
-        return {row.channel: row.applied_seqno for row in opened.read_channels("p")}
+        return {row.channel: row.applied_seqno for row in opened.positions.read_channels("p")}
 
     driver = Driver(given)
     peaks: dict[int, tuple[str, int]] = {}
@@ -124,7 +124,7 @@ def run(tmp_path: Path, dsn: str, *, distance: int, text: int) -> None:
     assert at() == dict.fromkeys(range(3), last)
     # Each row once: nobody began at the other's position, in front of its own or behind it.
     assert target.audit().total() == number == len(target.audit())
-    counters = {row.channel: Counters.parse(row.stats) for row in opened.read_channels("p")}
+    counters = {row.channel: Counters.parse(row.stats) for row in opened.positions.read_channels("p")}
     opened.close()
     done = {channel: (one.transactions, one.skipped) for channel, one in counters.items()}
     few = number // SLOW_EVERY

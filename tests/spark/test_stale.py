@@ -32,6 +32,7 @@ from fix_pipeline import (
     tasks_for,
     write_log,
 )
+from fix_target import session_of
 from tranlog.change import TableMap
 from tranlog.errors import PipelineHeldError, ReplacedError, TransientTargetError
 from tranlog.log.writing.log import Log
@@ -299,7 +300,7 @@ def test_a_driver_that_stands_still_inside_a_transaction(workload: Workload, tar
     plan = ShardPlan(channels=2)
     take(target.options, plan)
     opened = open_target(target.options)
-    session = opened._session  # type: ignore[attr-defined]
+    session = session_of(opened)
     session.begin()
     session.run("UPDATE tranlog_pipeline SET alive_at = alive_at + 1")
     assert take(target.options, plan) == 2
@@ -312,7 +313,7 @@ def worker_of(target: SqliteTarget, channel: int) -> int | None:
     """The process that has claimed a channel, from `tranlog_channel.session`."""
     opened = open_target(target.options)
     try:
-        session = next((row.session for row in opened.read_channels("p") if row.channel == channel), "")
+        session = next((row.session for row in opened.positions.read_channels("p") if row.channel == channel), "")
     finally:
         opened.close()
     return int(session.split()[0]) if session else None

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from fix_folder import folder_options
+from fix_target import DATABASES
 from tranlog.target.options import TargetOptions
 
-KINDS = [
-    "sqlite",
-    pytest.param("postgres", marks=pytest.mark.integration),
-    pytest.param("mariadb", marks=pytest.mark.integration),
-]
 
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*DATABASES, "folder"])
 def options(request: pytest.FixtureRequest, tmp_path: Path) -> TargetOptions:
-    """An empty database of each kind."""
+    """An empty target of each kind, of which one is no database."""
+    if request.param == "folder":
+        return folder_options(tmp_path / "target")
     if request.param == "sqlite":
         return TargetOptions(kind="sqlite", path=str(tmp_path / "target.db"), lock_timeout_s=5)
     if request.param == "mariadb":

@@ -20,6 +20,7 @@ from fix_target import (
     Model,
     column,
     content,
+    databases,
     delete,
     insert,
     table,
@@ -42,7 +43,7 @@ def row(n: int, name: str | None = "a", number: int | None = 1) -> tuple[Value, 
 
 
 def test_runs_of_like_changes_are_one_statement_each(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     inserted = bench.apply(
         [insert(ITEMS, row(i)) for i in range(100)], [insert(ITEMS, row(i)) for i in range(100, 150)]
     )
@@ -57,26 +58,26 @@ def test_runs_of_like_changes_are_one_statement_each(bench: Bench) -> None:
 
 def test_a_batch_never_passes_another_change(bench: Bench) -> None:
     """Insert, delete and insert the same keys again: only the log's order works."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     applied = bench.apply(
         [insert(ITEMS, row(1)), insert(ITEMS, row(2))],
         [delete(ITEMS, row(1)), update(ITEMS, row(2), row(2, "x")), insert(ITEMS, row(1, "again"))],
         [delete(ITEMS, row(2, "x")), delete(ITEMS, row(1, "again")), insert(ITEMS, row(2, "end"))],
     )
-    assert applied.statements >= 6
+    assert applied.statements >= 6 or bench.target.kind == "folder"
     assert bench.rows(ITEMS) == content([row(2, "end")])
 
 
 def test_one_row_updated_often_in_a_run(bench: Bench) -> None:
     """A set-based update would touch the row once: the batch is divided."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1, "a", 0)), insert(ITEMS, row(2, "a", 0))])
     bench.apply([update(ITEMS, row(i % 2 + 1, "a", i // 2), row(i % 2 + 1, "a", i // 2 + 1)) for i in range(20)])
     assert bench.rows(ITEMS) == content([row(1, "a", 10), row(2, "a", 10)])
 
 
 def test_updates_of_different_columns_keep_what_they_do_not_change(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1)), insert(ITEMS, row(2))])
     bench.apply([update(ITEMS, row(1), row(1, "b", 1)), update(ITEMS, row(2), row(2, "a", None))])
     bench.apply([update(ITEMS, row(1, "b"), row(1, "b")), update(ITEMS, row(2, "a", None), row(2, None, 7))])
@@ -84,16 +85,17 @@ def test_updates_of_different_columns_keep_what_they_do_not_change(bench: Bench)
 
 
 def test_a_transaction_of_many_batches(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     count = 2 * SETTLE_ROWS + 7
     applied = bench.apply([insert(ITEMS, row(i, "x" * (i % 20))) for i in range(count)])
     assert applied.changes == count
     assert sum(bench.rows(ITEMS).values()) == count
 
 
+@databases
 def test_large_values_are_sent_in_small_batches(bench: Bench) -> None:
     wide = table("wide", ID, column("body", TEXT, "longtext"))
-    bench.target.create_table(wide)
+    bench.target.rows.create_table(wide)
     rows = [(i, str(i) * 1_000_000) for i in range(9)]
     applied = bench.apply([insert(wide, r) for r in rows])
     assert applied.statements > 1
@@ -103,7 +105,7 @@ def test_large_values_are_sent_in_small_batches(bench: Bench) -> None:
 def test_a_transaction_without_changes_moves_the_position_only(bench: Bench) -> None:
     applied = bench.apply([], [])
     assert (applied.transactions, applied.changes, applied.statements) == (2, 0, 0)
-    (channel,) = bench.target.read_channels("shop")
+    (channel,) = bench.target.positions.read_channels("shop")
     assert (channel.applied_seqno, channel.epoch, channel.event_id, channel.source_id) == (1, 1, "event 1", "source")
     assert channel.tstamp == 1_700_000_000_001
 
@@ -112,7 +114,7 @@ def test_a_transaction_without_changes_moves_the_position_only(bench: Bench) -> 
 
 
 def test_a_primary_key_changes(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1)), insert(ITEMS, row(5))])
     bench.apply([update(ITEMS, row(1), row(2, "moved")), update(ITEMS, row(2, "moved"), row(3, "again"))])
     assert bench.rows(ITEMS) == content([row(3, "again"), row(5)])
@@ -124,7 +126,7 @@ def test_two_keys_are_swapped_in_one_transaction(
 ) -> None:
     """design/data-model.md: "a swap of two keys in one transaction works"."""
     bench = open_bench(replace(options, net_effect=net_effect))
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1, "one")), insert(ITEMS, row(2, "two")), insert(ITEMS, row(3, "three"))])
     bench.apply([update(ITEMS, row(1, "one"), row(2, "one")), update(ITEMS, row(2, "two"), row(1, "two"))])
     assert bench.rows(ITEMS) == content([row(2, "one"), row(1, "two"), row(3, "three")])
@@ -136,7 +138,7 @@ def test_two_keys_are_swapped_in_one_transaction(
 def test_values_of_a_unique_key_pass_each_other(bench: Bench) -> None:
     """Each order of rows that a source can have: legal one by one, or only at the end."""
     unique = table("unique", ID, column("code", INTEGER, "int(11)"), unique_keys=((1,),))
-    bench.target.create_table(unique)
+    bench.target.rows.create_table(unique)
     bench.apply([insert(unique, (i, i)) for i in range(1, 6)])
     bench.apply([update(unique, (i, i), (i, i + 1)) for i in range(5, 0, -1)])
     assert bench.rows(unique) == content([(i, i + 1) for i in range(1, 6)])
@@ -146,7 +148,7 @@ def test_values_of_a_unique_key_pass_each_other(bench: Bench) -> None:
 
 def test_rows_without_a_key_are_found_by_all_their_values(bench: Bench) -> None:
     """Exactly one of several equal rows; NULL equals NULL."""
-    bench.target.create_table(MOVES)
+    bench.target.rows.create_table(MOVES)
     bench.apply([insert(MOVES, row(1))] * 3 + [insert(MOVES, row(1, None, None))] * 2 + [insert(MOVES, row(2, None))])
     bench.apply(
         [delete(MOVES, row(1)), update(MOVES, row(1), row(1, "b")), delete(MOVES, row(1, None, None))],
@@ -159,7 +161,7 @@ def test_a_key_of_several_columns(bench: Bench) -> None:
     pair = table(
         "pair", ID, column("code", TEXT, "varchar(9)", nullable=False), column("n", INTEGER, "int"), key=(1, 0)
     )
-    bench.target.create_table(pair)
+    bench.target.rows.create_table(pair)
     bench.apply([insert(pair, (i, code, i)) for i in range(3) for code in ("a", "b")])
     bench.apply([update(pair, (i, "a", i), (i, "a", 9)) for i in range(3)] + [delete(pair, (1, "b", 1))])
     bench.apply([update(pair, (0, "b", 0), (7, "c", 0))])
@@ -190,7 +192,7 @@ def test_a_conflict_names_its_place_and_leaves_nothing(bench: Bench, case: str, 
     """Issue: "stops at that transaction, names seqno, table, key; nothing half-applied"."""
     wrong, name, key = CONFLICTS[case]
     for each in (ITEMS, MOVES, NAMED):
-        bench.target.create_table(each)
+        bench.target.rows.create_table(each)
     bench.apply([insert(ITEMS, row(1)), insert(ITEMS, row(2)), insert(MOVES, row(1))])
     before = bench.rows(ITEMS), bench.rows(MOVES)
     good = [insert(ITEMS, row(50)), update(ITEMS, row(2), row(2, "changed"))]
@@ -208,7 +210,7 @@ def test_a_conflict_names_its_place_and_leaves_nothing(bench: Bench, case: str, 
 
 
 def test_an_insert_is_never_an_update(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1, "here"))])
     with pytest.raises(ConflictError, match=r"seqno 1, table shop\.items, key \(id=1\)"):
         bench.apply([insert(ITEMS, row(1, "other"))])
@@ -217,7 +219,7 @@ def test_an_insert_is_never_an_update(bench: Bench) -> None:
 
 def test_a_replaced_task_writes_nothing(bench: Bench) -> None:
     """design/pipeline.md: the guarded update "must hit exactly one row, else this task has been replaced"."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1))])
     units = [unit_of(1, [insert(ITEMS, row(2))])]
     advance = bench.advance(1)
@@ -230,13 +232,13 @@ def test_a_replaced_task_writes_nothing(bench: Bench) -> None:
         with pytest.raises(ReplacedError):
             bench.target.apply(units, stale)
         with pytest.raises(ReplacedError):
-            bench.target.publish(stale)
-    for wrong in (bench.target.publish, lambda stale: bench.target.apply(units, stale)):
-        with pytest.raises(TargetPositionError, match="tranlog_pipeline has no row of it"):
+            bench.target.positions.publish(stale)
+    for wrong in (bench.target.positions.publish, lambda stale: bench.target.apply(units, stale)):
+        with pytest.raises(TargetPositionError, match="has no row of it"):
             wrong(replace(advance, pipeline="other"))  # nobody has taken over what is not there
     assert bench.rows(ITEMS) == content([row(1)])
     assert bench.stored_seqno() == 0
-    bench.target.publish(advance)
+    bench.target.positions.publish(advance)
     assert bench.stored_seqno() == 1
     with pytest.raises(ReplacedError, match="the test"):
         bench.target.apply(units, advance)  # once more is once too often
@@ -245,7 +247,7 @@ def test_a_replaced_task_writes_nothing(bench: Bench) -> None:
 
 def test_an_error_while_reading_rolls_back(bench: Bench) -> None:
     """Whatever ends the stream of changes, a stop among it, leaves nothing behind."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
 
     def broken() -> Iterator[Change]:
         yield from [insert(ITEMS, row(i)) for i in range(3 * 1000)]
@@ -263,7 +265,7 @@ def test_an_error_while_reading_rolls_back(bench: Bench) -> None:
 
 def test_what_the_source_did_not_send_is_not_written(bench: Bench) -> None:
     """design/data-model.md: UNCHANGED is "never NULL, never written"."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1, "kept", 1)), insert(ITEMS, row(2, "kept", 1))])
     bench.apply(
         [update(ITEMS, (1, UNCHANGED, 1), (1, UNCHANGED, 5)), update(ITEMS, row(2, "kept"), (2, UNCHANGED, None))]
@@ -272,13 +274,14 @@ def test_what_the_source_did_not_send_is_not_written(bench: Bench) -> None:
     for wrong in (insert(ITEMS, (3, UNCHANGED, 1)), delete(ITEMS, (UNCHANGED, "a", 1))):
         with pytest.raises(ConflictError):
             bench.apply([wrong])
-    bench.target.create_table(MOVES)
+    bench.target.rows.create_table(MOVES)
     bench.apply([insert(MOVES, row(1))])
     with pytest.raises(ConflictError, match="no before value"):
         bench.apply([delete(MOVES, (1, UNCHANGED, 1))])
     assert bench.rows(MOVES) == content([row(1)])
 
 
+@databases
 def test_generated_columns_of_the_target_are_left_to_it(bench: Bench) -> None:
     doubled = table("doubled", ID, column("n", INTEGER, "int"), column("twice", INTEGER, "int"))
     if bench.target.kind == "sqlite":
@@ -295,8 +298,9 @@ def test_generated_columns_of_the_target_are_left_to_it(bench: Bench) -> None:
     assert bench.rows(doubled) == content([(1, 5, 10)])
 
 
+@databases
 def test_columns_that_only_the_target_has_keep_their_defaults(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     name = '"shop.items"' if bench.target.kind == "sqlite" else "shop.items"
     bench.session.run_script(f"ALTER TABLE {name} ADD COLUMN seen integer NOT NULL DEFAULT 7")
     bench.apply([insert(ITEMS, row(1)), insert(ITEMS, row(2))], [update(ITEMS, row(1), row(1, "b"))])
@@ -312,20 +316,21 @@ def test_a_missing_table_or_column_is_named_with_the_seqno(bench: Bench) -> None
         bench.apply([insert(ITEMS, row(1))])
     assert caught.value.seqno == 0
     assert bench.stored_seqno() == -1
-    assert bench.target.create_table(ITEMS) != ""
+    assert bench.target.rows.create_table(ITEMS) != ""
     bench.apply([insert(ITEMS, row(1))])  # nothing needs to be opened anew
     wider = table("items", *ITEMS.columns, column("more", TEXT, "text"))
     with pytest.raises(TargetTableError, match=r"shop\.items \(seqno 1\): column more is missing"):
         bench.apply([insert(wider, (*row(2), "x"))])
     with pytest.raises(TargetTableError, match="column more is missing"):
-        bench.target.rows(wider)
+        bench.target.rows.read(wider)
     with pytest.raises(TargetTableError, match="no such table"):
-        bench.target.rows(MOVES)
+        bench.target.rows.read(MOVES)
     assert bench.rows(ITEMS) == content([row(1)])
 
 
+@databases
 def test_a_table_that_changes_under_an_open_connection(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1))])
     name = '"shop.items"' if bench.target.kind == "sqlite" else "shop.items"
     bench.session.run_script(f"ALTER TABLE {name} RENAME COLUMN n TO m")
@@ -339,9 +344,9 @@ def test_a_table_that_changes_under_an_open_connection(bench: Bench) -> None:
 
 
 def test_a_table_is_created_once(bench: Bench) -> None:
-    first = bench.target.create_table(ITEMS)
-    assert "CREATE TABLE" in first
-    assert bench.target.create_table(ITEMS) == ""
+    first = bench.target.rows.create_table(ITEMS)
+    assert ("CREATE TABLE" if bench.target.kind != "folder" else "shop.items") in first
+    assert bench.target.rows.create_table(ITEMS) == ""
     bench.apply([insert(ITEMS, row(1))])
     with pytest.raises(ConflictError):
         bench.apply([insert(ITEMS, row(1))])  # it has its primary key
@@ -363,8 +368,8 @@ def test_names_of_any_kind(bench: Bench) -> None:
     )
     plain = table("order", ID, column("group", TEXT, "text"), schema="main")
     for each in (odd, plain):
-        assert bench.target.create_table(each)
-        assert bench.target.create_table(each) == ""
+        assert bench.target.rows.create_table(each)
+        assert bench.target.rows.create_table(each) == ""
     one, two = tuple(range(len(names))), (0, *range(10, 9 + len(names)))
     bench.apply([insert(odd, one), insert(plain, (1, "x"))])
     bench.apply([update(odd, one, two), update(plain, (1, "x"), (1, "y"))])
@@ -382,7 +387,7 @@ def ddl(sql: str) -> Statement:
 
 def test_a_statement_of_another_kind_of_database_stops(bench: Bench) -> None:
     """design/data-model.md: "`ddl = stop` (default, naming seqno and text)"."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     with pytest.raises(
         DdlStopError, match=r"seqno 0, statement 'ALTER TABLE items ADD x INT'.*from mysql.*ddl = "
     ) as caught:
@@ -396,7 +401,7 @@ def test_ignored_statements_are_counted_and_warned_of_once(
     options: TargetOptions, open_bench: Callable[[TargetOptions], Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = open_bench(replace(options, ddl="ignore"))
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     applied = bench.apply(
         [insert(ITEMS, row(1)), ddl("ALTER TABLE items ADD x INT"), insert(ITEMS, row(2))],
         [ddl("DROP TABLE elsewhere")],
@@ -415,7 +420,7 @@ def test_ddl_that_takes_rows_away_is_not_passed_over_while_they_are_here(
 ) -> None:
     """It is known by what it does. Where the rows are gone here too, it is passed over as other DDL."""
     bench = open_bench(replace(options, ddl="ignore"))
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, row(1))])
     with pytest.raises(DdlStopError, match=r"it takes rows away, which are still here.*from shop\.items here"):
         bench.apply([ddl(statement)], metadata=(("dbms_type", "mariadb"),))
@@ -436,7 +441,7 @@ def test_upkeep_is_passed_over_everywhere(
 
 def test_a_sequence_is_passed_over_where_there_is_none(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """docs/operations.md: announced once, its rows and its DDL, and what comes beside it is applied."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     sequence = table("numbers", column("next_not_cached_value", INTEGER, "bigint"), key=(), sequence=True)
     if bench.target.kind == "mariadb":
         with pytest.raises(TargetTableError, match="there is no such sequence"):
@@ -461,7 +466,7 @@ def test_a_statement_that_changes_rows_is_not_passed_over_with_the_ddl(
     options: TargetOptions, open_bench: Callable[[TargetOptions], Bench]
 ) -> None:
     bench = open_bench(replace(options, ddl="ignore"))
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     emptied = Statement(schema="shop", sql="TRUNCATE TABLE items", ddl=False)
     with pytest.raises(DdlStopError, match=r"TRUNCATE TABLE items.*it changes rows"):
         bench.apply([insert(ITEMS, row(1))], [emptied], metadata=(("dbms_type", "mysql"),))
@@ -474,7 +479,7 @@ def test_a_statement_that_changes_rows_is_not_passed_over_with_the_ddl(
 
 def test_net_effect_sends_a_hot_row_once(options: TargetOptions, open_bench: Callable[[TargetOptions], Bench]) -> None:
     bench = open_bench(replace(options, net_effect=True))
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     hot = [update(ITEMS, row(1, "a", i), row(1, "a", i + 1)) for i in range(50)]
     applied = bench.apply(
         [insert(ITEMS, row(1, "a", 0)), insert(ITEMS, row(2))], hot, [delete(ITEMS, row(2)), insert(ITEMS, row(3))]
@@ -527,7 +532,7 @@ def test_random_changes_end_as_in_a_model(
     bench = open_bench(replace(options, net_effect=seed % 2 == 1))
     tables = [KEYED, UNKEYED, UNIQUE]
     for each in tables:
-        bench.target.create_table(each)
+        bench.target.rows.create_table(each)
     model = Model(seed, tables=tables, value=draw_finite if bench.target.kind == "mariadb" else draw)
     for _ in range(15):
         transactions = [model.transaction(12) for _ in range(model.random.choice([1, 1, 3, 8]))]

@@ -12,8 +12,7 @@ from tranlog.change import Statement
 from tranlog.errors import ReplacedError, TargetTableError
 from tranlog.pipeline.applying.channel import TaskEnd
 from tranlog.pipeline.rules.channels import ShardPlan
-from tranlog.pipeline.upkeep.tables import create_statements
-from tranlog.target.options import TargetOptions, open_target
+from tranlog.target.options import TargetOptions, create_statements, open_target
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def test_channels_pass_the_whole_log_once(tmp_path: Path, options: TargetOptions
     last = write_log(tmp_path / "log", workload, 300)
     plan = ShardPlan(channels=3)
     target = open_target(options)
-    target.ensure_tables()
+    target.positions.ensure_tables()
     for _ in range(2):
         tasks = tasks_for(options, tmp_path / "log", plan, take(options, plan), until=last)
         assert [(result.end, result.error) for result in run_threads(tasks)] == [(TaskEnd.LIMIT, None)] * 3
@@ -35,10 +34,10 @@ def test_channels_pass_the_whole_log_once(tmp_path: Path, options: TargetOptions
         done = counters(options)
         assert (done.transactions, done.changes) == (last + 1, workload.changes)
     for table in workload.tables:
-        assert target.create_table(table) == ""
+        assert target.rows.create_table(table) == ""
         assert create_statements("null", table) == []
         with pytest.raises(TargetTableError, match="keeps no rows"):
-            next(target.rows(table))
+            next(target.rows.read(table))
     target.close()
 
 
@@ -48,7 +47,7 @@ def test_a_replaced_task_moves_nothing(options: TargetOptions) -> None:
     statement = Statement(sql="DROP TABLE items", schema="shop", ddl=True)
     applied = bench.apply([insert(ITEMS, (1, "one", 1))], [statement])
     assert (applied.transactions, applied.changes, applied.ddl_ignored) == (2, 1, 1)
-    bench.target.claim(pipeline="shop", channel=0, driver_token=bench.driver_token)
+    bench.target.positions.claim(pipeline="shop", channel=0, driver_token=bench.driver_token)
     with pytest.raises(ReplacedError):
         bench.apply([insert(ITEMS, (1, "one", 1))])
     assert bench.stored_seqno() == 1

@@ -50,9 +50,9 @@ def ddl(sql: str) -> Statement:
 
 def test_a_stopped_task_is_ended_by_its_successor(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
     """design/pipeline.md, "A stopped process holds its locks"."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     task = stop_task(bench)
-    claimed = bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+    claimed = bench.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
     assert task.process.wait(5) == -9
     assert claimed.applied_seqno == -1
     bench.token = claimed.token
@@ -61,9 +61,9 @@ def test_a_stopped_task_is_ended_by_its_successor(bench: Bench, stop_task: Calla
 
 
 def test_a_driver_ends_a_stopped_task_too(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     task = stop_task(bench)
-    token = bench.target.take(
+    token = bench.target.positions.take(
         pipeline=PIPELINE,
         expected_token=bench.driver_token,
         holder="next",
@@ -73,15 +73,15 @@ def test_a_driver_ends_a_stopped_task_too(bench: Bench, stop_task: Callable[...,
         keep_assignment=True,
     )
     assert task.process.wait(5) == -9
-    assert bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=token).applied_seqno == -1
+    assert bench.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=token).applied_seqno == -1
     assert not bench.rows(ITEMS)
 
 
 def test_a_process_of_a_reused_number_is_not_ended(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
     """The number alone is not enough: start time and boot must be those of the session that claimed."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     task = stop_task(bench)
-    (row,) = bench.target.read_channels(PIPELINE)
+    (row,) = bench.target.positions.read_channels(PIPELINE)
     pid, start, boot = row.session.split(" ")
     assert int(pid) == task.pid
     for other in (f"{pid} {int(start) - 1} {boot}", f"{pid} {start} another-boot", f"1 {start} {boot}", "", "x"):
@@ -107,37 +107,39 @@ def test_a_stopped_process_that_is_not_ours_is_named_and_left(bench: Bench, path
                 pass
             why = rf"locked for 0\.3 s by process {stranger.pid}, which is stopped \(.*python.*; end that session"
             with pytest.raises(TargetUnavailableError, match=why):
-                bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+                bench.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
             assert stranger.poll() is None
         finally:
             stranger.kill()
-    bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+    bench.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
 
 
 @pytest.mark.long
 def test_a_process_at_work_is_waited_for(bench: Bench, stop_task: Callable[..., StoppedTask]) -> None:
     """A long target transaction of another channel is no reason to kill or to give up: try again."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     task = stop_task(bench, stops=False)
     for attempt in (
-        lambda: bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token),
-        lambda: bench.target.keep_alive(pipeline=PIPELINE, token=bench.driver_token),
-        lambda: bench.target.publish(bench.advance(1)),
+        lambda: bench.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token),
+        lambda: bench.target.positions.keep_alive(pipeline=PIPELINE, token=bench.driver_token),
+        lambda: bench.target.positions.publish(bench.advance(1)),
         lambda: bench.apply([insert(ITEMS, (1, "a", 1))]),
     ):
         with pytest.raises(TransientTargetError, match=f"process {task.pid} "):
             attempt()
-    assert bench.target.meet(PIPELINE).applied == {0: -1}  # reading waits for nobody
+    assert bench.target.positions.meet(PIPELINE).applied == {0: -1}  # reading waits for nobody
     assert task.go_on() == "applied"
     bench.target.reconnect()
-    assert bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token).applied_seqno == 0
+    assert (
+        bench.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token).applied_seqno == 0
+    )
 
 
 def test_our_own_process_is_never_ended(bench: Bench, path: str) -> None:
     other = apsw.Connection(path)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(TransientTargetError, match="another connection to the file"):
-        bench.target.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
+        bench.target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=bench.driver_token)
     other.close()
 
 
@@ -162,7 +164,7 @@ def test_a_file_that_cannot_be_a_target(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_target_as_it_was(bench: Bench) -> None:
     """Issue: "a full disk (the transaction is refused ...)", here the target's."""
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (1, "a", 1))])
     assert isinstance(bench.session, SqliteSession)
     connection = bench.session._connection
@@ -186,14 +188,14 @@ def test_it_is_durable_and_leaves_foreign_keys_to_the_source(bench: Bench) -> No
 
 
 def test_rows_are_read_as_of_one_moment(bench: Bench, path: str) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (i, "a", 1)) for i in range(500)])
-    reading = bench.target.rows(ITEMS)
+    reading = bench.target.rows.read(ITEMS)
     next(reading)
     with closing(sqlite3.connect(path)) as other, other:
         other.execute('DELETE FROM "shop.items"')
     assert len(list(reading)) == 499
-    partly = bench.target.rows(ITEMS)
+    partly = bench.target.rows.read(ITEMS)
     assert list(partly) == []
 
 
@@ -210,7 +212,7 @@ def test_the_source_s_declarations_are_kept(bench: Bench) -> None:
         ("g", "INT GENERATED ALWAYS"),
         ("w", 'we"ird)'),
     )
-    made = bench.target.create_table(odd)
+    made = bench.target.rows.create_table(odd)
     assert '"price" DECIMAL(10, 2)' in made
     rows: list[tuple[Value, ...]] = [(1, 1.5, "1", 5, "x"), (2, 2, 1.0, None, b"1"), (3, "n/a", b"", 1, None)]
     bench.apply([insert(odd, row) for row in rows])
@@ -223,7 +225,7 @@ def test_text_that_is_not_utf_8_keeps_its_bytes(bench: Bench) -> None:
     raw = CharsetBytes("utf8", b"\xff\0a")
     keyed, keyless = plain("k", ("k", "TEXT"), ("v", ""), ("n", "INT")), plain("l", ("v", "TEXT"), ("n", "INT"), key=())
     for each in (keyed, keyless):
-        bench.target.create_table(each)
+        bench.target.rows.create_table(each)
     bench.apply([insert(keyed, ("a", "b", 1)), insert(keyed, (raw, b"\xff\0a", 2)), insert(keyed, ("c", raw, 3))])
     bench.apply([insert(keyless, (raw, None)), insert(keyless, (b"\xff\0a", None)), insert(keyless, ("x", 1))])
     assert bench.session.fetch("SELECT typeof(k), typeof(v) FROM k WHERE n > 1") == [
@@ -246,7 +248,7 @@ def test_text_that_is_not_utf_8_keeps_its_bytes(bench: Bench) -> None:
 def test_keys_that_hold_null(bench: Bench) -> None:
     """SQLite allows NULL in a primary key, as often as one likes: such rows are found by their whole image."""
     loose = plain("loose", ("k", "TEXT"), ("v", "INTEGER"))
-    bench.target.create_table(loose)
+    bench.target.rows.create_table(loose)
     bench.apply([insert(loose, row) for row in ((None, 1), (None, 1), (None, 2), ("a", 1))])
     bench.apply([update(loose, (None, 1), (None, 3)), delete(loose, (None, 2)), update(loose, ("a", 1), (None, 1))])
     assert bench.rows(loose) == content([(None, 3), (None, 1), (None, 1)])
@@ -268,7 +270,7 @@ def test_columns_that_are_called_rowid(bench: Bench) -> None:
     hidden = plain("hidden", ("rowid", "INT"), ("_rowid_", "INT"), ("oid", "INT"), key=())
     partly = plain("partly", ("RowId", "INT"), key=())
     for each in (hidden, partly):
-        bench.target.create_table(each)
+        bench.target.rows.create_table(each)
     bench.apply([insert(hidden, (1, 2, 3)), insert(partly, (7,)), insert(partly, (7,))])
     bench.apply([update(hidden, (1, 2, 3), (4, 5, 6)), delete(partly, (7,))])
     assert bench.rows(hidden) == content([(4, 5, 6)])
@@ -278,7 +280,7 @@ def test_columns_that_are_called_rowid(bench: Bench) -> None:
 def test_a_key_that_was_renamed_is_no_text(bench: Bench, path: str) -> None:
     """SQLite takes "id" for the text 'id' where there is no such column: then a key of that text would hit all rows."""
     named = plain("named", ("id", "TEXT"), ("n", "INT"))
-    bench.target.create_table(named)
+    bench.target.rows.create_table(named)
     bench.apply([insert(named, ("id", 1)), insert(named, ("x", 1))])
     bench.apply([update(named, ("x", 1), ("x", 2)), delete(named, ("id", 1))])
     with closing(sqlite3.connect(path)) as other:
@@ -295,7 +297,7 @@ def test_rows_of_many_columns_without_a_key_are_found(bench: Bench, columns: int
     wide = plain("wide", *[(f"c{n}", "INT") for n in range(columns)], key=())
     keyed = plain("keyed", *[(f"c{n}", "INT") for n in range(columns)], key=tuple(range(columns)))
     for each in (wide, keyed):
-        bench.target.create_table(each)
+        bench.target.rows.create_table(each)
     one, two, three = (tuple(range(first, first + columns)) for first in (1, 2, 3))
     for each in (wide, keyed):
         bench.apply([insert(each, one), insert(each, two), update(each, one, three), delete(each, two)])
@@ -336,7 +338,7 @@ def test_statements_of_a_sqlite_source_run_at_their_place(bench: Bench) -> None:
         )
     assert bench.rows(wider) == content([(1, "x", "set by the statement"), (2, "y", "z")])
     with pytest.raises(TargetTableError):
-        bench.target.rows(plain("u", ("x", "")))
+        bench.target.rows.read(plain("u", ("x", "")))
 
 
 def test_a_statement_that_fails_stops_by_name(bench: Bench) -> None:
@@ -348,7 +350,7 @@ def test_a_statement_that_fails_stops_by_name(bench: Bench) -> None:
 def test_triggers_stay_behind(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """What a source's trigger wrote arrives as rows; the target's own triggers fire."""
     bench.session.run_script("CREATE TABLE audit (n)")
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.session.run_script(
         'CREATE TRIGGER own AFTER INSERT ON "shop.items" BEGIN INSERT INTO audit VALUES (new.n); END'
     )
@@ -368,14 +370,14 @@ def test_triggers_stay_behind(bench: Bench, caplog: pytest.LogCaptureFixture) ->
 
 def test_triggers_can_be_off(options: TargetOptions, open_bench: Callable[[TargetOptions], Bench]) -> None:
     bench = open_bench(replace(options, triggers="off"))
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.session.run_script("""CREATE TRIGGER no BEFORE INSERT ON "shop.items" BEGIN SELECT RAISE(ABORT, 'no'); END""")
     bench.apply([insert(ITEMS, (1, "a", 5))])
     assert bench.rows(ITEMS) == content([(1, "a", 5)])
 
 
 def test_a_trigger_that_swallows_a_row_is_a_conflict(bench: Bench) -> None:
-    bench.target.create_table(ITEMS)
+    bench.target.rows.create_table(ITEMS)
     bench.session.run_script(
         'CREATE TRIGGER no BEFORE INSERT ON "shop.items" WHEN new.id = 7 BEGIN SELECT RAISE(IGNORE); END'
     )
@@ -434,6 +436,6 @@ def test_which_statements_are_triggers(statement: str, skipped: bool) -> None:
 
 
 def test_the_identity_of_a_session_is_this_process(bench: Bench) -> None:
-    (row,) = bench.target.read_channels(PIPELINE)
+    (row,) = bench.target.positions.read_channels(PIPELINE)
     assert row.session.startswith(f"{os.getpid()} ")
-    bench.target.request_stop(pipeline=PIPELINE, token=bench.driver_token, stop_at_seqno=Seqno(1))
+    bench.target.positions.request_stop(pipeline=PIPELINE, token=bench.driver_token, stop_at_seqno=Seqno(1))

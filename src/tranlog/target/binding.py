@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Any, Final, Protocol, TypeAlias
 
 from tranlog.change import Column, Op, RowChange, TableMap
+from tranlog.target.target import RefusedError
 from tranlog.types import UNCHANGED, CharsetBytes, Json, LogicalType, Other, Value, value_text
 
 Row: TypeAlias = tuple[Value, ...]
@@ -32,7 +33,7 @@ _UNBOUNDED: Final = (LogicalType.ANY, LogicalType.TEXT, LogicalType.BYTES, Logic
 _EQUAL_YET_DIFFERENT: Final = (float, Decimal)  # 0.0 == -0.0 and Decimal("1.0") == Decimal("1.00")
 
 
-class UnfitError(Exception):
+class UnfitError(RefusedError):
     """A value that a column of the target cannot hold. Becomes a ConflictError that names the transaction."""
 
 
@@ -286,14 +287,16 @@ class Binding:
         """Return the bytes of those values of a row that may be of any size; the others are taken as small."""
         return weigh(row, self._heavy if len(row) == self._width else self._heavy_twice)
 
-    def key_text(self, change: RowChange) -> str:
-        """Return the key of a change as a message shows it: that of the row as it was, before an update."""
-        row = change.after if change.before is None else change.before
-        assert row is not None
-        indexes = self.table.primary_key or range(self._width)
-        shown = ", ".join([f"{self.table.columns[i].name}={value_text(row[i])}" for i in indexes])
-        shown = shown if len(shown) <= _SHOWN_KEY_CHARS else shown[:_SHOWN_KEY_CHARS] + "…"
-        return f"({shown})" if self.table.primary_key else f"none, row ({shown})"
+
+def key_text(change: RowChange) -> str:
+    """Return the key of a change as a message shows it: that of the row as it was, before an update."""
+    row = change.after if change.before is None else change.before
+    assert row is not None
+    table = change.table
+    indexes = table.primary_key or range(len(table.columns))
+    shown = ", ".join([f"{table.columns[i].name}={value_text(row[i])}" for i in indexes])
+    shown = shown if len(shown) <= _SHOWN_KEY_CHARS else shown[:_SHOWN_KEY_CHARS] + "…"
+    return f"({shown})" if table.primary_key else f"none, row ({shown})"
 
 
 def heavy_columns(table: TableMap) -> list[int]:

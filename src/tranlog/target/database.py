@@ -1,10 +1,10 @@
-"""A target database of any kind: positions and rows in one target transaction.
+"""Rows in tables of a database of any kind, and a target that has both its rows and its positions there.
 
-Owns the course of a target transaction: the guarded update first, then the changes in batches, then the commit; and
-what happens when something does not fit. Leaves SQL to the dialect, the connection to the session, our three tables to
-`position`. The hard idea: batches are fast and say little. When one is refused, everything is rolled back and sent
-again change by change, in the log's own order; then either it fits, since only the batch had been in the way (rows of
-a unique key that pass each other), or the error names the very transaction, table and key.
+Owns what is written in a target transaction after the guarded update: the changes in batches; and what happens when
+something does not fit. Leaves SQL to the dialect, the connection to the session, our own tables to `position`. The hard
+idea: batches are fast and say little. When one is refused, everything is rolled back and sent again change by change,
+in the log's own order; then either it fits, since only the batch had been in the way (rows of a unique key that pass
+each other), or the error names the very transaction, table and key.
 
 Source: design/pipeline.md, "Applying"; design/data-model.md, "A primary-key change", "DDL and other statements".
 """
@@ -12,23 +12,23 @@ Source: design/pipeline.md, "Applying"; design/data-model.md, "A primary-key cha
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, Final
 
-from tranlog.change import Op, RowChange, Statement, TableMap, TableName
+from tranlog.change import Column, Op, RowChange, Statement, TableMap, TableName
 from tranlog.ddl import touched
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TransientTargetError
 from tranlog.ids import Seqno
-from tranlog.statements import StatementKind, statement_kind
 from tranlog.target.batches import Batch, Placed, batch_up, net_effect
-from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetTable, UnfitError
+from tranlog.target.binding import Binding, BoundColumn, MismatchError, TargetColumn, TargetTable, UnfitError, key_text
 from tranlog.target.dialect import Dialect
 from tranlog.target.once import Once
-from tranlog.target.position import OUR_TABLES, Positions
-from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session
-from tranlog.target.target import Advance, Applied, ChannelRow, Meeting, PipelineRow, Unit
+from tranlog.target.position import OUR_TABLES, SqlPositions
+from tranlog.target.recorded import passed_over, rows_are_here, shortened, text_of
+from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, open_session
+from tranlog.target.target import Advance, Applied, RefusedError, Target, Unit
 from tranlog.types import UNCHANGED, Value
 
 if TYPE_CHECKING:
@@ -44,138 +44,78 @@ RUN_ROWS: Final = 10_000
 """So many updates in a row may pass each other's unique keys."""
 
 
-class DatabaseTarget:
-    """One connection to a target database. Threads: one at a time. See Target for its methods."""
+def open_database(
+    options: TargetOptions, dialect: Dialect, connect: Callable[[TargetOptions], Session], *, where: str
+) -> Target:
+    """Open a target whose positions and rows are tables of one database. Raises what `connect` raises."""
+    homes: dict[str, TableName] = {}
+    warned: set[str] = set()
 
-    def __init__(
-        self, options: TargetOptions, dialect: Dialect, connect: Callable[[TargetOptions], Session], *, where: str
-    ) -> None:
-        self.kind = dialect.kind
-        self._options = options
-        self._dialect = dialect
-        self._connect = connect
-        self._where = where
-        self._bindings: dict[TableMap, Binding] = {}
-        self._homes: dict[str, TableName] = {}
-        """By a name here: the source's table that has it."""
-        self._warned: set[str] = set()
-        self._open()
+    def parts() -> tuple[Session, SqlPositions, SqlRows]:
+        session = open_session(options, connect)
+        positions = SqlPositions(session, dialect, where=where, lock_timeout_s=options.lock_timeout_s)
+        return session, positions, SqlRows(session, positions, options, dialect, where, homes, warned)
 
-    def _open(self) -> None:
-        try:
-            self._session = self._connect(self._options)
-        except LockTimeoutError as exc:
-            raise TransientTargetError(why=str(exc)) from exc
-        self._positions = Positions(
-            self._session, self._dialect, where=self._where, lock_timeout_s=self._options.lock_timeout_s
-        )
-        self._once = Once(self._session, self._dialect)
-        self._bindings.clear()
+    return Target(dialect.kind, where, parts)
 
-    def describe(self) -> str:
-        """Return where this target is, without a password."""
-        return self._where
 
-    def reconnect(self) -> None:
-        """Drop the connection and open a new one, which is a new session: claim again before the next transaction."""
-        self._session.close()
-        self._open()
+@dataclass(eq=False)
+class SqlRows:
+    """The tables of a database, over one session; see Rows for its methods. Threads: one at a time."""
 
-    def close(self) -> None:
-        """Close; closing twice is harmless."""
-        self._session.close()
+    session: Session
+    positions: SqlPositions
+    options: TargetOptions
+    dialect: Dialect
+    where: str
+    homes: dict[str, TableName]
+    """By a name here: the source's table that has it. This and what was warned of outlive the connection."""
+    warned: set[str]
+    bindings: dict[TableMap, Binding] = field(default_factory=dict)
 
-    # --- our three tables ---
+    def __post_init__(self) -> None:
+        self.once = Once(self.session, self.dialect)
 
-    def ensure_tables(self, *, again: bool = False) -> None:
-        """Create our tables where they are missing; what statements are noted in beside positions only `again`."""
-        self._positions.ensure_tables(again=again)
+    def write(self, units: Sequence[Unit], advance: Advance, refused: RefusedError | None) -> Applied:
+        writing = _Writing(self, units, advance)
+        if refused is None:
+            writing.send_in_batches()
+        else:
+            logger.info("a batch was refused, sending change by change target=%s why=%s", self.where, refused)
+            writing.send_one_by_one()
+        return writing.done()
 
-    def read_pipeline(self, pipeline: str) -> PipelineRow | None:
-        """Return the pipeline's row, None where there is none."""
-        return self._positions.read_pipeline(pipeline)
+    def discard(self) -> None:
+        # The operator will mend a table, or one that this transaction made is gone with it.
+        self.bindings.clear()
 
-    def read_channels(self, pipeline: str) -> list[ChannelRow]:
-        """Return the pipeline's channels, by number."""
-        return self._positions.read_channels(pipeline)
+    def forget_tables(self) -> None:
+        """Forget what every table is, after a statement that may have changed any."""
+        self.bindings.clear()
+        self.homes.clear()
 
-    def read_assignment(self, pipeline: str) -> dict[str, int]:
-        """Return the channel of each shard that has one."""
-        return self._positions.read_assignment(pipeline)
+    def warn(self, about: str, message: str, *values: object) -> None:
+        """Log a warning, once for each `about`."""
+        if about not in self.warned:
+            self.warned.add(about)
+            logger.warning(message, *values)
 
-    def take(
-        self,
-        *,
-        pipeline: str,
-        expected_token: int,
-        holder: str,
-        channels: int,
-        shard_rule: str,
-        rows: Sequence[ChannelRow] | None,
-        keep_assignment: bool,
-    ) -> int:
-        """Become the pipeline's driver; return its new token."""
-        return self._positions.take(
-            pipeline=pipeline,
-            expected_token=expected_token,
-            holder=holder,
-            channels=channels,
-            shard_rule=shard_rule,
-            rows=rows,
-            keep_assignment=keep_assignment,
-        )
-
-    def keep_alive(self, *, pipeline: str, token: int) -> PipelineRow:
-        """Move alive_at and return the row."""
-        return self._positions.keep_alive(pipeline=pipeline, token=token)
-
-    def request_stop(self, *, pipeline: str, token: int, stop_at_seqno: Seqno | None) -> None:
-        """Set stop_at_seqno."""
-        self._positions.request_stop(pipeline=pipeline, token=token, stop_at_seqno=stop_at_seqno)
-
-    def claim(self, *, pipeline: str, channel: int, driver_token: int) -> ChannelRow:
-        """Claim a channel for this session."""
-        return self._positions.claim(pipeline=pipeline, channel=channel, driver_token=driver_token)
-
-    def leave_out(self, *, pipeline: str, token: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Record which transactions are never to be applied."""
-        self._positions.leave_out(pipeline=pipeline, token=token, ranges=ranges)
-
-    def read_left_out(self, pipeline: str) -> list[tuple[int, int]]:
-        """Return what was ever recorded so."""
-        return self._positions.read_left_out(pipeline)
-
-    def publish(self, advance: Advance) -> None:
-        """Move a channel's position without rows."""
-        self._positions.publish(advance)
-
-    def meet(self, pipeline: str) -> Meeting:
-        """Return all channels' positions and what the driver asks for."""
-        return self._positions.meet(pipeline)
-
-    def assign(self, *, pipeline: str, shard: str, channels: int, driver_token: int) -> int:
-        """Return the shard's channel, storing one first if it has none."""
-        return self._positions.assign(pipeline=pipeline, shard=shard, channels=channels, driver_token=driver_token)
-
-    # --- rows ---
+    # --- tables ---
 
     def check_tables(self, named: Callable[[], Iterable[TableName]]) -> None:
-        """Refuse those of the named tables that are in no target transaction."""
-        sql, name_of = self._dialect.without_transactions, self._dialect.one_name
-
-        def folded(table: TableMap) -> str:
-            return name_of(table).lower() if self._session.folds_names else name_of(table)
-
-        found = self._session.fetch(sql) if sql else []
-        engines = {folded(TableMap(schema=schema, table=name, columns=())): engine for schema, name, engine in found}
+        sql = self.dialect.without_transactions
+        found = self.session.fetch(sql) if sql else []
+        engines = {
+            self._one_name(TableMap(schema=schema, table=name, columns=())): engine for schema, name, engine in found
+        }
         tables = [TableMap(schema=schema, table=name, columns=()) for schema, name in (named() if engines else ())]
-        wrong = {table: engines[folded(table)] for table in tables if folded(table) in engines}
+        wrong = {table: engines[self._one_name(table)] for table in tables if self._one_name(table) in engines}
         if wrong:
             raise self._without_transactions(wrong, None)
 
     def _without_transactions(self, engines: Mapping[TableMap, str], seqno: Seqno | None) -> TargetTableError:
         """Return the refusal of tables whose rows would double, by their engines."""
-        altered = [f"ALTER TABLE {self._dialect.table_name(table)} ENGINE = InnoDB" for table in engines]
+        altered = [f"ALTER TABLE {self.dialect.table_name(table)} ENGINE = InnoDB" for table in engines]
         return TargetTableError(
             table=", ".join([table.name for table in engines]),
             why=f"its engine is {' or '.join(sorted(set(engines.values())))}, which has no transactions, so that rows "
@@ -184,30 +124,16 @@ class DatabaseTarget:
             remedy=f'{"; ".join(altered)} here, and start again; with engine = "innodb" DDL makes no others',
         )
 
-    def apply(self, units: Sequence[Unit], advance: Advance) -> Applied:
-        """Apply whole source transactions and move the position, in one target transaction."""
-        try:
-            try:
-                return _Attempt(self, units, advance).run(_Attempt.send_in_batches)
-            except (MisfitError, MissingTableError, UnfitError) as exc:
-                logger.info("a batch was refused, sending change by change target=%s why=%s", self._where, exc)
-                self._bindings.clear()
-                return _Attempt(self, units, advance).run(_Attempt.send_one_by_one)
-        except BaseException:
-            # The operator will mend a table, or one that this transaction made is gone with it.
-            self._bindings.clear()
-            raise
-
-    def _bind(self, table: TableMap, seqno: Seqno | None) -> Binding:
-        binding = self._bindings.get(table)
+    def bind(self, table: TableMap, seqno: Seqno | None) -> Binding:
+        binding = self.bindings.get(table)
         if binding is None:
-            self._claim_name(table, seqno)
+            self.claim_name(table, seqno)
             target, columns = self._columns(table, seqno)
-            name = self._dialect.table_name(table)
-            binding = self._bindings[table] = Binding(table, target, name, columns, self._dialect.forms)
+            name = self.dialect.table_name(table)
+            binding = self.bindings[table] = Binding(table, target, name, columns, self.dialect.forms)
         return binding
 
-    def _claim_name(self, table: TableMap, seqno: Seqno | None) -> None:
+    def claim_name(self, table: TableMap, seqno: Seqno | None) -> None:
         """Refuse a table whose name here is one of ours, or another table's already: two would become one."""
         name = (table.schema, table.table)
         if table.table.lower() in OUR_TABLES:
@@ -217,8 +143,7 @@ class DatabaseTarget:
                 seqno=seqno,
                 remedy="Rename it at the source, or leave it out of capture",
             )
-        one_name = self._dialect.one_name(table)
-        holder = self._homes.setdefault(one_name.lower() if self._session.folds_names else one_name, name)
+        holder = self.homes.setdefault(self._one_name(table), name)
         if holder != name:
             raise TargetTableError(
                 table=table.name,
@@ -227,15 +152,19 @@ class DatabaseTarget:
                 remedy="Rename one of them at the source; if it is the same table renamed, start again",
             )
 
+    def _one_name(self, table: TableMap) -> str:
+        name = self.dialect.one_name(table)
+        return name.lower() if self.session.folds_names else name
+
     def _columns(self, table: TableMap, seqno: Seqno | None) -> tuple[TargetTable, list[BoundColumn]]:
         """Join a table's columns with the target's; generated ones stay out. Raises TargetTableError."""
         try:
-            target = self._session.table(table)
+            target = self.session.table(table)
         except MissingTableError as exc:
             error = TargetTableError(table=table.name, why=str(exc), seqno=seqno)
             if table.sequence:
                 error.remedy = (
-                    f"CREATE SEQUENCE {self._dialect.table_name(table)} here, which this sets, and start again"
+                    f"CREATE SEQUENCE {self.dialect.table_name(table)} here, which this sets, and start again"
                 )
             raise error from exc
         if target.period & {column.name for column in table.columns}:
@@ -244,43 +173,46 @@ class DatabaseTarget:
                 why="it is system-versioned here: old versions of rows, which the log holds as rows of their own, "
                 "would become present ones, and its periods would be of this server's clock",
                 seqno=seqno,
-                remedy=f"ALTER TABLE {self._dialect.table_name(table)} DROP SYSTEM VERSIONING here, add the columns of "
+                remedy=f"ALTER TABLE {self.dialect.table_name(table)} DROP SYSTEM VERSIONING here, add the columns of "
                 "the period as plain TIMESTAMP(6) columns, the one of its end to the primary key, and start again; "
                 'or let present rows alone come here, by [[filter]] kind = "present"',
             )
         if target.engine:
             raise self._without_transactions({table: target.engine}, seqno)
-        quote = self._dialect.quote
-        names = {quote(name): column for name, column in target.columns.items()}
         columns = []
-        for index, source in enumerate(table.columns):
-            name = quote(source.name)
-            column = names.get(name)
-            if column is None:
-                raise TargetTableError(table=table.name, why=f"column {source.name} is missing", seqno=seqno)
+        for index, (source, name, column) in enumerate(self._pairs(table, target, seqno)):
             if column.generated:
                 continue
             try:
-                self._dialect.accepts(source, column)
+                self.dialect.accepts(source, column)
             except MismatchError as exc:
                 raise TargetTableError(table=table.name, why=str(exc), seqno=seqno) from exc
             columns.append(BoundColumn(index=index, name=name, source=source, target=column))
         return target, columns
 
-    # --- tables, and reading back ---
+    def _pairs(
+        self, table: TableMap, target: TargetTable, seqno: Seqno | None
+    ) -> Iterator[tuple[Column, str, TargetColumn]]:
+        """Yield each column of a table, its quoted name here, and the target's. Raises TargetTableError."""
+        quote = self.dialect.quote
+        names = {quote(name): column for name, column in target.columns.items()}
+        for source in table.columns:
+            name = quote(source.name)
+            if name not in names:
+                raise TargetTableError(table=table.name, why=f"column {source.name} is missing", seqno=seqno)
+            yield source, name, names[name]
 
     def create_table(self, table: TableMap) -> str:
-        """Create the table, its schema too, where it is missing. Return what was run, empty if nothing was."""
-        self._claim_name(table, None)
+        self.claim_name(table, None)
         try:
-            self._session.table(table)
+            self.session.table(table)
             return ""
         except MissingTableError:
             pass
         ran = []
         try:
-            for statement in self._dialect.create_table(table):
-                self._session.run(statement)
+            for statement in self.dialect.create_table(table):
+                self.session.run(statement)
                 ran.append(statement)
         except (MisfitError, MissingTableError) as exc:
             raise TargetTableError(table=table.name, why=f"it cannot be made: {exc}") from exc
@@ -288,111 +220,82 @@ class DatabaseTarget:
             raise TransientTargetError(why=str(exc)) from exc
         return ";\n".join(ran)
 
-    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
-        """Yield the table's rows in the table map's column order, as of one moment, streaming.
-
-        Until the iteration has ended or is closed, nothing else may be asked of this target.
-        """
+    def read(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
         try:
-            target = self._session.table(table)
+            target = self.session.table(table)
         except MissingTableError as exc:
             raise TargetTableError(table=table.name, why=str(exc)) from exc
-        quote = self._dialect.quote
-        known = {quote(name): column for name, column in target.columns.items()}
-        names, readers = [], []
-        for source in table.columns:
-            column = known.get(quote(source.name))
-            if column is None:
-                raise TargetTableError(table=table.name, why=f"column {source.name} is missing")
-            names.append(self._dialect.selected(source, column, quote(source.name)))
-            readers.append(self._dialect.reader(source, column))
-        sql = f"SELECT {', '.join(names)} FROM {self._dialect.table_name(table)}"
+        pairs = list(self._pairs(table, target, None))
+        names = [self.dialect.selected(source, column, name) for source, name, column in pairs]
+        readers = [self.dialect.reader(source, column) for source, _, column in pairs]
+        sql = f"SELECT {', '.join(names)} FROM {self.dialect.table_name(table)}"
         return self._read(table, sql, readers)
 
     def _read(
         self, table: TableMap, sql: str, readers: Sequence[Callable[[Any], Value]]
     ) -> Iterator[tuple[Value, ...]]:
         try:
-            for row in self._session.stream(sql):
+            for row in self.session.stream(sql):
                 yield tuple([None if value is None else read(value) for read, value in zip(readers, row, strict=True)])
         except MisfitError as exc:  # a value whose text, which is longer than it, passes the database's limit
             raise TargetTableError(table=table.name, why=f"its rows cannot be read back: {exc}") from exc
 
 
-class _Attempt:
-    """One try at a target transaction."""
+@dataclass(eq=False)
+class _Writing:
+    """What one target transaction writes."""
 
-    def __init__(self, target: DatabaseTarget, units: Sequence[Unit], advance: Advance) -> None:
-        self._target = target
-        self._session = target._session
-        self._units = units
-        self._advance = advance
-        self._changes = 0
-        self._statements = 0
-        self._ignored = 0
-        self._rows_sent = False
-        self._run_once = 0
-        self._commit_us = 0
+    rows: SqlRows
+    units: Sequence[Unit]
+    advance: Advance
+    changes: int = 0
+    statements: int = 0
+    ignored: int = 0
+    rows_sent: bool = False
+    run_once: int = 0
 
-    def run(self, send: Callable[[_Attempt], None]) -> Applied:
-        """Guard, send, commit; on any error roll back. Raises what Target.apply does, and what does not fit."""
-        session = self._session
-        try:
-            session.begin()
-            self._target._positions.guard(self._advance)
-            send(self)
-            if self._run_once:
-                self._target._once.forget(self._advance)
-            committing = time.perf_counter()
-            session.commit()
-            self._commit_us = round((time.perf_counter() - committing) * 1e6)
-        except LockTimeoutError as exc:
-            session.rollback()
-            who, _ = session.lock_holders()
-            raise TransientTargetError(why=f"{exc}; it is held by {who}") from exc
-        except BaseException:
-            session.rollback()
-            raise
+    def done(self) -> Applied:
+        """Return what was written, when all of it has been."""
+        if self.run_once:
+            self.rows.once.forget(self.advance)
         return Applied(
-            transactions=len(self._units),
-            changes=self._changes,
-            statements=self._statements,
-            ddl_ignored=self._ignored,
-            commit_us=self._commit_us,
+            transactions=len(self.units),
+            changes=self.changes,
+            statements=self.statements,
+            ddl_ignored=self.ignored,
         )
 
     def _stream(self) -> Iterator[Placed]:
-        for unit in self._units:
+        for unit in self.units:
             seqno = unit.seqno
             for change in self._counted(unit):
                 yield seqno, change
 
     def _counted(self, unit: Unit) -> Iterator[RowChange | Statement]:
         """Yield a unit's changes, those of sequences only where there are any, and count the rows."""
-        target = self._target
+        has_sequences = self.rows.dialect.has_sequences
         for change in unit.changes():
             if isinstance(change, RowChange):
-                if change.table.sequence and not target._dialect.has_sequences:
-                    if change.table.name not in target._warned:
-                        target._warned.add(change.table.name)
-                        logger.warning("a sequence is no table, and is passed over here sequence=%s", change.table.name)
+                if change.table.sequence and not has_sequences:
+                    name = change.table.name
+                    self.rows.warn(name, "a sequence is no table, and is passed over here sequence=%s", name)
                     continue
-                self._changes += 1
+                self.changes += 1
             yield change
 
     # --- in batches ---
 
     def send_in_batches(self) -> None:
         """Send runs of like changes as one statement each."""
-        session = self._session
+        session = self.rows.session
         stream = self._stream()
-        if self._target._options.net_effect:
+        if self.rows.options.net_effect:
             stream = net_effect(stream)
         rows = size = 0
-        for item in batch_up(stream, self._target._bind):
+        for item in batch_up(stream, self.rows.bind):
             if isinstance(item, Batch):
-                self._rows_sent = True
-                self._statements += session.send(item.form, item.rows)
+                self.rows_sent = True
+                self.statements += session.send(item.form, item.rows)
                 rows += len(item.rows)
                 size += item.bytes
                 if rows >= SETTLE_ROWS or size >= SETTLE_BYTES:
@@ -401,48 +304,48 @@ class _Attempt:
             else:
                 seqno, statement = item
                 session.settle()
-                self._run_statement(seqno, statement)
+                self._run_statement(next(unit for unit in self.units if unit.seqno == seqno), statement)
         session.settle()
 
     # --- one by one ---
 
     def send_one_by_one(self) -> None:
         """Send each change by itself and look what came of it, so that an error names it."""
-        for unit in self._units:
+        for unit in self.units:
             for kind, run in groupby(self._counted(unit), _kind_of_run):
                 while part := list(islice(run, RUN_ROWS)):
                     if kind is None:
                         for change in part:
-                            self._send_one(unit.seqno, change)
+                            self._send_one(unit, change)
                     else:
                         self._send_updates(unit.seqno, [c for c in part if isinstance(c, RowChange)])
             self._check_deferred(unit.seqno)
 
-    def _send_one(self, seqno: Seqno, change: RowChange | Statement) -> None:
+    def _send_one(self, unit: Unit, change: RowChange | Statement) -> None:
         if isinstance(change, Statement):
-            self._run_statement(seqno, change)
+            self._run_statement(unit, change)
             return
         try:
-            self._send(seqno, change)
+            self._send(unit.seqno, change)
         except (MisfitError, UnfitError) as exc:
-            raise self._conflict(seqno, change, exc) from exc
+            raise self._conflict(unit.seqno, change, exc) from exc
 
     def _send(self, seqno: Seqno, change: RowChange) -> None:
-        form, row = self._target._bind(change.table, seqno).place(change)
-        self._rows_sent = True
+        form, row = self.rows.bind(change.table, seqno).place(change)
+        self.rows_sent = True
         try:
-            statements = self._session.send(form, [row])
-            self._session.settle()
+            statements = self.rows.session.send(form, [row])
+            self.rows.session.settle()
         except MissingTableError as exc:
             raise TargetTableError(table=change.table.name, why=str(exc), seqno=seqno) from exc
-        self._statements += statements
+        self.statements += statements
 
     def _send_updates(self, seqno: Seqno, run: Sequence[RowChange]) -> None:
         """Send updates of one table that follow each other. Where a unique key of one is still held by a later one
         (two keys swapped by a source that checks at commit), delete all of these rows and insert them as they became.
         """
-        self._session.savepoint()
-        statements = self._statements
+        self.rows.session.savepoint()
+        statements = self.statements
         for change in run:
             try:
                 self._send(seqno, change)
@@ -450,8 +353,8 @@ class _Attempt:
                 conflict = self._conflict(seqno, change, exc)
                 if len(run) < 2 or not isinstance(exc, MisfitError) or not exc.duplicate:
                     raise conflict from exc
-                self._session.rollback_to_savepoint()
-                self._statements = statements
+                self.rows.session.rollback_to_savepoint()
+                self.statements = statements
                 try:
                     self._reinsert(seqno, run)
                 except (MisfitError, UnfitError):
@@ -468,127 +371,102 @@ class _Attempt:
 
     def _check_deferred(self, seqno: Seqno) -> None:
         """Ask constraints that wait for the commit now, while it is known whose changes they judge."""
-        check = self._target._dialect.check_deferred
+        check = self.rows.dialect.check_deferred
         if not check:
             return
-        self._session.savepoint()
+        self.rows.session.savepoint()
         try:
-            self._session.run(check)
+            self.rows.session.run(check)
         except MisfitError as exc:
             table = exc.table or "(not named by the target)"
             raise ConflictError(seqno=seqno, table=table, key="(see the reason)", why=str(exc)) from exc
-        self._session.rollback_to_savepoint()  # which also makes deferred constraints wait again
+        self.rows.session.rollback_to_savepoint()  # which also makes deferred constraints wait again
 
     def _conflict(self, seqno: Seqno, change: RowChange, exc: MisfitError | UnfitError) -> ConflictError:
         why = str(exc)
         affected = exc.affected if isinstance(exc, MisfitError) else None
         if affected is not None:
             why = _why(change, affected)
-        key = self._target._bind(change.table, seqno).key_text(change)
-        return ConflictError(seqno=seqno, table=change.table.name, key=key, why=why)
+        return ConflictError(seqno=seqno, table=change.table.name, key=key_text(change), why=why)
 
     # --- statements ---
 
-    def _run_statement(self, seqno: Seqno, statement: Statement) -> None:
-        target = self._target
-        sql = _statement_text(statement)
-        found = touched(sql, schema=statement.schema)
-        upkeep = statement_kind(sql, marked_ddl=False) is StatementKind.ADMINISTRATION or (found and not found.names)
-        if (statement.ddl or upkeep) and target._options.ddl == "ignore":
-            for name in found.emptied if found is not None else ():
-                self._check_emptied(seqno, sql, name)
-            self._ignore(seqno, sql, 'ddl = "ignore"')
-            return
-        kind = next(
-            (v for unit in self._units if unit.seqno == seqno for k, v in unit.metadata if k == "dbms_type"), ""
+    def _run_statement(self, unit: Unit, statement: Statement) -> None:
+        rows, dialect = self.rows, self.rows.dialect
+        ignored, emptied = passed_over(
+            unit,
+            statement,
+            ignore_ddl=rows.options.ddl == "ignore",
+            kind=dialect.kind,
+            runs_ddl_of=dialect.runs_ddl_of,
+            has_sequences=dialect.has_sequences,
         )
-        if kind not in target._dialect.runs_ddl_of:
-            if upkeep or (found and found.sequence and not target._dialect.has_sequences):
-                why = "users, rights and upkeep are each server's own" if upkeep else "a sequence is no table"
-                self._ignore(seqno, sql, why)
-                return
-            source = f"from {kind}, " if kind else ""
-            what = "" if statement.ddl else ", and it changes rows, so it is not passed over with the DDL"
-            why = f"it is {source}and this target is {target.kind}{what}"
-            raise DdlStopError(seqno=seqno, text=_shortened(sql), why=why)
-        if skipped := target._dialect.ddl_to_skip(sql):
-            self._ignore(seqno, sql, skipped)
+        for name in emptied:
+            if self._has_rows(unit.seqno, name):
+                raise rows_are_here(unit, statement, name)
+        sql = text_of(statement)
+        text = shortened(sql)
+        if why := ignored or dialect.ddl_to_skip(sql):
+            self.ignored += 1
+            message = "a statement is passed over, further ones silently why=%s seqno=%d statement=%r"
+            rows.warn(why, message, why, unit.seqno, text)
             return
         try:
-            if target._dialect.statements_commit:
-                self._run_apart(seqno, statement, _shortened(sql))
+            if dialect.statements_commit:
+                self._run_apart(unit, statement, text)
             else:
-                self._session.run_script(sql)
+                self.rows.session.run_script(sql)
         except (MisfitError, MissingTableError) as exc:
-            raise DdlStopError(seqno=seqno, text=_shortened(sql), why=str(exc)) from exc
-        self._statements += 1
-        target._bindings.clear()
-        target._homes.clear()
+            raise DdlStopError(seqno=unit.seqno, text=text, why=str(exc)) from exc
+        self.statements += 1
+        rows.forget_tables()
 
-    def _check_emptied(self, seqno: Seqno, sql: str, name: TableName) -> None:
-        """Stop at a statement that takes a table's rows away, where they are still here and it would be passed over."""
+    def _has_rows(self, seqno: Seqno, name: TableName) -> bool:
+        """Whether a table has rows here. Of a whole schema that is not looked at: it is taken to have some."""
         schema, table = name
-        remedy = f"Take the rows of all tables of {schema} away here, then `tranlog online --skip-seqno {seqno}`"
-        if table:
-            there = TableMap(schema=schema, table=table, columns=())
-            self._target._claim_name(there, seqno)  # rows of ours, or of another table, are no rows of this one
-            try:
-                self._session.table(there)
-            except MissingTableError:
-                return
-            if not self._session.fetch(f"SELECT 1 FROM {self._target._dialect.table_name(there)} LIMIT 1"):
-                return
-            remedy = (
-                f"Take those rows away from {schema}.{table} here and start again; where others stay, go on by "
-                f"`tranlog online --skip-seqno {seqno}`"
-            )
-        why = 'it takes rows away, which are still here: ddl = "ignore" does not pass over that'
-        raise DdlStopError(seqno=seqno, text=_shortened(sql), why=why, remedy=remedy)
+        if not table:
+            return True
+        there = _named(schema, table)
+        self.rows.claim_name(there, seqno)  # rows of ours, or of another table, are no rows of this one
+        try:
+            self.rows.session.table(there)
+        except MissingTableError:
+            return False
+        return bool(self.rows.session.fetch(f"SELECT 1 FROM {self.rows.dialect.table_name(there)} LIMIT 1"))
 
-    def _run_apart(self, seqno: Seqno, statement: Statement, text: str) -> None:
+    def _run_apart(self, unit: Unit, statement: Statement, text: str) -> None:
         """Run a statement that commits, once, outside the target transaction; then begin that anew, guard first."""
-        if self._rows_sent or len(self._units) > 1:
-            why = f"what stands before it in its transaction would be committed by it, as {self._target.kind} has it"
-            raise DdlStopError(seqno=seqno, text=text, why=why)
-        session, target = self._session, self._target
+        rows, session = self.rows, self.rows.session
+        if self.rows_sent or len(self.units) > 1:
+            kind = rows.dialect.kind
+            why = f"what stands before it in its transaction would be committed by it, as {kind} has it"
+            raise DdlStopError(seqno=unit.seqno, text=text, why=why)
         session.rollback()  # nothing but the guard has been done
-        (unit,) = self._units
-        number, self._run_once = self._run_once, self._run_once + 1
-        target._once.run(self._advance, unit, number, statement, text)
-        if target._options.engine == "innodb":
-            found = touched(_statement_text(statement), schema=statement.schema)
+        number, self.run_once = self.run_once, self.run_once + 1
+        rows.once.run(self.advance, unit, number, statement, text)
+        if rows.options.engine == "innodb":
+            found = touched(text_of(statement), schema=statement.schema)
             for schema, table in found.names if found is not None else ():
-                self._make_transactional(TableMap(schema=schema, table=table, columns=()))
+                self._make_transactional(_named(schema, table))
         session.begin()
-        target._positions.guard(self._advance)
+        rows.positions.guard(self.advance)
 
     def _make_transactional(self, table: TableMap) -> None:
         """Give a table that a statement has made an engine with transactions, before any row comes."""
         try:
-            engine = self._session.table(table).engine
+            engine = self.rows.session.table(table).engine
         except MissingTableError:
             return
         if engine:
             logger.warning("a table is made InnoDB here table=%s engine=%s", table.name, engine)
-            alter = f"ALTER TABLE {self._target._dialect.table_name(table)} ENGINE = InnoDB"
+            alter = f"ALTER TABLE {self.rows.dialect.table_name(table)} ENGINE = InnoDB"
             # What the source let pass, a row format that InnoDB does not know or equal labels, is let pass here.
-            self._session.run(f"SET STATEMENT innodb_strict_mode = 0, sql_mode = '' FOR {alter}")
-
-    def _ignore(self, seqno: Seqno, sql: str, why: str) -> None:
-        self._ignored += 1
-        if why not in self._target._warned:
-            self._target._warned.add(why)
-            logger.warning(
-                "a statement is passed over, further ones silently why=%s seqno=%d statement=%r",
-                why,
-                seqno,
-                _shortened(sql),
-            )
+            self.rows.session.run(f"SET STATEMENT innodb_strict_mode = 0, sql_mode = '' FOR {alter}")
 
 
-def _statement_text(statement: Statement) -> str:
-    """Return a statement's text, as far as it is one."""
-    return statement.sql if isinstance(statement.sql, str) else statement.sql.decode(errors="replace")
+def _named(schema: str, table: str) -> TableMap:
+    """Return a table of which only the name is known."""
+    return TableMap(schema=schema, table=table, columns=())
 
 
 def _kind_of_run(change: RowChange | Statement) -> tuple[str, str] | None:
@@ -607,8 +485,3 @@ def _why(change: RowChange, affected: int) -> str:
     if affected == 0:
         return "no row at the target equals the row as it was before"
     return f"{affected} rows at the target were hit where one was to be"
-
-
-def _shortened(sql: str) -> str:
-    text = " ".join(sql.split())
-    return text if len(text) <= 200 else text[:199] + "…"

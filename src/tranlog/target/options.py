@@ -1,4 +1,4 @@
-"""How to reach a target and how to write to it; and the one function that opens it.
+"""How to reach a target and how to write to it; the one function that opens it; and what differs by kind before that.
 
 Owns the options, which travel to Spark's tasks, and the choice of dialect and session by kind. Drivers are imported
 only when a target of their kind is opened.
@@ -10,7 +10,9 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from tranlog.change import TableMap
 from tranlog.errors import ConfigError
+from tranlog.target.dialect import Dialect
 from tranlog.target.mariadb_url import read_url
 from tranlog.target.target import Target
 
@@ -87,12 +89,9 @@ class TargetOptions:
                 raise _refuse("triggers", "off", "MariaDB cannot turn its triggers off; drop them at the target")
         if not self.in_file and self.path:
             raise _refuse("path", self.path, f"a {self.kind} target has a dsn, and no path")
-        if self.ddl not in ("stop", "ignore"):
-            raise _refuse("ddl", self.ddl, 'either "stop" or "ignore"')
-        if self.engine not in ("refuse", "innodb"):
-            raise _refuse("engine", self.engine, 'either "refuse" or "innodb"')
-        if self.triggers not in ("fire", "off"):
-            raise _refuse("triggers", self.triggers, 'either "fire" or "off"')
+        for name, one, two in (("ddl", "stop", "ignore"), ("engine", "refuse", "innodb"), ("triggers", "fire", "off")):
+            if getattr(self, name) not in (one, two):
+                raise _refuse(name, getattr(self, name), f'either "{one}" or "{two}"')
         for name in ("lock_timeout_s", "connect_timeout_s"):
             if not 0 < getattr(self, name) <= 86_400:
                 raise _refuse(name, getattr(self, name), "seconds, above 0 and at most a day")
@@ -111,24 +110,45 @@ def is_there(options: TargetOptions) -> bool:
 
 def open_target(options: TargetOptions) -> Target:
     """Connect to a target. Raises ConfigError (a missing library among it), TargetUnavailableError."""
-    from tranlog.target.database import DatabaseTarget
+    from tranlog.target.database import open_database
 
     options.check()
     if options.kind == "sqlite":
         from tranlog.target.sqlite import SqliteSession
-        from tranlog.target.sqlite_dialect import SQLITE
 
-        return DatabaseTarget(options, SQLITE, SqliteSession, where=options.path)
+        return open_database(options, _dialect(options.kind), SqliteSession, where=options.path)
     if options.kind == "null":
-        from tranlog.target.null import NullTarget
+        from tranlog.target.null import open_null
 
-        return NullTarget(options)
+        return open_null(options)
     if options.kind == "mariadb":
         from tranlog.target.mariadb import MariadbSession
+
+        return open_database(options, _dialect(options.kind), MariadbSession, where=read_url(options.dsn).describe())
+    from tranlog.target.postgres import PostgresSession, describe_dsn
+
+    return open_database(options, _dialect(options.kind), PostgresSession, where=describe_dsn(options.dsn))
+
+
+def has_sequences(kind: TargetKind) -> bool:
+    """Whether rows of a sequence go into a sequence at that kind of target."""
+    return _dialect(kind).has_sequences
+
+
+def create_statements(kind: TargetKind, table: TableMap) -> list[str]:
+    """Return the statements that make a table at a target of that kind, none at one that keeps no rows."""
+    return [] if kind == "null" else list(_dialect(kind).create_table(table))
+
+
+def _dialect(kind: TargetKind) -> Dialect:
+    if kind == "sqlite":
+        from tranlog.target.sqlite_dialect import SQLITE
+
+        return SQLITE
+    if kind == "mariadb":
         from tranlog.target.mariadb_dialect import MARIADB
 
-        return DatabaseTarget(options, MARIADB, MariadbSession, where=read_url(options.dsn).describe())
-    from tranlog.target.postgres import PostgresSession, describe_dsn
+        return MARIADB
     from tranlog.target.postgres_dialect import POSTGRES
 
-    return DatabaseTarget(options, POSTGRES, PostgresSession, where=describe_dsn(options.dsn))
+    return POSTGRES

@@ -18,7 +18,11 @@ Source: design/pipeline.md, "Channels meet at the target".
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from tranlog.errors import (
@@ -28,11 +32,11 @@ from tranlog.errors import (
     TranlogError,
     TransientTargetError,
 )
-from tranlog.ids import Epoch, Seqno
+from tranlog.ids import Seqno
 from tranlog.target.dialect import Dialect
 from tranlog.target.once import CREATE_STATEMENT_TABLE, STATEMENT_TABLE
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, unavailable
-from tranlog.target.target import Advance, ChannelRow, Meeting, PipelineRow
+from tranlog.target.target import Advance, Applied, ChannelRow, Meeting, PipelineRow
 
 logger = logging.getLogger(__name__)
 
@@ -88,105 +92,112 @@ _PIPELINE_COLUMNS: Final = "pipeline, token, holder, channels, shard_rule, stop_
 _CHANNEL_COLUMNS: Final = (
     "channel, epoch, applied_seqno, source_id, event_id, token, session, stats, tstamp, updated_at"
 )
+_TEXTS: Final = frozenset({"pipeline", "holder", "shard_rule", "source_id", "event_id", "session", "stats"})
+"""The columns of these two tables that are no numbers."""
+
+_READ_PIPELINE: Final = f"SELECT {_PIPELINE_COLUMNS} FROM tranlog_pipeline WHERE pipeline = $1"
+_READ_CHANNELS: Final = f"SELECT {_CHANNEL_COLUMNS} FROM tranlog_channel WHERE pipeline = $1 ORDER BY channel"
+_READ_SHARDS: Final = "SELECT shard, channel FROM tranlog_shard WHERE pipeline = $1"
+_LOCK_CHANNELS: Final = "SELECT channel, token FROM tranlog_channel WHERE pipeline = $1 ORDER BY channel{lock}"
+_READ_TOKEN: Final = "SELECT token, holder FROM tranlog_pipeline WHERE pipeline = $1"
+_LOCK_TOKEN: Final = _READ_TOKEN + "{lock}"
+_SHARE_TOKEN: Final = _READ_TOKEN + "{share}"
+_NEW_PIPELINE: Final = (
+    f"tranlog_pipeline ({_PIPELINE_COLUMNS}) VALUES ($1, $5, $2, $3, $4, NULL, {{now}}, "
+    "(SELECT count(*) FROM tranlog_shard WHERE pipeline = $1))"
+)
+_RAISE_PIPELINE: Final = (
+    "UPDATE tranlog_pipeline SET token = token + 1, holder = $2, channels = $3, shard_rule = $4, "
+    "stop_at_seqno = NULL, alive_at = {now} WHERE pipeline = $1 AND token = $5"
+)
+_NEW_CHANNEL: Final = (
+    f"tranlog_channel (pipeline, {_CHANNEL_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, '', $8, $9, {{now}})"
+)
+_SET_CHANNEL: Final = (
+    "epoch = $3, applied_seqno = $4, source_id = $5, event_id = $6, token = $7, session = '', stats = $8, tstamp = $9, "
+    "updated_at = {now}"
+)
+_CHANNEL_VALUES: Final = attrgetter(
+    "channel", "epoch", "applied_seqno", "source_id", "event_id", "token", "stats", "tstamp"
+)
+_RAISE_CHANNELS: Final = "UPDATE tranlog_channel SET token = $2, session = '' WHERE pipeline = $1"
+_DROP_CHANNEL: Final = "DELETE FROM tranlog_channel WHERE pipeline = $1 AND channel = $2"
+_DROP_SHARDS: Final = "DELETE FROM tranlog_shard WHERE pipeline = $1"
+_COUNT_NO_SHARDS: Final = "UPDATE tranlog_pipeline SET shards = 0 WHERE pipeline = $1"
+_COUNT_SHARD: Final = "UPDATE tranlog_pipeline SET shards = shards + 1 WHERE pipeline = $1"
+_READ_COUNTED: Final = "SELECT shards FROM tranlog_pipeline WHERE pipeline = $1"
+_READ_WHOSE: Final = (
+    "SELECT p.holder, p.channels, c.channel FROM tranlog_pipeline p "
+    "LEFT JOIN tranlog_channel c ON c.pipeline = p.pipeline AND c.channel = $2 WHERE p.pipeline = $1"
+)
+_MOVE_ALIVE: Final = (
+    # It moves also while the clock stands, or has jumped back.
+    "UPDATE tranlog_pipeline SET alive_at = CASE WHEN {now} > alive_at THEN {now} ELSE alive_at + 1 END "
+    "WHERE pipeline = $1 AND token = $2"
+)
+_SET_STOP: Final = "UPDATE tranlog_pipeline SET stop_at_seqno = $3 WHERE pipeline = $1 AND token = $2"
+_CLAIM: Final = (
+    "UPDATE tranlog_channel SET token = token + 1, session = $3, updated_at = {now} "
+    "WHERE pipeline = $1 AND channel = $2"
+)
+_READ_CHANNEL: Final = f"SELECT {_CHANNEL_COLUMNS} FROM tranlog_channel WHERE pipeline = $1 AND channel = $2"
+_ADVANCE: Final = (
+    "UPDATE tranlog_channel SET epoch = $1, applied_seqno = $2, source_id = $3, event_id = $4, tstamp = $5, "
+    "stats = $6, updated_at = {now} WHERE pipeline = $7 AND channel = $8 AND applied_seqno = $9 AND token = $10"
+)
+_ADVANCE_VALUES: Final = attrgetter(
+    *("epoch", "new_seqno", "source_id", "event_id", "tstamp", "stats", "pipeline", "channel", "old_seqno", "token")
+)
+_MEET: Final = (
+    "SELECT p.token, p.stop_at_seqno, c.channel, c.applied_seqno, c.tstamp FROM tranlog_pipeline p "
+    "LEFT JOIN tranlog_channel c ON c.pipeline = p.pipeline WHERE p.pipeline = $1"
+)
+_READ_ASSIGNED: Final = (
+    "SELECT p.token, p.holder, s.channel FROM tranlog_pipeline p "
+    "LEFT JOIN tranlog_shard s ON s.pipeline = p.pipeline AND s.shard = $2 WHERE p.pipeline = $1"
+)
+_COUNT_SHARDS: Final = "SELECT channel, count(*) FROM tranlog_shard WHERE pipeline = $1 GROUP BY channel"
+_ASSIGN: Final = "INSERT INTO tranlog_shard (pipeline, shard, channel) VALUES ($1, $2, $3)"
+_LEAVE_OUT: Final = (
+    "INSERT INTO tranlog_left_out (pipeline, first_seqno, last_seqno, asked_at) VALUES ($1, $2, $3, {now})"
+)
+_READ_LEFT_OUT: Final = (
+    "SELECT first_seqno, last_seqno FROM tranlog_left_out WHERE pipeline = $1 ORDER BY first_seqno, last_seqno"
+)
+_NO_PIPELINE: Final = "tranlog_pipeline has no row of it"
 _Result = TypeVar("_Result")
+_Row = TypeVar("_Row", PipelineRow, ChannelRow)
 
 
-class Positions:
-    """The operations on our tables, over one session. Threads: one at a time."""
+class SqlPositions:
+    """Positions in tables of a database, over one session; see Positions for its methods. Threads: one at a time."""
 
     def __init__(self, session: Session, dialect: Dialect, *, where: str, lock_timeout_s: float) -> None:
         self._session = session
+        self._dialect = dialect
         self._where = where
         self._lock_timeout_s = lock_timeout_s
-        sql = dialect.sql
-        self._create = {name: sql(text) for name, text in _TABLES.items()}
-        if dialect.statements_commit:
-            self._create[STATEMENT_TABLE] = sql(CREATE_STATEMENT_TABLE)
-        self._read_pipeline = sql(f"SELECT {_PIPELINE_COLUMNS} FROM tranlog_pipeline WHERE pipeline = $1")
-        self._read_channels = sql(
-            f"SELECT {_CHANNEL_COLUMNS} FROM tranlog_channel WHERE pipeline = $1 ORDER BY channel"
-        )
-        self._read_shards = sql("SELECT shard, channel FROM tranlog_shard WHERE pipeline = $1")
-        self._lock_channels = sql(
-            "SELECT channel, token FROM tranlog_channel WHERE pipeline = $1 ORDER BY channel{lock}"
-        )
-        self._lock_pipeline = sql("SELECT token, holder FROM tranlog_pipeline WHERE pipeline = $1{lock}")
-        self._read_token = sql("SELECT token, holder FROM tranlog_pipeline WHERE pipeline = $1")
-        self._share_pipeline = sql("SELECT token, holder FROM tranlog_pipeline WHERE pipeline = $1{share}")
-        self._begin_pipeline = sql(
-            dialect.insert_or_keep.format(
-                into=f"tranlog_pipeline ({_PIPELINE_COLUMNS}) VALUES ($1, $5, $2, $3, $4, NULL, {{now}}, "
-                "(SELECT count(*) FROM tranlog_shard WHERE pipeline = $1))",
-                key="pipeline",
-            )
-        )
-        self._raise_pipeline = sql(
-            "UPDATE tranlog_pipeline SET token = token + 1, holder = $2, channels = $3, shard_rule = $4, "
-            "stop_at_seqno = NULL, alive_at = {now} WHERE pipeline = $1 AND token = $5"
-        )
-        self._put_channel = sql(
-            dialect.insert_or_set.format(
-                into=f"tranlog_channel (pipeline, {_CHANNEL_COLUMNS}) "
-                "VALUES ($1, $2, $3, $4, $5, $6, $7, '', $8, $9, {now})",
-                key="pipeline, channel",
-                set="epoch = $3, applied_seqno = $4, source_id = $5, event_id = $6, token = $7, session = '', "
-                "stats = $8, tstamp = $9, updated_at = {now}",
-            )
-        )
-        self._raise_channels = sql("UPDATE tranlog_channel SET token = $2, session = '' WHERE pipeline = $1")
-        self._drop_channel = sql("DELETE FROM tranlog_channel WHERE pipeline = $1 AND channel = $2")
-        self._drop_shards = sql("DELETE FROM tranlog_shard WHERE pipeline = $1")
-        self._count_no_shards = sql("UPDATE tranlog_pipeline SET shards = 0 WHERE pipeline = $1")
-        self._count_shard = sql("UPDATE tranlog_pipeline SET shards = shards + 1 WHERE pipeline = $1")
-        self._read_counted = sql("SELECT shards FROM tranlog_pipeline WHERE pipeline = $1")
-        self._read_whose = sql(
-            "SELECT p.holder, p.channels, c.channel FROM tranlog_pipeline p "
-            "LEFT JOIN tranlog_channel c ON c.pipeline = p.pipeline AND c.channel = $2 WHERE p.pipeline = $1"
-        )
-        self._move_alive = sql(
-            # It moves also while the clock stands, or has jumped back.
-            "UPDATE tranlog_pipeline SET alive_at = CASE WHEN {now} > alive_at THEN {now} ELSE alive_at + 1 END "
-            "WHERE pipeline = $1 AND token = $2"
-        )
-        self._set_stop = sql("UPDATE tranlog_pipeline SET stop_at_seqno = $3 WHERE pipeline = $1 AND token = $2")
-        self._claim = sql(
-            "UPDATE tranlog_channel SET token = token + 1, session = $3, updated_at = {now} "
-            "WHERE pipeline = $1 AND channel = $2"
-        )
-        self._read_channel = sql(f"SELECT {_CHANNEL_COLUMNS} FROM tranlog_channel WHERE pipeline = $1 AND channel = $2")
-        self._advance = sql(
-            "UPDATE tranlog_channel SET epoch = $1, applied_seqno = $2, source_id = $3, event_id = $4, tstamp = $5, "
-            "stats = $6, updated_at = {now} WHERE pipeline = $7 AND channel = $8 AND applied_seqno = $9 AND token = $10"
-        )
-        self._meet = sql(
-            "SELECT p.token, p.stop_at_seqno, c.channel, c.applied_seqno, c.tstamp FROM tranlog_pipeline p "
-            "LEFT JOIN tranlog_channel c ON c.pipeline = p.pipeline WHERE p.pipeline = $1"
-        )
-        self._read_assigned = sql(
-            "SELECT p.token, p.holder, s.channel FROM tranlog_pipeline p "
-            "LEFT JOIN tranlog_shard s ON s.pipeline = p.pipeline AND s.shard = $2 WHERE p.pipeline = $1"
-        )
-        self._count_shards = sql("SELECT channel, count(*) FROM tranlog_shard WHERE pipeline = $1 GROUP BY channel")
-        self._leave_out = sql(
-            "INSERT INTO tranlog_left_out (pipeline, first_seqno, last_seqno, asked_at) VALUES ($1, $2, $3, {now})"
-        )
-        self._read_left_out = sql(
-            "SELECT first_seqno, last_seqno FROM tranlog_left_out WHERE pipeline = $1 ORDER BY first_seqno, last_seqno"
-        )
-        self._assign = sql("INSERT INTO tranlog_shard (pipeline, shard, channel) VALUES ($1, $2, $3)")
+        self._sql = cache(dialect.sql)
+
+    def _run(self, statement: str, *values: Any) -> int:
+        return self._session.run(self._sql(statement), values)
+
+    def _fetch(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._session.fetch(self._sql(query), values)
 
     # --- reading ---
 
     def ensure_tables(self, *, again: bool = False) -> None:
         """Create our tables where they are missing; two who do it at once do not disturb each other."""
-        for name, statement in self._create.items():
+        tables = _TABLES | ({STATEMENT_TABLE: CREATE_STATEMENT_TABLE} if self._dialect.statements_commit else {})
+        for name, statement in tables.items():
             # Asked first: somebody else may have made them, for a user who may not.
             if self._is_there(name) or (name == STATEMENT_TABLE and not again and self._has_positions()):
                 continue
             try:
-                self._session.run(statement)
+                self._run(statement)
             except MisfitError:
-                self._session.run(statement)  # the other one was faster: now the table is there
+                self._run(statement)  # the other one was faster: now the table is there
             except LockTimeoutError as exc:
                 raise TransientTargetError(why=f"creating {name}: {exc}") from exc
 
@@ -201,27 +212,23 @@ class Positions:
         return bool(self._session.fetch("SELECT 1 FROM tranlog_channel LIMIT 1"))
 
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
-        """Return the pipeline's row, None where there is none."""
-        rows = self._read("tranlog_pipeline", self._read_pipeline, pipeline)
-        return self._pipeline_row(rows[0]) if rows else None
+        rows = self._read("tranlog_pipeline", _READ_PIPELINE, pipeline)
+        return self._pipeline_row(rows[0], pipeline) if rows else None
 
     def read_channels(self, pipeline: str) -> list[ChannelRow]:
-        """Return the pipeline's channels, by number."""
-        rows = self._read("tranlog_channel", self._read_channels, pipeline)
+        rows = self._read("tranlog_channel", _READ_CHANNELS, pipeline)
         return [self._channel_row(row, pipeline) for row in rows]
 
     def read_assignment(self, pipeline: str) -> dict[str, int]:
-        """Return the channel of each shard that has one."""
-        return {shard: channel for shard, channel in self._read("tranlog_shard", self._read_shards, pipeline)}
+        return {shard: channel for shard, channel in self._read("tranlog_shard", _READ_SHARDS, pipeline)}
 
     def read_left_out(self, pipeline: str) -> list[tuple[int, int]]:
-        """Return the ranges of seqnos that are never to be applied; see Target.leave_out."""
-        return [(first, last) for first, last in self._read("tranlog_left_out", self._read_left_out, pipeline)]
+        return [(first, last) for first, last in self._read("tranlog_left_out", _READ_LEFT_OUT, pipeline)]
 
     def _read(self, table: str, query: str, pipeline: str) -> list[tuple[Any, ...]]:
         """Return rows of one of our tables, none where it is not there. Raises TargetPositionError where it changed."""
         try:
-            return self._session.fetch(query, (pipeline,))
+            return self._fetch(query, pipeline)
         except MisfitError as exc:
             raise self._damaged(pipeline, str(exc)) from exc
         except MissingTableError as exc:
@@ -246,101 +253,81 @@ class Positions:
         rows: Sequence[ChannelRow] | None,
         keep_assignment: bool,
     ) -> int:
-        """Become the pipeline's driver; see Target.take."""
-        run = self._session.run
+        run, dialect = self._run, self._dialect
 
         def work() -> int:
-            held = {channel: token for channel, token in self._session.fetch(self._lock_channels, (pipeline,))}
+            held = dict(self._fetch(_LOCK_CHANNELS, pipeline))
             token = expected_token + 1
             if expected_token == 0:
                 # Above those of a row that was removed, whose tasks may still be there.
                 token = max(held.values(), default=0) // TOKEN_STEP + 1
-                raised = run(self._begin_pipeline, (pipeline, holder, channels, shard_rule, token))
+                new = dialect.insert_or_keep.format(into=_NEW_PIPELINE, key="pipeline")
+                raised = run(new, pipeline, holder, channels, shard_rule, token)
             else:
-                raised = run(self._raise_pipeline, (pipeline, holder, channels, shard_rule, expected_token))
+                raised = run(_RAISE_PIPELINE, pipeline, holder, channels, shard_rule, expected_token)
             if raised != 1:
                 raise self._replaced(pipeline)
             channel_token = max([token * TOKEN_STEP, *[old + 1 for old in held.values()]])
             if rows is None:
-                run(self._raise_channels, (pipeline, channel_token))
+                run(_RAISE_CHANNELS, pipeline, channel_token)
             else:
                 for channel in held.keys() - {row.channel for row in rows}:
-                    run(self._drop_channel, (pipeline, channel))
+                    run(_DROP_CHANNEL, pipeline, channel)
+            put = dialect.insert_or_set.format(into=_NEW_CHANNEL, key="pipeline, channel", set=_SET_CHANNEL)
             for row in rows or ():
-                run(
-                    self._put_channel,
-                    (
-                        pipeline,
-                        row.channel,
-                        row.epoch,
-                        row.applied_seqno,
-                        row.source_id,
-                        row.event_id,
-                        channel_token,
-                        row.stats,
-                        row.tstamp,
-                    ),
-                )
+                run(put, pipeline, *_CHANNEL_VALUES(replace(row, token=channel_token)))
             if not keep_assignment:
-                run(self._drop_shards, (pipeline,))
-                run(self._count_no_shards, (pipeline,))
+                run(_DROP_SHARDS, pipeline)
+                run(_COUNT_NO_SHARDS, pipeline)
             return token
 
         def holders() -> list[str]:
             # Only who may become the driver may end its predecessor's sessions.
             if expected_token:
-                self._check_driver(self._read_token, pipeline, expected_token)
+                self._check_driver(_READ_TOKEN, pipeline, expected_token)
             return self._left_behind(pipeline)
 
         return self._in_transaction(work, holders, pipeline)
 
     def keep_alive(self, *, pipeline: str, token: int) -> PipelineRow:
-        """Move alive_at and return the row."""
-
         def work() -> PipelineRow:
-            if self._session.run(self._move_alive, (pipeline, token)) != 1:
+            if self._run(_MOVE_ALIVE, pipeline, token) != 1:
                 raise self._replaced(pipeline)
-            return self._pipeline_row(self._session.fetch(self._read_pipeline, (pipeline,))[0])
+            return self._pipeline_row(self._fetch(_READ_PIPELINE, pipeline)[0], pipeline)
 
         return self._in_transaction(work, _nobody, pipeline)
 
     def request_stop(self, *, pipeline: str, token: int, stop_at_seqno: Seqno | None) -> None:
-        """Set stop_at_seqno."""
-
         def work() -> None:
-            if self._session.run(self._set_stop, (pipeline, token, stop_at_seqno)) != 1:
+            if self._run(_SET_STOP, pipeline, token, stop_at_seqno) != 1:
                 raise self._replaced(pipeline)
 
         self._in_transaction(work, _nobody, pipeline)
 
     def leave_out(self, *, pipeline: str, token: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Record which transactions are never to be applied; see Target.leave_out."""
-
         def work() -> None:
-            self._check_driver(self._lock_pipeline, pipeline, token)
+            self._check_driver(_LOCK_TOKEN, pipeline, token)
             known = set(self.read_left_out(pipeline))
             for first, last in ranges:
                 if (first, last) not in known:
-                    self._session.run(self._leave_out, (pipeline, first, last))
+                    self._run(_LEAVE_OUT, pipeline, first, last)
 
         self._in_transaction(work, _nobody, pipeline)
 
     # --- the tasks ---
 
     def claim(self, *, pipeline: str, channel: int, driver_token: int) -> ChannelRow:
-        """Claim a channel; see Target.claim."""
-
         def work() -> ChannelRow:
-            claimed = self._session.run(self._claim, (pipeline, channel, self._session.identity))
+            claimed = self._run(_CLAIM, pipeline, channel, self._session.identity)
             # Only now the driver's token: while the channel's row was waited for, it may have changed.
-            self._check_driver(self._share_pipeline, pipeline, driver_token)
+            self._check_driver(_SHARE_TOKEN, pipeline, driver_token)
             if claimed != 1:  # no such channel in this plan, or its row was removed
                 raise self._replaced(pipeline, channel)
-            return self._channel_row(self._session.fetch(self._read_channel, (pipeline, channel))[0], pipeline)
+            return self._channel_row(self._fetch(_READ_CHANNEL, pipeline, channel)[0], pipeline)
 
         def holders() -> list[str]:
             # Only a task whose driver is still the driver may end another's session.
-            self._check_driver(self._read_token, pipeline, driver_token)
+            self._check_driver(_READ_TOKEN, pipeline, driver_token)
             return self._left_behind(pipeline, channel)
 
         return self._in_transaction(work, holders, pipeline, channel)
@@ -351,20 +338,36 @@ class Positions:
         Raises ReplacedError, TargetPositionError.
         """
         try:
-            moved = self._session.run(self._advance, self._advance_values(advance))
+            moved = self._run(_ADVANCE, *_ADVANCE_VALUES(advance))
         except (MissingTableError, MisfitError) as exc:
             raise self._damaged(advance.pipeline, f"tranlog_channel was changed: {exc}") from exc
         if moved != 1:
             raise self._replaced(advance.pipeline, advance.channel)
 
+    def guarded(self, advance: Advance, write: Callable[[], Applied]) -> Applied:
+        session = self._session
+        try:
+            session.begin()
+            self.guard(advance)
+            applied = write()
+            committing = time.perf_counter()
+            session.commit()
+        except LockTimeoutError as exc:
+            session.rollback()
+            who, _ = session.lock_holders()
+            raise TransientTargetError(why=f"{exc}; it is held by {who}") from exc
+        except BaseException:
+            session.rollback()
+            raise
+        return replace(applied, commit_us=round((time.perf_counter() - committing) * 1e6))
+
     def publish(self, advance: Advance) -> None:
-        """Move a position without rows."""
         self._in_transaction(lambda: self.guard(advance), _nobody, advance.pipeline, advance.channel)
 
     def meet(self, pipeline: str) -> Meeting:
         """Return all channels' positions and what the driver asks for; token 0 where the pipeline's row is gone."""
         try:
-            rows = self._session.fetch(self._meet, (pipeline,))
+            rows = self._fetch(_MEET, pipeline)
         except (MissingTableError, MisfitError) as exc:
             raise self._damaged(pipeline, f"tranlog's own tables were changed: {exc}") from exc
         if not rows:
@@ -378,7 +381,6 @@ class Positions:
         )
 
     def assign(self, *, pipeline: str, shard: str, channels: int, driver_token: int) -> int:
-        """Return the shard's channel, first storing the one with the fewest shards if it has none."""
         try:
             known = self._assigned(pipeline, shard, driver_token)
         except (MissingTableError, MisfitError) as exc:
@@ -388,51 +390,37 @@ class Positions:
 
         def work() -> int:
             # The pipeline's row is the lock: who assigns counts what others have assigned, and no shard twice.
-            self._check_driver(self._lock_pipeline, pipeline, driver_token)
+            self._check_driver(_LOCK_TOKEN, pipeline, driver_token)
             stored = self._assigned(pipeline, shard, driver_token)
             if stored is not None:
                 return stored
             load = dict.fromkeys(range(channels), 0)
             known = 0
-            for channel, shards in self._session.fetch(self._count_shards, (pipeline,)):
+            for channel, shards in self._fetch(_COUNT_SHARDS, pipeline):
                 known += shards
                 if channel in load:
                     load[channel] = shards
-            ((counted,),) = self._session.fetch(self._read_counted, (pipeline,))
+            ((counted,),) = self._fetch(_READ_COUNTED, pipeline)
             if known < counted:  # this one may be among those that are missing
                 why = f"tranlog_shard has the channels of {known} shards, of {counted}"
                 raise self._damaged(pipeline, why)
             chosen = min(load, key=lambda channel: (load[channel], channel))
-            self._session.run(self._assign, (pipeline, shard, chosen))
-            self._session.run(self._count_shard, (pipeline,))
+            self._run(_ASSIGN, pipeline, shard, chosen)
+            self._run(_COUNT_SHARD, pipeline)
             return chosen
 
         return self._in_transaction(work, _nobody, pipeline)
 
     # --- inside ---
 
-    def _advance_values(self, advance: Advance) -> tuple[Any, ...]:
-        return (
-            advance.epoch,
-            advance.new_seqno,
-            advance.source_id,
-            advance.event_id,
-            advance.tstamp,
-            advance.stats,
-            advance.pipeline,
-            advance.channel,
-            advance.old_seqno,
-            advance.token,
-        )
-
     def _assigned(self, pipeline: str, shard: str, driver_token: int) -> int | None:
-        rows = self._session.fetch(self._read_assigned, (pipeline, shard))
+        rows = self._fetch(_READ_ASSIGNED, pipeline, shard)
         self._check_token(rows, pipeline, driver_token)
         channel: int | None = rows[0][2]
         return channel
 
     def _check_driver(self, query: str, pipeline: str, driver_token: int) -> None:
-        self._check_token(self._session.fetch(query, (pipeline,)), pipeline, driver_token)
+        self._check_token(self._fetch(query, pipeline), pipeline, driver_token)
 
     def _check_token(self, rows: Sequence[tuple[Any, ...]], pipeline: str, driver_token: int) -> None:
         """Raise where the pipeline's row, as (token, holder), is not there or not this driver's."""
@@ -443,7 +431,7 @@ class Positions:
 
     def _replaced(self, pipeline: str, channel: int = -1) -> TranlogError:
         """Return why a guarded statement hit nothing: whoever sent it was replaced, or the row is gone."""
-        rows = self._session.fetch(self._read_whose, (pipeline, channel))
+        rows = self._fetch(_READ_WHOSE, pipeline, channel)
         if not rows:
             return self._damaged(pipeline, _NO_PIPELINE)
         holder, channels, found = rows[0]
@@ -455,7 +443,7 @@ class Positions:
         return TargetPositionError(where=self._where, pipeline=pipeline, why=" ".join(why.split()).rstrip("."))
 
     def _left_behind(self, pipeline: str, channel: int | None = None) -> list[str]:
-        rows = [self._channel_row(row, pipeline) for row in self._session.fetch(self._read_channels, (pipeline,))]
+        rows = [self._channel_row(row, pipeline) for row in self._fetch(_READ_CHANNELS, pipeline)]
         stored = [row.session for row in rows if row.session and channel in (None, row.channel)]
         # A driver, and a task that stopped while it claimed, are not stored.
         return [*stored, *self._session.stopped_inside()]
@@ -505,44 +493,18 @@ class Positions:
             return TransientTargetError(why=waited)
         return unavailable(self._where, f"{waited}; end that session")
 
-    def _pipeline_row(self, row: tuple[Any, ...]) -> PipelineRow:
-        pipeline, token, holder, channels, shard_rule, stop, alive_at, shards = row
-        numbers = token, channels, 0 if stop is None else stop, alive_at, shards
-        self._check_numbers("tranlog_pipeline", pipeline, numbers)
-        return PipelineRow(
-            pipeline=pipeline,
-            token=token,
-            holder=holder,
-            channels=channels,
-            shard_rule=shard_rule,
-            stop_at_seqno=None if stop is None else Seqno(stop),
-            alive_at=alive_at,
-            shards=shards,
-        )
+    def _pipeline_row(self, row: tuple[Any, ...], pipeline: str) -> PipelineRow:
+        return self._checked(PipelineRow, "tranlog_pipeline", _PIPELINE_COLUMNS, row, pipeline)
 
     def _channel_row(self, row: tuple[Any, ...], pipeline: str) -> ChannelRow:
-        channel, epoch, applied, source_id, event_id, token, session, stats, tstamp, updated_at = row
-        self._check_numbers("tranlog_channel", pipeline, (channel, epoch, applied, token, tstamp, updated_at))
-        return ChannelRow(
-            channel=channel,
-            epoch=Epoch(epoch),
-            applied_seqno=Seqno(applied),
-            source_id=source_id,
-            event_id=event_id,
-            token=token,
-            session=session,
-            stats=stats,
-            tstamp=tstamp,
-            updated_at=updated_at,
-        )
+        return self._checked(ChannelRow, "tranlog_channel", _CHANNEL_COLUMNS, row, pipeline)
 
-    def _check_numbers(self, table: str, pipeline: str, values: Sequence[object]) -> None:
-        for value in values:
-            if not isinstance(value, int):
+    def _checked(self, kind: type[_Row], table: str, columns: str, row: tuple[Any, ...], pipeline: str) -> _Row:
+        values = dict(zip(columns.split(", "), row, strict=True))
+        for name, value in values.items():
+            if name not in _TEXTS and not isinstance(value, int) and (name, value) != ("stop_at_seqno", None):
                 raise self._damaged(pipeline, f"a row of {table} has {value!r} where a number was written")
-
-
-_NO_PIPELINE: Final = "tranlog_pipeline has no row of it"
+        return kind(**values)
 
 
 def _nobody() -> list[str]:

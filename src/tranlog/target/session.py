@@ -7,15 +7,19 @@ not come (`LockTimeoutError`) of whoever holds it, a lost connection (TransientT
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tranlog.change import TableMap
-from tranlog.errors import TargetUnavailableError
+from tranlog.errors import TargetUnavailableError, TransientTargetError
 from tranlog.target.binding import Form, Row, TargetTable
+from tranlog.target.target import RefusedError
+
+if TYPE_CHECKING:
+    from tranlog.target.options import TargetOptions
 
 
-class MisfitError(Exception):
+class MisfitError(RefusedError):
     """The target refused a change, or it did not hit as many rows as it should. Becomes a ConflictError.
 
     `duplicate`: a unique key was in the way. `affected` is how many rows a change did hit, None where it failed.
@@ -29,7 +33,7 @@ class MisfitError(Exception):
         self.table = table
 
 
-class MissingTableError(Exception):
+class MissingTableError(RefusedError):
     """A table or a column that a statement names is not there."""
 
 
@@ -106,6 +110,14 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Close; closing twice is harmless."""
+
+
+def open_session(options: TargetOptions, connect: Callable[[TargetOptions], Session]) -> Session:
+    """Open a session by `connect`. Raises TransientTargetError, TargetUnavailableError, ConfigError."""
+    try:
+        return connect(options)
+    except LockTimeoutError as exc:
+        raise TransientTargetError(why=str(exc)) from exc
 
 
 def unavailable(where: str, why: str) -> TargetUnavailableError:

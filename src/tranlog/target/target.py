@@ -1,8 +1,9 @@
-"""What every target database offers to the pipeline: rows and position in one target transaction.
+"""What every target offers to the pipeline: positions and rows, both in one target transaction.
 
-Owns the seam between `pipeline` and the databases, and the rows of our own tables there. The hard idea: the
-target is where channels meet. A position moves only by the guarded update, the first statement of each target
-transaction, so that a task which was replaced can write nothing, whatever it still believes.
+Owns the seam between `pipeline` and the targets, and what tranlog keeps there of its own. The hard idea: the target is
+where channels meet. A position moves only by the guarded update, in the target transaction of the rows, so that a task
+which was replaced can write nothing, whatever it still believes. How a target stores the two is its own matter:
+tables of a database, or files of which a snapshot names both.
 
 Source: design/pipeline.md, "Channels meet at the target", "Applying"; on-disk-parallel-queues.
 """
@@ -49,8 +50,9 @@ class PipelineRow:
 class ChannelRow:
     """The row of `tranlog_channel`: everything that this channel owns up to `applied_seqno` is in the target.
 
-    Epoch 0 and an empty event id: nothing applied yet, `applied_seqno` is one below where it starts. `stats` is
-    JSON text; `tstamp` the source's commit time of the position, `updated_at` the target's clock, both ms.
+    Epoch 0 and an empty event id: nothing applied yet, `applied_seqno` is one below where it starts. `session` names
+    the connection that claimed it, as the target does. `stats` is JSON text; `tstamp` the source's commit time of the
+    position, `updated_at` the target's clock, both ms.
     """
 
     channel: int
@@ -109,7 +111,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What one target transaction did: source transactions, row changes, statements sent to the target.
+    """What one target transaction did: source transactions, row changes, writes sent to the target.
 
     `ddl_ignored`: recorded statements that were passed over. `commit_us`: what the COMMIT took.
     """
@@ -121,38 +123,34 @@ class Applied:
     commit_us: int = 0
 
 
-class Target(Protocol):
-    """One connection to a target database, in UTC. Threads: one at a time.
+class RefusedError(Exception):
+    """The target refused changes that were sent together: sent one by one they may fit, or it is known which do not."""
 
-    Every method may raise TargetUnavailableError, and TransientTargetError where a retry after reading the position
-    helps (deadlock, serialization failure, lost connection); after that one, call `reconnect` first, and claim again:
-    the channel's row names the session that a successor may end. Every method on our own tables, `apply` too, may raise
-    TargetPositionError, where they were changed or rows of theirs were removed: trying again does not help.
-    """
 
-    kind: str
-    """`sqlite`, `postgres`, `mariadb`."""
-
-    def describe(self) -> str:
-        """Return where this target is, without a password, for messages."""
-
-    def reconnect(self) -> None:
-        """Drop the connection and open a new one; the open target transaction, if any, is rolled back."""
+class Connection(Protocol):
+    """By what a target is reached; its positions and its rows share it."""
 
     def close(self) -> None:
-        """Close; closing twice is harmless."""
+        """Close; what is under way is rolled back. Closing twice is harmless."""
 
-    # --- our own tables ---
+
+class Positions(Protocol):
+    """What tranlog keeps at a target for itself: who runs a pipeline, where its channels stand, which shard is whose.
+
+    Every method may raise TargetPositionError, where what is kept was changed or parts of it were removed: trying
+    again does not help.
+    """
 
     def ensure_tables(self, *, again: bool = False) -> None:
-        """Create tranlog_pipeline, tranlog_channel, tranlog_shard and tranlog_left_out where they are missing.
+        """Make ready to keep positions, where that is still to be done; at a database: create tranlog_pipeline,
+        tranlog_channel, tranlog_shard and tranlog_left_out.
 
         The table in which statements that commit are noted, where the kind has one, is made anew beside positions
         only `again`, by an operator's wish: one that is missing there was dropped, with what it told.
         """
 
     def read_pipeline(self, pipeline: str) -> PipelineRow | None:
-        """Return the pipeline's row, None where it never ran here (or our tables are missing)."""
+        """Return the pipeline's row, None where it never ran here (or nothing was ever kept here)."""
 
     def read_channels(self, pipeline: str) -> list[ChannelRow]:
         """Return the pipeline's channels, by number."""
@@ -174,11 +172,11 @@ class Target(Protocol):
         """Become the pipeline's driver: raise its token and every channel's, in one target transaction; return it.
 
         `rows` are the positions that hold from now on, one per channel; rows of other channels are removed, and
-        the shards' rows too unless `keep_assignment`. None: the positions stay as they are at that moment. That is
+        those of shards too unless `keep_assignment`. None: the positions stay as they are at that moment. That is
         the first step of every take-over, since positions that were read while tasks of the driver before could
         still move them must never be written back. Clears stop_at_seqno. Raises ReplacedError when the token is
-        not `expected_token` any more (0: no row yet). A channel row that a stopped session keeps locked is waited
-        for as in `claim`.
+        not `expected_token` any more (0: no row yet). A channel that a stopped task keeps locked is waited for as in
+        `claim`.
         """
 
     def keep_alive(self, *, pipeline: str, token: int) -> PipelineRow:
@@ -188,11 +186,11 @@ class Target(Protocol):
         """Set stop_at_seqno. Raises ReplacedError when the token is not the pipeline's any more."""
 
     def claim(self, *, pipeline: str, channel: int, driver_token: int) -> ChannelRow:
-        """Claim a channel for this task: raise its token, store this session, return the row, in one transaction.
+        """Claim a channel for this task: raise its token, store this connection, return the row, at once.
 
-        Only while the pipeline's token is `driver_token`, else ReplacedError. Where another session keeps the row
-        locked beyond the lock timeout, that session is ended at the server; where that is not allowed,
-        TargetUnavailableError says whose it is.
+        Only while the pipeline's token is `driver_token`, else ReplacedError. Where another connection keeps the
+        channel locked beyond the lock timeout, that one is ended; where that is not allowed, TargetUnavailableError
+        says whose it is.
         """
 
     def leave_out(self, *, pipeline: str, token: int, ranges: Sequence[tuple[int, int]]) -> None:
@@ -206,7 +204,7 @@ class Target(Protocol):
         """Return all ranges that were ever recorded by `leave_out`."""
 
     def publish(self, advance: Advance) -> None:
-        """Move a channel's position without rows. Raises ReplacedError as `apply` does."""
+        """Move a channel's position without rows. Raises ReplacedError as `guarded` does."""
 
     def meet(self, pipeline: str) -> Meeting:
         """Return all channels' positions and what the driver asks for, in one consistent read."""
@@ -218,34 +216,92 @@ class Target(Protocol):
         when `driver_token` is not the pipeline's any more.
         """
 
+    def guarded(self, advance: Advance, write: Callable[[], Applied]) -> Applied:
+        """Move a channel's position and do what `write` does, in one target transaction.
+
+        `advance` is the guarded update: where it does not hit, ReplacedError, and nothing is written. `write` may be
+        called before or after that. Any error, of `write` too, leaves nothing of this call in the target.
+        """
+
+
+class Rows(Protocol):
+    """The tables of a target: changes go in, rows are read back."""
+
+    def write(self, units: Sequence[Unit], advance: Advance, refused: RefusedError | None) -> Applied:
+        """Write whole source transactions in the target transaction that `advance` moves the position in.
+
+        `refused` None: together, as is fastest. Otherwise it says why that was refused: change by change.
+
+        Raises ConflictError, TargetTableError, DdlStopError with the seqno at fault; RefusedError only the first time.
+        """
+
+    def discard(self) -> None:
+        """Forget what was written and learned in a target transaction that failed."""
+
     def check_tables(self, named: Callable[[], Iterable[TableName]]) -> None:
-        """Refuse those of the named tables that are in no target transaction, all in one error, as `apply` does each.
+        """Refuse those of the named tables that are in no target transaction, all in one error, as `write` does each.
 
         `named` is asked only where the target has such tables at all. Raises TargetTableError.
         """
 
-    # --- rows ---
-
-    def apply(self, units: Sequence[Unit], advance: Advance) -> Applied:
-        """Apply whole source transactions and move the position, in one target transaction.
-
-        The guarded update comes first; where it does not hit exactly one row: ReplacedError, nothing written.
-        Raises ConflictError, TargetTableError, DdlStopError with the seqno at fault; then nothing of this call is
-        in the target. (After a conflict in a group the caller applies the units singly.) A unit with a statement comes
-        alone: at a kind whose statements commit, one that ran stays even if what stands behind it does not fit, and is
-        not run again.
-        """
-
-    # --- tables, and reading back ---
-
     def create_table(self, table: TableMap) -> str:
-        """Create the table, its schema too, where it is missing. Return the statement that was run, empty if none."""
+        """Create the table, its schema too, where it is missing. Return what was run for it, empty if nothing was."""
 
-    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
-        """Yield the table's rows in the table map's column order, in no order, streaming.
+    def read(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+        """Yield the table's rows in the table map's column order, in no order, as of one moment, streaming.
+
+        Until the iteration has ended or is closed, nothing else may be asked of this target.
 
         Shape: values are what the source would have sent, converted back by each column's logical type and source
         type, so that equal content compares equal by `types.canonical`.
 
         Raises TargetTableError where the table or a column is missing.
         """
+
+
+class Target:
+    """One connection to a target, with its positions and its rows. Threads: one at a time.
+
+    Every method of this and of the parts may raise TargetUnavailableError, and TransientTargetError where a retry after
+    reading the position helps (deadlock, serialization failure, lost connection); after that one, call `reconnect`
+    first, and claim again: the channel's row names the connection that a successor may end.
+    """
+
+    def __init__(self, kind: str, where: str, connect: Callable[[], tuple[Connection, Positions, Rows]]) -> None:
+        self.kind = kind
+        self.where = where
+        """Where this target is, without a password, for messages."""
+        self._connect = connect
+        self.connection, self.positions, self.rows = connect()
+
+    def reconnect(self) -> None:
+        """Drop the connection and open a new one; the open target transaction, if any, is rolled back.
+
+        `positions` and `rows` are others from then on: ask the target for them at each call.
+        """
+        self.connection.close()
+        self.connection, self.positions, self.rows = self._connect()
+
+    def close(self) -> None:
+        """Close; closing twice is harmless."""
+        self.connection.close()
+
+    def apply(self, units: Sequence[Unit], advance: Advance) -> Applied:
+        """Apply whole source transactions and move the position, in one target transaction: exactly once.
+
+        Raises ReplacedError, TargetPositionError, ConflictError, TargetTableError, DdlStopError; then nothing of this
+        call is in the target. (After a conflict in a group the caller applies the units singly.) A unit with a
+        statement comes alone: at a kind whose statements commit, one that ran stays even if what stands behind it does
+        not fit, and is not run again.
+        """
+        try:
+            return self._attempt(units, advance, None)
+        except RefusedError as exc:
+            return self._attempt(units, advance, exc)
+
+    def _attempt(self, units: Sequence[Unit], advance: Advance, refused: RefusedError | None) -> Applied:
+        try:
+            return self.positions.guarded(advance, lambda: self.rows.write(units, advance, refused))
+        except BaseException:
+            self.rows.discard()
+            raise

@@ -133,9 +133,9 @@ class Replicas:
         self.close()
         self._chain = Chain(filters)
         self._applier = open_target(self._options({**self._target_options, **target_options}))
-        self._applier.ensure_tables()
-        row = self._applier.read_pipeline(_PIPELINE)
-        token = self._applier.take(
+        self._applier.positions.ensure_tables()
+        row = self._applier.positions.read_pipeline(_PIPELINE)
+        token = self._applier.positions.take(
             pipeline=_PIPELINE,
             expected_token=row.token if row is not None else 0,
             holder="",
@@ -144,7 +144,7 @@ class Replicas:
             rows=[ChannelRow(channel=0, applied_seqno=self._applied, epoch=Epoch(1))],
             keep_assignment=False,
         )
-        self._token = self._applier.claim(pipeline=_PIPELINE, channel=0, driver_token=token).token
+        self._token = self._applier.positions.claim(pipeline=_PIPELINE, channel=0, driver_token=token).token
         self._follower = MariadbSource(
             MariadbSourceOptions(
                 **{

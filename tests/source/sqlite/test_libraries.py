@@ -79,7 +79,7 @@ def test_a_connection_that_another_thread_is_using_is_no_obstacle(tmp_path: Path
     connect(path).close()
     in_call, go_on = threading.Event(), threading.Event()
 
-    def wait() -> int:
+    def wait(*nothing: object) -> int:
         in_call.set()
         go_on.wait(20)
         return 1

@@ -318,7 +318,7 @@ class Channel:
     def _unavailable(self, exc: TransientTargetError | TargetUnavailableError) -> TargetUnavailableError:
         if isinstance(exc, TargetUnavailableError):
             return exc
-        return TargetUnavailableError(where="?" if self._target is None else self._target.describe(), why=exc.why)
+        return TargetUnavailableError(where="?" if self._target is None else self._target.where, why=exc.why)
 
     def _reconnect(self) -> None:
         try:
@@ -335,7 +335,7 @@ class Channel:
             else:
                 self._target.reconnect()
             token = self._task.driver_token
-            self._target.request_stop(pipeline=self._task.pipeline, token=token, stop_at_seqno=NO_SEQNO)
+            self._target.positions.request_stop(pipeline=self._task.pipeline, token=token, stop_at_seqno=NO_SEQNO)
         except TranlogError as exc:
             logger.warning("could not ask the other channels to stop channel=%d why=%s", self._task.channel, exc)
 
@@ -352,14 +352,16 @@ class Channel:
         if self._target is None:
             self._target = self._open_target()
         elif self._token:
-            row = next((r for r in self._target.read_channels(task.pipeline) if r.channel == task.channel), None)
+            row = next(
+                (r for r in self._target.positions.read_channels(task.pipeline) if r.channel == task.channel), None
+            )
             if row is None or row.token != self._token:
                 raise self._replaced(gone=row is None)  # another attempt of this task has it: leave it there
-        row = self._target.claim(pipeline=task.pipeline, channel=task.channel, driver_token=task.driver_token)
+        row = self._target.positions.claim(pipeline=task.pipeline, channel=task.channel, driver_token=task.driver_token)
         self._token = row.token
         header = self._check(self._reader, row)
         self._owners, self._foreign = {}, set()
-        for shard, channel in self._target.read_assignment(task.pipeline).items():
+        for shard, channel in self._target.positions.read_assignment(task.pipeline).items():
             self._own(shard, channel)
         run = False
         if header is not None and (row.epoch != NO_EPOCH or row.event_id != ""):
@@ -373,7 +375,7 @@ class Channel:
             interval_ms=None if task.max_offline_interval_s is None else round(task.max_offline_interval_s * 1000),
             tstamp=row.tstamp,
         )
-        self._left_out = SeqnoRanges.of(self._target.read_left_out(task.pipeline)).behind(row.applied_seqno)
+        self._left_out = SeqnoRanges.of(self._target.positions.read_left_out(task.pipeline)).behind(row.applied_seqno)
         self._stored = Counters.parse(row.stats)
         self._stats = ChannelStats.parse(row.stats)
         kept = self._pending
@@ -405,12 +407,12 @@ class Channel:
         """Return why this task may not go on; `gone`: its channel had no row, which only a later plan may remove."""
         assert self._target is not None
         task = self._task
-        row = self._target.read_pipeline(task.pipeline)
+        row = self._target.positions.read_pipeline(task.pipeline)
         if row is not None and not (gone and row.token == task.driver_token):
             return ReplacedError(pipeline=task.pipeline, holder=row.holder)
         what = "tranlog_pipeline" if row is None else f"tranlog_channel, for its channel {task.channel}"
         why = f"its row was removed from {what}, while it ran"
-        return TargetPositionError(where=self._target.describe(), pipeline=task.pipeline, why=why)
+        return TargetPositionError(where=self._target.where, pipeline=task.pipeline, why=why)
 
     def _limit(self) -> Seqno | None:
         return nearest_limit(nearest_limit(self._task.until, self._found), self._stop_at)
@@ -439,7 +441,7 @@ class Channel:
     def _assign(self, shard: str) -> int:
         assert self._target is not None
         task = self._task
-        return self._target.assign(
+        return self._target.positions.assign(
             pipeline=task.pipeline, shard=shard, channels=task.plan.channels, driver_token=task.driver_token
         )
 
@@ -749,7 +751,7 @@ class Channel:
             stats.block_us = apply_us
             self._mark += apply_us / 1e6
         else:
-            self._target.publish(advance)
+            self._target.positions.publish(advance)
         self._stats = stats
         if whole:
             self._pending = Counters()
@@ -795,7 +797,7 @@ class Channel:
         """Read where the others stand and what the driver asks for. Raises ReplacedError."""
         assert self._target is not None
         task = self._task
-        meeting = self._target.meet(task.pipeline)
+        meeting = self._target.positions.meet(task.pipeline)
         if meeting.token != task.driver_token or task.channel not in meeting.applied:
             raise self._replaced(gone=True)
         self._stop_at = meeting.stop_at_seqno

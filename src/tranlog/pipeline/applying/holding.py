@@ -36,7 +36,7 @@ def target_words(options: TargetOptions, target: Target) -> str:
     """Return what a hold calls a target: its URL, or its kind and the file's full path."""
     if options.in_file:
         return fit_holder(f"{options.kind} {options.absolute().path}")
-    return fit_holder(target.describe())
+    return fit_holder(target.where)
 
 
 def known_of(found: Hold | None, words: str) -> Known | None:

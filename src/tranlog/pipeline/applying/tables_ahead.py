@@ -28,7 +28,7 @@ HEADERS_LEAST: Final = 500
 
 def check_tables(target: Target, reader: ReadableLog, filters: Sequence[Filter], restart: Seqno) -> None:
     """Refuse tables that cannot take rows once, all in one error. Raises TargetTableError."""
-    target.check_tables(lambda: _tables(reader, filters, restart))
+    target.rows.check_tables(lambda: _tables(reader, filters, restart))
 
 
 def _tables(reader: ReadableLog, filters: Sequence[Filter], restart: Seqno) -> Iterator[TableName]:

@@ -259,13 +259,13 @@ class _Driver:
         self._target = open_target(options.target)
         # Refuse before Spark is started, where a first look is enough; starting it is part of a longer one.
         looked_at = time.monotonic()
-        row = self.persist(lambda: self._open()[0].read_pipeline(options.pipeline))
+        row = self.persist(lambda: self._open()[0].positions.read_pipeline(options.pipeline))
         self._token = 0 if row is None else row.token
         first = self._decide(alive=self.persist(lambda: self._moves(row, looked_at + ALIVE_LOOK_S)))
         self.persist(lambda: check_tables(self._open()[0], self._reader, options.filters, restart_seqno(first.rows)))
         context = self._start_spark(first)
         self._decide(alive=self.persist(lambda: self._moves(row, looked_at + ALIVE_WATCH_S)))
-        self.persist(self._target.ensure_tables)
+        self.persist(lambda: self._open()[0].positions.ensure_tables())
         end = TaskEnd.STOPPED
         try:
             while not self._stop.is_set():
@@ -358,7 +358,7 @@ class _Driver:
         if row is None or row.holder == NOBODY or self._options.take_over:
             return False
         while True:
-            now = target.read_pipeline(name)
+            now = target.positions.read_pipeline(name)
             if now is not None and now.moved_since(row):
                 return now.holder != NOBODY
             if time.monotonic() >= until or self._stop.wait(_TICK_S):
@@ -371,12 +371,12 @@ class _Driver:
     def _rows(self) -> Sequence[ChannelRow]:
         """Read where all channels stand. Raises TargetPositionError where not all of them do."""
         target, name = self._open()
-        rows = target.read_channels(name)
+        rows = target.positions.read_channels(name)
         there = {row.channel for row in rows}
         if self._driving and not there >= set(range(self._channels)):
             gone = ", ".join(str(channel) for channel in range(self._channels) if channel not in there)
             why = f"the rows of its channels {gone} were removed from tranlog_channel while it ran"
-            raise TargetPositionError(where=target.describe(), pipeline=name, why=why)
+            raise TargetPositionError(where=target.where, pipeline=name, why=why)
         return rows
 
     def _decide(self, *, alive: bool) -> Run | Drain:
@@ -387,15 +387,15 @@ class _Driver:
             raise LogMissingError(path=self._options.log_dir, why="it holds no transaction yet")
         start = self._options.start_seqno
         plan = plan_start(
-            pipeline=target.read_pipeline(name),
-            rows=target.read_channels(name),
+            pipeline=target.positions.read_pipeline(name),
+            rows=target.positions.read_channels(name),
             wanted=self._wanted,
             start=None if start is None else Seqno(start),
             first=found.first_seqno,
             header_at=self._reader.header,
             alive=alive,
             take_over=self._options.take_over,
-            shards=len(target.read_assignment(name)),
+            shards=len(target.positions.read_assignment(name)),
             known=self._holding.known(self._words()),
         )
         match plan:
@@ -408,7 +408,7 @@ class _Driver:
             case Purged(seqno=seqno):
                 raise self._reader.purged(Seqno(seqno))
             case Lost(why=why, upto=upto, remedy=remedy):
-                raise TargetPositionError(where=target.describe(), pipeline=name, why=why, upto=upto, remedy=remedy)
+                raise TargetPositionError(where=target.where, pipeline=name, why=why, upto=upto, remedy=remedy)
             case _:
                 assert_never(plan)
 
@@ -418,14 +418,14 @@ class _Driver:
         Positions that were read while an earlier task could still move them must never be written back.
         """
         target, name = self._open()
-        row = target.read_pipeline(name)
+        row = target.positions.read_pipeline(name)
         if row is not None:
             # After a lost connection it may be our own first step that we see.
             known = row.token == self._token or row.holder == (self._holder if self._tried else NOBODY)
             if not known and not self._options.take_over:
                 raise PipelineHeldError(pipeline=name, holder=row.holder)  # somebody else was faster
             self._tried = True
-            self._token = target.take(
+            self._token = target.positions.take(
                 pipeline=name,
                 expected_token=row.token,
                 holder=self._holder,
@@ -435,7 +435,7 @@ class _Driver:
                 keep_assignment=True,
             )
         plan = self._decide(alive=False)
-        self._token = target.take(
+        self._token = target.positions.take(
             pipeline=name,
             expected_token=plan.expected_token,
             holder=self._holder,
@@ -463,11 +463,11 @@ class _Driver:
         target, name = self._open()
         try:
             target.reconnect()
-            row = target.read_pipeline(name)
+            row = target.positions.read_pipeline(name)
             if row is not None and row.token == self._token:
 
                 def leave(token: int, rows: Sequence[ChannelRow] | None) -> int:
-                    return target.take(
+                    return target.positions.take(
                         pipeline=name,
                         expected_token=token,
                         holder=NOBODY,
@@ -491,7 +491,7 @@ class _Driver:
         target, name = self._open()
         wanted = self._options.leave_out
         if wanted:
-            self.persist(lambda: target.leave_out(pipeline=name, token=self._token, ranges=wanted.ranges))
+            self.persist(lambda: target.positions.leave_out(pipeline=name, token=self._token, ranges=wanted.ranges))
             self.note(f"leaves out seqno {wanted.text()}, as asked for")
 
     def now_ms(self) -> int:
@@ -652,7 +652,7 @@ class _Driver:
                 if over or (not self._began and isinstance(exc, TargetUnavailableError)):
                     if isinstance(exc, TargetUnavailableError):
                         raise
-                    raise TargetUnavailableError(where=self._open()[0].describe(), why=exc.why) from exc
+                    raise TargetUnavailableError(where=self._open()[0].where, why=exc.why) from exc
                 if now - began > TRY_S:
                     self.cannot(exc)
                 self._stop.wait(pause) if self._began else time.sleep(pause)
@@ -673,7 +673,7 @@ class _Driver:
 
     def keep_alive(self) -> PipelineRow:
         target, name = self._open()
-        return target.keep_alive(pipeline=name, token=self._token)
+        return target.positions.keep_alive(pipeline=name, token=self._token)
 
     # --- what tending asks ---
 
@@ -703,7 +703,7 @@ class _Driver:
         target, name = self._open()
         if upto is not None and self.ending:
             self._phase = "stopping"
-        target.request_stop(pipeline=name, token=self._token, stop_at_seqno=upto)
+        target.positions.request_stop(pipeline=name, token=self._token, stop_at_seqno=upto)
 
     def lives(self) -> bool:
         """Whether Spark can still run a job. Raises LostSessionError where another session may do."""

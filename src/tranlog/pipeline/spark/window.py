@@ -146,7 +146,7 @@ class _Owners:
     def __init__(self, task: ChannelTask) -> None:
         self._task = task
         self._target = open_target(task.target)
-        self._stored = self._target.read_assignment(task.pipeline)
+        self._stored = self._target.positions.read_assignment(task.pipeline)
 
     def of(self, header: RecordHeader, transaction: ReadableTransaction) -> int:
         """Return the owner. Raises ConfigError for a stored channel that there is not, ReplacedError."""
@@ -155,7 +155,7 @@ class _Owners:
         try:
             owner = task.plan.channel_of(shard, self._stored)
             if owner is None:
-                self._stored[shard] = self._target.assign(
+                self._stored[shard] = self._target.positions.assign(
                     pipeline=task.pipeline,
                     shard=shard,
                     channels=task.plan.channels,
@@ -163,7 +163,7 @@ class _Owners:
                 )
                 owner = task.plan.channel_of(shard, self._stored)
         except ConfigError:
-            row = self._target.read_pipeline(task.pipeline)
+            row = self._target.positions.read_pipeline(task.pipeline)
             if row is None or row.token != task.driver_token:  # the row is a later plan's
                 holder = "another task" if row is None else row.holder
                 raise ReplacedError(pipeline=task.pipeline, holder=holder) from None

@@ -130,15 +130,15 @@ def _read_target(options: ApplyOptions, clock: Clock, watch_s: float, running: b
         return state, (), (), 0.0
     target = open_target(options.target)
     try:
-        row, rows, began = target.read_pipeline(name), target.read_channels(name), clock.monotonic()
+        row, rows, began = target.positions.read_pipeline(name), target.positions.read_channels(name), clock.monotonic()
         before: Sequence[ChannelRow] = ()
         watched_s = 0.0
         if running is None and (row is None or row.holder == NOBODY):
             running = False
         if row is not None and watch_s > 0 and running is not False:
             clock.sleep(watch_s)
-            again = target.read_pipeline(name)
-            before, rows = rows, target.read_channels(name)
+            again = target.positions.read_pipeline(name)
+            before, rows = rows, target.positions.read_channels(name)
             watched_s = max(clock.monotonic() - began, 1e-6)
             if running is None:
                 running = again is not None and again.moved_since(row)
@@ -147,9 +147,9 @@ def _read_target(options: ApplyOptions, clock: Clock, watch_s: float, running: b
             state,
             row=row,
             running=running,
-            target=target.describe(),
+            target=target.where,
             target_class=class_name(target),
-            assignment=target.read_assignment(name),
+            assignment=target.positions.read_assignment(name),
         )
         return state, rows, before, watched_s
     finally:

@@ -29,7 +29,7 @@ def read_rows(options: TargetOptions, pipeline: str) -> list[ChannelRow]:
         return []
     target = open_target(options)
     try:
-        return target.read_channels(pipeline)
+        return target.positions.read_channels(pipeline)
     finally:
         target.close()
 
@@ -82,7 +82,7 @@ def is_alive(target: Target, row: PipelineRow, *, clock: Clock, watch_s: float) 
     if row.holder == NOBODY:
         return False
     clock.sleep(watch_s)
-    now = target.read_pipeline(row.pipeline)
+    now = target.positions.read_pipeline(row.pipeline)
     return now is not None and now.moved_since(row)
 
 
@@ -133,17 +133,17 @@ def set_position(
     row = _stand_still(target, pipeline, clock=clock, watch_s=watch_s, take_over=take_over)
     channels = plan.channels if row is None or not row.channels else row.channels
     if row is None and channel is not None:  # whose plan is lost, and who has channels
-        channels = max([channels, *[one.channel + 1 for one in target.read_channels(pipeline)]])
+        channels = max([channels, *[one.channel + 1 for one in target.positions.read_channels(pipeline)]])
 
     def plan_move() -> Move:
-        stored = target.read_channels(pipeline)
+        stored = target.positions.read_channels(pipeline)
         after = position_rows(seqno, reader.header(seqno), reader.range(), stored, channels=channels, only=channel)
         return Move(before=tuple(stored), after=tuple(after))
 
     agree(plan_move())
     if row is not None:  # shut out whoever still runs, then move what stands still
         _take(target, pipeline, row, plan, channels, None, keep_assignment=True)
-        row = target.read_pipeline(pipeline)
+        row = target.positions.read_pipeline(pipeline)
     move = plan_move()
     _take(target, pipeline, row, plan, channels, move.after, keep_assignment=True)
     return move
@@ -157,14 +157,14 @@ def reset_position(
     What is left says that it is to begin anew, also where nothing was: the log may know it otherwise.
     """
     row = _stand_still(target, pipeline, clock=clock, watch_s=watch_s, take_over=take_over)
-    found = row is not None or bool(target.read_channels(pipeline))
+    found = row is not None or bool(target.positions.read_channels(pipeline))
     _take(target, pipeline, row, plan, 0, (), keep_assignment=False)
     return found
 
 
 def _stand_still(target: Target, pipeline: str, *, clock: Clock, watch_s: float, take_over: bool) -> PipelineRow | None:
-    target.ensure_tables(again=True)
-    row = target.read_pipeline(pipeline)
+    target.positions.ensure_tables(again=True)
+    row = target.positions.read_pipeline(pipeline)
     if row is not None and not take_over and is_alive(target, row, clock=clock, watch_s=watch_s):
         raise PipelineHeldError(pipeline=pipeline, holder=row.holder)
     return row
@@ -180,7 +180,7 @@ def _take(
     *,
     keep_assignment: bool,
 ) -> None:
-    target.take(
+    target.positions.take(
         pipeline=pipeline,
         expected_token=0 if row is None else row.token,
         holder=NOBODY,

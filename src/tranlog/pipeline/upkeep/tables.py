@@ -1,8 +1,8 @@
-"""Which tables a target needs, as the log or the source has them, and the statements that make them.
+"""Which tables a target needs, as the log or the source has them.
 
-Owns finding the newest table map of each table in a log without decoding all of it; the statements are the target
-dialect's. The hard idea: a table changes its shape only by DDL, and DDL stands in the log, so after a table was seen
-its transactions can be passed over by their headers until a serial one.
+Owns finding the newest table map of each table in a log without decoding all of it. The hard idea: a table changes its
+shape only by DDL, and DDL stands in the log, so after a table was seen its transactions can be passed over by their
+headers until a serial one.
 
 Source: design/data-model.md, "Transactions, tables, identity"; issue "tables create".
 """
@@ -17,8 +17,7 @@ from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filters import Filter
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.target.dialect import Dialect
-from tranlog.target.options import TargetKind
+from tranlog.target.options import TargetKind, has_sequences
 
 REPORT_EVERY = 5_000
 
@@ -59,25 +58,5 @@ def tables_behind(filters: Sequence[Filter], tables: Iterable[TableMap], kind: T
     Raises FilterError; TargetTableError where two would become one.
     """
     chain = Chain(filters)
-    taken = [table for table in tables if not table.sequence or dialect_of(kind).has_sequences]
+    taken = [table for table in tables if not table.sequence or has_sequences(kind)]
     return [behind.table for behind in map(chain.table, taken) if behind is not None]
-
-
-def dialect_of(kind: TargetKind) -> Dialect:
-    """Return the dialect of a kind of target."""
-    if kind == "sqlite":
-        from tranlog.target.sqlite_dialect import SQLITE
-
-        return SQLITE
-    if kind == "mariadb":
-        from tranlog.target.mariadb_dialect import MARIADB
-
-        return MARIADB
-    from tranlog.target.postgres_dialect import POSTGRES
-
-    return POSTGRES
-
-
-def create_statements(kind: TargetKind, table: TableMap) -> list[str]:
-    """Return the statements that make a table at a target of that kind, none at one that keeps no rows."""
-    return [] if kind == "null" else list(dialect_of(kind).create_table(table))

@@ -26,7 +26,7 @@ from tranlog.payload import encode_row
 from tranlog.pipeline.filters.filter_chain import Chain, RowFunction, row_function
 from tranlog.pipeline.filters.filters import Filter
 from tranlog.source.source import TableReader
-from tranlog.target.target import Target
+from tranlog.target.target import Rows
 from tranlog.types import Tag, Value, canonical, value_text
 
 BUCKETS: Final = 4096
@@ -166,7 +166,7 @@ def compare_behind(chain: Chain, table: TableMap) -> Comparison | None:
 
 def verify_tables(
     reader: TableReader,
-    target: Target,
+    target: Rows,
     *,
     tables: Sequence[TableMap],
     differences: int,
@@ -189,14 +189,14 @@ def verify_tables(
 
 
 def _verify_table(
-    reader: TableReader, target: Target, comparison: Comparison, differences: int, report: Report
+    reader: TableReader, target: Rows, comparison: Comparison, differences: int, report: Report
 ) -> TableVerdict:
     table = comparison.compared
     here, there = f"{comparison.source.name} at the source", f"{table.name} at the target"
     ours = _sum_up(table, _source_rows(reader, comparison), here, report)
     theirs = TableSum(table)
     try:
-        theirs = _sum_up(table, target.rows(table), there, report)
+        theirs = _sum_up(table, target.read(table), there, report)
     except TargetTableError as exc:
         return _verdict(comparison, ours, theirs, problem=exc.why)
     buckets = ours.differing(theirs)
@@ -206,7 +206,7 @@ def _verify_table(
     found = row_differences(
         table,
         _rows_in(table, _source_rows(reader, comparison), chosen),
-        _rows_in(table, target.rows(table), chosen),
+        _rows_in(table, target.read(table), chosen),
     )
     return _verdict(comparison, ours, theirs, differences=tuple(found[:differences]))
 

@@ -34,7 +34,7 @@ from tranlog.pipeline.spark.package import write_package
 from tranlog.pipeline.spark.session import find_java
 from tranlog.pipeline.status.view import VIEW_NAMES
 from tranlog.pipeline.upkeep.position import Move, read_rows, reset_position, set_position
-from tranlog.pipeline.upkeep.tables import create_statements, tables_behind, tables_in_log
+from tranlog.pipeline.upkeep.tables import tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
 from tranlog.service.commands.orders import Authority, Host, PipelineName, SecretFile, add_orders, config_of, show_view
 from tranlog.service.commands.top import add_top
@@ -59,7 +59,7 @@ from tranlog.service.process.operating import OperatingOptions, capture_endpoint
 from tranlog.service.process.reloading import ConfigFile
 from tranlog.service.upkeep.holds import hold_app
 from tranlog.service.upkeep.segments import log_app
-from tranlog.target.options import open_target
+from tranlog.target.options import create_statements, open_target
 from tranlog.target.target import ChannelRow
 from tranlog.tungsten.reading.text import time_text
 from tranlog.tungsten.reading.translated import open_readable
@@ -627,7 +627,7 @@ def tables_create(
     else:
         target = open_target(options)
         try:
-            made = {table.name: target.create_table(table) for table in tables}
+            made = {table.name: target.rows.create_table(table) for table in tables}
         finally:
             target.close()
         shown = {name: [statements] for name, statements in made.items() if statements}

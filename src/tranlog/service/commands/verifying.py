@@ -155,7 +155,7 @@ def _compare(
         return list(
             verify_tables(
                 reader,
-                target,
+                target.rows,
                 tables=wanted,
                 filters=config.pipeline.filters,
                 differences=differences,

@@ -1,0 +1,72 @@
+"""What becomes of a statement that the source recorded: it is passed over, it is run, or the pipeline stops at it.
+
+Owns that decision, the same at every kind of target, and its errors. Leaves running a statement to the target. Pure.
+
+Source: design/data-model.md, "DDL and other statements".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tranlog.change import Statement, TableName
+from tranlog.ddl import touched
+from tranlog.errors import DdlStopError
+from tranlog.statements import StatementKind, statement_kind
+from tranlog.target.target import Unit
+
+BY_OPTION = 'ddl = "ignore"'
+
+
+def passed_over(
+    unit: Unit, statement: Statement, *, ignore_ddl: bool, kind: str, runs_ddl_of: Collection[str], has_sequences: bool
+) -> tuple[str, Sequence[TableName]]:
+    """Return why a unit's statement is passed over, empty where it is to be run; and the tables that it empties.
+
+    Where rows of one of those are still here, the target raises `rows_are_here`. `runs_ddl_of` and `has_sequences` are
+    what Dialect says of the target's `kind`.
+
+    Raises DdlStopError where it may neither be passed over nor run.
+    """
+    sql = text_of(statement)
+    found = touched(sql, schema=statement.schema)
+    upkeep = statement_kind(sql, marked_ddl=False) is StatementKind.ADMINISTRATION or (found and not found.names)
+    if (statement.ddl or upkeep) and ignore_ddl:
+        return BY_OPTION, found.emptied if found is not None else ()
+    source = next((value for name, value in unit.metadata if name == "dbms_type"), "")
+    if source in runs_ddl_of:
+        return "", ()
+    if upkeep:
+        return "users, rights and upkeep are each server's own", ()
+    if found and found.sequence and not has_sequences:
+        return "a sequence is no table", ()
+    what = "" if statement.ddl else ", and it changes rows, so it is not passed over with the DDL"
+    why = f"it is {f'from {source}, ' if source else ''}and this target is {kind}{what}"
+    raise DdlStopError(seqno=unit.seqno, text=shortened(sql), why=why)
+
+
+def rows_are_here(unit: Unit, statement: Statement, name: TableName) -> DdlStopError:
+    """Return the refusal to pass over a statement that takes rows away, while rows of `name` are still here.
+
+    A name without a table stands for all of its schema.
+    """
+    schema, table = name
+    remedy = f"Take the rows of all tables of {schema} away here, then `tranlog online --skip-seqno {unit.seqno}`"
+    if table:
+        remedy = (
+            f"Take those rows away from {schema}.{table} here and start again; where others stay, go on by "
+            f"`tranlog online --skip-seqno {unit.seqno}`"
+        )
+    why = f"it takes rows away, which are still here: {BY_OPTION} does not pass over that"
+    return DdlStopError(seqno=unit.seqno, text=shortened(text_of(statement)), why=why, remedy=remedy)
+
+
+def text_of(statement: Statement) -> str:
+    """Return a statement's text, as far as it is one."""
+    return statement.sql if isinstance(statement.sql, str) else statement.sql.decode(errors="replace")
+
+
+def shortened(sql: str) -> str:
+    """Return a statement's text in one line, for messages."""
+    text = " ".join(sql.split())
+    return text if len(text) <= 200 else text[:199] + "…"
