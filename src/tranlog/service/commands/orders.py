@@ -22,7 +22,7 @@ from tranlog.pipeline.driving.operation import ReplanEnd
 from tranlog.pipeline.rules.troubles import Trouble, trouble_text
 from tranlog.pipeline.status.view import PipelineStatus, pipeline_status
 from tranlog.pipeline.status.viewing import log_facts, log_facts_if_readable, pipeline_facts
-from tranlog.service.commands.status import source_event_id, source_text
+from tranlog.service.commands.status import source_text
 from tranlog.service.config.config import Config, find_file, load
 from tranlog.service.frame.command import AsJson, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
@@ -31,6 +31,7 @@ from tranlog.service.process.control import CAPTURE_NAME, call, socket_paths
 from tranlog.service.process.operating import parse_time
 from tranlog.service.process.requests import Beat, Flush, GetState, GoOffline, GoOnline, Reload, Request, WaitFor
 from tranlog.service.show.views import NEEDS_LOG, VIEW_NAMES, ViewName, json_form, print_form, view
+from tranlog.source.kinds import source_kind
 
 Host = Annotated[
     str | None,
@@ -403,7 +404,7 @@ def _look(config: Config, wanted: ViewName, *, watch_s: float) -> PipelineStatus
     source_at = ""
     if wanted == "pipeline" and config.source is not None:
         try:
-            source_at = source_event_id(config.source)
+            source_at = source_kind(config.source.kind).event_id(config.source)
         except TranlogError:
             pass  # `tranlog status` has the error; here it is a source that does not tell
     reads = log_facts if wanted in NEEDS_LOG else log_facts_if_readable

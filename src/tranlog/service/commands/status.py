@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import msgspec
 
 from tranlog.capture.capture import PartRead
-from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.clock import Clock
 from tranlog.disk import OsDisk
-from tranlog.errors import SourceError, SourceUnavailableError, TargetError, TranlogError
+from tranlog.errors import SourceError, TargetError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.files.directory import LOCK_NAME, read_holder
 from tranlog.log.files.positions import read_holds
@@ -37,15 +36,11 @@ from tranlog.service.process.client import RunningPipeline, runtime_dir
 from tranlog.service.process.control import CAPTURE_NAME, call, socket_paths
 from tranlog.service.process.requests import GetState
 from tranlog.shard import UNKNOWN_SHARD
+from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.options import is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
-from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.reading.text import time_text
 from tranlog.tungsten.reading.translated import open_readable
-
-if TYPE_CHECKING:
-    from tranlog.service.config.config import SourceOptions
-    from tranlog.source.mariadb.connection import MariadbSourceOptions
 
 _ASK_S: Final = 2.0
 """How long the pipeline's process may take to answer."""
@@ -252,129 +247,21 @@ def _log_state(reader: ReadableLog) -> tuple[LogState, tuple[str, int] | None]:
 
 
 def _source_state(options: SourceOptions, captured: tuple[str, int] | None) -> SourceState:
-    from tranlog.source.sqlite import SqliteSourceOptions
-
     event_id, tstamp = ("", None) if captured is None else captured
-    if isinstance(options, ThlSourceOptions):
-        return SourceState(
-            kind="thl",
-            where=options.path,
-            source_id=options.source_id,
-            captured_event_id=event_id,
-            captured_tstamp=tstamp,
-            now_at=_thl_end(options.path),
-        )
-    if isinstance(options, SqliteSourceOptions):
-        waiting, size = _outbox(options.path, event_id)
-        return SourceState(
-            kind="sqlite",
-            where=options.path,
-            source_id=options.source_id,
-            captured_event_id=event_id,
-            captured_tstamp=tstamp,
-            waiting=waiting,
-            retained_bytes=size,
-        )
+    found = source_kind(options.kind).standing(options, event_id)
     return SourceState(
-        kind="mariadb",
+        kind=options.kind,
         where=options.where,
         source_id=options.source_id,
         captured_event_id=event_id,
         captured_tstamp=tstamp,
-        now_at=_binlog_end(options),
+        **found._asdict(),
     )
 
 
 def source_text(options: SourceOptions | None) -> str:
     """Name a source in a few words; empty where none is configured."""
-    from tranlog.source.sqlite import SqliteSourceOptions
-
-    match options:
-        case None:
-            return ""
-        case ThlSourceOptions():
-            return f"thl {options.path}"
-        case SqliteSourceOptions():
-            return f"sqlite {options.path}"
-        case _:
-            return f"mariadb {options.where}"
-
-
-def _thl_end(path: str) -> str:
-    reader = TungstenReader.open(path)
-    return f"seqno {reader.next_seqno - 1}" if reader.last_seqno >= 0 else "no transaction"
-
-
-def source_event_id(options: SourceOptions) -> str:
-    """Return where a source stands by now, as an event id; empty where it has committed nothing that is captured.
-
-    A Java replicator's log tells its last seqno. Raises SourceError, and what opening that log raises.
-    """
-    from tranlog.source.sqlite import SqliteSourceOptions
-
-    if isinstance(options, ThlSourceOptions):
-        return _thl_end(options.path)
-    if isinstance(options, SqliteSourceOptions):
-        from tranlog.source.sqlite.claim import Place
-        from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
-
-        sql = (
-            f"SELECT uuid, id, token FROM main.{SOURCE_TABLE}, main.{OUTBOX_TABLE} WHERE last ORDER BY id DESC LIMIT 1"
-        )
-        row: Any = _read_outbox(options.path, sql)
-        return "" if row is None else f"{row[0]}:{Place(*row[1:]).text}"
-    return _binlog_end(options)
-
-
-def _outbox(path: str, captured: str) -> tuple[int, int]:
-    """Return how many transactions of a SQLite source's outbox are not captured yet, and the bytes of all of it."""
-    from tranlog.source.sqlite.claim import place_of
-    from tranlog.source.sqlite.schema import OUTBOX_TABLE
-
-    found = place_of(captured)
-    behind = 0 if found is None else found[1].id
-    sql = f"SELECT count(*) FILTER (WHERE last AND id > {behind}), sum(length(changes)) FROM main.{OUTBOX_TABLE}"
-    row: Any = _read_outbox(path, sql)
-    return (0, 0) if row is None else (row[0], row[1] or 0)
-
-
-def _read_outbox(path: str, sql: str) -> tuple[object, ...] | None:
-    """Return one row of what is ours in a SQLite source, None where it is not prepared yet."""
-    import apsw
-
-    from tranlog.source.sqlite.schema import OUTBOX_TABLE
-
-    if not os.path.exists(path):
-        raise SourceUnavailableError(where=path, why="there is no such file")
-    try:
-        db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
-        try:
-            if not db.table_exists("main", OUTBOX_TABLE):
-                return None
-            found: list[tuple[object, ...]] = db.execute(sql).fetchall()
-            return found[0] if found else None
-        finally:
-            db.close()
-    except apsw.Error as exc:
-        raise SourceUnavailableError(where=path, why=str(exc)) from exc
-
-
-def _binlog_end(options: MariadbSourceOptions) -> str:
-    """Return where a MariaDB's binlog ends now, as an event id."""
-    import pymysql
-
-    from tranlog.source.mariadb.connection import connect
-
-    db = connect(options)
-    try:
-        with db.cursor() as cursor:
-            cursor.execute("SELECT @@GLOBAL.gtid_binlog_pos")
-            row = cursor.fetchone()
-            return "" if row is None else str(row[0])
-    except pymysql.Error as exc:
-        raise SourceUnavailableError(where=options.where, why=str(exc)) from exc
-    finally:
-        db.close()
+    return "" if options is None else f"{options.kind} {options.where}"
 
 
 def _asked(config: Config) -> OperationState | None:

@@ -20,8 +20,8 @@ from tranlog.service.commands.orders import Authority, Host, PipelineName, Secre
 from tranlog.service.config.config import Config
 from tranlog.service.frame.command import AsJson, Progress, print_json, say
 from tranlog.service.frame.exits import ExitCode, Told
-from tranlog.service.process.capturing import open_tables
 from tranlog.service.process.requests import Flush
+from tranlog.source.kinds import source_kind
 from tranlog.target.options import open_target
 from tranlog.target.target import Target
 
@@ -145,7 +145,8 @@ def check(
 def _compare(
     config: Config, target: Target, tables: Sequence[str], differences: int, report: Callable[[str, int], None]
 ) -> list[TableVerdict]:
-    reader = open_tables(config.wanted_source())
+    source = config.wanted_source()
+    reader = source_kind(source.kind).tables(source)
     try:
         wanted = select_tables(reader.tables(), tables)
         chain = Chain(config.pipeline.filters)

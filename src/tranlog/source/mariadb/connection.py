@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import pymysql
 from pymysql.constants import CR, ER
@@ -65,6 +65,7 @@ class MariadbSourceOptions:
     own tables. DDL is judged in the same way, by the databases that it names.
     """
 
+    kind: ClassVar[str] = "mariadb"
     host: str = "127.0.0.1"
     port: int = 3306
     user: str = "root"

@@ -25,7 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import apsw
 
@@ -82,6 +82,7 @@ _DBMS_METADATA = (("dbms_type", "sqlite"),)
 class SqliteSourceOptions:
     """How a SQLite database is captured."""
 
+    kind: ClassVar[str] = "sqlite"
     path: str
     """The database file."""
     source_id: str
@@ -96,6 +97,11 @@ class SqliteSourceOptions:
     """Seconds between two looks while nothing is written; one look costs some microseconds."""
     busy_timeout_s: float = 10.0
     """How long to wait for a writer's lock at start, in seconds."""
+
+    @property
+    def where(self) -> str:
+        """The database file."""
+        return self.path
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
