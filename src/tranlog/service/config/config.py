@@ -13,7 +13,8 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -23,7 +24,7 @@ import msgspec
 
 from tranlog.capture.capture import CaptureOptions
 from tranlog.capture.thl_source import ThlSourceOptions
-from tranlog.errors import ConfigError, TargetUnavailableError
+from tranlog.errors import ConfigError
 from tranlog.log.properties import EXPIRE, PROPERTIES, differs, resolve
 from tranlog.log.writing.log import LogOptions
 from tranlog.pipeline.applying.channel import GroupBounds
@@ -45,7 +46,6 @@ from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, Sha
 from tranlog.pipeline.rules.shard_list import parse_shard_list
 from tranlog.pipeline.spark.cluster import EngineOptions
 from tranlog.source.kinds import KINDS, SourceOptions, source_kind
-from tranlog.target.mariadb_url import read_url
 from tranlog.target.options import TargetOptions
 
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
@@ -157,10 +157,15 @@ class Section:
     def check(self, options: object) -> None:
         """Run a component's own check; its error then names the file and the section too."""
         check = getattr(options, "check", None)
-        if check is None:
-            return
+        if check is not None:
+            with self.naming():
+                check()
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Have a component's ConfigError name the file and the section too."""
         try:
-            check()
+            yield
         except ConfigError as exc:
             name = exc.option.removeprefix(f"{self._name}.")
             raise ConfigError(option=self.key(name), value=exc.value, why=exc.why) from exc
@@ -287,10 +292,8 @@ def log_directory(file: Section) -> str:
 
 def _read_log(log: Section) -> tuple[str, LogOptions]:
     """Return the directory and the options of a log, by our names and the ancestors'."""
-    try:
+    with log.naming():
         found = resolve(log.given())
-    except ConfigError as exc:
-        raise ConfigError(option=log.key(exc.option), value=exc.value, why=exc.why) from exc
     for name in (*(one.name for one in PROPERTIES), *EXPIRE):
         if name in log.given():
             log.has(name)
@@ -502,10 +505,8 @@ def _read_filters(top: Section) -> tuple[Filter, ...]:
             if isinstance(values.get(name), str):
                 raise section.error(name, "a list of one or more texts, in brackets")
         filters.append(section.options(_FILTERS[kind], **given))
-        try:
+        with section.naming():
             check_filter(filters[-1])
-        except ConfigError as exc:
-            raise ConfigError(option=section.key(exc.option), value=exc.value, why=exc.why) from exc
         section.finish()
     return tuple(filters)
 
@@ -565,34 +566,8 @@ def _read_target(target: Section, environ: Mapping[str, str]) -> TargetOptions:
     password = _password(target, environ)
     options = target.options(TargetOptions, paths={"path"}, **_read_url(target))
     user = target.take("user", str) if "user" in target.given() else None
-    if password is None and user is None:
-        return options
-    if options.in_file:
-        name, shown = ("user", user) if password is None else ("password", "(hidden)")
-        raise ConfigError(option=target.key(name), value=shown, why=f"a {options.kind} target has none")
-    given: dict[str, Any] = {n: value for n, value in (("user", user), ("password", password)) if value is not None}
-    if options.kind == "mariadb":
-        url = read_url(options.dsn)
-        _check_user(target, user, url.user)
-        return dataclasses.replace(options, dsn=dataclasses.replace(url, **given).url())
-    try:
-        from psycopg import ProgrammingError
-        from psycopg.conninfo import conninfo_to_dict, make_conninfo
-    except ImportError as exc:
-        raise TargetUnavailableError(
-            where="[target]", why="the library psycopg is not installed: `pip install 'tranlog[postgres]'`"
-        ) from exc
-    try:
-        _check_user(target, user, conninfo_to_dict(options.dsn).get("user"))
-        return dataclasses.replace(options, dsn=make_conninfo(options.dsn, **given))
-    except ProgrammingError as exc:
-        why = "not a connection string of PostgreSQL's; it reads postgresql://user@host:port/database"
-        raise target.error("dsn", why) from exc
-
-
-def _check_user(target: Section, user: str | None, known: object) -> None:
-    if user is not None and known not in (None, "", user):
-        raise target.error("user", f"the dsn names the user {known!r}; give one of them")
+    with target.naming():
+        return options.with_login(user=user, password=password)
 
 
 _URLS: Final = {
