@@ -64,6 +64,7 @@ PURE = {
     "tranlog.ids",
     "tranlog.payload",
     "tranlog.row_text",
+    "tranlog.servers.mariadb_errors",
     "tranlog.shard",
     "tranlog.slices",
     "tranlog.types",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from tranlog.errors import ConfigError, TargetUnavailableError
-from tranlog.target.mariadb_url import read_url
+from tranlog.servers.mariadb_address import read_url
 from tranlog.target.target import Target
 
 TargetKind = Literal["sqlite", "postgres", "mariadb", "null"]
