@@ -13,6 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -655,11 +656,8 @@ def _tables_of_log(config: Config, progress: Progress) -> list[TableMap]:
 
 def _tables_of_source(config: Config) -> list[TableMap]:
     source = config.wanted_source()
-    reader = source_kind(source.kind).tables(source)
-    try:
+    with closing(source_kind(source.kind).tables(source)) as reader:
         return reader.tables()
-    finally:
-        reader.close()
 
 
 # --- position --------------------------------------------------------------------------------------------

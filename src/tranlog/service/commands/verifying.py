@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Annotated
 
 import msgspec
@@ -146,8 +147,7 @@ def _compare(
     config: Config, target: Target, tables: Sequence[str], differences: int, report: Callable[[str, int], None]
 ) -> list[TableVerdict]:
     source = config.wanted_source()
-    reader = source_kind(source.kind).tables(source)
-    try:
+    with closing(source_kind(source.kind).tables(source)) as reader:
         wanted = select_tables(reader.tables(), tables)
         chain = Chain(config.pipeline.filters)
         for table in wanted if tables else ():
@@ -163,8 +163,6 @@ def _compare(
                 report=report,
             )
         )
-    finally:
-        reader.close()
 
 
 def _show_verdicts(verdicts: Sequence[TableVerdict]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, ClassVar, Final
 
 import apsw
@@ -70,10 +71,7 @@ def _read_outbox(path: str, sql: str, *bindings: int) -> Any:
     if not os.path.exists(path):
         raise SourceUnavailableError(where=path, why="there is no such file")
     try:
-        db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
-        try:
+        with closing(apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)) as db:
             return db.execute(sql, bindings).fetchone() if db.table_exists("main", OUTBOX_TABLE) else None
-        finally:
-            db.close()
     except apsw.Error as exc:
         raise SourceUnavailableError(where=path, why=str(exc)) from exc
