@@ -23,9 +23,9 @@ from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.applying.channel import ChannelTask, GroupBounds, TaskResult, run_task
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import Counters, totals
+from tranlog.servers.mariadb_address import read_url
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
-from tranlog.target.mariadb_url import read_url
 from tranlog.target.options import TargetOptions
 from tranlog.target.target import ChannelRow
 from tranlog.testing.servers import MariaDbAddress

@@ -64,6 +64,7 @@ PURE = {
     "tranlog.ids",
     "tranlog.payload",
     "tranlog.row_text",
+    "tranlog.servers.mariadb_errors",
     "tranlog.shard",
     "tranlog.slices",
     "tranlog.types",
@@ -102,12 +103,16 @@ PURE = {
     "tranlog.target.target",
 }
 
+DRIVERS = {"apsw", "sqlite3", "pymysql", "psycopg"}
+"""What opens a database. No module of service/ imports one, nor a module that needs one."""
+
 NOT_IN_PURE = {
     *("os", "io", "pathlib", "shutil", "tempfile", "mmap", "fcntl", "glob"),
     *("socket", "select", "selectors", "ssl", "http", "urllib"),
     *("random", "secrets", "time", "logging", "signal"),
     *("threading", "multiprocessing", "subprocess", "concurrent", "asyncio", "queue"),
-    *("apsw", "sqlite3", "pymysql", "psycopg", "pyspark", "py4j"),
+    *DRIVERS,
+    *("pyspark", "py4j"),
 }
 READS_THE_CLOCK = {"now", "utcnow", "today"}
 
@@ -253,6 +258,38 @@ def purity_problems(modules: Mapping[str, str]) -> list[str]:
     return problems
 
 
+def knows_driver(name: str) -> bool:
+    return name.partition(".")[0] in DRIVERS
+
+
+def without_functions(source: str) -> str:
+    """Return what a module runs when it is imported."""
+    tree = ast.parse(source)
+    tree.body = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return ast.unparse(tree)
+
+
+def database_problems(modules: Mapping[str, str]) -> list[str]:
+    """Find modules of service/ that import a database's driver, a module that is of no use without one, or its folder.
+
+    A module that imports a driver only inside a function serves other databases as well.
+    """
+    opening = {
+        module
+        for module, source in modules.items()
+        if any(driver in source for driver in DRIVERS)
+        and any(knows_driver(one.name) for one in imports_of(without_functions(source), modules))
+    }
+    opening |= {module.rpartition(".")[0] for module in opening if module.count(".") > 2}
+    return [
+        f"{module}:{one.line} imports {one.name}; service/ opens no database"
+        for module in sorted(modules)
+        if layer_of(module) == "service"
+        for one in imports_of(modules[module], modules)
+        if one.name in opening or knows_driver(one.name)
+    ]
+
+
 def find_cycle(modules: Mapping[str, str]) -> list[str]:
     """Return one cycle of run-time imports, first module repeated at its end; empty when there is none."""
     edges = {
@@ -331,6 +368,11 @@ def test_the_pipeline_knows_of_targets_what_all_have() -> None:
         if layer_of(imported.name) == "target" and imported.name not in known
     }
     assert found == {("tranlog.pipeline.spark.daemon", "tranlog.target.database")}
+
+
+@pytest.mark.long
+def test_service_opens_no_database() -> None:
+    assert database_problems(read_modules()) == []
 
 
 @pytest.mark.long
@@ -415,6 +457,26 @@ def test_a_wrong_room_is_found() -> None:
         "tungsten/upkeep is in the table of rooms and not in src",
         "tranlog.ids is in the list of pure modules and not in src",
     ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sqlite3",
+        "def f():\n    from psycopg.conninfo import make_conninfo",
+        "from tranlog.source.sqlite.opening import open_database",
+        "from tranlog.source.sqlite import opening",
+        "from tranlog.source.sqlite import SqliteSource",
+    ],
+)
+def test_a_database_that_service_opens_is_found(source: str) -> None:
+    modules = dict.fromkeys(["tranlog", "tranlog.source", "tranlog.source.kinds", "tranlog.source.sqlite"], "")
+    modules["tranlog.source.sqlite.opening"] = "import apsw"
+    modules["tranlog.target.options"] = "def open_target():\n    import psycopg"
+    modules["tranlog.service.frame.a"] = "from tranlog.source import kinds\nimport tranlog.target.options"
+    assert database_problems(modules) == []
+    assert len(database_problems({**modules, "tranlog.service.frame.a": source})) == 1
+    assert database_problems({**modules, "tranlog.target.sqlite": source}) == []
 
 
 def test_a_cycle_is_found() -> None:

@@ -121,7 +121,7 @@ from tranlog.capture import capture
 from tranlog.capture.capture import Capture, CaptureOptions
 from tranlog.log.writing.log import Log
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
-from tranlog.source.sqlite import source as sqlite_source
+from tranlog.source.sqlite import freeing
 path, log_path, where, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 
 def dying(target, name, before):
@@ -138,10 +138,10 @@ def dying(target, name, before):
     setattr(target, name, call)
 
 source = SqliteSource(SqliteSourceOptions(path=path, source_id="s"))
-sqlite_source._TELL_EVERY_S = 0  # each release
+freeing._TELL_EVERY_S = 0  # each release
 name, _, when = where.partition("-")
 owners = {"append": Log, "commit": Log, "claim": SqliteSource, "release": SqliteSource, "rename": os}
-owners |= {"holder_of": capture, "write_progress": sqlite_source}
+owners |= {"holder_of": capture, "write_progress": freeing}
 dying(owners[name], name, when == "before")
 with Log.open(log_path, source_id="s") as log:
     Capture(source, log, options=CaptureOptions(batch_bytes=200)).catch_up()

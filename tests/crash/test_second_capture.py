@@ -24,12 +24,12 @@ from tranlog.capture.capture import Capture
 from tranlog.change import RowChange
 from tranlog.errors import SourceError
 from tranlog.log.writing.log import Log, LogOptions, LogReader
-from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, claim, connect, source
+from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, claim, connect, freeing, source
 from tranlog.testing.clock import ManualClock
 
 pytestmark = pytest.mark.long
 
-TRACED = (source.__file__, claim.__file__)
+TRACED = (source.__file__, claim.__file__, freeing.__file__)
 
 
 class Lives:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from tranlog.errors import ConfigError
-from tranlog.target.mariadb_url import read_url
 from tranlog.target.options import TargetOptions, open_target
 
 GOOD = {
@@ -70,7 +68,7 @@ def test_a_missing_library_is_named_with_its_remedy(kind: str, module: str, libr
     script = f"""
 import sys, tempfile
 sys.modules["{module}"] = None
-from tranlog.target.mariadb_url import read_url
+from tranlog.servers.mariadb_address import read_url
 from tranlog.target.options import TargetOptions, open_target
 open_target(TargetOptions(kind="sqlite", path=tempfile.mkdtemp() + "/x.db")).close()
 try:
@@ -83,19 +81,3 @@ except Exception as exc:
         f"ConfigError configuration: target.kind = '{kind}': the library {library} is missing"
     )
     assert f"pip install 'tranlog[{kind}]'" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "dsn",
-    [
-        "mariadb://u:secret@h/d",
-        "mariadb://u@h:3307/d",
-        "mariadb://a%40b:p%2Fw%3A@[::1]:3307/d%20x?ssl_ca=/etc/ca.pem",
-        "mariadb://u@localhost:3306/d?unix_socket=/run/x.sock",
-    ],
-)
-def test_a_mariadb_url_and_back(dsn: str) -> None:
-    read = read_url(dsn)
-    assert read_url(read.url()) == read
-    assert read_url(read.describe()) == replace(read, password="", ssl_ca="")
-    assert "secret" not in read.describe() + repr(read)

@@ -14,9 +14,9 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, ClassVar, Final, NoReturn
 
 import msgspec
 
@@ -36,6 +36,7 @@ from tranlog.errors import (
 )
 from tranlog.payload import Payload
 from tranlog.payload import encode as encode_payload
+from tranlog.source.kinds import Settings, SourceKind
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, stand_before, with_tables
 from tranlog.tungsten.rules.arrange import Whole
@@ -55,8 +56,14 @@ _POSITION: Final = re.compile(r"([0-9]{1,19}):([0-9]{1,19}):(.*)", re.DOTALL)
 class ThlSourceOptions:
     """Which directory is followed, and under which name its transactions stand in our log."""
 
+    kind: ClassVar[str] = "thl"
     path: str
     source_id: str
+
+    @property
+    def where(self) -> str:
+        """The directory."""
+        return self.path
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
@@ -238,3 +245,30 @@ class ThlSource:
 def _position_of(whole: Whole) -> ThlPosition:
     outer, _ = outer_of(whole.pieces[-1].record)
     return ThlPosition(seqno=whole.end_seqno, epoch=outer.epoch, event_id=outer.event_id)
+
+
+class ThlKind(SourceKind[ThlSourceOptions]):
+    """The log directory of a Java replicator, no database; see SourceKind for what its methods do."""
+
+    options = ThlSourceOptions
+
+    def given(self, shards: Settings, password: Callable[[], str]) -> dict[str, Any]:
+        if shards.take("map", dict[str, str], {}):
+            raise shards.error("map", "the transactions of a replicator's log keep the shards that they have there")
+        return {}
+
+    def open(self, options: ThlSourceOptions) -> ThlSource:
+        source = ThlSource(options)
+        source.check()
+        return source
+
+    def tables(self, options: ThlSourceOptions) -> NoReturn:
+        why = "a replicator's log has no tables to read; name the database (`tables create` also takes --from log)"
+        raise ConfigError(option="source.kind", value=options.kind, why=why)
+
+    def event_id(self, options: ThlSourceOptions) -> str:
+        reader = TungstenReader.open(options.path)
+        return f"seqno {reader.next_seqno - 1}" if reader.last_seqno >= 0 else "no transaction"
+
+
+KIND: Final = ThlKind()

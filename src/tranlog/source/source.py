@@ -57,6 +57,14 @@ class ClaimedSource(Source, Protocol):
         """
 
 
+@runtime_checkable
+class ServerSource(Source, Protocol):
+    """A source at a server that has to prove, at each connection, that it has the log's history."""
+
+    accept_server: bool
+    """Set by a caller on an operator's word: the next connection takes the server for one of the log's history."""
+
+
 class TableReader(Protocol):
     """Reads a source's tables as they are now: for `tranlog verify` and `tranlog tables create`."""
 

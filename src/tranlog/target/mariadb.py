@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.change import TableMap
 from tranlog.errors import ConfigError, TransientTargetError
+from tranlog.servers.mariadb_address import read_url
+from tranlog.servers.mariadb_errors import ErrorClass, error_class
 from tranlog.target.binding import STRICT, Form, Row, TargetColumn, TargetTable
 from tranlog.target.mariadb_dialect import CATEGORY_OF, COLLATION, ROWS_HERE, catalog_labels, fit_name, literal
-from tranlog.target.mariadb_url import read_url
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
 
 if TYPE_CHECKING:
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
 try:
     import pymysql
-    from pymysql.constants import CLIENT, CR, ER, FIELD_TYPE
+    from pymysql.constants import CLIENT, ER, FIELD_TYPE
     from pymysql.converters import encoders
     from pymysql.cursors import SSCursor
+
+    from tranlog.servers.mariadb import SESSION, close, connect, error_number, message, set_session
 except ImportError as exc:
     raise ConfigError(
         option="target.kind",
@@ -47,17 +49,14 @@ logger = logging.getLogger(__name__)
 FEW_ROWS: Final = 4
 """So few rows of an UPDATE go one by one: a join with the rows costs the server as much as four plain statements."""
 _PACKET_MARGIN: Final = 4096
-_WEEK_S: Final = 7 * 24 * 3600
 _LENIENT: Final = "'ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION'"
 _SETTINGS: Final = {
+    **SESSION,
     "sql_mode": f"'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,{_LENIENT[1:]}",
-    "time_zone": "'+00:00'",
     "tx_isolation": "'READ-COMMITTED'",
     "tx_read_only": "0",
     "autocommit": "1",
     "max_statement_time": "0",
-    "wait_timeout": str(_WEEK_S),
-    "net_write_timeout": str(_WEEK_S),  # whoever reads a table's rows may be slow
     "foreign_key_checks": "1",
     "unique_checks": "1",
     "check_constraint_checks": "1",
@@ -79,54 +78,8 @@ _CONVERSIONS: Final[dict[Any, Any]] = {
     ),
 }
 """What the driver makes of the server's texts: integers. Everything else is the dialect's to read."""
-_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-
-_LOST: Final = frozenset(
-    {
-        CR.CR_SERVER_GONE_ERROR,
-        CR.CR_SERVER_LOST,
-        CR.CR_SERVER_LOST_EXTENDED,
-        ER.SERVER_SHUTDOWN,
-        ER.NORMAL_SHUTDOWN,
-        ER.SHUTDOWN_COMPLETE,
-        ER.NEW_ABORTING_CONNECTION,
-        ER.ABORTING_CONNECTION,
-        ER.FORCING_CLOSE,
-        ER.NET_READ_ERROR,
-        ER.NET_READ_INTERRUPTED,
-        ER.NET_ERROR_ON_WRITE,
-        ER.NET_WRITE_INTERRUPTED,
-        ER.QUERY_INTERRUPTED,
-        1927,  # ER_CONNECTION_KILLED
-    }
-)
-_TRY_AGAIN: Final = frozenset({ER.LOCK_DEADLOCK, ER.CHECKREAD, ER.TABLE_DEF_CHANGED, 1615, 1969})
-"""A deadlock, a row or a table that changed since it was read, a statement that is to be prepared anew, a limit."""
 _MISSING: Final = frozenset({ER.NO_SUCH_TABLE, ER.BAD_TABLE_ERROR, ER.BAD_FIELD_ERROR, ER.BAD_DB_ERROR})
 _DUPLICATE: Final = frozenset({ER.DUP_ENTRY, ER.DUP_UNIQUE, 1586, 1761, 1762})
-_UNAVAILABLE: Final = frozenset(
-    {
-        ER.DBACCESS_DENIED_ERROR,
-        ER.ACCESS_DENIED_ERROR,
-        ER.TABLEACCESS_DENIED_ERROR,
-        ER.COLUMNACCESS_DENIED_ERROR,
-        ER.SPECIFIC_ACCESS_DENIED_ERROR,
-        ER.PROCACCESS_DENIED_ERROR,
-        ER.DISK_FULL,
-        ER.RECORD_FILE_FULL,
-        ER.OUTOFMEMORY,
-        ER.OUT_OF_SORTMEMORY,
-        ER.OUT_OF_RESOURCES,
-        ER.CON_COUNT_ERROR,
-        ER.GET_ERRNO,
-        ER.ERROR_ON_WRITE,
-        ER.OPTION_PREVENTS_STATEMENT,
-        1662,  # ER_BINLOG_ROW_MODE_AND_STMT_ENGINE and its like: the binlog cannot hold the change
-        1665,  # ER_BINLOG_STMT_MODE_AND_ROW_ENGINE
-        1792,  # ER_CANT_EXECUTE_IN_READ_ONLY_TRANSACTION
-        1836,  # ER_READ_ONLY_MODE
-    }
-)
 _NO_SUCH_THREAD: Final = ER.NO_SUCH_THREAD
 _PARAMETER: Final = re.compile(r"\$(\d+)")
 
@@ -166,27 +119,16 @@ class MariadbSession:
         self._lock_wait_s = -1
         self._lock_timeout_s = options.lock_timeout_s
         self._relaxed: tuple[str, ...] = ()
-        more: dict[str, Any] = {"unix_socket": url.unix_socket} if url.unix_socket else {}
-        if url.ssl_ca:
-            more |= {"ssl_ca": url.ssl_ca, "ssl_verify_cert": True, "ssl_verify_identity": True}
         try:
-            self._connection: pymysql.Connection[Any] = pymysql.connect(
-                host=url.host,
-                port=url.port,
-                user=url.user,
-                password=url.password,
-                database=url.database,
-                charset="utf8mb4",
-                autocommit=True,
-                connect_timeout=max(1, round(options.connect_timeout_s)),
+            self._connection = connect(
+                url,
+                connect_timeout_s=options.connect_timeout_s,
                 # FOUND_ROWS: an update to equal values has found its row.
                 client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS,
                 conv=_CONVERSIONS,
-                program_name="tranlog",
-                **more,
             )
         except (pymysql.err.MySQLError, OSError, RuntimeError) as exc:
-            raise unavailable(self._where, _message(exc)) from exc
+            raise unavailable(self._where, message(exc)) from exc
         try:
             self._cursor = self._connection.cursor()
             self._set_up(options)
@@ -198,10 +140,6 @@ class MariadbSession:
             raise
 
     def _set_up(self, options: TargetOptions) -> None:
-        sock = getattr(self._connection, "_sock", None)
-        if sock is not None and sock.family != socket.AF_UNIX:
-            for option, value in _KEEPALIVE:
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
         ((version, read_only),) = self.fetch("SELECT VERSION(), @@tx_read_only")
         if read_only == 1:
             logger.warning(
@@ -211,8 +149,7 @@ class MariadbSession:
         if "MariaDB" not in version:
             raise unavailable(self._where, f"it is no MariaDB, but {version}")
         self._execute(f"SET NAMES utf8mb4 COLLATE {COLLATION}")
-        settings = {**_SETTINGS, "idle_transaction_timeout": str(ceil(options.idle_timeout_s))}
-        self._execute("SET SESSION " + ", ".join([f"{name} = {value}" for name, value in settings.items()]))
+        self._execute(set_session({**_SETTINGS, "idle_transaction_timeout": str(ceil(options.idle_timeout_s))}))
         self._wait_for_locks(max(1, ceil(options.lock_timeout_s)))
         ((connection_id, packet, case),) = self.fetch(
             "SELECT CONNECTION_ID(), @@max_allowed_packet, @@lower_case_table_names"
@@ -335,19 +272,19 @@ class MariadbSession:
 
     def _sorted(self, exc: BaseException) -> Exception:
         """Return what an error of the driver's is to us, by the server's code for it."""
-        why = _message(exc)
-        code = exc.args[0] if isinstance(exc, pymysql.err.MySQLError) and exc.args else None
-        if not isinstance(code, int) or code == 0 or code in _LOST:
-            return TransientTargetError(why=f"the connection to {self._where} was lost: {why or 'it is closed'}")
-        if code == ER.LOCK_WAIT_TIMEOUT:
+        why, number = message(exc), error_number(exc)
+        if number == ER.LOCK_WAIT_TIMEOUT:
             return LockTimeoutError(f"a lock did not come in time ({why})")
-        if code in _TRY_AGAIN:
-            return TransientTargetError(why=why)
-        if code in _MISSING:
+        if number in _MISSING:
             return MissingTableError(why)
-        if code in _UNAVAILABLE:
-            return unavailable(self._where, why)
-        return MisfitError(why, duplicate=code in _DUPLICATE)
+        match error_class(number):
+            case ErrorClass.LOST:
+                return TransientTargetError(why=f"the connection to {self._where} was lost: {why or 'it is closed'}")
+            case ErrorClass.TRANSIENT:
+                return TransientTargetError(why=why)
+            case ErrorClass.UNAVAILABLE:
+                return unavailable(self._where, why)
+        return MisfitError(why, duplicate=number in _DUPLICATE)
 
     # --- the catalogue ---
 
@@ -415,7 +352,7 @@ class MariadbSession:
             who = whose[0][0] if whose else f"session {holder}"
             raise unavailable(
                 self._where,
-                f"{who} keeps a row of tranlog_channel locked and may not be ended by this user: {_message(exc)}",
+                f"{who} keeps a row of tranlog_channel locked and may not be ended by this user: {message(exc)}",
             ) from exc
         except OSError as exc:
             raise self._sorted(exc) from exc
@@ -458,8 +395,7 @@ class MariadbSession:
             raise self._sorted(exc) from exc
 
     def close(self) -> None:
-        with suppress(pymysql.err.MySQLError, OSError):
-            self._connection.close()
+        close(self._connection)
 
 
 class _UnseenError(Exception):
@@ -479,9 +415,3 @@ def _parameter(value: Any) -> str:
     if isinstance(value, bytes):
         return f"x'{value.hex()}'"
     return literal(value) if isinstance(value, str) else str(int(value))
-
-
-def _message(exc: BaseException) -> str:
-    """Return the server's or the driver's message in one line."""
-    text = str(exc.args[1]) if isinstance(exc, pymysql.err.MySQLError) and len(exc.args) > 1 else str(exc)
-    return " ".join(text.split())

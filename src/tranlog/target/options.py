@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tranlog.change import TableMap
-from tranlog.errors import ConfigError
+from tranlog.errors import ConfigError, TargetUnavailableError
+from tranlog.servers.mariadb_address import read_url
 from tranlog.target.dialect import Dialect
-from tranlog.target.mariadb_url import read_url
 from tranlog.target.target import Target
 
 TargetKind = Literal["sqlite", "postgres", "mariadb", "null"]
@@ -67,6 +67,35 @@ class TargetOptions:
         """Return the same target for a process in another folder: a relative path counts from here."""
         return replace(self, path=os.path.abspath(self.path)) if self.path else self
 
+    def with_login(self, *, user: str | None, password: str | None) -> TargetOptions:
+        """Return the same target with a login in its connection string; None leaves what stands there.
+
+        Raises ConfigError, TargetUnavailableError where a library is missing.
+        """
+        given: dict[str, Any] = {n: value for n, value in (("user", user), ("password", password)) if value is not None}
+        if not given:
+            return self
+        if self.in_file:
+            name, shown = ("user", user) if password is None else ("password", "(hidden)")
+            raise _refuse(name, shown, f"a {self.kind} target has none")
+        if self.kind == "mariadb":
+            url = read_url(self.dsn)
+            _check_user(user, url.user)
+            return replace(self, dsn=replace(url, **given).url())
+        try:
+            from psycopg import ProgrammingError
+            from psycopg.conninfo import conninfo_to_dict, make_conninfo
+        except ImportError as exc:
+            raise TargetUnavailableError(
+                where="[target]", why="the library psycopg is not installed: `pip install 'tranlog[postgres]'`"
+            ) from exc
+        try:
+            _check_user(user, conninfo_to_dict(self.dsn).get("user"))
+            return replace(self, dsn=make_conninfo(self.dsn, **given))
+        except ProgrammingError as exc:
+            why = "not a connection string of PostgreSQL's; it reads postgresql://user@host:port/database"
+            raise _refuse("dsn", "(hidden)", why) from exc
+
     def check(self) -> None:
         """Refuse what cannot be. Raises ConfigError."""
         if self.kind not in get_args(TargetKind):
@@ -101,6 +130,11 @@ class TargetOptions:
 
 def _refuse(option: str, value: object, why: str) -> ConfigError:
     return ConfigError(option=f"target.{option}", value=value, why=why)
+
+
+def _check_user(user: str | None, known: object) -> None:
+    if user is not None and known not in (None, "", user):
+        raise _refuse("user", user, f"the dsn names the user {known!r}; give one of them")
 
 
 def is_there(options: TargetOptions) -> bool:

@@ -13,6 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -40,7 +41,7 @@ from tranlog.service.commands.orders import Authority, Host, PipelineName, Secre
 from tranlog.service.commands.top import add_top
 from tranlog.service.commands.verifying import add_verify
 from tranlog.service.config import template as template_module
-from tranlog.service.config.config import DEFAULT_FILE, Config, SourceKind, source_kind
+from tranlog.service.config.config import DEFAULT_FILE, Config
 from tranlog.service.frame.command import (
     AsJson,
     Progress,
@@ -53,12 +54,13 @@ from tranlog.service.frame.command import (
     stop_signals,
 )
 from tranlog.service.frame.exits import ExitCode, error_line, exit_code_of
-from tranlog.service.process.capturing import CaptureThread, check_source, open_capture, open_tables
+from tranlog.service.process.capturing import CaptureThread, open_capture
 from tranlog.service.process.client import runtime_dir
 from tranlog.service.process.operating import OperatingOptions, capture_endpoint, operated
 from tranlog.service.process.reloading import ConfigFile
 from tranlog.service.upkeep.holds import hold_app
 from tranlog.service.upkeep.segments import log_app
+from tranlog.source.kinds import source_kind
 from tranlog.target.options import create_statements, open_target
 from tranlog.target.target import ChannelRow
 from tranlog.tungsten.reading.text import time_text
@@ -72,8 +74,6 @@ HOST_NAMES: Final = ("-host", "--host")
 WATCH_S: Final = 1.3
 """How long a pipeline's row is watched for a sign of life: its driver moves it every second."""
 REPORT_EVERY_S: Final = 1.0
-ONCE_WAIT_S: Final = {SourceKind.SQLITE: 0.0, SourceKind.MARIADB: 2.0, SourceKind.THL: 0.0}
-"""How long `capture --once` waits for a source to show more: a server sends when it likes."""
 _SERVICE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 
 app = new_app(add_completion=True)
@@ -252,7 +252,7 @@ def capture(
             Progress(endless=not once) as progress,
             _Reporter(lambda: progress.update(_capture_text(work))),
         ):
-            done = work.catch_up(wait_s=ONCE_WAIT_S[source_kind(config.wanted_source())]) if once else work.run()
+            done = work.catch_up(wait_s=source_kind(config.wanted_source().kind).once_wait_s) if once else work.run()
         _show_capture(done, log, as_json)
 
 
@@ -401,7 +401,7 @@ def _operating(config: Config, metrics: str | None) -> OperatingOptions:
         OperatingOptions.of(config.pipeline),
         service=config.service,
         source=status_module.source_text(source),
-        source_event_id=None if source is None else lambda: status_module.source_event_id(source),
+        source_event_id=None if source is None else lambda: source_kind(source.kind).event_id(source),
     )
     return options if metrics is None else dataclasses.replace(options, metrics=metrics)
 
@@ -496,7 +496,8 @@ def run(
     )
     reread = ConfigFile(config, environ=os.environ, channels=channels).read_again
     # What costs little is looked at first: Spark takes seconds to start, and a writer adds to the log.
-    check_source(config.wanted_source())
+    source = config.wanted_source()
+    source_kind(source.kind).open(source)
     find_java()
     if not options.target.in_file or os.path.exists(options.target.path):  # opening would make the file
         open_target(options.target).close()
@@ -642,7 +643,7 @@ def tables_create(
             say(f"tables: {table.name} has no primary key; its rows are matched by all their values, which is slow")
         for statement in shown[table.name]:
             print(f"{statement};")
-    if tables and options.ddl != "ignore" and config.source is not None and source_kind(config.source) == options.kind:
+    if tables and options.ddl != "ignore" and config.source is not None and config.source.kind == options.kind:
         say('tables: apply runs the DDL of the log itself here, and stops at what is there already; set ddl = "ignore"')
     if not tables:
         say(f"tables: the {from_} has no tables" + (", as far as its changes tell" if from_ == "log" else ""))
@@ -654,11 +655,9 @@ def _tables_of_log(config: Config, progress: Progress) -> list[TableMap]:
 
 
 def _tables_of_source(config: Config) -> list[TableMap]:
-    reader = open_tables(config.wanted_source())
-    try:
+    source = config.wanted_source()
+    with closing(source_kind(source.kind).tables(source)) as reader:
         return reader.tables()
-    finally:
-        reader.close()
 
 
 # --- position --------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from tranlog.pipeline.status.view import (
     print_form,
     view,
 )
-from tranlog.service.commands.status import source_event_id, source_text
+from tranlog.service.commands.status import source_text
 from tranlog.service.config.config import Config, find_file, load
 from tranlog.service.frame.command import AsJson, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
@@ -39,6 +39,7 @@ from tranlog.service.process.client import GRACE_S, RunningPipeline, runtime_dir
 from tranlog.service.process.control import CAPTURE_NAME, call, socket_paths
 from tranlog.service.process.operating import parse_time
 from tranlog.service.process.requests import Beat, Flush, GetState, GoOffline, GoOnline, Reload, Request, WaitFor
+from tranlog.source.kinds import source_kind
 
 Host = Annotated[
     str | None,
@@ -411,7 +412,7 @@ def _look(config: Config, wanted: ViewName, *, watch_s: float) -> PipelineStatus
     source_at = ""
     if wanted == "pipeline" and config.source is not None:
         try:
-            source_at = source_event_id(config.source)
+            source_at = source_kind(config.source.kind).event_id(config.source)
         except TranlogError:
             pass  # `tranlog status` has the error; here it is a source that does not tell
     status = gather(

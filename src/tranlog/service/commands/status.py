@@ -10,17 +10,15 @@ Source: design/conventions.md 6.7; design/asks.md 6 and 7; design/sources.md, "`
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from tranlog.capture.capture import PartRead
-from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.clock import Clock
-from tranlog.errors import SourceError, SourceUnavailableError, TargetError, TranlogError
+from tranlog.errors import SourceError, TargetError, TranlogError
 from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.rules.troubles import trouble_text
 from tranlog.pipeline.status.gathering import gather
@@ -31,13 +29,9 @@ from tranlog.service.process.client import RunningPipeline, runtime_dir
 from tranlog.service.process.control import CAPTURE_NAME, call, socket_paths
 from tranlog.service.process.requests import GetState
 from tranlog.shard import UNKNOWN_SHARD
+from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.target import NOBODY
-from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.reading.text import time_text
-
-if TYPE_CHECKING:
-    from tranlog.service.config.config import SourceOptions
-    from tranlog.source.mariadb.connection import MariadbSourceOptions
 
 _ASK_S: Final = 2.0
 """How long the pipeline's process may take to answer."""
@@ -111,115 +105,22 @@ def service_status(config: Config, *, clock: Clock, watch_s: float) -> ServiceSt
 
 
 def _source_state(options: SourceOptions, log: LogState | None) -> SourceState:
-    kind, where = _kind_of(options)
     captured = "" if log is None else log.last_event_id
-    waiting, size = _outbox(where, captured) if kind == "sqlite" else (None, None)
+    found = source_kind(options.kind).standing(options, captured)
     return SourceState(
-        kind=kind,
-        where=where,
+        kind=options.kind,
+        where=options.where,
         source_id=options.source_id,
         captured_event_id=captured,
         captured_tstamp=None if log is None else log.last_tstamp,
-        now_at="" if kind == "sqlite" else source_event_id(options),
-        waiting=waiting,
-        retained_bytes=size,
         in_flight=None if log is None or log.writer is None else _part_read(log.directory),
+        **found._asdict(),
     )
-
-
-def _kind_of(options: SourceOptions) -> tuple[str, str]:
-    """Return what kind of source it is, and where."""
-    from tranlog.source.sqlite import SqliteSourceOptions
-
-    match options:
-        case ThlSourceOptions():
-            return "thl", options.path
-        case SqliteSourceOptions():
-            return "sqlite", options.path
-        case _:
-            return "mariadb", options.where
 
 
 def source_text(options: SourceOptions | None) -> str:
     """Name a source in a few words; empty where none is configured."""
-    return "" if options is None else " ".join(_kind_of(options))
-
-
-def _thl_end(path: str) -> str:
-    reader = TungstenReader.open(path)
-    return f"seqno {reader.next_seqno - 1}" if reader.last_seqno >= 0 else "no transaction"
-
-
-def source_event_id(options: SourceOptions) -> str:
-    """Return where a source stands by now, as an event id; empty where it has committed nothing that is captured.
-
-    A Java replicator's log tells its last seqno. Raises SourceError, and what opening that log raises.
-    """
-    from tranlog.source.sqlite import SqliteSourceOptions
-
-    if isinstance(options, ThlSourceOptions):
-        return _thl_end(options.path)
-    if isinstance(options, SqliteSourceOptions):
-        from tranlog.source.sqlite.claim import Place
-        from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
-
-        sql = (
-            f"SELECT uuid, id, token FROM main.{SOURCE_TABLE}, main.{OUTBOX_TABLE} WHERE last ORDER BY id DESC LIMIT 1"
-        )
-        row: Any = _read_outbox(options.path, sql)
-        return "" if row is None else f"{row[0]}:{Place(*row[1:]).text}"
-    return _binlog_end(options)
-
-
-def _outbox(path: str, captured: str) -> tuple[int, int]:
-    """Return how many transactions of a SQLite source's outbox are not captured yet, and the bytes of all of it."""
-    from tranlog.source.sqlite.claim import place_of
-    from tranlog.source.sqlite.schema import OUTBOX_TABLE
-
-    found = place_of(captured)
-    behind = 0 if found is None else found[1].id
-    sql = f"SELECT count(*) FILTER (WHERE last AND id > {behind}), sum(length(changes)) FROM main.{OUTBOX_TABLE}"
-    row: Any = _read_outbox(path, sql)
-    return (0, 0) if row is None else (row[0], row[1] or 0)
-
-
-def _read_outbox(path: str, sql: str) -> tuple[object, ...] | None:
-    """Return one row of what is ours in a SQLite source, None where it is not prepared yet."""
-    import apsw
-
-    from tranlog.source.sqlite.schema import OUTBOX_TABLE
-
-    if not os.path.exists(path):
-        raise SourceUnavailableError(where=path, why="there is no such file")
-    try:
-        db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
-        try:
-            if not db.table_exists("main", OUTBOX_TABLE):
-                return None
-            found: list[tuple[object, ...]] = db.execute(sql).fetchall()
-            return found[0] if found else None
-        finally:
-            db.close()
-    except apsw.Error as exc:
-        raise SourceUnavailableError(where=path, why=str(exc)) from exc
-
-
-def _binlog_end(options: MariadbSourceOptions) -> str:
-    """Return where a MariaDB's binlog ends now, as an event id."""
-    import pymysql
-
-    from tranlog.source.mariadb.connection import connect
-
-    db = connect(options)
-    try:
-        with db.cursor() as cursor:
-            cursor.execute("SELECT @@GLOBAL.gtid_binlog_pos")
-            row = cursor.fetchone()
-            return "" if row is None else str(row[0])
-    except pymysql.Error as exc:
-        raise SourceUnavailableError(where=options.where, why=str(exc)) from exc
-    finally:
-        db.close()
+    return "" if options is None else f"{options.kind} {options.where}"
 
 
 def _asked(config: Config) -> OperationState | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Annotated
 
 import msgspec
@@ -20,8 +21,8 @@ from tranlog.service.commands.orders import Authority, Host, PipelineName, Secre
 from tranlog.service.config.config import Config
 from tranlog.service.frame.command import AsJson, Progress, print_json, say
 from tranlog.service.frame.exits import ExitCode, Told
-from tranlog.service.process.capturing import open_tables
 from tranlog.service.process.requests import Flush
+from tranlog.source.kinds import source_kind
 from tranlog.target.options import open_target
 from tranlog.target.target import Target
 
@@ -145,8 +146,8 @@ def check(
 def _compare(
     config: Config, target: Target, tables: Sequence[str], differences: int, report: Callable[[str, int], None]
 ) -> list[TableVerdict]:
-    reader = open_tables(config.wanted_source())
-    try:
+    source = config.wanted_source()
+    with closing(source_kind(source.kind).tables(source)) as reader:
         wanted = select_tables(reader.tables(), tables)
         chain = Chain(config.pipeline.filters)
         for table in wanted if tables else ():
@@ -162,8 +163,6 @@ def _compare(
                 report=report,
             )
         )
-    finally:
-        reader.close()
 
 
 def _show_verdicts(verdicts: Sequence[TableVerdict]) -> None:

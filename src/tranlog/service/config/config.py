@@ -13,17 +13,18 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, assert_never
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from tranlog.capture.capture import CaptureOptions
 from tranlog.capture.thl_source import ThlSourceOptions
-from tranlog.errors import ConfigError, SourceSetupError, TargetUnavailableError
+from tranlog.errors import ConfigError
 from tranlog.log.properties import EXPIRE, PROPERTIES, differs, resolve
 from tranlog.log.writing.log import LogOptions
 from tranlog.pipeline.applying.channel import GroupBounds
@@ -45,15 +46,8 @@ from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy
 from tranlog.pipeline.rules.shard_list import parse_shard_list
 from tranlog.pipeline.spark.cluster import EngineOptions
-from tranlog.shard import ShardRule, ShardRuleKind
-from tranlog.target.mariadb_url import read_url
+from tranlog.source.kinds import KINDS, SourceOptions, source_kind
 from tranlog.target.options import TargetOptions
-
-if TYPE_CHECKING:
-    from tranlog.source.mariadb.connection import MariadbSourceOptions
-    from tranlog.source.sqlite import SqliteSourceOptions
-
-    SourceOptions: TypeAlias = SqliteSourceOptions | MariadbSourceOptions | ThlSourceOptions
 
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _BYTES: Final = {
@@ -164,10 +158,15 @@ class Section:
     def check(self, options: object) -> None:
         """Run a component's own check; its error then names the file and the section too."""
         check = getattr(options, "check", None)
-        if check is None:
-            return
+        if check is not None:
+            with self.naming():
+                check()
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Have a component's ConfigError name the file and the section too."""
         try:
-            check()
+            yield
         except ConfigError as exc:
             name = exc.option.removeprefix(f"{self._name}.")
             raise ConfigError(option=self.key(name), value=exc.value, why=exc.why) from exc
@@ -294,10 +293,8 @@ def log_directory(file: Section) -> str:
 
 def _read_log(log: Section) -> tuple[str, LogOptions]:
     """Return the directory and the options of a log, by our names and the ancestors'."""
-    try:
+    with log.naming():
         found = resolve(log.given())
-    except ConfigError as exc:
-        raise ConfigError(option=log.key(exc.option), value=exc.value, why=exc.why) from exc
     for name in (*(one.name for one in PROPERTIES), *EXPIRE):
         if name in log.given():
             log.has(name)
@@ -318,44 +315,6 @@ def _read_log(log: Section) -> tuple[str, LogOptions]:
 
 
 # --- the whole file --------------------------------------------------------------------------------------
-
-
-class SourceKind(enum.StrEnum):
-    """Which database is captured."""
-
-    SQLITE = "sqlite"
-    MARIADB = "mariadb"
-    THL = "thl"
-    """No database: the log directory of a Java replicator."""
-
-
-def source_options(kind: SourceKind) -> type[SourceOptions]:
-    """Return the options that the table [source] fills. Raises SourceSetupError where a library is missing."""
-    match kind:
-        case SourceKind.THL:
-            return ThlSourceOptions
-        case SourceKind.SQLITE:
-            from tranlog.source.sqlite import SqliteSourceOptions
-
-            return SqliteSourceOptions
-        case SourceKind.MARIADB:
-            try:
-                from tranlog.source.mariadb.connection import MariadbSourceOptions
-            except ImportError as exc:
-                raise SourceSetupError(
-                    why="the library PyMySQL is not installed", remedy="Install it: `pip install 'tranlog[mariadb]'`"
-                ) from exc
-            return MariadbSourceOptions
-    assert_never(kind)
-
-
-def source_kind(options: SourceOptions) -> SourceKind:
-    """Return which kind of database a source's options describe."""
-    if isinstance(options, ThlSourceOptions):
-        return SourceKind.THL
-    from tranlog.source.sqlite import SqliteSourceOptions
-
-    return SourceKind.SQLITE if isinstance(options, SqliteSourceOptions) else SourceKind.MARIADB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +339,7 @@ class Config:
     def with_source(self, text: str) -> Config:
         """Return this configuration with another source: `thl:DIR`. Raises ConfigError for anything else."""
         kind, colon, path = text.partition(":")
-        if kind != SourceKind.THL or not colon or not path:
+        if kind != ThlSourceOptions.kind or not colon or not path:
             raise ConfigError(option="--source", value=text, why="thl:DIR, the log directory of a Java replicator")
         return dataclasses.replace(self, source=ThlSourceOptions(path=path, source_id=self.service))
 
@@ -549,10 +508,8 @@ def _read_filters(top: Section) -> tuple[Filter, ...]:
             if isinstance(values.get(name), str):
                 raise section.error(name, "a list of one or more texts, in brackets")
         filters.append(section.options(_FILTERS[kind], **given))
-        try:
+        with section.naming():
             check_filter(filters[-1])
-        except ConfigError as exc:
-            raise ConfigError(option=section.key(exc.option), value=exc.value, why=exc.why) from exc
         section.finish()
     return tuple(filters)
 
@@ -601,71 +558,19 @@ def _read_engine(spark: Section, environ: Mapping[str, str]) -> EngineOptions:
 
 
 def _read_source(source: Section, shards: Section, service: str, environ: Mapping[str, str]) -> SourceOptions:
-    kind = source.take("kind", SourceKind)
-    model = source_options(kind)
-    mapping = shards.take("map", dict[str, str], {})
+    kind = source_kind(source.take("kind", Literal[tuple(KINDS)]))
     source_id = source.take("source_id", str, service)
-    match kind:
-        case SourceKind.SQLITE:
-            rule = shards.take("rule", ShardRuleKind, ShardRuleKind.TABLE)
-            _check_map(shards, rule, mapping)
-            return source.options(model, paths={"path"}, source_id=source_id, shard_rule=rule, shard_map=mapping)
-        case SourceKind.MARIADB:
-            rule = shards.take("rule", ShardRuleKind, ShardRuleKind.SCHEMA)
-            _check_map(shards, rule, mapping)
-            return source.options(
-                model,
-                paths={"spool_directory"},
-                source_id=source_id,
-                password=_password(source, environ) or "",
-                shard_rule=ShardRule(kind=rule, mapping=mapping),
-            )
-        case SourceKind.THL:
-            if mapping:
-                raise shards.error("map", "the transactions of a replicator's log keep the shards that they have there")
-            return source.options(model, paths={"path"}, source_id=source_id)
-    assert_never(kind)
-
-
-def _check_map(shards: Section, rule: ShardRuleKind, mapping: Mapping[str, str]) -> None:
-    if rule is ShardRuleKind.MAP and not mapping:
-        raise ConfigError(option=shards.key("map"), value=None, why='is missing, and the rule "map" needs it')
-    if rule is not ShardRuleKind.MAP and mapping:
-        raise shards.error("rule", f'the table {shards.key("map")} only serves the rule "map"')
+    given = kind.given(shards, lambda: _password(source, environ) or "")
+    found: SourceOptions = source.options(kind.options, paths=kind.paths, source_id=source_id, **given)
+    return found
 
 
 def _read_target(target: Section, environ: Mapping[str, str]) -> TargetOptions:
     password = _password(target, environ)
     options = target.options(TargetOptions, paths={"path"}, **_read_url(target))
     user = target.take("user", str) if "user" in target.given() else None
-    if password is None and user is None:
-        return options
-    if options.in_file:
-        name, shown = ("user", user) if password is None else ("password", "(hidden)")
-        raise ConfigError(option=target.key(name), value=shown, why=f"a {options.kind} target has none")
-    given: dict[str, Any] = {n: value for n, value in (("user", user), ("password", password)) if value is not None}
-    if options.kind == "mariadb":
-        url = read_url(options.dsn)
-        _check_user(target, user, url.user)
-        return dataclasses.replace(options, dsn=dataclasses.replace(url, **given).url())
-    try:
-        from psycopg import ProgrammingError
-        from psycopg.conninfo import conninfo_to_dict, make_conninfo
-    except ImportError as exc:
-        raise TargetUnavailableError(
-            where="[target]", why="the library psycopg is not installed: `pip install 'tranlog[postgres]'`"
-        ) from exc
-    try:
-        _check_user(target, user, conninfo_to_dict(options.dsn).get("user"))
-        return dataclasses.replace(options, dsn=make_conninfo(options.dsn, **given))
-    except ProgrammingError as exc:
-        why = "not a connection string of PostgreSQL's; it reads postgresql://user@host:port/database"
-        raise target.error("dsn", why) from exc
-
-
-def _check_user(target: Section, user: str | None, known: object) -> None:
-    if user is not None and known not in (None, "", user):
-        raise target.error("user", f"the dsn names the user {known!r}; give one of them")
+    with target.naming():
+        return options.with_login(user=user, password=password)
 
 
 _URLS: Final = {

@@ -16,7 +16,8 @@ from typing import Any, Final, Literal
 from tranlog.capture.capture import CaptureOptions
 from tranlog.log.options import LogOptions
 from tranlog.pipeline.spark.cluster import EngineOptions
-from tranlog.service.config.config import PipelineOptions, SourceKind, source_options
+from tranlog.service.config.config import PipelineOptions
+from tranlog.source.kinds import SourceKind, source_kind
 from tranlog.target.options import TargetKind, TargetOptions
 
 SOURCES: Final = ("sqlite", "mariadb")
@@ -32,46 +33,6 @@ _HEAD: Final = """\
 name = "{service}"  # how `thl -service NAME` finds this file; also the default of source_id and of the pipeline's name
 
 """
-
-_SOURCE: Final = {
-    "sqlite": """\
-[source]
-kind = "sqlite"
-path = "source.db"  # writers open it by tranlog.source.sqlite.connect, which makes it if it is missing
-#: source_id = "{service}"  # names this source in every record; keep it
-#: foreign_writes = @  # programs that bypass connect() get an error
-#: poll_s = @  # how often an idle source is looked at
-#: busy_timeout_s = @
-
-""",
-    "mariadb": """\
-[source]
-kind = "mariadb"  # needs binlog_format=ROW, binlog_row_image=FULL, binlog_row_metadata=FULL
-host = "127.0.0.1"
-port = 3306
-user = "root"
-#: password_file = "source.password"  # or password_env = "NAME", or password = "..."; default: none
-start = "now"  # for a log without events: "now", "earliest", a GTID list, or "binlog.000003:12345"
-#: source_id = "{service}"  # names this source in every record; keep it
-#: server_id = 4711  # unlike every other replica's; default: made from source_id
-#: databases = ["shop"]  # default: all but ignored_databases
-#: ignored_databases = @
-#: statements = @  # statements in the place of rows; "record" logs their text
-#: cascades = @  # foreign keys whose cascades the binlog does not hold; "allow" if the target has them too
-#: annotate = @  # statements behind the rows as metadata
-#: fragment_bytes = @
-#: queue_bytes = @
-#: memory_bytes = @
-#: spool_directory = "spool"  # for what memory_bytes does not hold; default: the system's for temporary files
-#: transaction_bytes_max = @
-#: read_bytes = @
-#: heartbeat_s = @
-#: reconnect_s = @
-#: connect_timeout_s = @
-#: position_interval_s = @
-
-""",
-}
 
 _LOG: Final = """\
 [log]
@@ -187,21 +148,17 @@ channels = 4
 
 def template(*, service: str, source: Literal["sqlite", "mariadb"], target: TargetKind) -> str:
     """Return the text of a configuration file."""
-    words = (
-        {"rule": "table", "serial": "main.ledger", "pinned": "main.orders"}
-        if source == "sqlite"
-        else {"rule": "schema", "serial": "ledger", "pinned": "shop"}
-    )
-    text = _HEAD + _SOURCE[source] + _LOG + _TARGET[target] + _TAIL
-    for name, value in {"service": service, **words}.items():
+    kind = source_kind(source)
+    text = _HEAD + kind.template + _LOG + _TARGET[target] + _TAIL
+    for name, value in {"service": service, **kind.examples}.items():
         text = text.replace("{" + name + "}", value)
-    return _with_defaults(text, source).replace("#: ", "# ")
+    return _with_defaults(text, kind).replace("#: ", "# ")
 
 
-def _with_defaults(text: str, source: Literal["sqlite", "mariadb"]) -> str:
+def _with_defaults(text: str, kind: SourceKind[Any]) -> str:
     """Put each option's default in the place of the `@` behind its key."""
     models = {
-        "source": source_options(SourceKind(source)),
+        "source": kind.options,
         "log": LogOptions,
         "capture": CaptureOptions,
         "target": TargetOptions,

@@ -13,62 +13,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
 
 from tranlog.capture.capture import Capture
-from tranlog.capture.thl_source import ThlSource, ThlSourceOptions
 from tranlog.errors import ConfigError, TargetError, TargetUnavailableError
 from tranlog.ids import Gtid
 from tranlog.log.files.cleared import behind_all
 from tranlog.log.upkeep.clearing import has_records
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.upkeep.position import read_rows
-from tranlog.service.config.config import Config, SourceKind, source_kind
-from tranlog.source.source import Source, TableReader
+from tranlog.service.config.config import Config
+from tranlog.source.kinds import source_kind
+from tranlog.source.source import ServerSource
 from tranlog.target.target import ChannelRow
-
-if TYPE_CHECKING:
-    from tranlog.service.config.config import SourceOptions
-    from tranlog.source.mariadb import MariadbSource
-    from tranlog.source.sqlite import SqliteSource
 
 SWITCH_INTERVAL_S = 1e-4
 """A durable commit lets go of the interpreter some six times, and waits this long for it each time that another thread
 is busy; with Python's own 5 ms that is a tenth as many commits."""
-
-
-def open_source(options: SourceOptions) -> SqliteSource | MariadbSource | ThlSource:
-    """Return the source, not started yet."""
-    if isinstance(options, ThlSourceOptions):
-        return ThlSource(options)
-    from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
-
-    if isinstance(options, SqliteSourceOptions):
-        return SqliteSource(options)
-    from tranlog.source.mariadb import MariadbSource
-
-    return MariadbSource(options)
-
-
-def check_source(options: SourceOptions) -> SqliteSource | MariadbSource | ThlSource:
-    """Return the source, not started, but known to be there. Raises SourceSetupError, SourceUnavailableError."""
-    source = open_source(options)
-    source.check()
-    return source
-
-
-def open_tables(options: SourceOptions) -> TableReader:
-    """Return a reader of the source's tables. Raises SourceSetupError, SourceUnavailableError."""
-    if isinstance(options, ThlSourceOptions):
-        why = "a replicator's log has no tables to read; name the database (`tables create` also takes --from log)"
-        raise ConfigError(option="source.kind", value="thl", why=why)
-    from tranlog.source.sqlite import SqliteSourceOptions, SqliteTables
-
-    if isinstance(options, SqliteSourceOptions):
-        return SqliteTables(options.path)
-    from tranlog.source.mariadb.tables import MariadbTables
-
-    return MariadbTables(options)
 
 
 def find_beginning(config: Config, *, new_log: bool) -> Gtid | None:
@@ -96,15 +56,6 @@ def _positions_at_target(config: Config) -> list[ChannelRow]:
         raise TargetUnavailableError(where=where, why=why) from exc
 
 
-def _checked(options: SourceOptions, accept_server: bool) -> Source:
-    source = check_source(options)
-    if accept_server:
-        if source_kind(options) is not SourceKind.MARIADB:
-            raise ConfigError(option="--accept-server", value=True, why="only a MariaDB source has a server to accept")
-        cast("MariadbSource", source).accept_server = True
-    return source
-
-
 @contextmanager
 def open_capture(
     config: Config, *, new_log: bool, accept_server: bool = False, take_source: bool = False
@@ -117,7 +68,12 @@ def open_capture(
     `find_beginning`. A source that is not there leaves the log as it is, also
     without the no-op with which a writer begins.
     """
-    source: Source = _checked(config.wanted_source(), accept_server)
+    options = config.wanted_source()
+    source = source_kind(options.kind).open(options)
+    if accept_server:
+        if not isinstance(source, ServerSource):
+            raise ConfigError(option="--accept-server", value=True, why="only a MariaDB source has a server to accept")
+        source.accept_server = True
     after = find_beginning(config, new_log=new_log)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

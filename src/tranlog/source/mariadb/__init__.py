@@ -5,7 +5,14 @@ together to transactions, `rows` makes a decoder per table from `types`, `values
 transactions out and knows where it is (`position`); `catalog` and `tables` ask the server by SQL.
 """
 
-from tranlog.source.mariadb.connection import MariadbSourceOptions
+from tranlog.errors import SourceSetupError
+
+try:
+    from tranlog.source.mariadb.connection import MariadbSourceOptions
+except ImportError as exc:
+    raise SourceSetupError(
+        why="the library PyMySQL is not installed", remedy="Install it: `pip install 'tranlog[mariadb]'`"
+    ) from exc
 from tranlog.source.mariadb.source import MariadbSource
 from tranlog.source.mariadb.tables import MariadbTables
 

@@ -1,7 +1,7 @@
 """Connections to a MariaDB server, and what its errors mean to us.
 
-Owns the options that name the server, opening connections, and sorting errors into three: the server is away, the
-server is set up wrongly, or our own mistake. Every session runs in UTC, since TIMESTAMP columns and the log do.
+Owns the options that name the server, opening connections, and what an error means to capture: the server is away, or
+is set up so that it will say the same again, and then what to change. Which error is which is `servers`'.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import pymysql
-from pymysql.constants import CR, ER
+from pymysql.constants import ER
 
 from tranlog.errors import ConfigError, SourceError, SourceSetupError, SourceUnavailableError
+from tranlog.servers import mariadb
+from tranlog.servers.mariadb import SESSION, close, error_number, message, set_session
+from tranlog.servers.mariadb_address import MariadbAddress
+from tranlog.servers.mariadb_errors import ErrorClass, error_class
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.mariadb.position import parse_start
 from tranlog.source.packer import FRAGMENT_BYTES
@@ -25,31 +28,10 @@ from tranlog.source.packer import FRAGMENT_BYTES
 logger = logging.getLogger(__name__)
 
 SYSTEM_DATABASES: Final = ("mysql", "information_schema", "performance_schema", "sys")
-_SESSION_TIMEOUT_S: Final = 7 * 24 * 3600
 _LOCK_WAIT_S: Final = 30
 _CATALOG_WAIT_S: Final = 5
 """So long one question waits for a table that is locked, and a stop for the question."""
 
-_AWAY: Final = frozenset(
-    {
-        CR.CR_CONNECTION_ERROR,
-        CR.CR_CONN_HOST_ERROR,
-        CR.CR_SERVER_GONE_ERROR,
-        CR.CR_SERVER_LOST,
-        CR.CR_SERVER_LOST_EXTENDED,
-        ER.CON_COUNT_ERROR,
-        ER.SERVER_SHUTDOWN,
-        ER.NORMAL_SHUTDOWN,
-        ER.SHUTDOWN_COMPLETE,
-        ER.NEW_ABORTING_CONNECTION,
-        ER.NET_READ_ERROR,
-        ER.NET_READ_INTERRUPTED,
-        ER.NET_ERROR_ON_WRITE,
-        ER.NET_WRITE_INTERRUPTED,
-        ER.QUERY_INTERRUPTED,
-        1927,  # ER_CONNECTION_KILLED
-    }
-)
 _COLUMN_TYPE: Final = re.compile(r"[^.]+\..+\.[^.=]+=(?:uuid|inet[46]|binary\((?:4|16)\))", re.DOTALL)
 SAME_SERVER_ID: Final = 4052
 """ER_SLAVE_SAME_ID: somebody else follows the server under our number."""
@@ -65,6 +47,7 @@ class MariadbSourceOptions:
     own tables. DDL is judged in the same way, by the databases that it names.
     """
 
+    kind: ClassVar[str] = "mariadb"
     host: str = "127.0.0.1"
     port: int = 3306
     user: str = "root"
@@ -166,25 +149,11 @@ def connect(
 ) -> pymysql.Connection[Any]:
     """Open a session in UTC that outlives idle days. Raises SourceUnavailableError, SourceSetupError."""
     try:
-        connection: pymysql.Connection[Any] = pymysql.connect(
-            **{
-                "host": options.host,
-                "port": options.port,
-                "user": options.user,
-                "password": options.password,
-                "charset": "utf8mb4",
-                "autocommit": True,
-                "connect_timeout": max(1, round(options.connect_timeout_s)),
-                "program_name": "tranlog",
-                **settings,
-            }
-        )
+        address = MariadbAddress(host=options.host, port=options.port, user=options.user, password=options.password)
+        connection = mariadb.connect(address, connect_timeout_s=options.connect_timeout_s, **settings)
         try:
             with connection.cursor() as cursor:
-                cursor.execute(
-                    f"SET SESSION time_zone = '+00:00', wait_timeout = {_SESSION_TIMEOUT_S}, "
-                    f"net_write_timeout = {_SESSION_TIMEOUT_S}, lock_wait_timeout = {lock_wait_s}"
-                )
+                cursor.execute(set_session({**SESSION, "lock_wait_timeout": str(lock_wait_s)}))
         except BaseException:
             close(connection)
             raise
@@ -193,25 +162,12 @@ def connect(
     return connection
 
 
-def close(connection: pymysql.Connection[Any]) -> None:
-    """Close a session, whatever state it is in."""
-    with suppress(pymysql.err.MySQLError, OSError):
-        connection.close()
-
-
-def is_away(error: BaseException) -> bool:
-    """Whether an error of the client library means that the server, or the line to it, is gone."""
-    if isinstance(error, OSError | pymysql.err.InterfaceError):
-        return True
-    return isinstance(error, pymysql.err.MySQLError) and bool(error.args) and error.args[0] in _AWAY
-
-
 def translated(error: BaseException, options: MariadbSourceOptions) -> SourceError:
     """Return our exception for one of the client library's."""
-    if is_away(error):
-        return SourceUnavailableError(where=options.where, why=_text(error))
-    code = error.args[0] if error.args else 0
-    return setup_error(code if isinstance(code, int) else 0, _text(error), options)
+    number, text = error_number(error), message(error) or type(error).__name__
+    if error_class(number) is ErrorClass.LOST:
+        return SourceUnavailableError(where=options.where, why=text)
+    return setup_error(number, text, options)
 
 
 def setup_error(code: int, text: str, options: MariadbSourceOptions) -> SourceSetupError:
@@ -231,12 +187,6 @@ def setup_error(code: int, text: str, options: MariadbSourceOptions) -> SourceSe
     else:
         remedy = "Mend it at the source, then start capture again"
     return SourceSetupError(why=f"{options.where} says {text!r} ({code})", remedy=remedy)
-
-
-def _text(error: BaseException) -> str:
-    if isinstance(error, pymysql.err.MySQLError) and len(error.args) > 1:
-        return str(error.args[1])
-    return str(error) or type(error).__name__
 
 
 class Control:
@@ -293,7 +243,7 @@ class Control:
                         return None
                 return found
         except (pymysql.err.MySQLError, OSError) as exc:
-            if exc.args and exc.args[0] == ER.LOCK_WAIT_TIMEOUT:
+            if error_number(exc) == ER.LOCK_WAIT_TIMEOUT:
                 return None
             raise translated(exc, self._options) from exc
 

@@ -22,10 +22,10 @@ import pymysql
 from pymysql.constants import ER
 
 from tranlog.errors import PositionLostError, SourceError, SourceUnavailableError
+from tranlog.servers.mariadb import close, error_number
 from tranlog.source.mariadb.connection import (
     SAME_SERVER_ID,
     MariadbSourceOptions,
-    close,
     connect,
     setup_error,
     translated,
@@ -171,7 +171,7 @@ class BinlogStream:
             head = _exactly(sock, 4)
             first = head + _exactly(sock, int.from_bytes(head[:3], "little"))
         except (pymysql.err.MySQLError, OSError) as exc:
-            if isinstance(exc, pymysql.err.MySQLError) and exc.args and exc.args[0] == ER.ACCESS_DENIED_ERROR:
+            if error_number(exc) == ER.ACCESS_DENIED_ERROR:
                 # The login was good; the server words a missing right to replicate in the same way.
                 text = "REPLICATION SLAVE is missing: " + str(exc.args[-1])
                 raise setup_error(ER.SPECIFIC_ACCESS_DENIED_ERROR, text, options) from exc

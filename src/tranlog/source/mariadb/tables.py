@@ -21,8 +21,9 @@ import pymysql.cursors
 from tranlog.change import TableMap
 from tranlog.charsets import text_decoder
 from tranlog.errors import UnsupportedTypeError
+from tranlog.servers.mariadb import close
 from tranlog.source.mariadb.catalog import Catalog
-from tranlog.source.mariadb.connection import Control, MariadbSourceOptions, close, connect, translated
+from tranlog.source.mariadb.connection import Control, MariadbSourceOptions, connect, translated
 from tranlog.source.mariadb.types import Family, MariadbType, table_map, type_in_catalog
 from tranlog.source.mariadb.values import date_value, datetime_value, enum_values, instant_value, set_value
 from tranlog.types import F32, Bit, Datetime, Other, Time, Value

@@ -1,11 +1,11 @@
 """SQLite as a source: reads the outbox that the writers' connections fill.
 
 Owns following `_tranlog_outbox` in id order, the claim on the database, and the checks at start. Leaves writing the
-outbox to `writer`, whose `connect` is the only door for writers, and freeing it to them too, for as long as they
-commit (`claim`). The hard idea: an event id is the database's uuid, an outbox id and that row's random token, and the
-last row that was read stays in the outbox. Every look finds it there in the read transaction in which it reads new
-rows. Where it does not, the database is another one than the log knows: put back to an older state, followed by
-another capture, or written by somebody who should not.
+outbox to `writer`, whose `connect` is the only door for writers, and freeing it to them too, for as long as they commit
+(`claim`, `freeing`). The hard idea: an event id is the database's uuid, an outbox id and that row's random token, and
+the last row that was read stays in the outbox. Every look finds it there in the read transaction in which it reads new
+rows. Where it does not, the database is another one than the log knows: put back to an older state, followed by another
+capture, or written by somebody who should not.
 
 Payloads are made here, at capture, from the raw form that writers store. Which shard a transaction belongs to is
 decided here too, from facts that the writer stores in the same transaction: the tables touched, whether a statement is
@@ -25,7 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import apsw
 
@@ -42,7 +42,8 @@ from tranlog.errors import (
 )
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
-from tranlog.source.sqlite.claim import Claim, Place, Progress, free, place_of, read_progress, sync_wal, write_progress
+from tranlog.source.sqlite.claim import Claim, Place, place_of, read_progress, sync_wal
+from tranlog.source.sqlite.freeing import OutboxFreeing
 from tranlog.source.sqlite.opening import Patience, db_transaction, open_database
 from tranlog.source.sqlite.raw import SCHEMA, ChangesDamagedError, read_piece
 from tranlog.source.sqlite.schema import (
@@ -65,11 +66,6 @@ _PAGE_ROWS = 256
 _PAGE_BYTES = 1 << 20
 """A look reads so many rows at most, and no more of them once they hold so many bytes. It ends before anything is done
 with them: for as long as a read transaction lasts, the WAL cannot begin anew."""
-_TELL_EVERY_S = 0.2
-"""The progress file is written so often at most: each time costs two syncs."""
-_FREE_AFTER_S = 60.0
-_FREE_EVERY_S = 0.1
-"""What was durable for so long and no writer has freed, capture frees: a part, then a pause."""
 _READ = (
     "SELECT id, token, last, synced, COALESCE(CAST(tstamp AS INTEGER), 0), COALESCE(CAST(changes AS BLOB), x'') "
     f"FROM main.{OUTBOX_TABLE} WHERE id > ? ORDER BY id LIMIT {_PAGE_ROWS}"
@@ -82,6 +78,7 @@ _DBMS_METADATA = (("dbms_type", "sqlite"),)
 class SqliteSourceOptions:
     """How a SQLite database is captured."""
 
+    kind: ClassVar[str] = "sqlite"
     path: str
     """The database file."""
     source_id: str
@@ -96,6 +93,11 @@ class SqliteSourceOptions:
     """Seconds between two looks while nothing is written; one look costs some microseconds."""
     busy_timeout_s: float = 10.0
     """How long to wait for a writer's lock at start, in seconds."""
+
+    @property
+    def where(self) -> str:
+        """The database file."""
+        return self.path
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
@@ -126,17 +128,12 @@ class SqliteSource:
         self._clock = clock if clock is not None else SystemClock()
         self._stopped = threading.Event()
         self._reader: apsw.Connection | None = None
-        self._freeing: apsw.Connection | None = None
+        self._freeing: OutboxFreeing | None = None
         self._claim: Claim | None = None
         self._take = False
         self._uuid = ""
         self._after = 0
         self._token: int | None = None  # of the row with that id; None where there is no such row yet
-        self._durable: Place | None = None
-        self._told: Place | None = None
-        self._tell_at = self._free_at = 0.0
-        self._due: deque[tuple[float, int]] = deque()  # since when rows are durable: at that time those up to that id
-        self._overdue = self._freed = 0
         self._file: tuple[int, int] = (0, 0)
         self._data_version = -1
         self._schema: SqliteSchema | None = None
@@ -183,9 +180,7 @@ class SqliteSource:
                 with db_transaction(reader, write=True):
                     install_in(reader)
             self._take_up(reader, event_id)
-            self._durable = self._told = None
-            self._due.clear()
-            self._overdue = self._freed = 0
+            self._freeing = OutboxFreeing(path, self._uuid, self._claim, reader, self._open, self._clock, self._warned)
             status = os.stat(path)
             self._file = (status.st_dev, status.st_ino)
             self._data_version = -1
@@ -308,8 +303,9 @@ class SqliteSource:
                     found = True
                     yield fragment
                 self._data_version = version
-            self._tell()
-            self._free_overdue()
+            assert self._freeing is not None, "start() was not called"
+            self._freeing.tell()
+            self._freeing.free_overdue()
             if found or self._stopped.is_set():
                 return
             left = end - self._clock.monotonic()
@@ -486,62 +482,8 @@ class SqliteSource:
     def release(self, event_id: str) -> None:
         """Let writers free what lies below `event_id`; the row itself stays until a later one is durable."""
         found = place_of(event_id)
-        assert found is not None
-        self._durable = found[1]
-        due, now = self._due, self._clock.monotonic()
-        if len(due) > 1 and due[-1][0] - due[-2][0] < 1:
-            due.pop()  # one a second is enough; the older rows of the two wait a little longer
-        due.append((now, self._durable.id))
-        self._tell()
-
-    def _tell(self, *, now: bool = False) -> None:
-        """Write the progress file when that is due, or `now`. Nothing depends on it but the outbox's size."""
-        place, claim = self._durable, self._claim
-        if place is None or claim is None or place == self._told:
-            return
-        if not now and self._clock.monotonic() < self._tell_at:
-            return
-        self._tell_at = self._clock.monotonic() + _TELL_EVERY_S
-        reader = self._connected()
-        try:
-            if reader.execute(f"SELECT history, holder FROM main.{SOURCE_TABLE}").fetchall() != [claim]:
-                return  # the next look says whose it is
-            write_progress(reader.filename, Progress(uuid=self._uuid, history=claim.history, place=place))
-        except (apsw.Error, OSError) as exc:
-            if "progress file" not in self._warned:
-                self._warned.add("progress file")
-                logger.warning(
-                    "progress file not written, so writers free nothing path=%s why=%s", reader.filename, exc
-                )
-            return
-        self._told = place
-
-    def _free_overdue(self) -> None:
-        """Free a part of what is durable for long, and no writer has freed. A writer's lock is not waited for."""
-        now, due, claim, place = self._clock.monotonic(), self._due, self._claim, self._durable
-        while due and now - due[0][0] >= _FREE_AFTER_S:
-            self._overdue = due.popleft()[1]
-        if self._overdue == self._freed or now < self._free_at or claim is None or place is None:
-            return
-        self._free_at = now + _FREE_EVERY_S
-        try:
-            left = self._connected().execute(
-                f"SELECT 1 FROM main.{OUTBOX_TABLE} WHERE id < ? LIMIT 1", (self._overdue,)
-            )
-            if not left.fetchall():
-                self._freed = self._overdue
-                return
-            if self._freeing is None:
-                # What it does need not survive a loss of power: then it is done again.
-                self._freeing, patience = self._open()
-                self._freeing.execute("PRAGMA main.synchronous=NORMAL")
-                patience.timeout_s = 0
-            with db_transaction(self._freeing, write=True):
-                free(self._freeing, Progress(uuid=self._uuid, history=claim.history, place=place), below=self._overdue)
-        except (apsw.FullError, apsw.BusyError):
-            return  # writers go first; the rows stay until the next time, and nothing depends on it
-        except apsw.Error as exc:
-            raise SourceUnavailableError(where=self.options.path, why=str(exc)) from exc
+        assert found is not None and self._freeing is not None
+        self._freeing.release(found[1])
 
     def stop(self) -> None:
         """Make a waiting `read` end soon."""
@@ -549,11 +491,10 @@ class SqliteSource:
 
     def close(self) -> None:
         """Say what the log has, then close the connections."""
+        if self._freeing is not None:
+            self._freeing.close()
         if self._reader is not None:
-            self._tell(now=True)
-        for db in (self._reader, self._freeing):
-            if db is not None:
-                db.close(True)
+            self._reader.close(True)
         self._reader = self._freeing = None
 
     def _connected(self) -> apsw.Connection:

@@ -1,4 +1,4 @@
-"""`mariadb://user:password@host:port/database`: where a MariaDB target is.
+"""Where a MariaDB server is and who logs in, and the form `mariadb://user:password@host:port/database` of that.
 
 Owns reading, changing and describing that URL; the one place that knows it, with a password that no message shows.
 Without the driver, so that a configuration can be read where it is not installed.
@@ -17,13 +17,13 @@ _FORM: Final = "it reads mariadb://user:password@host:port/database, with ?ssl_c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MariadbUrl:
-    """A server, a login, and the database that holds tranlog's own tables. `ssl_ca` asks for TLS, checked by it."""
+class MariadbAddress:
+    """A server, a login, and at a target the database of tranlog's own tables. `ssl_ca` asks for TLS, checked by it."""
 
     host: str
     port: int
     user: str
-    database: str
+    database: str = ""
     password: str = field(default="", repr=False)
     ssl_ca: str = ""
     unix_socket: str = ""
@@ -47,7 +47,7 @@ class MariadbUrl:
         return f"mariadb://{login}@{host}:{self.port}/{quote(self.database, safe='')}" + ("?" + more if more else "")
 
 
-def read_url(dsn: str) -> MariadbUrl:
+def read_url(dsn: str) -> MariadbAddress:
     """Read the URL. Raises ConfigError, which does not repeat it."""
     try:
         parts = urlsplit(dsn)
@@ -63,7 +63,7 @@ def read_url(dsn: str) -> MariadbUrl:
     unknown = sorted(set(more) - {"ssl_ca", "unix_socket"})
     if unknown or parts.fragment:
         raise _refuse(f"has {unknown[0] if unknown else '#'}, which is not known; {_FORM}")
-    return MariadbUrl(
+    return MariadbAddress(
         host=parts.hostname,
         port=port,
         user=unquote(parts.username or ""),

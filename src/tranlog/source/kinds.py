@@ -1,0 +1,121 @@
+"""The kinds of sources, and what the program asks of each.
+
+Owns the table of kinds and what each offers: its options and what the configuration gives for them, how it is
+opened for capture, how its tables are read, and where it stands. A kind is imported when it is first asked for, since
+its driver may be missing, so the table names modules. One of them stands in a layer above: a log that is a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
+
+from tranlog.errors import ConfigError
+from tranlog.shard import ShardRuleKind
+from tranlog.source.source import Source, TableReader
+
+KINDS: Final = {
+    "sqlite": "tranlog.source.sqlite.kind",
+    "mariadb": "tranlog.source.mariadb.kind",
+    "thl": "tranlog.capture.thl_source",
+}
+"""Kind, as the configuration names it, to the module whose `KIND` it is."""
+
+
+class SourceOptions(Protocol):
+    """How one source is reached and captured; each kind has more in it."""
+
+    kind: ClassVar[str]
+
+    @property
+    def source_id(self) -> str:
+        """The name of this source in every record."""
+
+    @property
+    def where(self) -> str:
+        """The file, directory or server, for messages."""
+
+
+OptionsT = TypeVar("OptionsT", bound=SourceOptions)
+
+
+class Settings(Protocol):
+    """One table of the configuration file."""
+
+    def key(self, name: str) -> str:
+        """Return how an error names a key."""
+
+    def error(self, name: str, why: str) -> ConfigError:
+        """Return the error for a key's value."""
+
+    def take(self, name: str, kind: Any, default: Any) -> Any:
+        """Return a key's value as `kind`, or `default` where the file has none. Raises ConfigError."""
+
+
+class Standing(NamedTuple):
+    """Where a source stands, for `status`; what it does not tell is empty or None.
+
+    `waiting` counts transactions that are not captured. `retained_bytes` is what the source keeps for us.
+    """
+
+    now_at: str = ""
+    waiting: int | None = None
+    retained_bytes: int | None = None
+
+
+class SourceKind(Protocol[OptionsT]):
+    """What the program asks of a kind of source."""
+
+    options: type[OptionsT]
+    paths: Collection[str] = ("path",)
+    """Fields of the options that hold paths."""
+    template: str = ""
+    """The table [source] that `tranlog init` writes; empty for a kind that it does not offer."""
+    examples: ClassVar[Mapping[str, str]] = {}
+    """What that file shows in the table [shards]: `rule`, the default, and two shards, `serial` and `pinned`."""
+    once_wait_s: float = 0.0
+    """Seconds that a capture of what is there by now waits for the source to show more."""
+
+    def given(self, shards: Settings, password: Callable[[], str]) -> dict[str, Any]:
+        """Return the fields of the options that are not keys of the table [source], nor its `source_id`.
+
+        `shards` is the table [shards]; `password` returns that of [source], whose keys are unknown unless it is
+        called. Raises ConfigError.
+        """
+
+    def open(self, options: OptionsT) -> Source:
+        """Return the source, not started, but known to be there. Raises SourceSetupError, SourceUnavailableError."""
+
+    def tables(self, options: OptionsT) -> TableReader:
+        """Return a reader of the source's tables.
+
+        Raises SourceSetupError, SourceUnavailableError; ConfigError for a kind without tables.
+        """
+
+    def event_id(self, options: OptionsT) -> str:
+        """Return where the source stands by now, as an event id; empty where nothing is committed that is captured.
+
+        Raises SourceError.
+        """
+
+    def standing(self, options: OptionsT, captured: str) -> Standing:
+        """Return where the source stands; `captured` is the last event id in the log. Raises SourceError."""
+        return Standing(now_at=self.event_id(options))
+
+
+def source_kind(name: str) -> SourceKind[Any]:
+    """Return a kind by its name in `KINDS`. Raises SourceSetupError where a library is missing."""
+    found: SourceKind[Any] = import_module(KINDS[name]).KIND
+    return found
+
+
+def take_shard_rule(shards: Settings, default: ShardRuleKind) -> tuple[ShardRuleKind, Mapping[str, str]]:
+    """Return the rule and the map of the table [shards]. Raises ConfigError where one asks for the other."""
+    mapping: Mapping[str, str] = shards.take("map", dict[str, str], {})
+    rule: ShardRuleKind = shards.take("rule", ShardRuleKind, default)
+    if rule is ShardRuleKind.MAP and not mapping:
+        raise ConfigError(option=shards.key("map"), value=None, why='is missing, and the rule "map" needs it')
+    if rule is not ShardRuleKind.MAP and mapping:
+        raise shards.error("rule", f'the table {shards.key("map")} only serves the rule "map"')
+    return rule, mapping

@@ -1,0 +1,77 @@
+"""SQLite as a kind of source: its options in the configuration, and what its outbox tells without a capture.
+
+Owns the questions that `status` asks of the outbox. They are read-only, and find a database that is not prepared yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, ClassVar, Final
+
+import apsw
+
+from tranlog.errors import SourceUnavailableError
+from tranlog.shard import ShardRuleKind
+from tranlog.source.kinds import Settings, SourceKind, Standing, take_shard_rule
+from tranlog.source.sqlite.claim import Place, place_of
+from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
+from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions, SqliteTables
+
+_LAST: Final = (
+    f"SELECT uuid, id, token FROM main.{SOURCE_TABLE}, main.{OUTBOX_TABLE} WHERE last ORDER BY id DESC LIMIT 1"
+)
+_HELD: Final = f"SELECT count(*) FILTER (WHERE last AND id > ?), sum(length(changes)) FROM main.{OUTBOX_TABLE}"
+
+
+class SqliteKind(SourceKind[SqliteSourceOptions]):
+    """A SQLite database whose writers fill an outbox; see SourceKind for what its methods do."""
+
+    options = SqliteSourceOptions
+    template = """\
+[source]
+kind = "sqlite"
+path = "source.db"  # writers open it by tranlog.source.sqlite.connect, which makes it if it is missing
+#: source_id = "{service}"  # names this source in every record; keep it
+#: foreign_writes = @  # programs that bypass connect() get an error
+#: poll_s = @  # how often an idle source is looked at
+#: busy_timeout_s = @
+
+"""
+    examples: ClassVar = {"rule": "table", "serial": "main.ledger", "pinned": "main.orders"}
+
+    def given(self, shards: Settings, password: Callable[[], str]) -> dict[str, Any]:
+        rule, mapping = take_shard_rule(shards, ShardRuleKind.TABLE)
+        return {"shard_rule": rule, "shard_map": mapping}
+
+    def open(self, options: SqliteSourceOptions) -> SqliteSource:
+        source = SqliteSource(options)
+        source.check()
+        return source
+
+    def tables(self, options: SqliteSourceOptions) -> SqliteTables:
+        return SqliteTables(options.path)
+
+    def event_id(self, options: SqliteSourceOptions) -> str:
+        row = _read_outbox(options.path, _LAST)
+        return "" if row is None else f"{row[0]}:{Place(*row[1:]).text}"
+
+    def standing(self, options: SqliteSourceOptions, captured: str) -> Standing:
+        found = place_of(captured)
+        row = _read_outbox(options.path, _HELD, 0 if found is None else found[1].id)
+        return Standing(waiting=0, retained_bytes=0) if row is None else Standing("", row[0], row[1] or 0)
+
+
+KIND: Final = SqliteKind()
+
+
+def _read_outbox(path: str, sql: str, *bindings: int) -> Any:
+    """Return one row of what is ours in a SQLite source, None where it is not prepared yet."""
+    if not os.path.exists(path):
+        raise SourceUnavailableError(where=path, why="there is no such file")
+    try:
+        with closing(apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)) as db:
+            return db.execute(sql, bindings).fetchone() if db.table_exists("main", OUTBOX_TABLE) else None
+    except apsw.Error as exc:
+        raise SourceUnavailableError(where=path, why=str(exc)) from exc
