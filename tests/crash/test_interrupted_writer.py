@@ -33,7 +33,17 @@ from tranlog.errors import LogClosedError, LogError
 from tranlog.ids import NO_SEQNO
 from tranlog.log.files import ownership, positions
 from tranlog.log.rules import pending, prefix
-from tranlog.log.writing import allocation, index_flush, log_end, open_transaction, opening, purging, spilling, turns
+from tranlog.log.writing import (
+    allocation,
+    index_flush,
+    journal,
+    log_end,
+    open_transaction,
+    opening,
+    purging,
+    spilling,
+    turns,
+)
 from tranlog.log.writing import log as log_module
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.testing.clock import ManualClock
@@ -44,6 +54,7 @@ TRACED = frozenset(
     for module in (
         allocation,
         index_flush,
+        journal,
         log_end,
         log_module,
         open_transaction,

@@ -184,7 +184,7 @@ def test_an_abandoned_transaction_under_a_running_sync_proves_nothing() -> None:
     log.append(make_fragment("second", bytes(2_000)))
     go_on.set()
     leader.join(60)
-    assert log._durable_end == end
+    assert log._journal.durable_end == end
     assert log.durable_seqno == 1
     log.commit()
     log.close()

@@ -54,7 +54,7 @@ def a_log(disk: SimDisk, *, size: int = 300, count: int = 1_500, segment_bytes: 
     """Write a log of many segments; return the number of the newest."""
     with open_log(disk, segment_bytes=segment_bytes) as log:
         fill(log, count, size=size)
-        return log._number
+        return log._journal.number
 
 
 def reopen(disk: SimDisk) -> Log:
@@ -259,7 +259,7 @@ def test_transactions_of_every_form_are_found() -> None:
                     with log.begin() as large:
                         for fragno in range(5):
                             large.add(make_fragment("large", make_payload(number, 1_000), last=fragno == 4))
-            newest = log._number
+            newest = log._journal.number
     before = stored(disk)
     assert newest > 3
     disk.unlink(TABLE)

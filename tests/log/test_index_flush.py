@@ -187,7 +187,7 @@ def test_views_are_stored_as_they_were_taken(held: list[threading.Thread]) -> No
             held.clear()
             index, built_from = SeqnoIndex.restore(decode_table(disk.content(TABLE)))
             place = index.exact(index.range.last)
-            assert place is not None and place < built_from.end <= log._pending.start | log._number << 32
+            assert place is not None and place < built_from.end <= log._pending.start | log._journal.number << 32
     log.close()
 
 

@@ -205,8 +205,7 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
         self._publish(tell=False)
 """,
             new="""\
-        assert self._file is not None
-        self._file.sync()
+        self._journal.file.sync()
         self._flush(zeros=True)
         self._publish(tell=False)
 """,

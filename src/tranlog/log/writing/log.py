@@ -10,7 +10,6 @@ Source: seeds/thl-internals; design/log-format.md.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -34,9 +33,7 @@ from tranlog.errors import (
 )
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
 from tranlog.log.files.directory import (
-    DISK_FULL,
     directory_of,
-    join,
     list_segments,
     make_directory,
     storage_error,
@@ -62,8 +59,8 @@ from tranlog.log.records.format import (
     HEADER,
     RecordHeader,
     RollbackMark,
+    encode_header,
     encode_mark,
-    encode_rotate,
     segment_name,
 )
 from tranlog.log.records.spill import Reference, encode_reference
@@ -74,7 +71,7 @@ from tranlog.log.writing.allocation import Allocation, Place, empty_transaction,
 from tranlog.log.writing.flushing import Flushing
 from tranlog.log.writing.log_end import LogEnd, OwnView
 from tranlog.log.writing.open_transaction import OpenTransaction
-from tranlog.log.writing.opening import check_source_id, create_segment, open_newest
+from tranlog.log.writing.opening import check_source_id, open_newest
 from tranlog.log.writing.purging import limits_of
 from tranlog.log.writing.spilling import SpilledTransaction
 
@@ -190,13 +187,17 @@ class Log(LogEnd):
     def _recover(self, start_after: Gtid | None, history: bytes | None, begin: bool) -> None:
         opened = open_newest(self._path, self._disk, self._segments, start_after=start_after, history=history)
         self.recovered = opened.report
-        self._file = opened.file
-        self._number = opened.number
-        self._begun_at = self._segments.begun_and_size(opened.number)[0]
+        self._journal.open(
+            opened.file,
+            opened.number,
+            end=opened.end,
+            durable_end=opened.durable_end,
+            begun_at=self._segments.begun_and_size(opened.number)[0],
+            history=self.history,
+        )
         pending = self._pending
-        pending.start = opened.end
         pending.last = pending.appended = self._visible = self._durable = opened.last_seqno
-        self._visible_end, self._durable_end = opened.end, opened.durable_end
+        self._visible_end = opened.end
         if opened.last_header is not None and opened.last_first_lsn is not None:
             self._visible_ids = pending.ids = (opened.last_header.source_id, opened.last_header.event_id)
             self._visible_start = opened.last_first_lsn
@@ -267,7 +268,7 @@ class Log(LogEnd):
                 durable_seqno=self._durable,
                 committed_seqno=self._durable,
                 segments=len(self._segments.row()),
-                syncs=self._syncs,
+                syncs=self._journal.syncs,
                 reads=self._recent.snapshot(),
                 closed_because=None if self._stopped is None else str(self._stopped),
             )
@@ -367,9 +368,7 @@ class Log(LogEnd):
                     return
                 else:
                     self._wait()
-            elif self._pending.start + len(self._pending) < self._options.segment_bytes and not (
-                self._pending.sync_due and self._is_due()
-            ):
+            elif self._journal.end < self._options.segment_bytes and not (self._pending.sync_due and self._is_due()):
                 return
             elif self._prefix.waits_for(me) and self._has_room():
                 return  # who would wait for it to be filled is who is to fill it
@@ -419,7 +418,7 @@ class Log(LogEnd):
             pending = self._pending
             before = pending.ids
             padding = padding_for(size, before, fragments[-1].tstamp)
-            self._prove_before_next()
+            self._journal.prove()
             self._flush()
             self._publish()
             start = pending.start
@@ -558,10 +557,10 @@ class Log(LogEnd):
         self._flush()
         self._publish()
         self._begin_segment()
-        self._segments.adopt(self._number, self._visible)
+        self._segments.adopt(self._journal.number, self._visible)
         self._write_positions()
         self._store_index()
-        self._spilling.store_table(self._number)
+        self._spilling.store_table(self._journal.number)
         self._retain()
 
     def _retain(self) -> None:
@@ -575,43 +574,24 @@ class Log(LogEnd):
 
     def _begin_segment(self, first_records: bytes = b"", begun_at: int | None = None) -> None:
         """End the newest segment, durable; create the next one, durable with its first records."""
-        assert self._file is not None
         end = self._pending.start
-        number = self._number + 1
         try:
-            self._file.pwrite(encode_rotate(segment_name(number)), end)
+            self._journal.name_next()
         except OSError as exc:
             raise self._write_failed(exc) from exc
-        self._pending.start = end + len(encode_rotate(segment_name(number)))
         try:
-            self._trim()
+            self._journal.trim()
         except OSError as exc:
             raise self._stop_for(exc, "giving its true length to the segment") from exc
         self._sync_now()
-        old = self._number
         try:
-            file = create_segment(self._path, self._disk, number, self._visible, first_records)
+            full = self._journal.begin_next(encode_header(self._visible) + first_records, begun_at)
         except OSError as exc:
-            if exc.errno not in DISK_FULL:
-                raise self._stop_for(exc, "starting the next segment") from exc
-            try:
-                # The old segment may only lose its rotate record once there is certainly no next one.
-                path = join(self._path, segment_name(number))
-                if self._disk.exists(path):
-                    self._disk.unlink(path)
-                    self._disk.sync_dir(self._path)
-            except OSError as again:
-                raise self._stop_for(again, "starting the next segment") from again
+            raise self._stop_for(exc, "starting the next segment") from exc
+        if full is not None:
             self._visible_end = end
-            raise self._write_failed(exc) from exc
-        self._file.close()
-        self._file = file
-        self._number = number
-        self._begun_at = begun_at
-        self._pending.room = 0
-        self._pending.start = self._durable_end = self._visible_end = HEADER.size + len(first_records)
-        self._ahead = self._options.ahead_bytes
-        logger.debug("Rotated. from=%s to=%s", segment_name(old), segment_name(number))
+            raise self._write_failed(full) from full
+        self._visible_end = self._pending.start
 
     # --- rolling back --------------------------------------------------------------------------------
 
@@ -660,9 +640,9 @@ class Log(LogEnd):
 
     def _roll_back(self, header: RecordHeader, start: Lsn) -> RollbackMark:
         self._flush()  # a sync record may be left of a transaction that was given up
-        number = self._number + 1
+        number = self._journal.number + 1
         stamp = self._clock.now_ms()
-        proof = self._sync_record(HEADER.size, self._pending.start, stamp, number)
+        proof = self._journal.sync_record(HEADER.size, self._pending.start, stamp, number)
         mark = RollbackMark(
             epoch=Epoch(self._pending.epoch + 1),
             matchpoint_epoch=header.epoch,
@@ -697,7 +677,7 @@ class Log(LogEnd):
         self._pending.go_back(last, self._visible_ids)
         self._visible_start = mark.matchpoint_lsn
         self._pending.epoch = mark.epoch
-        self._segments.roll_back(self._number, mark.last_seqno, mark)
+        self._segments.roll_back(self._journal.number, mark.last_seqno, mark)
         logger.warning(
             "Rolled back. matchpoint=%s abandoned=%d..%d mark=%s epoch=%d path=%s",
             mark.matchpoint,
@@ -743,9 +723,9 @@ class Log(LogEnd):
             self._flush()
             self._publish()
             if not self._newest_holds():
-                raise SegmentEmptyError(path=join(self._path, segment_name(self._number)))
+                raise SegmentEmptyError(path=self._journal.path)
             self._rotate()
-            return segment_name(self._number)
+            return segment_name(self._journal.number)
 
     def expire(self) -> list[str]:
         """Do what age asks for: close the newest segment, give up old ones, have the index stored; name those given up.
@@ -792,8 +772,9 @@ class Log(LogEnd):
                 raise PurgeFailedError(path=self._path, why=exc.strerror or str(exc)) from exc
 
     def _plan_purge(self, limits: Sequence[Limit]) -> PurgePlan:
+        journal = self._journal
         newest = Retained(
-            number=self._number, last_seqno=self._visible, begun_at=self._begun_at, bytes=self._pending.start
+            number=journal.number, last_seqno=self._visible, begun_at=journal.begun_at, bytes=self._pending.start
         )
         return self._purging.choose(newest, durable=self._durable, limits=limits, now_ms=self._clock.now_ms())
 
@@ -858,19 +839,11 @@ class Log(LogEnd):
         self._write_positions()
         self._index_flush.end_filling()
         self._store_index()
-        self._spilling.store_table(self._number)
-        assert self._file is not None
-        end = self._pending.start
+        self._spilling.store_table(self._journal.number)
         try:
-            proof = self._sync_record(end, end, self._clock.now_ms())
-            self._file.pwrite(proof, end)
-            self._pending.start = end + len(proof)
-            self._trim()
-            self._file.sync()
+            self._journal.end_cleanly()
         except OSError as exc:
             # Everything is durable; only the next open has more to look at.
-            with contextlib.suppress(OSError):
-                self._file.truncate(end)
             logger.warning("The mark of a clean close could not be written. path=%s why=%s", self._path, exc)
 
     def _let_go(self) -> None:
@@ -879,8 +852,7 @@ class Log(LogEnd):
         self._spilling.close()
         self._index_flush.close()
         self._segments.close()
-        if self._file is not None:
-            self._file.close()
+        self._journal.close()
         if self._positions is not None:
             self._positions.close()
         self._lock_file.release()

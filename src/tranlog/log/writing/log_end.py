@@ -1,7 +1,7 @@
 """The end of a log that is being written: what is appended, visible and durable, and how each of the three moves.
 
-Owns the newest segment's file, the buffer in front of it, the places that were given out, group commit, and what a
-disk that is full or fails does to them. When a segment ends, what is opened, purged or abandoned is `log`'s. The hard
+Owns the places that were given out, group commit, and what a disk that is full or fails does to them. The bytes are
+`journal`'s; when a segment ends, what is opened, purged or abandoned is `log`'s. The hard
 idea: there are three ends, and each moves by its own rule. *Appended* may be in memory; *visible* is written and whole,
 with everything before it; *durable* is what a sync covered. A sync runs outside the lock, one thread at a time, and
 serves everybody who came before it began.
@@ -44,16 +44,13 @@ from tranlog.log.files.positions import (
 from tranlog.log.files.recent import RecentPieces
 from tranlog.log.files.scan import read_fragments
 from tranlog.log.files.segments import Segments
-from tranlog.log.options import LogOptions, ReadCounts, zeros_ahead
+from tranlog.log.options import LogOptions, ReadCounts
 from tranlog.log.reading.gate import Gate
 from tranlog.log.records.format import (
     FRAGNO_MAX,
-    HEADER,
     SEGMENT_BYTES_MAX,
     SEQNO_MAX,
     encode_event,
-    encode_sync,
-    segment_name,
 )
 from tranlog.log.records.spill import REFERENCE, Reference, encode_reference
 from tranlog.log.rules.index import BuiltFrom, SeqnoIndex
@@ -63,6 +60,7 @@ from tranlog.log.rules.retention import rotation_due
 from tranlog.log.writing.allocation import Place
 from tranlog.log.writing.flushing import Flushing
 from tranlog.log.writing.index_flush import IndexFlush
+from tranlog.log.writing.journal import Journal
 from tranlog.log.writing.opening import RecoveryReport
 from tranlog.log.writing.purging import Purging
 from tranlog.log.writing.spilling import SpilledTransaction, Spilling
@@ -161,17 +159,11 @@ class LogEnd:
         )
         self._positions: PositionsFile | None = None
         self._index_flush = IndexFlush(path, disk, clock, self._segments, options, self.give_way)
-        self._syncs = 0
         self._closed = False
         self._flushing: Flushing | None = None
         self._upkeep_only = False
-        # the newest segment
-        self._file: DiskFile | None = None
-        self._number = 0
-        self._begun_at: int | None = None  # its first sync record's stamp
-        self._reached = 0  # up to here zeros were written behind it
-        self._ahead = options.ahead_bytes  # how many at a time; 0 in a segment for which the disk was full
         self._pending = Pending(source_id=source_id, checksum=options.checksum, most=options.spill_above)
+        self._journal = Journal(path, disk, clock, options, self._pending)
         self._prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
         self._places: dict[Seqno, Place] = {}  # those of allocations neither complete nor abandoned
         self._draining = False  # the disk is full, and writers outside the lock are waited for
@@ -190,12 +182,10 @@ class LogEnd:
         self._visible_ids = (source_id, "")
         # durable
         self._durable = NO_SEQNO
-        self._durable_end = 0
         self._syncing = 0  # the thread that syncs, outside the lock
         self._turns = Turns()  # those who wait for that one
         self._at_sync = threading.RLock()  # held by whoever syncs outside the lock; twice by a handler over its sync
         self._sync: _Sync | None = None  # the sync that was begun last
-        self._sync_end = 0  # what it covers; a cut lowers it
         self._entries: object = None  # the directory's stamp when its files were looked at last
         self.recovered = RecoveryReport(created=True, clean=True)
         _WRITERS.add(self)
@@ -325,9 +315,9 @@ class LogEnd:
         if grown and reference is None and (fragno or len(fragment.payload) > REFERENCE.size):
             self._spill_open(fragment, me)
             return gtid
-        self._prove_before_next()
+        self._journal.prove()
         if fragno == 0:
-            self._open_start = pending.start + len(pending)
+            self._open_start = self._journal.end
         for piece in pieces:
             pending.put(piece)
         pending.owners.add(me)
@@ -347,7 +337,7 @@ class LogEnd:
     def _let_in(self) -> None:
         """Let whole transactions in without a look at anything else, where nothing else is the matter."""
         if not (self._fragno or self._draining or self._refused or self._stopped):
-            self._prove_before_next()
+            self._journal.prove()
             self._give_room()
 
     def _open_to(self, me: int) -> None:
@@ -374,20 +364,21 @@ class LogEnd:
 
     def _has_room(self) -> bool:
         """Whether the newest segment, full as it is, takes one more of the largest transactions. Raises if not."""
-        options, pending = self._options, self._pending
-        if pending.start + len(pending) + options.segment_bytes + options.spill_above < SEGMENT_BYTES_MAX:
+        options = self._options
+        if self._journal.end + options.segment_bytes + options.spill_above < SEGMENT_BYTES_MAX:
             return True
         why = "one more transaction of a thread that has not completed its own allocation, in a segment of 4 GiB"
         raise AppendOrderError(path=self._path, why=why)
 
     def _is_due(self) -> bool:
         """Whether the newest segment holds something and is old enough to be closed."""
-        due = rotation_due(begun_at=self._begun_at, now_ms=self._clock.now_ms(), retention_s=self._options.retention_s)
+        now_ms, begun_at = self._clock.now_ms(), self._journal.begun_at
+        due = rotation_due(begun_at=begun_at, now_ms=now_ms, retention_s=self._options.retention_s)
         return due and self._newest_holds()
 
     def _newest_holds(self) -> bool:
         """Whether a transaction lives in the newest segment."""
-        after = self._segments.prev_seqno(self._number)
+        after = self._segments.prev_seqno(self._journal.number)
         return after is not None and self._pending.last > after
 
     def _unfinished(self) -> str | None:
@@ -429,8 +420,7 @@ class LogEnd:
         try:
             if fragno:
                 self._flush()
-                assert self._file is not None
-                for one in read_fragments(self._file, self._number, self._open_start, fragno):
+                for one in read_fragments(self._journal.file, self._journal.number, self._open_start, fragno):
                     spilled.add(one)
                 self._drop_open()
             spilled.add(fragment)
@@ -439,28 +429,10 @@ class LogEnd:
             if isinstance(exc, LogError) and self._fragno:
                 self._drop_open()
             raise
-        self._open_start = self._pending.start + len(self._pending)
+        self._open_start = self._journal.end
         self._fragno = fragno
         self._open_to(me)
         self._spilled = spilled
-
-    def _prove_before_next(self) -> None:
-        """Put a sync record before the next record, if a sync has completed since the last one."""
-        if self._pending.sync_due:
-            stamp = self._clock.now_ms()
-            if self._begun_at is None:
-                self._begun_at = stamp
-            self._pending.put(self._sync_record(self._pending.start + len(self._pending), self._durable_end, stamp))
-            self._pending.sync_due = False
-
-    def _sync_record(self, at: int, durable_end: int, stamp: int, number: int = 0) -> bytes:
-        """Return the sync record to be put at offset `at` of a segment, the newest one by default.
-
-        A segment's first one names the history.
-        """
-        history = self.history if at == HEADER.size else b""
-        durable = lsn(self._number, durable_end)
-        return encode_sync(lsn(number or self._number, at), durable, stamp, history, checksums=self._options.checksum)
 
     def begin_write(self, extent: Extent) -> DiskFile:
         """For `Allocation` only."""
@@ -468,12 +440,11 @@ class LogEnd:
             self._check_extent(extent)
             extent.writing = True
             extent.holder = get_ident()
-            assert self._file is not None
-            return self._file
+            return self._journal.file
 
     def syncs(self) -> int:
         """Return how many syncs there were since the log was opened; takes no lock."""
-        return self._syncs
+        return self._journal.syncs
 
     def give_way(self) -> bool:
         """Let those who commit go first, for a moment; return whether they are through.
@@ -574,9 +545,8 @@ class LogEnd:
         """
         self._flush(zeros=True)
         self._publish(tell=False)
-        self._sync_end = self._visible_end if len(self._prefix) else self._pending.start
-        assert self._file is not None
-        self._sync = self._file, self._visible
+        self._journal.begin_sync(self._visible_end if len(self._prefix) else self._pending.start)
+        self._sync = self._journal.file, self._visible
         self._syncing = me
         return self._sync
 
@@ -589,13 +559,11 @@ class LogEnd:
         if self._sync is not sync:
             return  # a call from a signal's handler began another one over it
         entries = self._disk.entries_stamp(self._path)
-        look = entries is None or entries != self._entries or self._syncs % _LOOK_EVERY == 0
+        look = entries is None or entries != self._entries or self._journal.syncs % _LOOK_EVERY == 0
         if look:
             self._check_segment_file(sync[0])
-        self._syncs += 1
+        self._journal.synced()
         self._durable = max(self._durable, sync[1])
-        self._durable_end = self._sync_end
-        self._pending.sync_due = True
         self._write_positions(look=look)
         self._entries = entries
         if self._turns:
@@ -605,65 +573,29 @@ class LogEnd:
 
     def _built_from(self) -> BuiltFrom:
         """Return the end of the log that the index describes now."""
-        return BuiltFrom(epoch=self._pending.epoch, end=lsn(self._number, self._visible_end), history=self.history)
+        return BuiltFrom(
+            epoch=self._pending.epoch, end=lsn(self._journal.number, self._visible_end), history=self.history
+        )
 
     def _sync_now(self) -> None:
         """Sync under the lock, nothing else running: everything flushed is durable then."""
-        assert self._file is not None
         try:
-            self._file.sync()
+            self._journal.sync()
         except OSError as exc:
             raise self._stop_for(exc, "sync") from exc
-        self._check_segment_file(self._file)
-        self._syncs += 1
+        self._check_segment_file(self._journal.file)
         self._durable = self._pending.last
-        self._durable_end = self._pending.start
-        self._pending.sync_due = True
 
     def _flush(self, *, zeros: bool = False) -> None:
         """Write what is pending; with `zeros` some of them behind it, for the syncs to come."""
-        pending = self._pending
-        if not pending:
+        if not self._pending:
             return
-        assert self._file is not None
         try:
-            if not (zeros and self._write_ahead()):
-                self._file.pwrite(pending.joined(), pending.start)
-                if zeros and pending.start + len(pending) <= self._reached:  # the disk begins while this goes on
-                    self._file.write_out(len(pending), pending.start, wait=False)
+            self._recent.put(self._journal.number, *self._journal.write(zeros=zeros))
         except OSError as exc:
             raise self._write_failed(exc) from exc
-        self._recent.put(self._number, pending.start, pending.joined())
-        pending.written()
-        if pending.room:
+        if self._pending.room:
             self._give_room()
-
-    def _write_ahead(self) -> bool:
-        """Write with zeros behind, if it is time for some; False when nothing is written. Raises OSError."""
-        pending = self._pending
-        end = pending.start + len(pending)
-        count = zeros_ahead(self._ahead, size=end - self._durable_end, end=end, reached=self._reached)
-        if not count:
-            return False
-        assert self._file is not None
-        self._reached = end + count
-        try:
-            self._file.pwrite(pending.joined(count), pending.start)
-        except OSError as exc:
-            if exc.errno not in DISK_FULL:
-                raise
-            self._ahead = 0
-            self._file.truncate(pending.start)  # there may be room for what has to be there
-            self._reached = 0
-            return False
-        return True
-
-    def _trim(self) -> None:
-        """Give the newest segment its true length: no zeros behind its last record. Raises OSError."""
-        if self._reached > self._pending.start:
-            assert self._file is not None
-            self._file.truncate(self._pending.start)
-            self._reached = 0
 
     def _publish(self, *, tell: bool = True) -> None:
         """Let readers see every transaction before the oldest unfinished one; what was pending has been flushed.
@@ -682,10 +614,10 @@ class LogEnd:
         if not visible:
             return
         for extent in visible:
-            self._segments.register(self._number, extent.first, extent.starts)
+            self._segments.register(self._journal.number, extent.first, extent.starts)
         newest = visible[-1]
         self._visible = newest.last
-        self._visible_start = lsn(self._number, newest.starts[-1])
+        self._visible_start = lsn(self._journal.number, newest.starts[-1])
         self._visible_end = newest.end
         self._visible_ids = newest.ids
         if tell:
@@ -731,7 +663,7 @@ class LogEnd:
         except OSError as exc:
             raise self._stop_for(exc, "looking up") from exc
         if not linked:
-            error = SegmentGoneError(path=join(self._path, segment_name(self._number)))
+            error = SegmentGoneError(path=self._journal.path)
             self._stop(error)
             raise error
 
@@ -746,9 +678,8 @@ class LogEnd:
 
     def _stop_for(self, exc: OSError, what: str, name: str | None = None) -> DiskFailedError:
         """Close the log for writing and return the error that says so; `name`: the file, if not the newest segment."""
-        error = DiskFailedError(
-            path=join(self._path, name or segment_name(self._number)), why=f"{what} failed: {exc.strerror or exc}"
-        )
+        path = join(self._path, name) if name else self._journal.path
+        error = DiskFailedError(path=path, why=f"{what} failed: {exc.strerror or exc}")
         self._stop(error)
         return error
 
@@ -756,7 +687,7 @@ class LogEnd:
         """Take back what is not visible if the disk is full, else close; return the error to raise."""
         if exc.errno not in DISK_FULL:
             return self._stop_for(exc, "write")
-        path = join(self._path, segment_name(self._number))
+        path = self._journal.path
         told = self._draining  # another thread
         while self._draining:
             self._wait()
@@ -790,13 +721,12 @@ class LogEnd:
 
     def _leave_empty(self, extents: Sequence[Extent]) -> None:
         """Fill these places with empty transactions: what is complete after them counts."""
-        assert self._file is not None
         for extent in extents:
             place = self._places[extent.first]
             at = place.start
             try:
                 for piece in place.empty_pieces():
-                    self._file.pwrite(piece, at)
+                    self._journal.file.pwrite(piece, at)
                     at += len(piece)
             except OSError as exc:
                 raise self._write_failed(exc) from exc
@@ -836,18 +766,8 @@ class LogEnd:
 
     def _cut_to(self, end: int) -> None:
         """Shorten the newest segment; synced, so that what is cut cannot come back behind new records."""
-        assert self._file is not None
-        self._pending.drop()
         self._recent.forget()
-        if end <= HEADER.size:
-            self._begun_at = None
-        self._file.truncate(end)
-        self._file.sync()
-        self._pending.start = end
-        self._reached = 0
-        self._durable_end = min(self._durable_end, end)
-        self._sync_end = min(self._sync_end, end)
-        self._pending.sync_due = True
+        self._journal.cut(end)
 
     def forked(self) -> None:
         """In a child that was just forked: keep nothing that is the parent's, nor a lock that nobody here will free.
