@@ -29,6 +29,7 @@ import pytest
 from fix_crash import replayable
 from fix_effort import Effort
 from fix_operations import OPERATIONS, PATH, ROUND, Told, check, contents, fragment, open_log, struck_log, transacted
+from tranlog import group_commit
 from tranlog.errors import LogClosedError, LogError
 from tranlog.ids import NO_SEQNO
 from tranlog.log.files import ownership, positions
@@ -40,9 +41,9 @@ from tranlog.log.writing import (
     log_end,
     open_transaction,
     opening,
+    publishing,
     purging,
     spilling,
-    turns,
 )
 from tranlog.log.writing import log as log_module
 from tranlog.log.writing.log import Log, LogOptions
@@ -53,6 +54,7 @@ TRACED = frozenset(
     str(module.__file__)
     for module in (
         allocation,
+        group_commit,
         index_flush,
         journal,
         log_end,
@@ -63,9 +65,9 @@ TRACED = frozenset(
         pending,
         positions,
         prefix,
+        publishing,
         purging,
         spilling,
-        turns,
     )
 )
 """Modules whose lines are counted; a compiled one has none."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from fix_log import PATH, contents, fill, make_fragment, open_log, read_all, run_threads, segment_names
+from tranlog import group_commit
 from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, LogLockedError, SegmentGoneError
 from tranlog.log.writing import log_end
 from tranlog.log.writing.log import Log
@@ -19,7 +20,7 @@ from tranlog.testing.disk import SimDisk
 def until_waiting(log: Log, count: int) -> None:
     """Return when so many threads wait for a sync or a transaction to end."""
     deadline = time.monotonic() + 60
-    while len(log._changed._waiters) + len(log._turns) < count:  # type: ignore[attr-defined]
+    while len(log._changed._waiters) + len(log._commits) < count:  # type: ignore[attr-defined]
         assert time.monotonic() < deadline, "nobody waits"
         time.sleep(0)
 
@@ -296,7 +297,8 @@ def test_a_failed_sync_is_told_to_everybody_who_waits() -> None:
 @pytest.mark.parametrize("harm", ["sync", "lock", "segment", "interrupt"])
 def test_nobody_waits_who_could_know(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ends a sync wakes those who wait for it, those who are to sync next too: none goes by its patience."""
-    monkeypatch.setattr(log_end, "_LOOK_AGAIN_S", 1_000)
+    monkeypatch.setattr(group_commit, "LOOK_AGAIN_S", 1_000)
+    monkeypatch.setattr(log_end, "LOOK_AGAIN_S", 1_000)
     disk = SimDisk()
     log = open_log(disk)
     gate = Gate(disk)
@@ -322,7 +324,7 @@ def test_nobody_waits_who_could_know(harm: str, monkeypatch: pytest.MonkeyPatch)
     if harm == "sync":
         disk.fail_at[disk.calls + 1] = errno.EIO
     elif harm == "interrupt":
-        monkeypatch.setattr(log, "_end_sync", lambda *_: (_ for _ in ()).throw(Interrupted))
+        monkeypatch.setattr(log, "synced", lambda *_: (_ for _ in ()).throw(Interrupted))
     else:
         disk.unlink(f"{PATH}/{'disklog.lck' if harm == 'lock' else segment_names(disk)[-1]}")
     gate.let(10)

@@ -229,7 +229,7 @@ class RollbackAgainstList(RuleBasedStateMachine):
         covered = self.log._segments.index.range
         assert (covered.first, covered.last) == (self.first, self.visible - 1)
         place = self.log._segments.index.exact(covered.last)
-        assert place == self.log._visible_start
+        assert place == self.log._publishing.visible_lsn
 
     def teardown(self) -> None:
         if not hasattr(self, "log"):

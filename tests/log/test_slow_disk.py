@@ -48,7 +48,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def waiting(log: Log) -> int:
-    return len(log._changed._waiters) + len(log._turns)  # type: ignore[attr-defined]
+    return len(log._changed._waiters) + len(log._commits)  # type: ignore[attr-defined]
 
 
 def test_writers_share_syncs_and_wait_for_theirs() -> None:

@@ -202,19 +202,19 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
             module="tranlog.log.writing.log_end",
             old="""\
         self._flush(zeros=True)
-        self._publish(tell=False)
+        self._publish(elsewhere=False)
 """,
             new="""\
         self._journal.file.sync()
         self._flush(zeros=True)
-        self._publish(tell=False)
+        self._publish(elsewhere=False)
 """,
         ),
         Edit(
-            module="tranlog.log.writing.log_end",
+            module="tranlog.group_commit",
             old="""\
                     with self._at_sync:
-                        turn[0].sync()
+                        turn.run()
 """,
             new="""\
                     pass

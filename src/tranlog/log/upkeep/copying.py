@@ -26,7 +26,7 @@ class CopiedLog(Log):
         self._pending.epoch = NO_EPOCH if last is None else last.epoch
         with self._lock:
             self._sync_now()
-            self._write_positions()
+            self._tell()
 
     def append_copy(self, fragment: Fragment, gtid: Gtid) -> None:
         """Put a fragment of the transaction `gtid` behind the last one; nothing is visible before `commit`.

@@ -42,7 +42,6 @@ from tranlog.log.files.directory import (
 from tranlog.log.files.positions import (
     NO_LSN,
     KeptHold,
-    PositionsFile,
     drop_hold,
     hold,
     is_running,
@@ -196,16 +195,15 @@ class Log(LogEnd):
             history=self.history,
         )
         pending = self._pending
-        pending.last = pending.appended = self._visible = self._durable = opened.last_seqno
-        self._visible_end = opened.end
+        ids, start = pending.ids, NO_LSN
         if opened.last_header is not None and opened.last_first_lsn is not None:
-            self._visible_ids = pending.ids = (opened.last_header.source_id, opened.last_header.event_id)
-            self._visible_start = opened.last_first_lsn
+            ids, start = (opened.last_header.source_id, opened.last_header.event_id), opened.last_first_lsn
         elif opened.event_id:
-            self._visible_ids = pending.ids = (self._source_id, opened.event_id)
+            ids = (self._source_id, opened.event_id)
+        pending.go_back(opened.last_seqno, ids)
         pending.epoch = opened.epoch if begin else Epoch(opened.epoch - 1)
         self._index_flush.adopt(opened.index)
-        self._positions = PositionsFile(self._path, self._disk)
+        self._publishing.open(opened.last_seqno, ids, start, opened.end)
         self._spilling.take_stock(list_segments(self._path, self._disk), pending.start, self.history)
         try:
             self._spilling.drop_below(self._segments.first_seqno())
@@ -225,7 +223,7 @@ class Log(LogEnd):
 
     def _begin_epoch(self) -> None:
         """Write the no-op with which an epoch begins."""
-        noop = empty_transaction(self._visible_ids, max(self._clock.now_ms(), 0))
+        noop = empty_transaction(self._pending.ids, max(self._clock.now_ms(), 0))
         with self._lock, self._step:
             # Only after the sync is there anything to see of the new epoch.
             self._append(noop, get_ident())
@@ -239,10 +237,10 @@ class Log(LogEnd):
 
     def last(self) -> RecordHeader | None:
         """Return the header of the last visible transaction's last fragment; None in a log without any."""
-        if self._visible_start == NO_LSN:
+        if self._publishing.visible_lsn == NO_LSN:
             return None
         with self.cursor() as cursor:
-            cursor.seek(self._visible)
+            cursor.seek(self._publishing.visible)
             return cursor.next_header()
 
     def last_event_id(self) -> str | None:
@@ -250,11 +248,11 @@ class Log(LogEnd):
 
         Shape: that of the last visible transaction; what a full disk took is no part of it.
         """
-        return self._visible_ids[1] or None
+        return self._publishing.visible_ids[1] or None
 
     def segments(self) -> list[SegmentStat]:
         """Describe each segment, first to newest."""
-        return self._segments.stats(self._visible)
+        return self._segments.stats(self._publishing.visible)
 
     def status(self) -> LogStatus:
         """Return where the log stands."""
@@ -264,9 +262,9 @@ class Log(LogEnd):
                 epoch=self._pending.epoch,
                 first_seqno=self.first_seqno,
                 last_seqno=self._pending.last,
-                visible_seqno=self._visible,
-                durable_seqno=self._durable,
-                committed_seqno=self._durable,
+                visible_seqno=self._publishing.visible,
+                durable_seqno=self._publishing.durable,
+                committed_seqno=self._publishing.committed,
                 segments=len(self._segments.row()),
                 syncs=self._journal.syncs,
                 reads=self._recent.snapshot(),
@@ -372,7 +370,7 @@ class Log(LogEnd):
                 return
             elif self._prefix.waits_for(me) and self._has_room():
                 return  # who would wait for it to be filled is who is to fill it
-            elif self._syncing or self._prefix.unfinished():
+            elif self._commits.leader or self._prefix.unfinished():
                 self._wait()
             else:
                 self._rotate()
@@ -543,12 +541,12 @@ class Log(LogEnd):
             last = self._pending.last
             target = last if oldest == NO_SEQNO else max(self._pending.appended, Seqno(oldest - 1))
             if not sync:
-                if self._visible < target:
+                if self._publishing.visible < target:
                     self._flush()
                     self._publish()
                 return target
-            turn = self._take_turn(target, me)
-        return self._await_durable(turn, target, me)
+            turn = self._commits.take_turn(target)
+        return Seqno(self._commits.wait(turn, target))
 
     # --- rotating and purging ------------------------------------------------------------------------
 
@@ -557,8 +555,8 @@ class Log(LogEnd):
         self._flush()
         self._publish()
         self._begin_segment()
-        self._segments.adopt(self._journal.number, self._visible)
-        self._write_positions()
+        self._segments.adopt(self._journal.number, self._publishing.visible)
+        self._tell()
         self._store_index()
         self._spilling.store_table(self._journal.number)
         self._retain()
@@ -585,13 +583,13 @@ class Log(LogEnd):
             raise self._stop_for(exc, "giving its true length to the segment") from exc
         self._sync_now()
         try:
-            full = self._journal.begin_next(encode_header(self._visible) + first_records, begun_at)
+            full = self._journal.begin_next(encode_header(self._publishing.visible) + first_records, begun_at)
         except OSError as exc:
             raise self._stop_for(exc, "starting the next segment") from exc
         if full is not None:
-            self._visible_end = end
+            self._publishing.visible_end = end
             raise self._write_failed(full) from full
-        self._visible_end = self._pending.start
+        self._publishing.visible_end = self._pending.start
 
     # --- rolling back --------------------------------------------------------------------------------
 
@@ -616,7 +614,7 @@ class Log(LogEnd):
 
     def _matchpoint(self, matchpoint: Gtid) -> tuple[RecordHeader, Lsn] | None:
         """Return the matchpoint's last header and place; None where nothing follows it. Raises RollbackError."""
-        while self._syncing or self._draining:
+        while self._commits.leader or self._draining:
             self._wait()
         self._check(get_ident())
         path, disk = self._path, self._disk
@@ -624,8 +622,8 @@ class Log(LogEnd):
         why = refusal(
             matchpoint,
             first=self._segments.first_seqno(),
-            visible=self._visible,
-            durable=self._durable,
+            visible=self._publishing.visible,
+            durable=self._publishing.durable,
             last=self._pending.last,
             unfinished=self._unfinished(),
             found=None if header is None else header.epoch,
@@ -636,7 +634,7 @@ class Log(LogEnd):
         )
         if why is not None:
             raise RollbackError(matchpoint=matchpoint, why=why)
-        return None if header is None or matchpoint.seqno == self._visible else (header, start)
+        return None if header is None or matchpoint.seqno == self._publishing.visible else (header, start)
 
     def _roll_back(self, header: RecordHeader, start: Lsn) -> RollbackMark:
         self._flush()  # a sync record may be left of a transaction that was given up
@@ -650,7 +648,7 @@ class Log(LogEnd):
             matchpoint_lsn=start,
             dead_start=Lsn(header.lsn + header.record_length),
             dead_end=lsn(number, HEADER.size + len(proof)),
-            last_seqno=self._visible,
+            last_seqno=self._publishing.visible,
             written_at=max(self._clock.now_ms(), 0),
         )
         self._begin_segment(proof + encode_mark(mark), stamp)
@@ -659,7 +657,7 @@ class Log(LogEnd):
 
     def _find(self, seqno: Seqno) -> tuple[RecordHeader | None, Lsn]:
         """Return the last header of a visible transaction and where its first record stands; None if there is none."""
-        if not max(self._segments.first_seqno(), 0) <= seqno <= self._visible:
+        if not max(self._segments.first_seqno(), 0) <= seqno <= self._publishing.visible:
             return None, NO_LSN
         with self.cursor() as cursor:
             cursor.seek(seqno)
@@ -670,12 +668,9 @@ class Log(LogEnd):
         """Take a mark that is durable for the end of the stream, and begin its epoch with a no-op."""
         last = mark.matchpoint_seqno
         # What readers may pass to comes first: the segments that they then look into hold nothing beyond it.
-        self._visible = self._durable = last
-        self._seen.go_back(last)
-        self._proven.go_back(last)
-        self._visible_ids = (header.source_id, header.event_id)
-        self._pending.go_back(last, self._visible_ids)
-        self._visible_start = mark.matchpoint_lsn
+        ids = (header.source_id, header.event_id)
+        self._publishing.go_back(last, ids, mark.matchpoint_lsn)
+        self._pending.go_back(last, ids)
         self._pending.epoch = mark.epoch
         self._segments.roll_back(self._journal.number, mark.last_seqno, mark)
         logger.warning(
@@ -695,9 +690,8 @@ class Log(LogEnd):
             self._publish()
         except DiskFullError as exc:  # the mark says all that matters
             logger.warning("The new epoch has no no-op. path=%s why=%s", self._path, exc)
-        self._write_positions()
-        self._seen.stir()
-        self._proven.stir()
+        self._tell()
+        self._publishing.stir()
         self._store_index()
 
     def flush_index(self) -> None:
@@ -708,8 +702,9 @@ class Log(LogEnd):
 
     def _store_index(self, *, if_due: bool = False) -> None:
         """Store the index if everything in it is durable; with `if_due` by another thread, once it is time."""
-        if self._durable == self._visible and self._visible_start != NO_LSN:
-            (self._index_flush.after_sync if if_due else self._index_flush.store)(self._built_from())
+        if self._publishing.indexable:
+            flush = self._index_flush.after_sync if if_due else self._index_flush.store
+            flush(self._publishing.built_from(self._journal.number))
 
     def add_segment(self) -> str:
         """Close the newest segment, durable with everything complete in it, and start the next; return its name.
@@ -772,18 +767,18 @@ class Log(LogEnd):
                 raise PurgeFailedError(path=self._path, why=exc.strerror or str(exc)) from exc
 
     def _plan_purge(self, limits: Sequence[Limit]) -> PurgePlan:
-        journal = self._journal
+        journal, publishing = self._journal, self._publishing
         newest = Retained(
-            number=journal.number, last_seqno=self._visible, begun_at=journal.begun_at, bytes=self._pending.start
+            number=journal.number, last_seqno=publishing.visible, begun_at=journal.begun_at, bytes=self._pending.start
         )
-        return self._purging.choose(newest, durable=self._durable, limits=limits, now_ms=self._clock.now_ms())
+        return self._purging.choose(newest, durable=publishing.durable, limits=limits, now_ms=self._clock.now_ms())
 
     def _purge(self, limits: Sequence[Limit]) -> tuple[list[str], PurgePlan]:
         plan = self._plan_purge(limits)
         if plan.gone:  # range first, so that no reader starts in what will go
             self._purging.note(plan, now_ms=self._clock.now_ms())
             self._segments.drop_front(plan.gone[-1] + 1)
-            self._write_positions()
+            self._tell()
             self._store_index()
         names = self._purging.remove(plan.gone)
         self._spilling.drop_below(self._segments.first_seqno())
@@ -815,7 +810,7 @@ class Log(LogEnd):
 
     def _close(self) -> None:
         with self._lock, self._step:
-            while not self._closed and (self._syncing or self._draining or self._prefix.writing()):
+            while not self._closed and (self._commits.leader or self._draining or self._prefix.writing()):
                 self._wait()
             if self._closed:
                 return
@@ -826,8 +821,7 @@ class Log(LogEnd):
                 self._let_go()
                 self._closed = True
                 self._changed.notify_all()
-                self._seen.close()
-                self._proven.close()
+                self._publishing.close()
 
     def _close_cleanly(self) -> None:
         if self._fragno:
@@ -836,7 +830,7 @@ class Log(LogEnd):
         self._leave_empty(self._prefix.unfinished())
         self._publish()
         self._sync_now()
-        self._write_positions()
+        self._tell()
         self._index_flush.end_filling()
         self._store_index()
         self._spilling.store_table(self._journal.number)
@@ -853,8 +847,7 @@ class Log(LogEnd):
         self._index_flush.close()
         self._segments.close()
         self._journal.close()
-        if self._positions is not None:
-            self._positions.close()
+        self._publishing.let_go()
         self._lock_file.release()
 
     def __enter__(self) -> Self:

@@ -32,14 +32,13 @@ from tranlog.errors import (
     RecordLimitError,
     SegmentGoneError,
 )
-from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno, lsn
+from tranlog.group_commit import LOOK_AGAIN_S, GroupCommit, Sync
+from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.files.directory import DISK_FULL, join
 from tranlog.log.files.ownership import OwnedDisk, Ownership, closed_by, renew_locks
 from tranlog.log.files.positions import (
     NO_LSN,
     POSITIONS_NAME,
-    Positions,
-    PositionsFile,
 )
 from tranlog.log.files.recent import RecentPieces
 from tranlog.log.files.scan import read_fragments
@@ -53,7 +52,7 @@ from tranlog.log.records.format import (
     encode_event,
 )
 from tranlog.log.records.spill import REFERENCE, Reference, encode_reference
-from tranlog.log.rules.index import BuiltFrom, SeqnoIndex
+from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.prefix import Extent, UnbrokenPrefix
 from tranlog.log.rules.retention import rotation_due
@@ -62,28 +61,18 @@ from tranlog.log.writing.flushing import Flushing
 from tranlog.log.writing.index_flush import IndexFlush
 from tranlog.log.writing.journal import Journal
 from tranlog.log.writing.opening import RecoveryReport
+from tranlog.log.writing.publishing import Publishing
 from tranlog.log.writing.purging import Purging
 from tranlog.log.writing.spilling import SpilledTransaction, Spilling
-from tranlog.log.writing.turns import Turns, Waiter
 
 logger = logging.getLogger(__name__)
 
 _WRITERS: weakref.WeakSet[LogEnd] = weakref.WeakSet()
 """The logs that this process has open for writing; a child that is forked lets go of each."""
-_LOOK_AGAIN_S = 0.2
-"""Whoever waits for another thread looks so often whether that one is still at it."""
-_LOOK_EVERY = 64
-"""So many syncs at most are believed to leave the directory's entries alone because it says so."""
 _GIVE_WAY_S = 0.001
 """So long a large transaction waits for those who commit, between two of its slices."""
 _GIVE_WAY_LOOKS = 5
 """So often it looks in that time whether they are through."""
-
-
-_Sync = tuple[DiskFile, Seqno]
-"""A sync: of which file, and up to where it counts."""
-_Turn = _Sync | Waiter | Seqno
-"""What a commit does next: lead a sync, wait for another one's, or return up to where everything is durable."""
 
 
 class _Step:
@@ -105,7 +94,7 @@ class _Step:
 
     def __enter__(self) -> None:
         log = self._log
-        if self.under_way or log._syncing or log._pending.room < 0:
+        if self.under_way or log._commits.leader or log._pending.room < 0:
             log.began(interrupted=self.under_way)
         self.under_way = True
 
@@ -143,8 +132,7 @@ class LogEnd:
         self._lock = threading.RLock()  # a signal's handler may come back to the log in the midst of a step
         self._step = _Step(self)
         self._changed = threading.Condition(self._lock)  # a sync ended, a transaction ended, the log closed
-        self._seen = Gate()  # opens as transactions become visible
-        self._proven = Gate()  # opens as they become durable
+        self._commits = GroupCommit(self, self._lock, self._step)
         self._segments = Segments(path, disk)
         self._segments.recent = self._recent = RecentPieces()
         self._purging = Purging(path, disk, self._segments)
@@ -157,13 +145,13 @@ class LogEnd:
             give_way=self.give_way,
             syncs=self.syncs,
         )
-        self._positions: PositionsFile | None = None
         self._index_flush = IndexFlush(path, disk, clock, self._segments, options, self.give_way)
         self._closed = False
         self._flushing: Flushing | None = None
         self._upkeep_only = False
         self._pending = Pending(source_id=source_id, checksum=options.checksum, most=options.spill_above)
         self._journal = Journal(path, disk, clock, options, self._pending)
+        self._publishing = Publishing(path, disk, self._segments, self._pending)
         self._prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
         self._places: dict[Seqno, Place] = {}  # those of allocations neither complete nor abandoned
         self._draining = False  # the disk is full, and writers outside the lock are waited for
@@ -175,18 +163,6 @@ class LogEnd:
         self._transaction_bytes = 0
         self._spilled: SpilledTransaction | None = None  # it became too large, and is being spilled
         self._refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
-        # visible
-        self._visible = NO_SEQNO
-        self._visible_start = NO_LSN
-        self._visible_end = 0
-        self._visible_ids = (source_id, "")
-        # durable
-        self._durable = NO_SEQNO
-        self._syncing = 0  # the thread that syncs, outside the lock
-        self._turns = Turns()  # those who wait for that one
-        self._at_sync = threading.RLock()  # held by whoever syncs outside the lock; twice by a handler over its sync
-        self._sync: _Sync | None = None  # the sync that was begun last
-        self._entries: object = None  # the directory's stamp when its files were looked at last
         self.recovered = RecoveryReport(created=True, clean=True)
         _WRITERS.add(self)
 
@@ -224,7 +200,7 @@ class LogEnd:
     @property
     def first_seqno(self) -> Seqno:
         """The first transaction held; NO_SEQNO while there is none."""
-        return self._segments.first_seqno() if self._visible_start != NO_LSN else NO_SEQNO
+        return self._segments.first_seqno() if self._publishing.visible_lsn != NO_LSN else NO_SEQNO
 
     @property
     def last_seqno(self) -> Seqno:
@@ -234,47 +210,44 @@ class LogEnd:
     @property
     def visible_seqno(self) -> Seqno:
         """The last transaction that readers may see."""
-        return self._visible
+        return self._publishing.visible
 
     @property
     def durable_seqno(self) -> Seqno:
         """The last transaction that a sync covered."""
-        return self._durable
+        return self._publishing.durable
 
     def began(self, *, interrupted: bool) -> None:
         """For `_Step` only: a step begins."""
         if interrupted or self._pending.room < 0:
             self.interrupted("an exception, or a call from a signal's handler,")
-        if self._syncing == get_ident():  # its sync is over, or was broken off
-            self._syncing = 0
+        if self._commits.over():
             self._changed.notify_all()
 
     def interrupted(self, what: str) -> None:
         """For `_Step` only: close the log for writing; what is half done stays as a crash would leave it."""
         if self._stopped is None:
             self._stop(LogClosedError(f"{what} came in the midst of a step of its writer"))
-        self._syncing = 0
+        self._commits.leader = 0
         self._draining = False
         self.wake_all()
 
     def wake_all(self) -> None:
         """Have everybody look again who waits for anything."""
         self._changed.notify_all()
-        self._turns.wake(NO_SEQNO, everybody=True)
+        self._commits.wake(everybody=True)
 
     def _wait(self) -> None:
         """Wait for whatever changes next, out of the step: everything is in order meanwhile, and has to be."""
         self._step.under_way = False
-        told = self._changed.wait(_LOOK_AGAIN_S)
+        told = self._changed.wait(LOOK_AGAIN_S)
         self._step.under_way = True
         if not told:
-            self._look_again()
+            self.look_again()
 
-    def _look_again(self) -> None:
-        """Nothing has changed for a while: see that it is not waited for what nobody is at any more."""
-        if self._syncing and self._at_sync.acquire(blocking=False):  # free: that sync was broken off
-            self._at_sync.release()
-            self._syncing = 0
+    def look_again(self) -> None:
+        """For `GroupCommit`, and who waits: see that nobody waits for what nobody is at any more."""
+        self._commits.drop_broken_off()
         if self._fragno and not self._owner_thread.is_alive():
             self._drop_open()
         if self._dropped() and self._stopped is None:
@@ -394,7 +367,7 @@ class LogEnd:
             self._check(me)
             if self._owner == me:
                 self._check_none_open()
-            if not (self._draining or self._fragno or self._syncing or self._prefix.unfinished()):
+            if not (self._draining or self._fragno or self._commits.leader or self._prefix.unfinished()):
                 return
             self._wait()
 
@@ -477,9 +450,9 @@ class LogEnd:
             self._flush()
             self._publish()
             self._changed.notify_all()
-            turn = self._take_turn(extent.last, get_ident()) if sync else extent.last
+            turn = self._commits.take_turn(extent.last) if sync else extent.last
         if sync:
-            self._await_durable(turn, extent.last, get_ident())
+            self._commits.wait(turn, extent.last)
             with self._lock, self._step:
                 self._check_extent(extent)
 
@@ -489,93 +462,53 @@ class LogEnd:
         if self._stopped is not None:
             self._check(get_ident())
 
-    def _take_turn(self, target: Seqno, me: int) -> _Turn:
-        """Return what `_await_durable` is to do for `target`, or for the last seqno if that is less."""
-        while True:
-            self._check(me)
-            covered = min(target, self._pending.last)
-            if self._durable >= covered:
-                return covered
-            if self._syncing:
-                return self._turns.enter(covered)
-            if self._draining:
-                self._wait()
-            elif NO_SEQNO != self._prefix.oldest_unfinished() <= target:
-                if self._pending:
-                    self._flush()
-                    self._publish()
-                self._wait()
-            else:
-                return self._begin_sync(me)
+    @property
+    def durable(self) -> Seqno:
+        """For `GroupCommit` only: the place up to which everything is durable."""
+        return self._publishing.durable
 
-    def _await_durable(self, turn: _Turn, target: Seqno, me: int) -> Seqno:
-        """Return once `target` is durable, or the last seqno if that is less: sync, or wait for whoever syncs.
+    def reach(self, target: int) -> Seqno:
+        """For `GroupCommit` only: what a full disk took is not waited for; those that it belonged to are told."""
+        self._check(get_ident())
+        return Seqno(min(target, self._pending.last))
 
-        What a full disk took meanwhile is not waited for; those that it belonged to are told. The lock is not held.
-        """
-        while not isinstance(turn, int):
-            failure: OSError | None = None
-            told = isinstance(turn, Waiter) and turn.wait(_LOOK_AGAIN_S)
-            if told and isinstance(turn, Waiter) and turn.served:
-                return turn.target
-            if not isinstance(turn, Waiter):
-                try:
-                    with self._at_sync:
-                        turn[0].sync()
-                except OSError as exc:
-                    failure = exc
-                except BaseException:
-                    with self._lock, self._step:
-                        self.wake_all()  # what it did nobody knows: the next one syncs
-                    raise
-            with self._lock, self._step:
-                if not isinstance(turn, Waiter):
-                    self._end_sync(turn, failure)
-                elif not told:
-                    self._turns.leave(turn)
-                    self._look_again()
-                turn = self._take_turn(target, me)
-        return turn
+    def may_sync(self, target: int) -> bool:
+        """For `GroupCommit` only: where an unfinished allocation is in the way, write and show what is before it."""
+        if self._draining:
+            self._wait()
+        elif NO_SEQNO != self._prefix.oldest_unfinished() <= target:
+            if self._pending:
+                self._flush()
+                self._publish()
+            self._wait()
+        else:
+            return True
+        return False
 
-    def _begin_sync(self, me: int) -> _Sync:
-        """Write and publish for everybody who has finished so far; return what to sync, and up to where it counts.
-
-        The lock is free while the disk works. Other processes hear of it once, when it is durable; the readers of
-        this one at once.
-        """
+    def begin_sync(self) -> Sync:
+        """For `GroupCommit` only: other processes hear of it once, when it is durable; this one's readers at once."""
         self._flush(zeros=True)
-        self._publish(tell=False)
-        self._journal.begin_sync(self._visible_end if len(self._prefix) else self._pending.start)
-        self._sync = self._journal.file, self._visible
-        self._syncing = me
-        return self._sync
+        self._publish(elsewhere=False)
+        self._journal.begin_sync(self._publishing.visible_end if len(self._prefix) else self._pending.start)
+        return Sync(self._journal.file.sync, self._publishing.visible)
 
-    def _end_sync(self, sync: _Sync, failure: OSError | None) -> None:
-        """Take what a sync covered for durable, and tell everybody."""
-        if failure is not None:
-            raise self._stop_for(failure, "sync") from failure
+    def sync_failed(self, failure: OSError) -> DiskFailedError:
+        """For `GroupCommit` only."""
+        return self._stop_for(failure, "sync")
+
+    def synced(self, place: int) -> None:
+        """For `GroupCommit` only: take what a sync covered for durable, and tell everybody."""
         if self._stopped is not None:
             self._check(get_ident())  # stopped meanwhile: the positions file may be another writer's already
-        if self._sync is not sync:
-            return  # a call from a signal's handler began another one over it
-        entries = self._disk.entries_stamp(self._path)
-        look = entries is None or entries != self._entries or self._journal.syncs % _LOOK_EVERY == 0
+        look = self._publishing.look_due()
         if look:
-            self._check_segment_file(sync[0])
+            self._check_segment_file()
         self._journal.synced()
-        self._durable = max(self._durable, sync[1])
-        self._write_positions(look=look)
-        self._entries = entries
-        if self._turns:
-            self._turns.wake(self._durable)
-        if self._durable == self._visible and self._visible_start != NO_LSN:
-            self._index_flush.after_sync(self._built_from())
-
-    def _built_from(self) -> BuiltFrom:
-        """Return the end of the log that the index describes now."""
-        return BuiltFrom(
-            epoch=self._pending.epoch, end=lsn(self._journal.number, self._visible_end), history=self.history
-        )
+        self._publishing.synced(Seqno(place))
+        self._tell(look=look)
+        self._commits.wake(self._publishing.durable)
+        if self._publishing.indexable:
+            self._index_flush.after_sync(self._publishing.built_from(self._journal.number))
 
     def _sync_now(self) -> None:
         """Sync under the lock, nothing else running: everything flushed is durable then."""
@@ -583,8 +516,8 @@ class LogEnd:
             self._journal.sync()
         except OSError as exc:
             raise self._stop_for(exc, "sync") from exc
-        self._check_segment_file(self._journal.file)
-        self._durable = self._pending.last
+        self._check_segment_file()
+        self._publishing.synced(self._pending.last)
 
     def _flush(self, *, zeros: bool = False) -> None:
         """Write what is pending; with `zeros` some of them behind it, for the syncs to come."""
@@ -597,10 +530,10 @@ class LogEnd:
         if self._pending.room:
             self._give_room()
 
-    def _publish(self, *, tell: bool = True) -> None:
+    def _publish(self, *, elsewhere: bool = True) -> None:
         """Let readers see every transaction before the oldest unfinished one; what was pending has been flushed.
 
-        Without `tell`, those in other processes wait for the next write of the positions.
+        Not `elsewhere`: those in other processes wait for the next time.
         """
         if self._pending.starts:
             extent = self._pending.seal()
@@ -611,44 +544,16 @@ class LogEnd:
         if self._places:
             self._leave_empty(self._dropped())
         visible = self._prefix.advance()
-        if not visible:
-            return
-        for extent in visible:
-            self._segments.register(self._journal.number, extent.first, extent.starts)
-        newest = visible[-1]
-        self._visible = newest.last
-        self._visible_start = lsn(self._journal.number, newest.starts[-1])
-        self._visible_end = newest.end
-        self._visible_ids = newest.ids
-        if tell:
-            self._write_positions()
-        else:
-            self._seen.open_to(self._visible)
+        if visible:
+            self._publishing.show(self._journal.number, visible)
+            self._tell(elsewhere=elsewhere)
 
-    def _write_positions(self, *, look: bool = False) -> None:
-        """Tell readers, here and elsewhere; with `look`, see first whether the file is still where they look for it."""
-        assert self._positions is not None
-        self._segments.synced(self._durable)
+    def _tell(self, *, elsewhere: bool = True, look: bool = False) -> None:
+        """Publish where the log stands; see `Publishing.publish`."""
         try:
-            if look:
-                self._positions.restore()
-            self._positions.write(
-                Positions(
-                    boot_id=self._positions.boot_id,
-                    identity=self._positions.identity,
-                    epoch=self._pending.epoch,
-                    first_seqno=self._segments.first_seqno(),
-                    visible_seqno=self._visible,
-                    durable_seqno=self._durable,
-                    committed_seqno=self._durable,
-                    visible_lsn=self._visible_start,
-                    history=self.history,
-                )
-            )
+            self._publishing.publish(elsewhere=elsewhere, look=look)
         except OSError as exc:
             raise self._stop_for(exc, "write", POSITIONS_NAME) from exc
-        self._seen.open_to(self._visible)
-        self._proven.open_to(self._durable)
 
     def _check(self, me: int) -> None:
         if me in self._refused:
@@ -656,10 +561,10 @@ class LogEnd:
         if self._stopped is not None:
             raise closed_by(self._stopped) from self._stopped
 
-    def _check_segment_file(self, file: DiskFile) -> None:
+    def _check_segment_file(self) -> None:
         """Close the log for writing where its newest segment was removed: a sync of that is worth nothing."""
         try:
-            linked = file.linked()
+            linked = self._journal.file.linked()
         except OSError as exc:
             raise self._stop_for(exc, "looking up") from exc
         if not linked:
@@ -709,13 +614,14 @@ class LogEnd:
         if self._stopped is not None:
             return self._stopped
         try:
-            self._cut_to(self._visible_end)
+            self._cut_to(self._publishing.visible_end)
         except OSError as again:
             return self._stop_for(again, "cutting back")
-        self._pending.go_back(self._visible, self._visible_ids)
+        visible = self._publishing.visible
+        self._pending.go_back(visible, self._publishing.visible_ids)
         self._fragno = self._owner = 0
         self._forget_spilled()
-        self._spilling.forget_above(Gtid(self._pending.epoch, self._visible))
+        self._spilling.forget_above(Gtid(self._pending.epoch, visible))
         logger.warning("The disk is full; what was not committed is refused. path=%s", path)
         return DiskFullError(path=path)
 
@@ -777,14 +683,16 @@ class LogEnd:
         """
         self._ownership.foreign()
         lock = self._lock
-        renew_locks(self, self._segments, self._spilling, self._recent, self._seen, self._proven)
+        gates = self._publishing.seen, self._publishing.proven
+        renew_locks(self, self._commits, self._segments, self._spilling, self._recent, *gates)
+        self._commits.lock = self._lock
         if self._lock is not lock:
             self._changed = threading.Condition(self._lock)
         self._lock_file.release()  # the parent keeps its own; were it killed, this one would keep the log locked
 
     def gate(self, *, committed_only: bool = False) -> Gate:
         """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""
-        return self._proven if committed_only else self._seen
+        return self._publishing.proven if committed_only else self._publishing.seen
 
     def read_counts(self) -> ReadCounts:
         """Return from where the cursors of this process got what they read."""
@@ -810,7 +718,8 @@ class OwnView:
         self.checksum = log._options.checksum
 
     def limit(self, *, committed_only: bool) -> Seqno:
-        return self._log._durable if committed_only else self._log._visible
+        publishing = self._log._publishing
+        return publishing.committed if committed_only else publishing.visible
 
     def heed(self) -> None:
         """Rollbacks are heard of at once."""
