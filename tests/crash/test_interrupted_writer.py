@@ -40,6 +40,7 @@ from tranlog.log.writing import (
     journal,
     log_end,
     open_transaction,
+    open_turn,
     opening,
     publishing,
     purging,
@@ -60,6 +61,7 @@ TRACED = frozenset(
         log_end,
         log_module,
         open_transaction,
+        open_turn,
         opening,
         ownership,
         pending,
@@ -153,7 +155,7 @@ def run_once(seed: int, name: str, step: int, fate: int) -> int:
                 pass
             over.append("over")
 
-        if log._fragno == 0:
+        if log._turn is None:
             thread = threading.Thread(target=other, daemon=True)
             thread.start()
             thread.join(20)

@@ -140,6 +140,14 @@ class Journal:
         self._sync_end = min(self._sync_end, end)
         self.buffer.sync_due = True
 
+    def take_back(self, start: int) -> None:
+        """Take back everything from `start` on, in the buffer if it is all there; no whole transaction is in it."""
+        if start < self.buffer.start:
+            self.cut(start)
+        else:
+            self.buffer.cut(start - self.buffer.start)
+            self.buffer.sync_due = True
+
     def trim(self) -> None:
         """Give the segment its true length: no zeros behind its last record."""
         if self._reached > self.buffer.start:

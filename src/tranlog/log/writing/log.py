@@ -292,8 +292,9 @@ class Log(LogEnd):
                 self._let_in()
             if pending.add(fragment, me):
                 return Gtid(pending.epoch, pending.last)
-            before = self._spilled
-            if before is not None:
+            turn = self._turn
+            added = turn is None or turn.spilled is None
+            if not added:
                 gtid = Gtid(pending.epoch, Seqno(pending.last + 1))
             else:
                 try:
@@ -303,9 +304,10 @@ class Log(LogEnd):
                     raise
                 with self._step:
                     gtid = self._put(record, fragment, me)
-            spilled = self._spilled
-        if spilled is not None and (before is not None or fragment.last):
-            self._append_spilled(spilled, fragment, me, added=before is None)
+                turn = self._turn
+            spilled = None if turn is None else turn.spilled
+        if spilled is not None and (fragment.last or not added):
+            self._append_spilled(spilled, fragment, me, added=added)
         return gtid
 
     def append_many(self, fragments: Iterable[Fragment]) -> Gtid | None:
@@ -341,7 +343,7 @@ class Log(LogEnd):
                 reference = spilled.finish()
         except BaseException:
             with self._lock, self._step:
-                if self._spilled is spilled:
+                if self._turn is not None and self._turn.spilled is spilled:
                     self._drop_open()
             raise
         with self._lock, self._step:
@@ -349,7 +351,7 @@ class Log(LogEnd):
             spilled.check()
             if reference is not None:
                 spilled.end(reference, self._append(fragment, me, reference))
-                self._spilled = None
+                self._end_turn()
 
     def _await_turn(self, me: int) -> None:
         """Return when this thread may give out the next place, in a segment that has room for it."""
@@ -359,10 +361,10 @@ class Log(LogEnd):
             self._check(me)
             if self._draining:
                 self._wait()
-            elif self._fragno:
-                if not self._owner_thread.is_alive():
-                    self._drop_open()  # nobody is left to go on with it
-                elif self._owner == me:
+            elif self._turn is not None:
+                if self._turn.dropped():
+                    self._drop_open()
+                elif self._turn.owner == me:
                     return
                 else:
                     self._wait()
@@ -522,7 +524,7 @@ class Log(LogEnd):
     def abandon_open(self) -> None:
         """Forget the fragments of a transaction whose last one will not come; without one this is harmless."""
         with self._lock, self._step:
-            if self._fragno and self._stopped is None:
+            if self._turn is not None and self._stopped is None:
                 self._drop_open()
 
     def commit(self, *, sync: bool = True) -> Seqno:
@@ -824,7 +826,7 @@ class Log(LogEnd):
                 self._publishing.close()
 
     def _close_cleanly(self) -> None:
-        if self._fragno:
+        if self._turn is not None:
             self._drop_open()
         self._flush()
         self._leave_empty(self._prefix.unfinished())

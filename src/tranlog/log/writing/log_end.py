@@ -60,10 +60,11 @@ from tranlog.log.writing.allocation import Place
 from tranlog.log.writing.flushing import Flushing
 from tranlog.log.writing.index_flush import IndexFlush
 from tranlog.log.writing.journal import Journal
+from tranlog.log.writing.open_turn import OpenTurn
 from tranlog.log.writing.opening import RecoveryReport
 from tranlog.log.writing.publishing import Publishing
 from tranlog.log.writing.purging import Purging
-from tranlog.log.writing.spilling import SpilledTransaction, Spilling
+from tranlog.log.writing.spilling import Spilling
 
 logger = logging.getLogger(__name__)
 
@@ -155,13 +156,7 @@ class LogEnd:
         self._prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
         self._places: dict[Seqno, Place] = {}  # those of allocations neither complete nor abandoned
         self._draining = False  # the disk is full, and writers outside the lock are waited for
-        # the transaction that is being appended
-        self._fragno = 0  # > 0: it is open
-        self._owner = 0
-        self._owner_thread = threading.current_thread()  # of which `_owner` is the number
-        self._open_start = 0
-        self._transaction_bytes = 0
-        self._spilled: SpilledTransaction | None = None  # it became too large, and is being spilled
+        self._turn: OpenTurn | None = None
         self._refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
         self.recovered = RecoveryReport(created=True, clean=True)
         _WRITERS.add(self)
@@ -248,7 +243,7 @@ class LogEnd:
     def look_again(self) -> None:
         """For `GroupCommit`, and who waits: see that nobody waits for what nobody is at any more."""
         self._commits.drop_broken_off()
-        if self._fragno and not self._owner_thread.is_alive():
+        if self._turn is not None and self._turn.dropped():
             self._drop_open()
         if self._dropped() and self._stopped is None:
             self._flush()
@@ -263,7 +258,7 @@ class LogEnd:
         payload = fragment.payload if reference is None else encode_reference(reference)
         head, trailer = encode_event(
             seqno=Seqno(self._pending.last + 1),
-            fragno=0 if reference is not None else min(self._fragno, FRAGNO_MAX),
+            fragno=0 if reference is not None or self._turn is None else min(self._turn.fragno, FRAGNO_MAX),
             last_frag=fragment.last,
             epoch=self._pending.epoch,
             source_id=fragment.source_id,
@@ -279,29 +274,32 @@ class LogEnd:
 
     def _put(self, pieces: Sequence[bytes], fragment: Fragment, me: int, reference: Reference | None = None) -> Gtid:
         """Put a record, or all those of a transaction, behind what is pending; `fragment` is the last one of them."""
-        pending = self._pending
+        pending, turn = self._pending, self._turn
         pending.room = 0
         gtid = Gtid(pending.epoch, Seqno(pending.last + 1))
-        fragno = 0 if reference is not None else self._fragno
-        size = sum(map(len, pieces)) + (self._transaction_bytes if fragno else 0)
-        grown = size > self._options.spill_above or fragno > FRAGNO_MAX
-        if grown and reference is None and (fragno or len(fragment.payload) > REFERENCE.size):
-            self._spill_open(fragment, me)
-            return gtid
+        size = sum(map(len, pieces))
+        if reference is None:
+            so_far, fragno = (turn.bytes, turn.fragno) if turn is not None else (0, 0)
+            if size + so_far > self._options.spill_above or fragno > FRAGNO_MAX:
+                if fragno or len(fragment.payload) > REFERENCE.size:
+                    self._spill_open(fragment)
+                    return gtid
         self._journal.prove()
-        if fragno == 0:
-            self._open_start = self._journal.end
+        if turn is None or reference is not None:
+            start = self._journal.end
+        else:
+            start = turn.start
         for piece in pieces:
             pending.put(piece)
         pending.owners.add(me)
         if fragment.last:
-            pending.complete(self._open_start, (fragment.source_id, fragment.event_id))
-            if self._fragno:
-                self._fragno = self._owner = 0
-                self._changed.notify_all()
+            pending.complete(start, (fragment.source_id, fragment.event_id))
+            if turn is not None and reference is None:
+                self._end_turn()
         else:
-            self._open_to(me)
-            self._transaction_bytes = size
+            if turn is None:
+                self._turn = turn = OpenTurn(start)
+            turn.took(size)
         if len(pending) >= self._options.buffer_bytes:
             self._flush()
         self._let_in()
@@ -309,15 +307,14 @@ class LogEnd:
 
     def _let_in(self) -> None:
         """Let whole transactions in without a look at anything else, where nothing else is the matter."""
-        if not (self._fragno or self._draining or self._refused or self._stopped):
+        if not (self._turn or self._draining or self._refused or self._stopped):
             self._journal.prove()
             self._give_room()
 
-    def _open_to(self, me: int) -> None:
-        """Have the open transaction go on with its next fragment, which is this thread's to append."""
-        self._fragno += 1
-        self._owner = me
-        self._owner_thread = threading.current_thread()
+    def _end_turn(self) -> None:
+        """Let others append."""
+        self._turn = None
+        self._changed.notify_all()
 
     def _check_shape(self, fragments: Sequence[Fragment]) -> None:
         """Raise AppendOrderError for what is not one whole transaction: it would be stored as none, or as two."""
@@ -331,7 +328,7 @@ class LogEnd:
 
     def _check_none_open(self) -> None:
         """Raise AppendOrderError where this thread's transaction of several fragments is open."""
-        if self._fragno:
+        if self._turn is not None:
             why = "what is no part of this thread's open transaction: append its last fragment, or abandon_open"
             raise AppendOrderError(path=self._path, why=why)
 
@@ -356,7 +353,7 @@ class LogEnd:
 
     def _unfinished(self) -> str | None:
         """Return what of the writing is under way; None when nothing is."""
-        if self._fragno:
+        if self._turn is not None:
             return f"seqno {self._pending.last + 1} is open: its last fragment has not come"
         oldest = self._prefix.oldest_unfinished()
         return None if oldest == NO_SEQNO else f"seqno {oldest} has its place and is not complete"
@@ -365,9 +362,9 @@ class LogEnd:
         """Return when nothing is open, unfinished or being synced, so that a segment may end here."""
         while True:
             self._check(me)
-            if self._owner == me:
+            if self._turn is not None and self._turn.owner == me:
                 self._check_none_open()
-            if not (self._draining or self._fragno or self._commits.leader or self._prefix.unfinished()):
+            if not (self._draining or self._turn or self._commits.leader or self._prefix.unfinished()):
                 return
             self._wait()
 
@@ -383,29 +380,25 @@ class LogEnd:
         pending, options = self._pending, self._options
         pending.room = max(min(options.buffer_bytes, options.segment_bytes - pending.start), 0)
 
-    def _spill_open(self, fragment: Fragment, me: int) -> None:
+    def _spill_open(self, fragment: Fragment) -> None:
         """Move the open transaction, which grew too large for a segment, out of the log, and `fragment` with it.
 
         Its seqno and its turn stay: the record that refers to it is appended with its last fragment, by `append`.
         """
-        spilled = self._spilling.begin(self._pending.epoch)
-        fragno = self._fragno
+        spilled, turn = self._spilling.begin(self._pending.epoch), self._turn
         try:
-            if fragno:
+            if turn is not None:
                 self._flush()
-                for one in read_fragments(self._journal.file, self._journal.number, self._open_start, fragno):
+                for one in read_fragments(self._journal.file, self._journal.number, turn.start, turn.fragno):
                     spilled.add(one)
                 self._drop_open()
             spilled.add(fragment)
         except BaseException as exc:
             spilled.abort()
-            if isinstance(exc, LogError) and self._fragno:
+            if isinstance(exc, LogError) and self._turn is not None:
                 self._drop_open()
             raise
-        self._open_start = self._journal.end
-        self._fragno = fragno
-        self._open_to(me)
-        self._spilled = spilled
+        self._turn = OpenTurn(self._journal.end, spilled)
 
     def begin_write(self, extent: Extent) -> DiskFile:
         """For `Allocation` only."""
@@ -539,8 +532,8 @@ class LogEnd:
             extent = self._pending.seal()
             extent.done = True
             self._prefix.allocate(extent)
-            if self._fragno:
-                self._pending.owners.add(self._owner)
+            if self._turn is not None:
+                self._pending.owners.add(self._turn.owner)
         if self._places:
             self._leave_empty(self._dropped())
         visible = self._prefix.advance()
@@ -614,13 +607,14 @@ class LogEnd:
         if self._stopped is not None:
             return self._stopped
         try:
-            self._cut_to(self._publishing.visible_end)
+            self._recent.forget()
+            self._journal.cut(self._publishing.visible_end)
         except OSError as again:
             return self._stop_for(again, "cutting back")
         visible = self._publishing.visible
         self._pending.go_back(visible, self._publishing.visible_ids)
-        self._fragno = self._owner = 0
         self._forget_spilled()
+        self._turn = None
         self._spilling.forget_above(Gtid(self._pending.epoch, visible))
         logger.warning("The disk is full; what was not committed is refused. path=%s", path)
         return DiskFullError(path=path)
@@ -649,31 +643,22 @@ class LogEnd:
 
     def _drop_open(self) -> None:
         """Take back the open transaction's fragments."""
-        start = self._open_start
-        self._fragno = self._owner = 0
-        self._changed.notify_all()
-        if self._spilled is not None:
-            self._forget_spilled()
-            return
-        if start >= self._pending.start:
-            self._pending.cut(start - self._pending.start)
-            self._pending.sync_due = True
+        turn = self._turn
+        assert turn is not None
+        self._end_turn()
+        if turn.spilled is not None:
+            turn.spilled.abort()
             return
         try:
-            self._cut_to(start)
+            self._recent.forget()
+            self._journal.take_back(turn.start)
         except OSError as exc:
             raise self._stop_for(exc, "cutting back") from exc
 
     def _forget_spilled(self) -> None:
         """Give up what `append` has spilled of the open transaction."""
-        if self._spilled is not None:
-            self._spilled.abort()
-            self._spilled = None
-
-    def _cut_to(self, end: int) -> None:
-        """Shorten the newest segment; synced, so that what is cut cannot come back behind new records."""
-        self._recent.forget()
-        self._journal.cut(end)
+        if self._turn is not None and self._turn.spilled is not None:
+            self._turn.spilled.abort()
 
     def forked(self) -> None:
         """In a child that was just forked: keep nothing that is the parent's, nor a lock that nobody here will free.
