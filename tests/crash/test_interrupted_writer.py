@@ -33,7 +33,7 @@ from tranlog import group_commit
 from tranlog.errors import LogClosedError, LogError
 from tranlog.ids import NO_SEQNO
 from tranlog.log.files import ownership, positions
-from tranlog.log.rules import pending, prefix
+from tranlog.log.rules import numbering, pending, prefix
 from tranlog.log.writing import (
     allocation,
     index_flush,
@@ -60,6 +60,7 @@ TRACED = frozenset(
         journal,
         log_end,
         log_module,
+        numbering,
         open_transaction,
         open_turn,
         opening,

@@ -63,6 +63,7 @@ from tranlog.log.records.format import (
     segment_name,
 )
 from tranlog.log.records.spill import Reference, encode_reference
+from tranlog.log.rules.numbering import Numbering, follows
 from tranlog.log.rules.prefix import Extent
 from tranlog.log.rules.retention import Limit, PurgePlan, Retained, UpToSeqno
 from tranlog.log.rules.rollback import Needed, refusal
@@ -97,75 +98,24 @@ class Log(LogEnd):
         clock: Clock | None = None,
         start_after: Gtid | None = None,
         history: bytes | None = None,
+        numbering: Numbering = Numbering.OWN,
     ) -> Self:
         """Take the lock, mend what a crash left, open a new epoch and write its no-op, synced.
+
+        With another `numbering` than its own it begins no epoch: transactions come by `append_given`, or not at all.
 
         The directory is created if missing; its parent must exist. `start_after` and `history` only matter for a log
         without records: it begins behind that position and behind what it held before it was cleared, in a higher
         epoch, and has that identity, 16 bytes, where it takes over every transaction of another log; by default that
-        of the cleared log, or a new one, random. Raises LogLockedError,
-        CorruptRecordError, LogMissingError, LogUnreadableError, LogCodecError, ForeignHistoryError, DiskFullError,
-        DiskFailedError, ConfigError.
+        of the cleared log, or a new one, random. Raises LogLockedError, CorruptRecordError, LogMissingError,
+        LogUnreadableError, LogCodecError, ForeignHistoryError, DiskFullError, DiskFailedError, ConfigError.
         """
-        return cls._open(
-            path,
-            source_id=source_id,
-            options=options,
-            disk=disk,
-            clock=clock,
-            start_after=start_after,
-            history=history,
-            begin=True,
-        )
-
-    @classmethod
-    def open_for_upkeep(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        options: LogOptions | None = None,
-        disk: Disk | None = None,
-        clock: Clock | None = None,
-    ) -> Log:
-        """Take the lock and mend what a crash left, as `open`, but begin no epoch: for segments, not for transactions.
-
-        What may be asked of it is `add_segment`, `trim`, `purge`, `segments`, `status`, and `close`. Raises as `open`,
-        and LogMissingError where there is no segment: none is created.
-        """
-        directory = directory_of(path)
-        if not list_segments(directory, OsDisk() if disk is None else disk):
-            raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
-        return cls._open(
-            path,
-            source_id="",
-            options=options,
-            disk=disk,
-            clock=clock,
-            start_after=None,
-            history=None,
-            begin=False,
-        )
-
-    @classmethod
-    def _open(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        source_id: str,
-        options: LogOptions | None,
-        disk: Disk | None,
-        clock: Clock | None,
-        start_after: Gtid | None,
-        history: bytes | None,
-        begin: bool,
-    ) -> Self:
         options = LogOptions() if options is None else options
         options.check()
         disk = OsDisk() if disk is None else disk
         clock = SystemClock() if clock is None else clock
         directory = directory_of(path)
-        if begin:
-            check_source_id(source_id)
+        check_source_id(source_id)
         assert history is None or len(history) == HISTORY_BYTES
         try:
             make_directory(directory, disk)
@@ -173,7 +123,7 @@ class Log(LogEnd):
             log = None
             try:
                 log = cls(directory, source_id=source_id, options=options, disk=disk, clock=clock, lock_file=lock_file)
-                log._recover(start_after, history, begin)
+                log._recover(start_after, history, numbering)
             except BaseException:
                 if log is not None:
                     log._let_go()
@@ -183,7 +133,26 @@ class Log(LogEnd):
             raise storage_error(exc, directory) from exc
         return log
 
-    def _recover(self, start_after: Gtid | None, history: bytes | None, begin: bool) -> None:
+    @classmethod
+    def open_for_upkeep(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        options: LogOptions | None = None,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+    ) -> Self:
+        """Take the lock and mend what a crash left, as `open`, but begin no epoch: for segments, not for transactions.
+
+        What may be asked of it is `add_segment`, `trim`, `purge`, `segments`, `status`, and `close`. Raises as `open`,
+        and LogMissingError where there is no segment: none is created.
+        """
+        directory = directory_of(path)
+        if not list_segments(directory, OsDisk() if disk is None else disk):
+            raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
+        return cls.open(path, source_id="", options=options, disk=disk, clock=clock, numbering=Numbering.NONE)
+
+    def _recover(self, start_after: Gtid | None, history: bytes | None, numbering: Numbering) -> None:
         opened = open_newest(self._path, self._disk, self._segments, start_after=start_after, history=history)
         self.recovered = opened.report
         self._journal.open(
@@ -201,7 +170,7 @@ class Log(LogEnd):
         elif opened.event_id:
             ids = (self._source_id, opened.event_id)
         pending.go_back(opened.last_seqno, ids)
-        pending.epoch = opened.epoch if begin else Epoch(opened.epoch - 1)
+        pending.epoch = numbering.epoch(opened.epoch, None if opened.last_header is None else opened.last_header.epoch)
         self._index_flush.adopt(opened.index)
         self._publishing.open(opened.last_seqno, ids, start, opened.end)
         self._spilling.take_stock(list_segments(self._path, self._disk), pending.start, self.history)
@@ -209,29 +178,29 @@ class Log(LogEnd):
             self._spilling.drop_below(self._segments.first_seqno())
         except PurgeFailedError as exc:
             logger.warning("Spill that nothing refers to could not be removed. path=%s why=%s", self._path, exc)
-        self._upkeep_only = not begin
-        if not begin:
-            self._sync_now()
-            return
-        if self._options.flush_interval_s:
+        self._numbering = numbering
+        with self._lock, self._step:
+            if numbering is Numbering.OWN:
+                self._begin_epoch(opened.epoch)
+            else:
+                self._sync_now()
+            if numbering is Numbering.GIVEN:
+                self._tell()
+        if self._options.flush_interval_s and numbering is not Numbering.NONE:
             self._flushing = Flushing(
                 lambda: self.commit(sync=self._options.sync_on_flush),
                 interval_s=self._options.flush_interval_s,
                 name=self._path,
             )
-        self._begin_epoch()
-
-    def _begin_epoch(self) -> None:
-        """Write the no-op with which an epoch begins."""
-        noop = empty_transaction(self._pending.ids, max(self._clock.now_ms(), 0))
-        with self._lock, self._step:
-            # Only after the sync is there anything to see of the new epoch.
-            self._append(noop, get_ident())
-            self._flush()
-            self._sync_now()
-            self._publish()
-        if self._flushing is not None:
             self._flushing.start()
+
+    def _begin_epoch(self, epoch: Epoch) -> None:
+        """Begin an epoch behind everything, by a no-op; only after its sync is there anything to see of it."""
+        self._pending.epoch = epoch
+        self._append(empty_transaction(self._pending.ids, max(self._clock.now_ms(), 0)), get_ident())
+        self._flush()
+        self._sync_now()
+        self._publish()
 
     # --- what it holds -------------------------------------------------------------------------------
 
@@ -310,6 +279,23 @@ class Log(LogEnd):
             self._append_spilled(spilled, fragment, me, added=added)
         return gtid
 
+    def append_given(self, fragment: Fragment, gtid: Gtid) -> None:
+        """As `append`, in a log whose numbers are given: `gtid` is the transaction's.
+
+        Raises AppendOrderError for one that does not follow, and what `append` raises.
+        """
+        assert self._numbering is Numbering.GIVEN
+        pending = self._pending
+        with self._lock:
+            if gtid.epoch != pending.epoch or gtid.seqno != pending.last + 1:
+                with self._step:
+                    self._await_turn(get_ident())
+                    last = Gtid(pending.epoch, pending.last)
+                    if not follows(gtid, last):
+                        raise AppendOrderError(path=self._path, why=f"{gtid} behind {last}")
+                    pending.epoch = gtid.epoch
+            self.append(fragment)
+
     def append_many(self, fragments: Iterable[Fragment]) -> Gtid | None:
         """Append one fragment after the other; return what `append` returns for the last, None where there is none.
 
@@ -355,7 +341,7 @@ class Log(LogEnd):
 
     def _await_turn(self, me: int) -> None:
         """Return when this thread may give out the next place, in a segment that has room for it."""
-        if self._upkeep_only:
+        if self._numbering is Numbering.NONE:
             raise AppendOrderError(path=self._path, why="every transaction: it was opened for upkeep, without an epoch")
         while True:
             self._check(me)
@@ -673,7 +659,6 @@ class Log(LogEnd):
         ids = (header.source_id, header.event_id)
         self._publishing.go_back(last, ids, mark.matchpoint_lsn)
         self._pending.go_back(last, ids)
-        self._pending.epoch = mark.epoch
         self._segments.roll_back(self._journal.number, mark.last_seqno, mark)
         logger.warning(
             "Rolled back. matchpoint=%s abandoned=%d..%d mark=%s epoch=%d path=%s",
@@ -684,12 +669,8 @@ class Log(LogEnd):
             mark.epoch,
             self._path,
         )
-        self._pending.sync_due = True
         try:
-            self._append(empty_transaction(self._pending.ids, max(self._clock.now_ms(), 0)), get_ident())
-            self._flush()
-            self._sync_now()
-            self._publish()
+            self._begin_epoch(mark.epoch)
         except DiskFullError as exc:  # the mark says all that matters
             logger.warning("The new epoch has no no-op. path=%s why=%s", self._path, exc)
         self._tell()

@@ -53,6 +53,7 @@ from tranlog.log.records.format import (
 )
 from tranlog.log.records.spill import REFERENCE, Reference, encode_reference
 from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.rules.numbering import Numbering
 from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.prefix import Extent, UnbrokenPrefix
 from tranlog.log.rules.retention import rotation_due
@@ -149,7 +150,7 @@ class LogEnd:
         self._index_flush = IndexFlush(path, disk, clock, self._segments, options, self.give_way)
         self._closed = False
         self._flushing: Flushing | None = None
-        self._upkeep_only = False
+        self._numbering = Numbering.NONE
         self._pending = Pending(source_id=source_id, checksum=options.checksum, most=options.spill_above)
         self._journal = Journal(path, disk, clock, options, self._pending)
         self._publishing = Publishing(path, disk, self._segments, self._pending)
