@@ -35,16 +35,22 @@ from tranlog.ids import NO_SEQNO
 from tranlog.log.files import ownership, positions
 from tranlog.log.rules import numbering, pending, prefix
 from tranlog.log.writing import (
+    allocating,
     allocation,
+    appending,
     index_flush,
     journal,
     log_end,
+    log_view,
     open_transaction,
     open_turn,
     opening,
     publishing,
     purging,
+    rolling_back,
+    rotation,
     spilling,
+    steps,
 )
 from tranlog.log.writing import log as log_module
 from tranlog.log.writing.log import Log, LogOptions
@@ -54,11 +60,14 @@ from tranlog.testing.disk import SimDisk
 TRACED = frozenset(
     str(module.__file__)
     for module in (
+        allocating,
         allocation,
+        appending,
         group_commit,
         index_flush,
         journal,
         log_end,
+        log_view,
         log_module,
         numbering,
         open_transaction,
@@ -70,7 +79,10 @@ TRACED = frozenset(
         prefix,
         publishing,
         purging,
+        rolling_back,
+        rotation,
         spilling,
+        steps,
     )
 )
 """Modules whose lines are counted; a compiled one has none."""
@@ -156,7 +168,7 @@ def run_once(seed: int, name: str, step: int, fate: int) -> int:
                 pass
             over.append("over")
 
-        if log._turn is None:
+        if log._end.turn is None:
             thread = threading.Thread(target=other, daemon=True)
             thread.start()
             thread.join(20)

@@ -180,7 +180,7 @@ def test_a_child_does_not_wait_for_a_lock_that_another_thread_held(tmp_path: Pat
                 thread.join()
 
 
-HELD_LOCKS = ("_lock", "_spilling._lock", "_segments._lock", "_publishing.seen._lock", "_commits._at_sync")
+HELD_LOCKS = ("steps.lock", "spilling._lock", "segments._lock", "publishing.seen._lock", "steps.commits._at_sync")
 
 
 @pytest.mark.parametrize("held", HELD_LOCKS)
@@ -188,7 +188,7 @@ def test_a_child_closes_whatever_lock_was_held(tmp_path: Path, held: str) -> Non
     path = tmp_path / "log"
     with Log.open(path, source_id="db1") as log:
         fill(log, 2)
-        lock = attrgetter(held)(log)
+        lock = attrgetter(held)(log._end)
         taken, over = threading.Event(), threading.Event()
 
         def hold() -> None:

@@ -17,11 +17,11 @@ def test_no_position_is_published_beyond_the_one_it_rests_on(name: str) -> None:
     log = open_log(disk)
     fill(log, 3)
     before = read_positions(PATH, disk)
-    setattr(log._publishing, name, Seqno(log.last_seqno + 1))
+    setattr(log._end.publishing, name, Seqno(log.last_seqno + 1))
     with pytest.raises(AssertionError):
-        log._publishing.publish()
+        log._end.publishing.publish()
     assert read_positions(PATH, disk) == before and log.gate().wait(Seqno(4), 0) == 3
-    setattr(log._publishing, name, log.last_seqno)
+    setattr(log._end.publishing, name, log.last_seqno)
     log.close()
 
 

@@ -201,13 +201,13 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
         Edit(
             module="tranlog.log.writing.log_end",
             old="""\
-        self._flush(zeros=True)
-        self._publish(elsewhere=False)
+        self.flush(zeros=True)
+        self.publish(elsewhere=False)
 """,
             new="""\
-        self._journal.file.sync()
-        self._flush(zeros=True)
-        self._publish(elsewhere=False)
+        self.journal.file.sync()
+        self.flush(zeros=True)
+        self.publish(elsewhere=False)
 """,
         ),
         Edit(

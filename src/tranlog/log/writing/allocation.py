@@ -1,8 +1,8 @@
 """A transaction that has its place in the log before its bytes are there.
 
 Owns how a reserved place is filled: with the transaction, or, when that fails, with an empty one of the same length,
-so that no hole stays in the stream. Who may see what is `prefix`'s decision, the places are given out by `log`. The
-hard idea: the length is known before the seqno is, since every number in a record has a fixed width.
+so that no hole stays in the stream. Who may see what is `prefix`'s decision, the places are given out by `allocating`.
+The hard idea: the length is known before the seqno is, since every number in a record has a fixed width.
 
 Source: tokumx-replication (a GTID is taken when a commit begins, and may finish late); design/replication.md,
 "Unbroken prefix".

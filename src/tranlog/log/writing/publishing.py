@@ -128,6 +128,10 @@ class Publishing:
         """Whether there is something in the index, and all of it is durable."""
         return self.durable == self.visible and self.visible_lsn != NO_LSN
 
+    def gate(self, *, committed_only: bool) -> Gate:
+        """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""
+        return self.proven if committed_only else self.seen
+
     def stir(self) -> None:
         """Wake every reader, whatever it waits for: it may be another transaction now."""
         self.seen.stir()
