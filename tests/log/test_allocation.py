@@ -12,7 +12,7 @@ import pytest
 from fix_log import PATH, contents, fill, make_fragment, open_log, open_reader, read_all, run_threads
 from tranlog.change import Fragment
 from tranlog.errors import DiskFullError, LogClosedError
-from tranlog.ids import Epoch, Seqno
+from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.index import IndexRange
 from tranlog.log.rules.prefix import Extent, UnbrokenPrefix
@@ -262,7 +262,7 @@ def test_an_empty_transaction_fits_any_place(size: int) -> None:
         fragment = make_fragment("e", bytes(grown), source_id="", shard_id="", tables=())
         own = size_of([fragment])
         padding = padding_for(own, ids, 5)
-        pieces = empty_records(own + padding, ids, 5, seqno=Seqno(7), epoch=Epoch(2), checksum=True)
+        pieces = empty_records(own + padding, ids, 5, Gtid(Epoch(2), Seqno(7)), checksum=True)
         assert sum(map(len, pieces)) == own + padding
     assert empty_transaction(ids, 5).event_id == ids[1]
 

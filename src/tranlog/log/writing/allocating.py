@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import get_ident
 
-import msgspec
-
 from tranlog.change import Fragment
 from tranlog.disk import DiskFile
 from tranlog.errors import AppendOrderError, DiskFullError, RecordLimitError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.records.format import SEQNO_MAX
-from tranlog.log.records.spill import Reference, encode_reference
+from tranlog.log.records.spill import Reference
 from tranlog.log.rules.prefix import Extent
-from tranlog.log.writing.allocation import Allocation, Place, padding_for, size_of
+from tranlog.log.writing.allocation import Allocation, Place, padding_for, referring, size_of
 from tranlog.log.writing.appending import Appending
 from tranlog.log.writing.log_end import LogEnd
 from tranlog.log.writing.spilling import SpilledTransaction
@@ -71,14 +69,8 @@ class Allocating:
             seqno = self._next_seqno(event_id)
             extent = Extent(seqno, (start,), end=stop, ids=(fragments[-1].source_id, event_id))
             extent.holder = me
-            place = Place(
-                extent,
-                Gtid(pending.epoch, seqno),
-                start=start,
-                before=before,
-                tstamp=fragments[-1].tstamp,
-                checksum=end.options.checksum,
-            )
+            tstamp, checksum = fragments[-1].tstamp, end.options.checksum
+            place = Place(extent, Gtid(pending.epoch, seqno), before, tstamp, checksum=checksum)
             allocation = Allocation(self, place, fragments, padding=padding, spilled=spilled is not None)
             end.prefix.allocate(extent)
             pending.allocate(stop, extent.ids)
@@ -90,7 +82,7 @@ class Allocating:
     def allocate_spilled(self, spilled: SpilledTransaction, last: Fragment) -> Allocation:
         """Give a spilled transaction, whose last fragment is `last`, a place for the record that refers to it."""
         reference = spilled.finish()
-        told = msgspec.structs.replace(last, payload=encode_reference(reference))
+        told = referring(last, reference)
         try:
             return self.allocate([told], size_of([told]), spilled, reference)
         except BaseException:

@@ -16,10 +16,10 @@ from tranlog.change import Fragment
 from tranlog.errors import AppendOrderError, LogError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.files.scan import read_fragments
-from tranlog.log.records.format import FRAGNO_MAX, SEGMENT_BYTES_MAX, encode_event
-from tranlog.log.records.spill import REFERENCE, Reference, encode_reference
+from tranlog.log.records.format import FRAGNO_MAX, SEGMENT_BYTES_MAX
+from tranlog.log.records.spill import REFERENCE
 from tranlog.log.rules.numbering import Numbering
-from tranlog.log.writing.allocation import empty_transaction, records_of
+from tranlog.log.writing.allocation import empty_transaction, record_of, records_of, referring
 from tranlog.log.writing.log_end import LogEnd
 from tranlog.log.writing.open_turn import OpenTurn
 from tranlog.log.writing.rotation import Rotation
@@ -100,9 +100,8 @@ class Appending:
                 self.check_none_open()
             if len(fragments) > FRAGNO_MAX + 1:
                 return None
-            seqno, epoch = Seqno(pending.last + 1), pending.epoch
-            checksum = end.options.checksum
-            pieces = list(records_of(fragments, seqno=seqno, epoch=epoch, checksum=checksum, padding=0))
+            gtid = Gtid(pending.epoch, Seqno(pending.last + 1))
+            pieces = list(records_of(fragments, gtid, checksum=end.options.checksum))
             if sum(map(len, pieces)) > end.options.spill_above:
                 return None
             with self._steps:
@@ -157,57 +156,42 @@ class Appending:
             self._end.check()
             spilled.check()
             if reference is not None:
-                spilled.end(reference, self.append_record(fragment, me, reference))
+                gtid = self.append_record(referring(fragment, reference), me, spilled=True)
+                spilled.end(reference, gtid)
                 self._end.end_turn()
 
-    def append_record(self, fragment: Fragment, me: int, reference: Reference | None = None) -> Gtid:
-        """Append a fragment or, with `reference`, the record of a spilled transaction whose last fragment this is."""
-        return self._put(self._encode(fragment, reference), fragment, me, reference)
+    def append_record(self, fragment: Fragment, me: int, *, spilled: bool = False) -> Gtid:
+        """Append a fragment; `spilled`: it is what refers to a spilled transaction."""
+        return self._put(self._encode(fragment, spilled), fragment, me, spilled)
 
-    def _encode(self, fragment: Fragment, reference: Reference | None = None) -> tuple[bytes, bytes, bytes]:
+    def _encode(self, fragment: Fragment, spilled: bool = False) -> tuple[bytes, bytes, bytes]:
         """Return the next record, as `_put` puts it, in pieces; nothing is changed. Raises RecordLimitError."""
-        end = self._end
-        payload = fragment.payload if reference is None else encode_reference(reference)
-        head, trailer = encode_event(
-            seqno=Seqno(end.pending.last + 1),
-            fragno=0 if reference is not None or end.turn is None else min(end.turn.fragno, FRAGNO_MAX),
-            last_frag=fragment.last,
-            epoch=end.pending.epoch,
-            source_id=fragment.source_id,
-            event_id=fragment.event_id,
-            shard_id=fragment.shard_id,
-            tstamp=fragment.tstamp,
-            tables=fragment.tables,
-            payload=payload,
-            checksum=end.options.checksum,
-            spilled=reference is not None,
-        )
-        return head, payload, trailer
+        pending, turn = self._end.pending, self._end.turn
+        fragno = 0 if spilled or turn is None else min(turn.fragno, FRAGNO_MAX)
+        gtid = Gtid(pending.epoch, Seqno(pending.last + 1))
+        return record_of(fragment, gtid, fragno, checksum=self._end.options.checksum, spilled=spilled)
 
-    def _put(self, pieces: Sequence[bytes], fragment: Fragment, me: int, reference: Reference | None = None) -> Gtid:
+    def _put(self, pieces: Sequence[bytes], fragment: Fragment, me: int, spilled: bool = False) -> Gtid:
         """Put a record, or all those of a transaction, behind what is pending; `fragment` is the last one of them."""
         end = self._end
         pending, turn = end.pending, end.turn
         pending.room = 0
         gtid = Gtid(pending.epoch, Seqno(pending.last + 1))
         size = sum(map(len, pieces))
-        if reference is None:
+        if not spilled:
             so_far, fragno = (turn.bytes, turn.fragno) if turn is not None else (0, 0)
             if size + so_far > end.options.spill_above or fragno > FRAGNO_MAX:
                 if fragno or len(fragment.payload) > REFERENCE.size:
                     self._spill_open(fragment)
                     return gtid
         end.journal.prove()
-        if turn is None or reference is not None:
-            start = end.journal.end
-        else:
-            start = turn.start
+        start = end.journal.end if turn is None or spilled else turn.start
         for piece in pieces:
             pending.put(piece)
         pending.owners.add(me)
         if fragment.last:
             pending.complete(start, (fragment.source_id, fragment.event_id))
-            if turn is not None and reference is None:
+            if turn is not None and not spilled:
                 end.end_turn()
         else:
             if turn is None:

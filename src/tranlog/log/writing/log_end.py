@@ -19,22 +19,12 @@ from threading import get_ident
 
 from tranlog.clock import Clock
 from tranlog.disk import Disk
-from tranlog.errors import (
-    DiskFailedError,
-    DiskFullError,
-    LogClosedError,
-    LogError,
-    PurgeFailedError,
-    SegmentGoneError,
-)
+from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, PurgeFailedError, SegmentGoneError
 from tranlog.group_commit import Sync
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
 from tranlog.log.files.directory import DISK_FULL, join, list_segments
 from tranlog.log.files.ownership import Ownership, closed_by, renew_locks
-from tranlog.log.files.positions import (
-    NO_LSN,
-    POSITIONS_NAME,
-)
+from tranlog.log.files.positions import NO_LSN, POSITIONS_NAME
 from tranlog.log.files.recent import RecentPieces
 from tranlog.log.files.segments import Segments
 from tranlog.log.options import LogOptions
@@ -77,16 +67,8 @@ class LogEnd:
         self.segments.recent = self.recent = RecentPieces()
         self.journal = Journal(path, disk, clock, options, pending)
         self.publishing = Publishing(path, disk, self.segments, pending)
-        give_way = self.steps.give_way
-        self.spilling = Spilling(
-            path,
-            disk=disk,
-            clock=clock,
-            options=options,
-            may_write=ownership.may_write,
-            give_way=give_way,
-            syncs=self.syncs,
-        )
+        give_way, may_write = self.steps.give_way, ownership.may_write
+        self.spilling = Spilling(path, disk, clock, options, may_write=may_write, give_way=give_way, syncs=self.syncs)
         self.index_flush = IndexFlush(path, disk, clock, self.segments, options, give_way)
         self.prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
         self.places: dict[Seqno, Place] = {}  # those of allocations neither complete nor abandoned
@@ -168,8 +150,7 @@ class LogEnd:
         self.publishing.synced(Seqno(place))
         self.tell(look=look)
         self.steps.commits.wake(self.publishing.durable)
-        if self.publishing.indexable:
-            self.index_flush.after_sync(self.publishing.built_from(self.journal.number))
+        self.store_index(if_due=True)
 
     def look_again(self) -> None:
         """For `GroupCommit`, and who waits: see that nobody waits for what nobody is at any more."""
@@ -254,9 +235,9 @@ class LogEnd:
 
     def store_index(self, *, if_due: bool = False) -> None:
         """Store the index if everything in it is durable; with `if_due` by another thread, once it is time."""
-        if self.publishing.indexable:
-            flush = self.index_flush.after_sync if if_due else self.index_flush.store
-            flush(self.publishing.built_from(self.journal.number))
+        built_from = self.publishing.built_from(self.journal.number)
+        if built_from is not None:
+            (self.index_flush.after_sync if if_due else self.index_flush.store)(built_from)
 
     def unfinished(self) -> str | None:
         """Return what of the writing is under way; None when nothing is."""

@@ -17,23 +17,8 @@ import posixpath
 from dataclasses import dataclass, replace
 
 from tranlog.disk import Disk, DiskFile
-from tranlog.errors import (
-    ConfigError,
-    IndexCutError,
-    RecordLimitError,
-)
-from tranlog.ids import (
-    HISTORY_BYTES,
-    NO_EPOCH,
-    NO_SEQNO,
-    Epoch,
-    Gtid,
-    Lsn,
-    Seqno,
-    lsn,
-    lsn_segment,
-    lsn_text,
-)
+from tranlog.errors import ConfigError, IndexCutError, RecordLimitError
+from tranlog.ids import HISTORY_BYTES, NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_segment, lsn_text
 from tranlog.log.files.cleared import Mark, behind_all, read_mark
 from tranlog.log.files.directory import join, keep_bytes, sign_lock
 from tranlog.log.files.index_table import INDEX_NAME, read_index

@@ -117,16 +117,13 @@ class Publishing:
         self._entries = entries
         return due
 
-    def built_from(self, number: int) -> BuiltFrom:
-        """Return the end of the log that the index describes now; `number` is the newest segment's."""
+    def built_from(self, number: int) -> BuiltFrom | None:
+        """Return the end that the index describes, if all before it is durable; `number` is the newest segment's."""
+        if self.durable != self.visible or self.visible_lsn == NO_LSN:
+            return None
         assert self._segments.history is not None
         end = lsn(number, self.visible_end)
         return BuiltFrom(epoch=self._pending.epoch, end=end, history=self._segments.history)
-
-    @property
-    def indexable(self) -> bool:
-        """Whether there is something in the index, and all of it is durable."""
-        return self.durable == self.visible and self.visible_lsn != NO_LSN
 
     def gate(self, *, committed_only: bool) -> Gate:
         """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""
