@@ -68,13 +68,10 @@ class Journal:
         self._ahead = options.ahead_bytes  # how many at a time; 0 in a segment for which the disk was full
         self._sync_end = 0  # what the sync that is under way covers; a cut lowers it
 
-    def open(
-        self, file: DiskFile, number: int, *, end: int, durable_end: int, begun_at: int | None, history: bytes
-    ) -> None:
+    def open(self, file: DiskFile, number: int, end: int, *, durable_end: int, history: bytes) -> None:
         """Take the newest segment, which ends at `end`."""
         self._file = file
         self.number = number
-        self.begun_at = begun_at
         self.history = history
         self.buffer.start = end
         self.durable_end = durable_end
