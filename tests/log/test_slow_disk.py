@@ -151,7 +151,7 @@ def test_memory_does_not_grow_with_what_waits_for_a_sync() -> None:
         def __getattr__(self, name: str) -> object:
             return getattr(file, name)
 
-    log._end.journal._file = Nowhere()  # type: ignore[assignment]
+    log._end.journal.file = Nowhere()  # type: ignore[assignment]
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -162,4 +162,4 @@ def test_memory_does_not_grow_with_what_waits_for_a_sync() -> None:
         tracemalloc.stop()
     assert written > 5_000_000
     assert grown < 500_000
-    log._end.journal._file = file
+    log._end.journal.file = file

@@ -83,8 +83,18 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_positions(positions: Positions) -> bytes:
     """Return the block that the positions file consists of."""
-    boot_id, identity, *numbers = msgspec.structs.astuple(positions)
-    body = POSITIONS.pack(POSITIONS_MAGIC, boot_id.encode()[:36], identity & 0xFFFF_FFFF_FFFF_FFFF, *numbers)
+    body = POSITIONS.pack(
+        POSITIONS_MAGIC,
+        positions.boot_id.encode()[:36],
+        positions.identity & 0xFFFF_FFFF_FFFF_FFFF,
+        positions.epoch,
+        positions.first_seqno,
+        positions.visible_seqno,
+        positions.durable_seqno,
+        positions.committed_seqno,
+        positions.visible_lsn,
+        positions.history,
+    )
     return body + _CRC.pack(crc32(body))
 
 

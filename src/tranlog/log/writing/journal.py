@@ -51,6 +51,8 @@ class Journal:
 
     def __init__(self, directory: str, disk: Disk, clock: Clock, options: LogOptions, buffer: Buffer) -> None:
         self.buffer = buffer
+        self.file: DiskFile
+        """The newest segment's; there is one from `open` on."""
         self.number = 0
         self.begun_at: int | None = None
         """The stamp of the segment's first sync record; None while it has none."""
@@ -63,24 +65,17 @@ class Journal:
         self._disk = disk
         self._clock = clock
         self._options = options
-        self._file: DiskFile | None = None
         self._reached = 0  # up to here zeros were written behind it
         self._ahead = options.ahead_bytes  # how many at a time; 0 in a segment for which the disk was full
         self._sync_end = 0  # what the sync that is under way covers; a cut lowers it
 
     def open(self, file: DiskFile, number: int, end: int, *, durable_end: int, history: bytes) -> None:
         """Take the newest segment, which ends at `end`."""
-        self._file = file
+        self.file = file
         self.number = number
         self.history = history
         self.buffer.start = end
         self.durable_end = durable_end
-
-    @property
-    def file(self) -> DiskFile:
-        """The newest segment's file."""
-        assert self._file is not None, "opening the log has opened it"
-        return self._file
 
     @property
     def path(self) -> str:
@@ -97,18 +92,18 @@ class Journal:
     def write(self, *, zeros: bool = False) -> tuple[int, bytes]:
         """Write the buffer; return the offset and the bytes. With `zeros` some behind it, for the syncs to come."""
         buffer = self.buffer
-        start = buffer.start
-        if not (zeros and self._write_ahead()):
+        start, end = buffer.start, buffer.start + len(buffer)
+        if not (zeros and self._write_ahead(end)):
             self.file.pwrite(buffer.joined(), start)
-            if zeros and self.end <= self._reached:  # the disk begins while this goes on
+            if zeros and end <= self._reached:  # the disk begins while this goes on
                 self.file.write_out(len(buffer), start, wait=False)
         raw = buffer.joined()
         buffer.written()
         return start, raw
 
-    def _write_ahead(self) -> bool:
+    def _write_ahead(self, end: int) -> bool:
         """Write with zeros behind, if it is time for some; False when nothing is written."""
-        buffer, end = self.buffer, self.end
+        buffer = self.buffer
         count = zeros_ahead(self._ahead, size=end - self.durable_end, end=end, reached=self._reached)
         if not count:
             return False
@@ -213,7 +208,7 @@ class Journal:
             return exc
         self.file.close()
         logger.debug("Rotated. from=%s to=%s", segment_name(self.number), segment_name(number))
-        self._file = file
+        self.file = file
         self.number = number
         self.begun_at = begun_at
         self.buffer.room = 0
@@ -237,5 +232,5 @@ class Journal:
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._file is not None:
-            self._file.close()
+        if self.number:
+            self.file.close()

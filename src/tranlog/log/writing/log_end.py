@@ -271,9 +271,8 @@ class LogEnd:
 
     def check(self) -> None:
         """Raise what has closed the log, or that a full disk has taken what this thread appended."""
-        path = self.refused.pop(get_ident(), None)
-        if path is not None:
-            raise DiskFullError(path=path)
+        if self.refused and get_ident() in self.refused:
+            raise DiskFullError(path=self.refused.pop(get_ident()))
         if self.ownership.lost is not None:
             raise closed_by(self.ownership.lost) from self.ownership.lost
 
