@@ -114,14 +114,14 @@ def measure(bench: Bench) -> None:
             running = [threading.Thread(target=work) for _ in range(many)]
             for one in running:
                 one.start()
-            syncs = log.syncs()
+            syncs = log.status().syncs
 
             def go() -> None:
                 ready_to_go.wait()
                 for one in running:
                     one.join()
 
-            return rate(many * each, go), many * each / (log.syncs() - syncs)
+            return rate(many * each, go), many * each / (log.status().syncs - syncs)
 
         for batch, commits in COMMITS.items():
             commit(1, batch)

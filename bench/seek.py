@@ -135,7 +135,7 @@ def measure(bench: Bench) -> None:
                     must=at_least(0.95) if at == 0 else None,
                 )
             asked = [Seqno(one) for one in random.Random(1).choices(range(RECORDS), k=LOOK_UPS)]
-            segments, index = log._segments, log._segments.index
+            segments, index = log._end.segments, log._end.segments.index
 
             def each(look: Callable[[Seqno], object], seqnos: list[Seqno]) -> Callable[[], float]:
                 def work() -> None:

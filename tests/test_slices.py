@@ -9,10 +9,11 @@ from itertools import pairwise
 
 import pytest
 
-import tranlog.log.writing.log_end
+import tranlog.log.writing.steps
 from fix_log import contents, make_fragment, open_log
 from tranlog.change import Fragment
 from tranlog.log.writing.log import Log
+from tranlog.log.writing.steps import Steps
 from tranlog.slices import SEND_BESIDE_BYTES, SEND_BYTES, SLICE_BYTES, Outflow, slices
 from tranlog.testing.disk import SimDisk, SimFile
 
@@ -89,17 +90,17 @@ def test_no_slice_is_written_before_those_who_commit_were_let_through(
 ) -> None:
     """Issue 5, item 3."""
     done: list[int] = []
-    give_way, pwrite = Log.give_way, SimFile.pwrite
+    give_way, pwrite = Steps.give_way, SimFile.pwrite
 
-    def told(log: Log) -> bool:
+    def told(steps: Steps) -> bool:
         done.append(0)
-        return give_way(log)
+        return give_way(steps)
 
     def written(file: SimFile, raw: bytes | memoryview, offset: int) -> None:
         done.append(len(raw))
         pwrite(file, raw, offset)
 
-    monkeypatch.setattr(Log, "give_way", told)
+    monkeypatch.setattr(Steps, "give_way", told)
     monkeypatch.setattr(SimFile, "pwrite", written)
     with open_log(SimDisk(), spill_buffer_bytes=1) as log:
         done.clear()
@@ -150,7 +151,7 @@ def test_a_commit_that_hangs_stops_no_large_transaction(
 def test_what_is_moved_to_spill_does_not_wait_for_the_lock_that_it_holds_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tranlog.log.writing.log_end, "_GIVE_WAY_S", 3_600)
+    monkeypatch.setattr(tranlog.log.writing.steps, "_GIVE_WAY_S", 3_600)
     with open_log(SimDisk(), spill_above=6 * SLICE_BYTES, buffer_bytes=1_000) as log:
         for piece in pieces_of("large"):
             log.append(piece)

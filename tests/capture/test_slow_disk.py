@@ -125,7 +125,7 @@ def test_memory_does_not_grow_with_what_is_captured() -> None:
     peaks = []
     with Log.open("/log", source_id="busy", disk=disk, clock=clock) as log:
         slow(disk, clock)
-        file = log._file
+        file = log._end.journal.file
 
         class Nowhere:
             """Takes everything and keeps nothing, so that only capture's and the log's own memory counts."""
@@ -136,7 +136,7 @@ def test_memory_does_not_grow_with_what_is_captured() -> None:
             def __getattr__(self, name: str) -> object:
                 return getattr(file, name)
 
-        log._file = Nowhere()  # type: ignore[assignment]
+        log._end.journal.file = Nowhere()  # type: ignore[assignment]
         source = Busy(clock, 0, each_s=0.001, size=8_000)
         capture = Capture(source, log, clock=clock)
         for _ in range(3):
@@ -148,5 +148,5 @@ def test_memory_does_not_grow_with_what_is_captured() -> None:
             finally:
                 tracemalloc.stop()
             source.released.clear()
-        log._file = file
+        log._end.journal.file = file
     assert max(peaks) < 2_000_000, peaks

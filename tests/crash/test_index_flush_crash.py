@@ -61,13 +61,13 @@ class FlushingLife(Life):
         if self.rng.random() < 0.5 and self.disk.exists(TABLE):
             self.disk.unlink(TABLE)
         super().open()
-        object.__setattr__(self.log._index_flush._options, "index_flush_bytes", self.rng.choice((1, 300, 900)))
+        object.__setattr__(self.log._end.index_flush._options, "index_flush_bytes", self.rng.choice((1, 300, 900)))
 
     def step(self, step: int) -> None:
         if WAITING and self.rng.random() < 0.4:
             self.rng.choice(WAITING).join()
         super().step(step)
-        index = self.log._segments.index
+        index = self.log._end.segments.index
         assert index.range.last == self.log.visible_seqno
 
 
@@ -94,8 +94,8 @@ def run_once(seed: int, cut: int, fate: int, steps: int) -> None:
 def every_place_is_right(disk: SimDisk, seed: int) -> None:
     """The index that is continued answers for every seqno as a walk over the log does."""
     with Log.open(PATH, source_id="db", options=options(seed), disk=disk, clock=ManualClock()) as log:
-        log._index_flush._fill.run()
-        index = log._segments.index
+        log._end.index_flush._fill.run()
+        index = log._end.segments.index
         assert (index.range.first, index.range.last) == (log.first_seqno, log.visible_seqno)
         assert index.gap() is None, "whatever was lost, and when, is filled"
         with log.cursor() as cursor:

@@ -29,11 +29,29 @@ import pytest
 from fix_crash import replayable
 from fix_effort import Effort
 from fix_operations import OPERATIONS, PATH, ROUND, Told, check, contents, fragment, open_log, struck_log, transacted
+from tranlog import group_commit
 from tranlog.errors import LogClosedError, LogError
 from tranlog.ids import NO_SEQNO
 from tranlog.log.files import ownership, positions
-from tranlog.log.rules import pending, prefix
-from tranlog.log.writing import allocation, index_flush, log_end, open_transaction, opening, purging, spilling, turns
+from tranlog.log.rules import numbering, pending, prefix
+from tranlog.log.writing import (
+    allocating,
+    allocation,
+    appending,
+    index_flush,
+    journal,
+    log_end,
+    log_view,
+    open_transaction,
+    open_turn,
+    opening,
+    publishing,
+    purging,
+    rolling_back,
+    rotation,
+    spilling,
+    steps,
+)
 from tranlog.log.writing import log as log_module
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.testing.clock import ManualClock
@@ -42,19 +60,29 @@ from tranlog.testing.disk import SimDisk
 TRACED = frozenset(
     str(module.__file__)
     for module in (
+        allocating,
         allocation,
+        appending,
+        group_commit,
         index_flush,
+        journal,
         log_end,
+        log_view,
         log_module,
+        numbering,
         open_transaction,
+        open_turn,
         opening,
         ownership,
         pending,
         positions,
         prefix,
+        publishing,
         purging,
+        rolling_back,
+        rotation,
         spilling,
-        turns,
+        steps,
     )
 )
 """Modules whose lines are counted; a compiled one has none."""
@@ -140,7 +168,7 @@ def run_once(seed: int, name: str, step: int, fate: int) -> int:
                 pass
             over.append("over")
 
-        if log._fragno == 0:
+        if log._end.turn is None:
             thread = threading.Thread(target=other, daemon=True)
             thread.start()
             thread.join(20)

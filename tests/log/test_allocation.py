@@ -12,7 +12,7 @@ import pytest
 from fix_log import PATH, contents, fill, make_fragment, open_log, open_reader, read_all, run_threads
 from tranlog.change import Fragment
 from tranlog.errors import DiskFullError, LogClosedError
-from tranlog.ids import Epoch, Seqno
+from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.index import IndexRange
 from tranlog.log.rules.prefix import Extent, UnbrokenPrefix
@@ -103,7 +103,7 @@ def test_a_durable_commit_waits_for_every_older_transaction() -> None:
     for thread in threads:
         thread.start()
     started.wait()
-    while len(log._changed._waiters) < 8:  # type: ignore[attr-defined]
+    while len(log._steps.changed._waiters) < 8:  # type: ignore[attr-defined]
         pass
     assert not done and log.visible_seqno == 0
     syncs = disk.counts["sync"]
@@ -262,7 +262,7 @@ def test_an_empty_transaction_fits_any_place(size: int) -> None:
         fragment = make_fragment("e", bytes(grown), source_id="", shard_id="", tables=())
         own = size_of([fragment])
         padding = padding_for(own, ids, 5)
-        pieces = empty_records(own + padding, ids, 5, seqno=Seqno(7), epoch=Epoch(2), checksum=True)
+        pieces = empty_records(own + padding, ids, 5, Gtid(Epoch(2), Seqno(7)), checksum=True)
         assert sum(map(len, pieces)) == own + padding
     assert empty_transaction(ids, 5).event_id == ids[1]
 
@@ -338,7 +338,7 @@ def test_an_index_stored_while_one_is_unfinished_is_continued_after_a_crash(comp
     assert log.visible_seqno == kept
     with Log.open(PATH, source_id="db1", disk=disk.after_crash(random.Random(seed))) as again:
         assert seqnos(again) == list(range(kept + 2)), "all that was durable, and the no-op of this opening"
-        index = again._segments.index
+        index = again._end.segments.index
         assert index.range == IndexRange(Seqno(0), again.last_seqno, again.last_seqno, again.last_seqno)
         for seqno in range(kept + 2):
             with again.cursor() as cursor:

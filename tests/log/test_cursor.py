@@ -65,9 +65,9 @@ def mixed_log(disk: SimDisk, seed: int = 1) -> tuple[Log, list[bytes]]:
         for part in parts[:-1]:
             log.append(make_fragment(f"e{number}", part, last=False))
             if rng.random() < 0.1:
-                log._flush()
-                with log._lock:
-                    log._sync_now()  # so that sync records stand between fragments
+                log._end.flush()
+                with log._steps.lock:
+                    log._end.sync_now()  # so that sync records stand between fragments
         log.append(make_fragment(f"e{number}", parts[-1]))
         wanted.append(b"".join(parts))
         if rng.random() < 0.4:
@@ -198,7 +198,7 @@ def test_headers_alone_read_little_of_large_payloads() -> None:
             log.append(make_fragment("big", bytes(1 << 20)))
         log.commit()
         read = 0
-        log._segments.recent = None
+        log._end.segments.recent = None
         cursor = log.cursor()
         assert cursor.next_header() is not None
         reader = cursor._reader
@@ -441,7 +441,7 @@ def test_damage_is_passed_over_without_checksums() -> None:
         fill(log, 3)
         flip(disk, segment_path(1), len(disk.content(segment_path(1))) - 20)
         assert len(contents(log)) == 3, "what was just written is still in memory"
-        log._recent.forget()
+        log._end.recent.forget()
         with pytest.raises(CorruptRecordError, match="checksum"):
             contents(log)
         with open_reader(disk, checksum=False) as reader:
@@ -600,7 +600,7 @@ def test_a_segment_that_lost_its_last_record_is_damage() -> None:
 def test_a_disk_that_cannot_be_read_is_named() -> None:
     disk = SimDisk()
     with open_log(disk) as log:
-        log._segments.recent = None
+        log._end.segments.recent = None
         fill(log, 3)
         append_large(log, "x", [b"1", b"2"])
         log.commit()

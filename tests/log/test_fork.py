@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -181,12 +182,15 @@ def test_a_child_does_not_wait_for_a_lock_that_another_thread_held(tmp_path: Pat
                 thread.join()
 
 
-@pytest.mark.parametrize("held", ["_lock", "_spilling", "_segments", "_seen"])
+HELD_LOCKS = ("steps.lock", "spilling._lock", "segments._lock", "publishing.seen._lock", "steps.commits._at_sync")
+
+
+@pytest.mark.parametrize("held", HELD_LOCKS)
 def test_a_child_closes_whatever_lock_was_held(tmp_path: Path, held: str) -> None:
     path = tmp_path / "log"
     with Log.open(path, source_id="db1") as log:
         fill(log, 2)
-        lock = log._lock if held == "_lock" else getattr(log, held)._lock
+        lock = attrgetter(held)(log._end)
         taken, over = threading.Event(), threading.Event()
 
         def hold() -> None:

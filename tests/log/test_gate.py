@@ -145,8 +145,8 @@ def test_a_cursor_with_memory_sees_what_one_without_sees(seed: int) -> None:
     log.commit()
     while (found := live.next()) is not None:
         seen.append((found.header.seqno, found.header.event_id, b"".join(found.payloads())))
-    log._recent.forget()
-    log._segments.recent = None
+    log._end.recent.forget()
+    log._end.segments.recent = None
     with log.cursor() as cursor:
         plain = []
         while (found := cursor.next()) is not None:

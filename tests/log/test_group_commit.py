@@ -10,8 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from fix_log import PATH, contents, fill, make_fragment, open_log, read_all, run_threads, segment_names
+from tranlog import group_commit
 from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, LogLockedError, SegmentGoneError
-from tranlog.log.writing import log_end
+from tranlog.log.writing import steps
 from tranlog.log.writing.log import Log
 from tranlog.testing.disk import SimDisk
 
@@ -19,7 +20,7 @@ from tranlog.testing.disk import SimDisk
 def until_waiting(log: Log, count: int) -> None:
     """Return when so many threads wait for a sync or a transaction to end."""
     deadline = time.monotonic() + 60
-    while len(log._changed._waiters) + len(log._turns) < count:  # type: ignore[attr-defined]
+    while len(log._steps.changed._waiters) + len(log._steps.commits) < count:  # type: ignore[attr-defined]
         assert time.monotonic() < deadline, "nobody waits"
         time.sleep(0)
 
@@ -184,7 +185,7 @@ def test_an_abandoned_transaction_under_a_running_sync_proves_nothing() -> None:
     log.append(make_fragment("second", bytes(2_000)))
     go_on.set()
     leader.join(60)
-    assert log._durable_end == end
+    assert log._end.journal.durable_end == end
     assert log.durable_seqno == 1
     log.commit()
     log.close()
@@ -296,7 +297,8 @@ def test_a_failed_sync_is_told_to_everybody_who_waits() -> None:
 @pytest.mark.parametrize("harm", ["sync", "lock", "segment", "interrupt"])
 def test_nobody_waits_who_could_know(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ends a sync wakes those who wait for it, those who are to sync next too: none goes by its patience."""
-    monkeypatch.setattr(log_end, "_LOOK_AGAIN_S", 1_000)
+    monkeypatch.setattr(group_commit, "LOOK_AGAIN_S", 1_000)
+    monkeypatch.setattr(steps, "LOOK_AGAIN_S", 1_000)
     disk = SimDisk()
     log = open_log(disk)
     gate = Gate(disk)
@@ -322,7 +324,7 @@ def test_nobody_waits_who_could_know(harm: str, monkeypatch: pytest.MonkeyPatch)
     if harm == "sync":
         disk.fail_at[disk.calls + 1] = errno.EIO
     elif harm == "interrupt":
-        monkeypatch.setattr(log, "_end_sync", lambda *_: (_ for _ in ()).throw(Interrupted))
+        monkeypatch.setattr(log._end, "synced", lambda *_: (_ for _ in ()).throw(Interrupted))
     else:
         disk.unlink(f"{PATH}/{'disklog.lck' if harm == 'lock' else segment_names(disk)[-1]}")
     gate.let(10)

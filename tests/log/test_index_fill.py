@@ -54,7 +54,7 @@ def a_log(disk: SimDisk, *, size: int = 300, count: int = 1_500, segment_bytes: 
     """Write a log of many segments; return the number of the newest."""
     with open_log(disk, segment_bytes=segment_bytes) as log:
         fill(log, count, size=size)
-        return log._number
+        return log._end.journal.number
 
 
 def reopen(disk: SimDisk) -> Log:
@@ -65,7 +65,7 @@ def filled(log: Log) -> None:
     """Wait until the writer has filled the gaps of its index; a commit begins it."""
     log.append(make_fragment("begins it"))
     log.commit()
-    thread = log._index_flush._filling
+    thread = log._end.index_flush._filling
     assert thread is not None
     thread.join(60)
     assert not thread.is_alive()
@@ -116,7 +116,7 @@ def test_a_lost_index_is_as_dense_as_before_after_one_writer(
     assert newest > 5
     disk.unlink(TABLE)
     with reopen(disk) as log:
-        rough = [shape(one) for one in log._segments.index.buckets()]
+        rough = [shape(one) for one in log._end.segments.index.buckets()]
         assert places(rough) < places(before), "opening scans no old segment"
         filled(log)
         log.flush_index()
@@ -164,7 +164,7 @@ def test_it_is_stored_with_the_next_commit() -> None:
     filled(log)
     log.append(make_fragment("the next"))
     log.commit()
-    thread = log._index_flush._thread
+    thread = log._end.index_flush._thread
     assert thread is not None
     thread.join(60)
     disk.kill()
@@ -180,7 +180,7 @@ def test_a_writer_that_is_idle_does_it_too() -> None:
     log = reopen(disk)
     for _ in range(2):
         log.expire()
-        for thread in (log._index_flush._filling, log._index_flush._thread):
+        for thread in (log._end.index_flush._filling, log._end.index_flush._thread):
             assert thread is not None
             thread.join(60)
     disk.kill()
@@ -231,7 +231,7 @@ def test_each_writer_goes_on_where_the_one_before_it_was_ended(monkeypatch: pyte
         log.append(make_fragment("one"))
         log.commit()
         if rng.random() < 0.3:
-            log._index_flush.end_filling()  # or its thread would go on after the process was killed
+            log._end.index_flush.end_filling()  # or its thread would go on after the process was killed
             disk.kill()
         else:
             log.close()
@@ -259,7 +259,7 @@ def test_transactions_of_every_form_are_found() -> None:
                     with log.begin() as large:
                         for fragno in range(5):
                             large.add(make_fragment("large", make_payload(number, 1_000), last=fragno == 4))
-            newest = log._number
+            newest = log._end.journal.number
     before = stored(disk)
     assert newest > 3
     disk.unlink(TABLE)
@@ -278,7 +278,7 @@ def test_what_was_abandoned_is_not_filled_in() -> None:
     disk.unlink(TABLE)
     with reopen(disk) as log:
         filled(log)
-        index = log._segments.index
+        index = log._end.segments.index
         assert index.gap() is None
         with log.cursor() as cursor:
             for seqno in range(log.visible_seqno + 1):
@@ -315,9 +315,9 @@ def test_a_log_that_changed_during_the_walk(how: str, monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setattr(index_fill, "walk_gap", changing)
-    log._index_flush._fill.run()
+    log._end.index_flush._fill.run()
     assert came
-    index = log._segments.index
+    index = log._end.segments.index
     assert (index.range.first, index.range.last) == (log.first_seqno, log.visible_seqno)
     if how == "removed":
         gap = index.gap()
@@ -327,7 +327,7 @@ def test_a_log_that_changed_during_the_walk(how: str, monkeypatch: pytest.Monkey
         return
     assert index.gap() is None
     for bucket in index.buckets():
-        assert log._segments.knows(bucket.segment)
+        assert log._end.segments.knows(bucket.segment)
     assert contents(log)
     log.close()
 
@@ -342,7 +342,7 @@ def test_a_segment_that_is_damaged_is_filled_up_to_there() -> None:
         starts = record_starts(disk, 3)
         flip(disk, segment_path(3), starts[len(starts) // 2], 0xFF)  # its length
         filled(log)
-        index = log._segments.index
+        index = log._end.segments.index
         gap = index.gap()
         assert gap is not None and lsn_segment(gap.place.lsn) == 3 and gap.place.seqno > entry.first_seqno
         assert index.gap(Seqno(gap.upto + 1)) is None, "the others are filled"
@@ -354,7 +354,7 @@ def test_an_index_that_is_dense_starts_no_thread() -> None:
     a_log(disk)
     with reopen(disk) as log:
         fill(log, 5)
-        assert log._index_flush._filling is None and not log._index_flush._gaps
+        assert log._end.index_flush._filling is None and not log._end.index_flush._gaps
 
 
 def test_readers_of_the_writers_process_teach_its_index_nothing() -> None:
@@ -363,9 +363,9 @@ def test_readers_of_the_writers_process_teach_its_index_nothing() -> None:
     a_log(disk)
     disk.unlink(TABLE)
     with open_log(disk, segment_bytes=SEGMENT, index_flush_s=None) as log:
-        before = [shape(one) for one in log._segments.index.buckets()]
+        before = [shape(one) for one in log._end.segments.index.buckets()]
         with log.cursor() as cursor:
             for seqno in range(0, 1_400, 90):
                 cursor.seek(Seqno(seqno))
                 assert cursor.next() is not None
-        assert [shape(one) for one in log._segments.index.buckets()] == before
+        assert [shape(one) for one in log._end.segments.index.buckets()] == before

@@ -40,7 +40,7 @@ def stored_last(disk: SimDisk) -> int:
 
 
 def wait_for_flush(log: Log) -> None:
-    thread = log._index_flush._thread
+    thread = log._end.index_flush._thread
     if thread is not None:
         thread.join(60)
         assert not thread.is_alive()
@@ -169,7 +169,7 @@ def test_a_view_that_was_overtaken_is_dropped(held: list[threading.Thread]) -> N
     log.close()
     with open_log(disk) as log:
         assert [event_id for _, event_id, _ in contents(log)] == ["stays"]
-        assert log._segments.index.range.last == log.visible_seqno
+        assert log._end.segments.index.range.last == log.visible_seqno
 
 
 def test_views_are_stored_as_they_were_taken(held: list[threading.Thread]) -> None:
@@ -187,7 +187,7 @@ def test_views_are_stored_as_they_were_taken(held: list[threading.Thread]) -> No
             held.clear()
             index, built_from = SeqnoIndex.restore(decode_table(disk.content(TABLE)))
             place = index.exact(index.range.last)
-            assert place is not None and place < built_from.end <= log._pending.start | log._number << 32
+            assert place is not None and place < built_from.end <= log._pending.start | log._end.journal.number << 32
     log.close()
 
 
@@ -256,9 +256,9 @@ def test_opening_walks_only_what_came_behind_the_last_flush(close: bool) -> None
     with open_log(disk, segment_bytes=20_000_000) as log:
         # Bytes are read for the walk, and once more for what no sync record proves.
         assert disk.read < 3 * (whole * (71 - flushed) // 71) + 1_000_000
-        assert log._segments.index.range.last == log.visible_seqno == 71
+        assert log._end.segments.index.range.last == log.visible_seqno == 71
         assert len(contents(log)) == 70
-        starts = log._segments.index
+        starts = log._end.segments.index
         for seqno in range(71):
             place = starts.lte(Seqno(seqno))
             assert place is not None and place.seqno <= seqno
@@ -296,7 +296,7 @@ def test_an_end_that_is_not_there_any_more_is_not_believed(harm: str) -> None:
     with open_log(disk, segment_bytes=20_000_000) as log:
         flushed = index.range.last
         kept = {"another": 71, "cut": flushed - 1}.get(harm, flushed)
-        assert log.visible_seqno == log._segments.index.range.last == kept
+        assert log.visible_seqno == log._end.segments.index.range.last == kept
         assert len(contents(log)) == kept - 1
 
 

@@ -249,7 +249,7 @@ class IndexOfALogAgainstDict(RuleBasedStateMachine):
     @rule()
     def fill(self) -> None:
         """What a lost index left out is walked; it has no gap then, nor gets one by anything but a loss."""
-        self.log._index_flush._fill.run()
+        self.log._end.index_flush._fill.run()
         self.dense = True
 
     def forget_from(self, seqno: int) -> None:
@@ -351,7 +351,7 @@ class IndexOfALogAgainstDict(RuleBasedStateMachine):
         """Whatever became of the stored index: a right answer, or one from which a reader finds it."""
         if not hasattr(self, "log"):
             return
-        segments = self.log._segments
+        segments = self.log._end.segments
         index, covered = segments.index, segments.index.range
         assert (covered.first, covered.last) == (self.log.first_seqno, self.log.visible_seqno)
         assert set(self.places) == set(range(covered.first, covered.last + 1))

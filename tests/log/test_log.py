@@ -469,9 +469,9 @@ def test_an_abandoned_transaction_that_a_sync_covered_is_cut_below_it() -> None:
     fill(log, 1)
     log.append(make_fragment("gone", b"x" * 500, last=False))
     log.append(make_fragment("gone", b"y" * 500, last=False))
-    log._flush()
-    with log._lock:
-        log._sync_now()
+    log._end.flush()
+    with log._steps.lock:
+        log._end.sync_now()
     log.abandon_open()
     fill(log, 2, start=1)
     import random
@@ -836,7 +836,7 @@ def test_the_first_append_behind_a_commit_takes_the_short_way(monkeypatch: pytes
     """It differs by the sync record in front of it; so does each append where each is committed."""
     disk = SimDisk()
     with open_log(disk) as log:
-        monkeypatch.setattr(log, "_encode", lambda *_: pytest.fail("encoded the long way"))
+        monkeypatch.setattr(log._appending, "_encode", lambda *_: pytest.fail("encoded the long way"))
         for number in range(3):
             log.append(make_fragment(f"e{number}"))
             log.commit()

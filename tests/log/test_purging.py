@@ -212,7 +212,7 @@ def test_each_purge_is_told_from_the_others() -> None:
         log.trim(UpToSeqno(seqno=stats[0].last_seqno, told="the first"))
         clock.advance(60)
         log.trim(LargerThan(bytes=3_000))
-        first, later = log._segments.purged(Seqno(0)), log._segments.purged(stats[1].first_seqno)
+        first, later = log._end.segments.purged(Seqno(0)), log._end.segments.purged(stats[1].first_seqno)
         assert (first.limit, first.up_to, first.at_ms) == ("a trim to the first", stats[0].last_seqno, START)
         assert (later.limit, later.at_ms) == ("retention_bytes = 3000", START + 60_000)
     disk.unlink(f"{PATH}/{PURGED_NAME}")

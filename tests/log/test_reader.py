@@ -232,8 +232,8 @@ def test_damage_that_shows_while_scanning_on() -> None:
             log.append(make_fragment())
             log.commit(sync=False)
             size = len(disk.content(segment_path(1)))
-            with log._lock:
-                log._sync_now()
+            with log._steps.lock:
+                log._end.sync_now()
             log.append(make_fragment())
             log.commit(sync=False)
             flip(disk, segment_path(1), size - 10)

@@ -691,7 +691,7 @@ def test_a_place_in_what_is_dead_is_not_learned_any_more() -> None:
     assert placed is not None
     fill(log, 20)
     dead = {one.header.seqno: one.header.lsn for _, one in open_reader(disk).abandoned()}
-    for segments in (log._segments, open_reader(disk)._segments):
+    for segments in (log._end.segments, open_reader(disk)._segments):
         for seqno, place in dead.items():
             segments.note(seqno, place)
         segments.learn_run(1, Seqno(0), [16 + 10 * at for at in range(200)])

@@ -226,10 +226,10 @@ class RollbackAgainstList(RuleBasedStateMachine):
         assert status.durable_seqno == self.durable - 1
         assert status.last_seqno == len(self.entries) - 1
         assert status.first_seqno == self.first
-        covered = self.log._segments.index.range
+        covered = self.log._end.segments.index.range
         assert (covered.first, covered.last) == (self.first, self.visible - 1)
-        place = self.log._segments.index.exact(covered.last)
-        assert place == self.log._visible_start
+        place = self.log._end.segments.index.exact(covered.last)
+        assert place == self.log._end.publishing.visible_lsn
 
     def teardown(self) -> None:
         if not hasattr(self, "log"):

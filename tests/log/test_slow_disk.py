@@ -48,7 +48,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def waiting(log: Log) -> int:
-    return len(log._changed._waiters) + len(log._turns)  # type: ignore[attr-defined]
+    return len(log._steps.changed._waiters) + len(log._steps.commits)  # type: ignore[attr-defined]
 
 
 def test_writers_share_syncs_and_wait_for_theirs() -> None:
@@ -138,8 +138,7 @@ def test_memory_does_not_grow_with_what_waits_for_a_sync() -> None:
     log = open_log(disk, buffer_bytes=10_000)
     log.append(make_fragment("warm", bytes(10_000)))
     log.commit()
-    file = log._file
-    assert file is not None
+    file = log._end.journal.file
     written = 0
 
     class Nowhere:
@@ -152,7 +151,7 @@ def test_memory_does_not_grow_with_what_waits_for_a_sync() -> None:
         def __getattr__(self, name: str) -> object:
             return getattr(file, name)
 
-    log._file = Nowhere()  # type: ignore[assignment]
+    log._end.journal.file = Nowhere()  # type: ignore[assignment]
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -163,4 +162,4 @@ def test_memory_does_not_grow_with_what_waits_for_a_sync() -> None:
         tracemalloc.stop()
     assert written > 5_000_000
     assert grown < 500_000
-    log._file = file
+    log._end.journal.file = file

@@ -626,7 +626,7 @@ def test_a_hold_keeps_the_spill_too() -> None:
     disk = SimDisk()
     with open_log(disk, segment_bytes=1_000, **SMALL) as log:
         seqno = spill_one(log).seqno
-        hold(PATH, "pipe", Seqno(seqno), disk=disk, clock=log._clock)  # type: ignore[arg-type]
+        hold(PATH, "pipe", Seqno(seqno), disk=disk, clock=log._end.clock)  # type: ignore[arg-type]
         fill(log, 40)
         log.purge(below=log.visible_seqno)
         assert log.first_seqno <= seqno

@@ -193,21 +193,20 @@ ACKNOWLEDGED_BEFORE_SYNC = Mutant(
         Edit(
             module="tranlog.log.writing.log_end",
             old="""\
-        self._flush(zeros=True)
-        self._publish(tell=False)
+        self.flush(zeros=True)
+        self.publish(elsewhere=False)
 """,
             new="""\
-        assert self._file is not None
-        self._file.sync()
-        self._flush(zeros=True)
-        self._publish(tell=False)
+        self.journal.file.sync()
+        self.flush(zeros=True)
+        self.publish(elsewhere=False)
 """,
         ),
         Edit(
-            module="tranlog.log.writing.log_end",
+            module="tranlog.group_commit",
             old="""\
                     with self._at_sync:
-                        turn[0].sync()
+                        turn.run()
 """,
             new="""\
                     pass

@@ -21,7 +21,7 @@ from tranlog.errors import (
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records.format import Record
-from tranlog.log.upkeep.copying import CopiedLog
+from tranlog.log.rules.numbering import Numbering
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, decode, encode
@@ -403,8 +403,8 @@ def test_one_conversion_at_a_time_and_only_what_follows() -> None:
     disk = on_disk(golden_segments("simple-100"))
     convert(LOG, NATIVE, disk=disk)
     fragment = Fragment(source_id="", event_id="", shard_id="", tstamp=0, tables=(), payload=b"", last=True)
-    with CopiedLog.open(NATIVE, source_id="", disk=disk) as held:
+    with Log.open(NATIVE, source_id="", disk=disk, numbering=Numbering.GIVEN) as held:
         with pytest.raises(LogLockedError):
             convert(LOG, NATIVE, disk=disk)
         with pytest.raises(AppendOrderError, match="behind"):
-            held.append_copy(fragment, Gtid(Epoch(0), Seqno(7)))
+            held.append_given(fragment, Gtid(Epoch(0), Seqno(7)))

@@ -74,6 +74,10 @@ class Ownership:
             logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
             raise error
 
+    def release(self) -> None:
+        """Let go of the lock file."""
+        self._lock.release()
+
     def may_write(self) -> bool:
         """Whether `check` would return."""
         try:

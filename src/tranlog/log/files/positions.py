@@ -63,7 +63,7 @@ HOLDER_MAX: Final = 360
 
 
 class Positions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer published last.
+    """What a writer published last; the fields are in the order of `POSITIONS`.
 
     `first_seqno` is the first that the log holds or will hold. `visible_lsn` is where the transaction
     `visible_seqno` begins, 0 while there is none. `identity` is the positions file's own, `history` that of the log's
@@ -105,20 +105,11 @@ def decode_positions(raw: bytes) -> Positions | None:
     body = raw[: POSITIONS.size]
     if _CRC.unpack_from(raw, POSITIONS.size)[0] != crc32(body):
         return None
-    magic, boot_id, identity, epoch, first, visible, durable, committed, visible_lsn, history = POSITIONS.unpack(body)
+    magic, boot_id, *numbers = POSITIONS.unpack(body)
     if magic != POSITIONS_MAGIC:
         return None
-    return Positions(
-        boot_id=boot_id.rstrip(b"\0").decode(errors="replace"),
-        identity=identity,
-        epoch=epoch,
-        first_seqno=first,
-        visible_seqno=visible,
-        durable_seqno=durable,
-        committed_seqno=committed,
-        visible_lsn=visible_lsn,
-        history=history,
-    )
+    values = boot_id.rstrip(b"\0").decode(errors="replace"), *numbers
+    return Positions(**dict(zip(Positions.__struct_fields__, values, strict=True)))
 
 
 def read_positions(path: str, disk: Disk) -> Positions | None:

@@ -16,23 +16,67 @@ from tranlog.log.records.format import EventWriter
 from tranlog.log.rules.prefix import Extent
 
 
-class Pending:
-    """Records behind what was written of a segment. The log's lock guards it.
+class Buffer:
+    """Bytes behind what was written of a segment. The log's lock guards it.
 
-    `len` is the number of bytes. They belong at offset `start`; everything before it is written, or allocated to
-    somebody who will.
+    `len` is their number. They belong at offset `start`; everything before it is written, or allocated to somebody
+    who will.
     """
 
-    def __init__(self, *, source_id: str, checksum: bool, most: int) -> None:
-        """`most`: bytes of the largest record to be taken by `add`."""
+    def __init__(self) -> None:
         self.start = 0
         self.room = 0
-        """Up to so many bytes in all, `add` takes transactions; 0 while anything else has to be looked at.
+        """Up to so many bytes in all are put here without a look at anything else; 0 while there is something.
 
-        Below 0 while `add` is at it: whoever finds that afterwards knows that it was broken off in its midst.
+        Below 0 while `Pending.add` is at it: whoever finds that afterwards knows that it was broken off in its midst.
         """
         self.sync_due = True
         """A sync record goes before the next record."""
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def put(self, raw: bytes) -> None:
+        """Put bytes behind the others: part of a transaction, or no transaction."""
+        self._pieces.append(raw)
+        self._size += len(raw)
+
+    def cut(self, size: int) -> None:
+        """Drop the bytes behind the first `size`; no whole transaction is among them."""
+        kept = b"".join(self._pieces)[:size]
+        self._pieces = [kept] if kept else []
+        self._size = len(kept)
+
+    def joined(self, zeros: int = 0) -> bytes:
+        """Return the bytes, with zeros behind them."""
+        pieces = self._pieces
+        if len(pieces) > 1:
+            self._pieces = pieces = [b"".join(pieces)]
+        if zeros:
+            return pieces[0] + bytes(zeros)
+        return pieces[0] if pieces else b""
+
+    def written(self) -> None:
+        """Forget the bytes: they are in the file. The room stays as it is."""
+        self.start += self._size
+        self._pieces = []
+        self._size = 0
+
+    def drop(self) -> None:
+        """Forget the bytes: they will not be written."""
+        self._pieces = []
+        self._size = 0
+        self.room = 0
+
+
+class Pending(Buffer):
+    """The buffer of a history log, and its transactions that are not sealed yet: written or not."""
+
+    def __init__(self, *, source_id: str, checksum: bool, most: int) -> None:
+        """`most`: bytes of the largest record to be taken by `add`."""
+        super().__init__()
         self.epoch = NO_EPOCH
         self.last = NO_SEQNO
         """The last transaction that has a place, here or elsewhere."""
@@ -49,11 +93,6 @@ class Pending:
         self._most = most
         self._checksum = checksum
         self._writer = EventWriter()
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
 
     def add(self, fragment: Fragment, me: int) -> bool:
         """Take a transaction of one fragment, if there is room for it; say whether. Raises RecordLimitError.
@@ -112,38 +151,12 @@ class Pending:
         self.last = self.appended = Seqno(seqno)
         return True
 
-    def put(self, raw: bytes) -> None:
-        """Put bytes behind the others: part of a transaction, or no transaction."""
-        self._pieces.append(raw)
-        self._size += len(raw)
-
     def complete(self, start: int, ids: tuple[str, str]) -> None:
         """Take what was put from offset `start` on for the next transaction, whole."""
         self.starts.append(start)
         self.end = self.start + self._size
         self.last = self.appended = Seqno(self.last + 1)
         self.ids = ids
-
-    def cut(self, size: int) -> None:
-        """Drop the bytes behind the first `size`; no whole transaction is among them."""
-        kept = b"".join(self._pieces)[:size]
-        self._pieces = [kept] if kept else []
-        self._size = len(kept)
-
-    def joined(self, zeros: int = 0) -> bytes:
-        """Return the bytes, with zeros behind them."""
-        pieces = self._pieces
-        if len(pieces) > 1:
-            self._pieces = pieces = [b"".join(pieces)]
-        if zeros:
-            return pieces[0] + bytes(zeros)
-        return pieces[0] if pieces else b""
-
-    def written(self) -> None:
-        """Forget the bytes: they are in the file. The transactions stay until they are sealed, the room as it is."""
-        self.start += self._size
-        self._pieces = []
-        self._size = 0
 
     def seal(self) -> Extent:
         """Return the transactions that are whole, as one extent, and forget them; their bytes are written."""
@@ -167,10 +180,4 @@ class Pending:
         self.start = end
         self.last = Seqno(self.last + 1)
         self.ids = ids
-        self.room = 0
-
-    def drop(self) -> None:
-        """Forget the bytes: they will not be written."""
-        self._pieces = []
-        self._size = 0
         self.room = 0

@@ -1,1 +1,1 @@
-"""Checking, repairing, comparing and copying a log: `verify`, `repairing`, `diff`, `copying`."""
+"""Checking, repairing and comparing a log: `verify`, `repairing`, `diff`."""

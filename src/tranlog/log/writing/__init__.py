@@ -1,5 +1,7 @@
-"""Writing a log: `log.Log` is its one writer.
+"""Writing a log: `log.Log` is its one writer, and each of its operations is one of its `steps`.
 
-`opening` makes what a crash left whole, `log_end` moves what is visible and durable, `allocation` and
-`open_transaction` take large transactions, `spilling` what of them lies beside the log, `purging` gives segments up.
+`opening` makes what a crash left whole, `journal` writes bytes, `publishing` tells what is visible and durable,
+`log_end` moves both. Above it `rotation` ends segments, `appending`, `allocating` and `open_transaction` take
+transactions, `rolling_back` abandons them; `spilling` writes what of them lies beside the log, `purging` gives segments
+up.
 """

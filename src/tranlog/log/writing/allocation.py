@@ -1,8 +1,8 @@
 """A transaction that has its place in the log before its bytes are there.
 
 Owns how a reserved place is filled: with the transaction, or, when that fails, with an empty one of the same length,
-so that no hole stays in the stream. Who may see what is `prefix`'s decision, the places are given out by `log`. The
-hard idea: the length is known before the seqno is, since every number in a record has a fixed width.
+so that no hole stays in the stream. Who may see what is `prefix`'s decision, the places are given out by `allocating`.
+The hard idea: the length is known before the seqno is, since every number in a record has a fixed width.
 
 Source: tokumx-replication (a GTID is taken when a commit begins, and may finish late); design/replication.md,
 "Unbroken prefix".
@@ -14,64 +14,67 @@ import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from tranlog.change import NOOP, Fragment
-from tranlog.disk import DiskFile
 from tranlog.errors import LogError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.records.format import EXTENSION_ITEM, encode_event
+from tranlog.log.records.spill import Reference, encode_reference
 from tranlog.log.rules.prefix import Extent
 from tranlog.payload import Payload, encode
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.slices import Outflow, slices
 
+if TYPE_CHECKING:
+    from tranlog.log.writing.allocating import Allocating
 
-class AllocatingLog(Protocol):
-    """What an allocation needs of its log. All of it takes the log's lock; the bytes are written without it."""
+NO_GTID = Gtid(Epoch(0), Seqno(0))
+"""Of records whose size alone matters, or that are in no log yet."""
 
-    def syncs(self) -> int:
-        """Return how many syncs there were; takes no lock."""
 
-    def begin_write(self, extent: Extent) -> DiskFile:
-        """Return the file to write into. Raises whatever has closed or refused the log meanwhile."""
+def record_of(
+    fragment: Fragment, gtid: Gtid, fragno: int, *, checksum: bool, padding: int = 0, spilled: bool = False
+) -> tuple[bytes, bytes, bytes]:
+    """Return the bytes of a fragment's record, in pieces; `spilled`: it is what refers to a spilled transaction.
 
-    def give_way(self) -> bool:
-        """Let those who commit go first."""
-
-    def end_write(self, extent: Extent, failure: OSError | None) -> None:
-        """Learn that the writing ended. Raises the error that a failure means."""
-
-    def finish(self, extent: Extent, sync: bool) -> None:
-        """Learn that the extent is filled; with `sync`, return once it is durable."""
+    Raises RecordLimitError.
+    """
+    head, trailer = encode_event(
+        seqno=gtid.seqno,
+        fragno=fragno,
+        last_frag=fragment.last,
+        epoch=gtid.epoch,
+        source_id=fragment.source_id,
+        event_id=fragment.event_id,
+        shard_id=fragment.shard_id,
+        tstamp=fragment.tstamp,
+        tables=fragment.tables,
+        payload=fragment.payload,
+        checksum=checksum,
+        padding=padding,
+        spilled=spilled,
+    )
+    return head, fragment.payload, trailer
 
 
 def records_of(
-    fragments: Sequence[Fragment], *, seqno: Seqno, epoch: Epoch, checksum: bool, padding: int, spilled: bool = False
+    fragments: Sequence[Fragment], gtid: Gtid, *, checksum: bool, padding: int = 0, spilled: bool = False
 ) -> Iterator[bytes]:
     """Return the bytes of a transaction, in pieces; `padding` goes into its first record.
 
     `spilled`: the one fragment is what refers to the transaction. Lazy: no record is there before it is asked for.
     """
     for fragno, fragment in enumerate(fragments):
-        head, trailer = encode_event(
-            seqno=seqno,
-            fragno=fragno,
-            last_frag=fragment.last,
-            epoch=epoch,
-            source_id=fragment.source_id,
-            event_id=fragment.event_id,
-            shard_id=fragment.shard_id,
-            tstamp=fragment.tstamp,
-            tables=fragment.tables,
-            payload=fragment.payload,
-            checksum=checksum,
-            padding=0 if fragno else padding,
-            spilled=spilled,
-        )
-        yield head
-        yield fragment.payload
-        yield trailer
+        yield from record_of(fragment, gtid, fragno, checksum=checksum, padding=padding, spilled=spilled)
+        padding = 0
+
+
+def referring(last: Fragment, reference: Reference) -> Fragment:
+    """Return what stands in the log for a spilled transaction whose last fragment is `last`."""
+    return msgspec.structs.replace(last, payload=encode_reference(reference))
 
 
 def empty_transaction(ids: tuple[str, str], tstamp: int, filling: int = 0) -> Fragment:
@@ -88,8 +91,7 @@ def empty_transaction(ids: tuple[str, str], tstamp: int, filling: int = 0) -> Fr
 
 def size_of(fragments: Sequence[Fragment]) -> int:
     """Return how many bytes a transaction's records take, without padding. Raises RecordLimitError."""
-    pieces = records_of(fragments, seqno=Seqno(0), epoch=Epoch(0), checksum=False, padding=0)
-    return sum(len(piece) for piece in pieces)
+    return sum(len(piece) for piece in records_of(fragments, NO_GTID, checksum=False))
 
 
 def padding_for(size: int, ids: tuple[str, str], tstamp: int) -> int:
@@ -98,9 +100,7 @@ def padding_for(size: int, ids: tuple[str, str], tstamp: int) -> int:
     return max(missing, EXTENSION_ITEM.size) if missing > 0 else 0
 
 
-def empty_records(
-    size: int, ids: tuple[str, str], tstamp: int, *, seqno: Seqno, epoch: Epoch, checksum: bool
-) -> list[bytes]:
+def empty_records(size: int, ids: tuple[str, str], tstamp: int, gtid: Gtid, *, checksum: bool) -> list[bytes]:
     """Return the bytes of an empty transaction that takes exactly `size` bytes, not less than the shortest."""
     shortest = size_of([empty_transaction(ids, tstamp)])
     filling = padding = 0
@@ -112,7 +112,7 @@ def empty_records(
             filling += padding
             padding = size - size_of([empty_transaction(ids, tstamp, filling)])
     empty = [empty_transaction(ids, tstamp, filling)]
-    pieces = list(records_of(empty, seqno=seqno, epoch=epoch, checksum=checksum, padding=padding))
+    pieces = list(records_of(empty, gtid, checksum=checksum, padding=padding))
     assert sum(len(piece) for piece in pieces) == size
     return pieces
 
@@ -124,19 +124,21 @@ class Place:
     between any two lines makes it do, and leaves the place empty itself.
     """
 
-    __slots__ = ("_holder", "before", "checksum", "extent", "gtid", "start", "tstamp")
+    __slots__ = ("_holder", "before", "checksum", "extent", "gtid", "tstamp")
 
-    def __init__(
-        self, extent: Extent, gtid: Gtid, *, start: int, before: tuple[str, str], tstamp: int, checksum: bool
-    ) -> None:
+    def __init__(self, extent: Extent, gtid: Gtid, before: tuple[str, str], tstamp: int, *, checksum: bool) -> None:
         """`before`: source id and event id of the transaction before it."""
         self.extent = extent
         self.gtid = gtid
-        self.start = start
         self.before = before
         self.tstamp = tstamp
         self.checksum = checksum
         self._holder: weakref.ref[Allocation] | None = None
+
+    @property
+    def start(self) -> int:
+        """The offset at which it begins."""
+        return self.extent.starts[0]
 
     def hand_to(self, holder: Allocation) -> None:
         """Have `holder` be the one who fills it."""
@@ -148,15 +150,8 @@ class Place:
 
     def empty_pieces(self) -> list[bytes]:
         """Return the bytes of the empty transaction that fits this place."""
-        gtid = self.gtid
-        return empty_records(
-            self.extent.end - self.start,
-            self.before,
-            self.tstamp,
-            seqno=gtid.seqno,
-            epoch=gtid.epoch,
-            checksum=self.checksum,
-        )
+        size = self.extent.end - self.start
+        return empty_records(size, self.before, self.tstamp, self.gtid, checksum=self.checksum)
 
 
 class Allocation:
@@ -170,7 +165,7 @@ class Allocation:
     """
 
     def __init__(
-        self, log: AllocatingLog, place: Place, fragments: Sequence[Fragment], *, padding: int, spilled: bool = False
+        self, log: Allocating, place: Place, fragments: Sequence[Fragment], *, padding: int, spilled: bool = False
     ) -> None:
         """For `Log.allocate` only."""
         self.gtid = place.gtid
@@ -192,17 +187,9 @@ class Allocation:
         LogClosedError.
         """
         if not self._written:
-            gtid = self.gtid
-            self._fill(
-                records_of(
-                    self._fragments,
-                    seqno=gtid.seqno,
-                    epoch=gtid.epoch,
-                    checksum=self._place.checksum,
-                    padding=self._padding,
-                    spilled=self._spilled,
-                )
-            )
+            checksum, padding = self._place.checksum, self._padding
+            spilled = self._spilled
+            self._fill(records_of(self._fragments, self.gtid, checksum=checksum, padding=padding, spilled=spilled))
             self._written = True
 
     def complete(self, *, sync: bool = True) -> Gtid:

@@ -1,10 +1,10 @@
 """The end of a log that is being written: what is appended, visible and durable, and how each of the three moves.
 
-Owns the newest segment's file, the buffer in front of it, the places that were given out, group commit, and what a
-disk that is full or fails does to them. When a segment ends, what is opened, purged or abandoned is `log`'s. The hard
-idea: there are three ends, and each moves by its own rule. *Appended* may be in memory; *visible* is written and whole,
-with everything before it; *durable* is what a sync covered. A sync runs outside the lock, one thread at a time, and
-serves everybody who came before it began.
+Owns how each of the three moves, what a full or failing disk does to them, and what is done at the end. The bytes are
+`journal`'s, who hears of them is `publishing`'s, and who waits for a sync is `group_commit`'s. The hard idea: there are
+three ends, and each moves by its own rule. *Appended* may be in memory; *visible* is written and whole, with everything
+before it; *durable* is what a sync covered. A sync runs outside the lock, one thread at a time, and serves everybody
+who came before it began.
 
 Source: design/performance.md, "One lock, leader/follower group commit"; design/replication.md, "Unbroken prefix".
 """
@@ -13,841 +13,357 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import time
 import weakref
 from collections.abc import Sequence
 from threading import get_ident
-from types import TracebackType
 
-from tranlog.change import Fragment
 from tranlog.clock import Clock
-from tranlog.disk import Disk, DiskFile, DiskLock
-from tranlog.errors import (
-    AppendOrderError,
-    DiskFailedError,
-    DiskFullError,
-    LogClosedError,
-    LogError,
-    RecordLimitError,
-    SegmentGoneError,
-)
-from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno, lsn
-from tranlog.log.files.directory import DISK_FULL, join
-from tranlog.log.files.ownership import OwnedDisk, Ownership, closed_by, renew_locks
-from tranlog.log.files.positions import (
-    NO_LSN,
-    POSITIONS_NAME,
-    Positions,
-    PositionsFile,
-)
+from tranlog.disk import Disk
+from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, PurgeFailedError, SegmentGoneError
+from tranlog.group_commit import Sync
+from tranlog.ids import NO_SEQNO, Gtid, Seqno
+from tranlog.log.files.directory import DISK_FULL, join, list_segments
+from tranlog.log.files.ownership import Ownership, closed_by, renew_locks
+from tranlog.log.files.positions import NO_LSN, POSITIONS_NAME
 from tranlog.log.files.recent import RecentPieces
-from tranlog.log.files.scan import read_fragments
 from tranlog.log.files.segments import Segments
-from tranlog.log.options import LogOptions, ReadCounts, zeros_ahead
-from tranlog.log.reading.gate import Gate
-from tranlog.log.records.format import (
-    FRAGNO_MAX,
-    HEADER,
-    SEGMENT_BYTES_MAX,
-    SEQNO_MAX,
-    encode_event,
-    encode_sync,
-    segment_name,
-)
-from tranlog.log.records.spill import REFERENCE, Reference, encode_reference
-from tranlog.log.rules.index import BuiltFrom, SeqnoIndex
+from tranlog.log.options import LogOptions
 from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.prefix import Extent, UnbrokenPrefix
-from tranlog.log.rules.retention import rotation_due
 from tranlog.log.writing.allocation import Place
-from tranlog.log.writing.flushing import Flushing
 from tranlog.log.writing.index_flush import IndexFlush
-from tranlog.log.writing.opening import RecoveryReport
-from tranlog.log.writing.purging import Purging
-from tranlog.log.writing.spilling import SpilledTransaction, Spilling
-from tranlog.log.writing.turns import Turns, Waiter
+from tranlog.log.writing.journal import Journal
+from tranlog.log.writing.open_turn import OpenTurn
+from tranlog.log.writing.opening import OpenedSegment
+from tranlog.log.writing.publishing import Publishing
+from tranlog.log.writing.spilling import Spilling
+from tranlog.log.writing.steps import Steps
 
 logger = logging.getLogger(__name__)
 
 _WRITERS: weakref.WeakSet[LogEnd] = weakref.WeakSet()
 """The logs that this process has open for writing; a child that is forked lets go of each."""
-_LOOK_AGAIN_S = 0.2
-"""Whoever waits for another thread looks so often whether that one is still at it."""
-_LOOK_EVERY = 64
-"""So many syncs at most are believed to leave the directory's entries alone because it says so."""
-_GIVE_WAY_S = 0.001
-"""So long a large transaction waits for those who commit, between two of its slices."""
-_GIVE_WAY_LOOKS = 5
-"""So often it looks in that time whether they are through."""
-
-
-_Sync = tuple[DiskFile, Seqno]
-"""A sync: of which file, and up to where it counts."""
-_Turn = _Sync | Waiter | Seqno
-"""What a commit does next: lead a sync, wait for another one's, or return up to where everything is durable."""
-
-
-class _Step:
-    """One operation of the writer, under the log's lock; what leaves it in its midst closes the log for writing.
-
-    One of our own exceptions has been resolved by whoever raised it. After any other, of which Ctrl-C, a handler of a
-    signal and a lack of memory are some, nobody knows what was done; nor where not even the end of the step was
-    reached, which the next one to come finds out. A wait, and a sync, are no part of the step around them.
-
-    An exception may come between any two lines. CPython raises none that comes from elsewhere between a lock's `with`
-    and its block, nor between the block's end and the release.
-    """
-
-    __slots__ = ("_log", "under_way")
-
-    def __init__(self, log: LogEnd) -> None:
-        self._log = log
-        self.under_way = False
-
-    def __enter__(self) -> None:
-        log = self._log
-        if self.under_way or log._syncing or log._pending.room < 0:
-            log.began(interrupted=self.under_way)
-        self.under_way = True
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None and self.under_way:
-            if issubclass(kind, LogError):
-                self._log.wake_all()
-            else:
-                self._log.interrupted(kind.__name__)
-        self.under_way = False
 
 
 class LogEnd:
-    """The writing end of a log; `Log` is what is opened.
+    """The writing end of a log, as the parts of its writer share it; `Log` is what is opened.
 
-    Threads: any number. A transaction of several fragments belongs to the thread that began it: others wait until its
-    last fragment, or `abandon_open`. `_lock` guards everything; it is let go while a sync runs, and while an
-    allocation's bytes are written.
+    Threads: `steps.lock` guards everything; it is let go while a sync runs, and while an allocation's bytes are
+    written.
     """
 
     def __init__(
-        self, path: str, *, source_id: str, options: LogOptions, disk: Disk, clock: Clock, lock_file: DiskLock
+        self, path: str, disk: Disk, clock: Clock, options: LogOptions, ownership: Ownership, pending: Pending
     ) -> None:
-        """For `open` only."""
-        self._path = path
-        self._source_id = source_id
-        self._options = options
-        self._ownership = Ownership(path, lock_file, lost=self._close_room)
-        self._disk: Disk = OwnedDisk(disk, self._ownership)
-        disk = self._disk  # nothing here writes through another one
-        self._clock = clock
-        self._lock_file = lock_file
-        self._lock = threading.RLock()  # a signal's handler may come back to the log in the midst of a step
-        self._step = _Step(self)
-        self._changed = threading.Condition(self._lock)  # a sync ended, a transaction ended, the log closed
-        self._seen = Gate()  # opens as transactions become visible
-        self._proven = Gate()  # opens as they become durable
-        self._segments = Segments(path, disk)
-        self._segments.recent = self._recent = RecentPieces()
-        self._purging = Purging(path, disk, self._segments)
-        self._spilling = Spilling(
-            path,
-            disk=disk,
-            clock=clock,
-            options=options,
-            may_write=self._ownership.may_write,
-            give_way=self.give_way,
-            syncs=self.syncs,
-        )
-        self._positions: PositionsFile | None = None
-        self._index_flush = IndexFlush(path, disk, clock, self._segments, options, self.give_way)
-        self._syncs = 0
-        self._closed = False
-        self._flushing: Flushing | None = None
-        self._upkeep_only = False
-        # the newest segment
-        self._file: DiskFile | None = None
-        self._number = 0
-        self._begun_at: int | None = None  # its first sync record's stamp
-        self._reached = 0  # up to here zeros were written behind it
-        self._ahead = options.ahead_bytes  # how many at a time; 0 in a segment for which the disk was full
-        self._pending = Pending(source_id=source_id, checksum=options.checksum, most=options.spill_above)
-        self._prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
-        self._places: dict[Seqno, Place] = {}  # those of allocations neither complete nor abandoned
-        self._draining = False  # the disk is full, and writers outside the lock are waited for
-        # the transaction that is being appended
-        self._fragno = 0  # > 0: it is open
-        self._owner = 0
-        self._owner_thread = threading.current_thread()  # of which `_owner` is the number
-        self._open_start = 0
-        self._transaction_bytes = 0
-        self._spilled: SpilledTransaction | None = None  # it became too large, and is being spilled
-        self._refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
-        # visible
-        self._visible = NO_SEQNO
-        self._visible_start = NO_LSN
-        self._visible_end = 0
-        self._visible_ids = (source_id, "")
-        # durable
-        self._durable = NO_SEQNO
-        self._durable_end = 0
-        self._syncing = 0  # the thread that syncs, outside the lock
-        self._turns = Turns()  # those who wait for that one
-        self._at_sync = threading.RLock()  # held by whoever syncs outside the lock; twice by a handler over its sync
-        self._sync: _Sync | None = None  # the sync that was begun last
-        self._sync_end = 0  # what it covers; a cut lowers it
-        self._entries: object = None  # the directory's stamp when its files were looked at last
-        self.recovered = RecoveryReport(created=True, clean=True)
+        """For `Log` only; nothing here writes through another disk than this one, which is owned."""
+        self.path = path
+        self.disk = disk
+        self.clock = clock
+        self.options = options
+        self.ownership = ownership
+        self.pending = pending
+        self.steps = Steps(path, ownership, pending, self)
+        self.segments = Segments(path, disk)
+        self.segments.recent = self.recent = RecentPieces()
+        self.journal = Journal(path, disk, clock, options, pending)
+        self.publishing = Publishing(path, disk, self.segments, pending)
+        give_way, may_write = self.steps.give_way, ownership.may_write
+        self.spilling = Spilling(path, disk, clock, options, may_write=may_write, give_way=give_way, syncs=self.syncs)
+        self.index_flush = IndexFlush(path, disk, clock, self.segments, options, give_way)
+        self.prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
+        self.places: dict[Seqno, Place] = {}  # those of allocations neither complete nor abandoned
+        self.turn: OpenTurn | None = None
+        self.refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
         _WRITERS.add(self)
 
-    @property
-    def disk(self) -> Disk:
-        """The disk on which its directory is."""
-        return self._disk
-
-    @property
-    def path(self) -> str:
-        """The log's directory."""
-        return self._path
-
-    @property
-    def _stopped(self) -> LogError | None:
-        """Why the log is closed for writing; None while it is open."""
-        return self._ownership.lost
-
-    @property
-    def history(self) -> bytes:
-        """The identity of the log's history, 16 bytes: made with the log, and that of each copy of it."""
-        assert self._segments.history is not None, "opening the log has found it, or made it"
-        return self._segments.history
-
-    @property
-    def seqno_index(self) -> SeqnoIndex:
-        """The index: any thread may look up in it and read its range, nobody else may change it."""
-        return self._segments.index
-
-    @property
-    def epoch(self) -> Epoch:
-        """The epoch of this opening of the log."""
-        return self._pending.epoch
-
-    @property
-    def first_seqno(self) -> Seqno:
-        """The first transaction held; NO_SEQNO while there is none."""
-        return self._segments.first_seqno() if self._visible_start != NO_LSN else NO_SEQNO
-
-    @property
-    def last_seqno(self) -> Seqno:
-        """The last transaction that has a place, visible or not; NO_SEQNO while there is none."""
-        return self._pending.last
-
-    @property
-    def visible_seqno(self) -> Seqno:
-        """The last transaction that readers may see."""
-        return self._visible
-
-    @property
-    def durable_seqno(self) -> Seqno:
-        """The last transaction that a sync covered."""
-        return self._durable
-
-    def began(self, *, interrupted: bool) -> None:
-        """For `_Step` only: a step begins."""
-        if interrupted or self._pending.room < 0:
-            self.interrupted("an exception, or a call from a signal's handler,")
-        if self._syncing == get_ident():  # its sync is over, or was broken off
-            self._syncing = 0
-            self._changed.notify_all()
-
-    def interrupted(self, what: str) -> None:
-        """For `_Step` only: close the log for writing; what is half done stays as a crash would leave it."""
-        if self._stopped is None:
-            self._stop(LogClosedError(f"{what} came in the midst of a step of its writer"))
-        self._syncing = 0
-        self._draining = False
-        self.wake_all()
-
-    def wake_all(self) -> None:
-        """Have everybody look again who waits for anything."""
-        self._changed.notify_all()
-        self._turns.wake(NO_SEQNO, everybody=True)
-
-    def _wait(self) -> None:
-        """Wait for whatever changes next, out of the step: everything is in order meanwhile, and has to be."""
-        self._step.under_way = False
-        told = self._changed.wait(_LOOK_AGAIN_S)
-        self._step.under_way = True
-        if not told:
-            self._look_again()
-
-    def _look_again(self) -> None:
-        """Nothing has changed for a while: see that it is not waited for what nobody is at any more."""
-        if self._syncing and self._at_sync.acquire(blocking=False):  # free: that sync was broken off
-            self._at_sync.release()
-            self._syncing = 0
-        if self._fragno and not self._owner_thread.is_alive():
-            self._drop_open()
-        if self._dropped() and self._stopped is None:
-            self._flush()
-            self._publish()
-
-    def _append(self, fragment: Fragment, me: int, reference: Reference | None = None) -> Gtid:
-        """Append a fragment or, with `reference`, the record of a spilled transaction whose last fragment this is."""
-        return self._put(self._encode(fragment, reference), fragment, me, reference)
-
-    def _encode(self, fragment: Fragment, reference: Reference | None = None) -> tuple[bytes, bytes, bytes]:
-        """Return the next record, as `_append` puts it, in pieces; nothing is changed. Raises RecordLimitError."""
-        payload = fragment.payload if reference is None else encode_reference(reference)
-        head, trailer = encode_event(
-            seqno=Seqno(self._pending.last + 1),
-            fragno=0 if reference is not None else min(self._fragno, FRAGNO_MAX),
-            last_frag=fragment.last,
-            epoch=self._pending.epoch,
-            source_id=fragment.source_id,
-            event_id=fragment.event_id,
-            shard_id=fragment.shard_id,
-            tstamp=fragment.tstamp,
-            tables=fragment.tables,
-            payload=payload,
-            checksum=self._options.checksum,
-            spilled=reference is not None,
-        )
-        return head, payload, trailer
-
-    def _put(self, pieces: Sequence[bytes], fragment: Fragment, me: int, reference: Reference | None = None) -> Gtid:
-        """Put a record, or all those of a transaction, behind what is pending; `fragment` is the last one of them."""
-        pending = self._pending
-        pending.room = 0
-        gtid = Gtid(pending.epoch, Seqno(pending.last + 1))
-        fragno = 0 if reference is not None else self._fragno
-        size = sum(map(len, pieces)) + (self._transaction_bytes if fragno else 0)
-        grown = size > self._options.spill_above or fragno > FRAGNO_MAX
-        if grown and reference is None and (fragno or len(fragment.payload) > REFERENCE.size):
-            self._spill_open(fragment, me)
-            return gtid
-        self._prove_before_next()
-        if fragno == 0:
-            self._open_start = pending.start + len(pending)
-        for piece in pieces:
-            pending.put(piece)
-        pending.owners.add(me)
-        if fragment.last:
-            pending.complete(self._open_start, (fragment.source_id, fragment.event_id))
-            if self._fragno:
-                self._fragno = self._owner = 0
-                self._changed.notify_all()
-        else:
-            self._open_to(me)
-            self._transaction_bytes = size
-        if len(pending) >= self._options.buffer_bytes:
-            self._flush()
-        self._let_in()
-        return gtid
-
-    def _let_in(self) -> None:
-        """Let whole transactions in without a look at anything else, where nothing else is the matter."""
-        if not (self._fragno or self._draining or self._refused or self._stopped):
-            self._prove_before_next()
-            self._give_room()
-
-    def _open_to(self, me: int) -> None:
-        """Have the open transaction go on with its next fragment, which is this thread's to append."""
-        self._fragno += 1
-        self._owner = me
-        self._owner_thread = threading.current_thread()
-
-    def _check_shape(self, fragments: Sequence[Fragment]) -> None:
-        """Raise AppendOrderError for what is not one whole transaction: it would be stored as none, or as two."""
-        count = len(fragments)
-        if not count:
-            raise AppendOrderError(path=self._path, why="a transaction without a fragment")
-        for number, fragment in enumerate(fragments, 1):
-            if fragment.last is not (number == count):
-                says = "says that it is the last" if fragment.last else "does not say that it is the last"
-                raise AppendOrderError(path=self._path, why=f"a transaction whose fragment {number} of {count} {says}")
-
-    def _check_none_open(self) -> None:
-        """Raise AppendOrderError where this thread's transaction of several fragments is open."""
-        if self._fragno:
-            why = "what is no part of this thread's open transaction: append its last fragment, or abandon_open"
-            raise AppendOrderError(path=self._path, why=why)
-
-    def _has_room(self) -> bool:
-        """Whether the newest segment, full as it is, takes one more of the largest transactions. Raises if not."""
-        options, pending = self._options, self._pending
-        if pending.start + len(pending) + options.segment_bytes + options.spill_above < SEGMENT_BYTES_MAX:
-            return True
-        why = "one more transaction of a thread that has not completed its own allocation, in a segment of 4 GiB"
-        raise AppendOrderError(path=self._path, why=why)
-
-    def _is_due(self) -> bool:
-        """Whether the newest segment holds something and is old enough to be closed."""
-        due = rotation_due(begun_at=self._begun_at, now_ms=self._clock.now_ms(), retention_s=self._options.retention_s)
-        return due and self._newest_holds()
-
-    def _newest_holds(self) -> bool:
-        """Whether a transaction lives in the newest segment."""
-        after = self._segments.prev_seqno(self._number)
-        return after is not None and self._pending.last > after
-
-    def _unfinished(self) -> str | None:
-        """Return what of the writing is under way; None when nothing is."""
-        if self._fragno:
-            return f"seqno {self._pending.last + 1} is open: its last fragment has not come"
-        oldest = self._prefix.oldest_unfinished()
-        return None if oldest == NO_SEQNO else f"seqno {oldest} has its place and is not complete"
-
-    def _await_quiet(self, me: int) -> None:
-        """Return when nothing is open, unfinished or being synced, so that a segment may end here."""
-        while True:
-            self._check(me)
-            if self._owner == me:
-                self._check_none_open()
-            if not (self._draining or self._fragno or self._syncing or self._prefix.unfinished()):
-                return
-            self._wait()
-
-    def _next_seqno(self, event_id: str) -> Seqno:
-        """Return the seqno to give out. Raises RecordLimitError behind the last one that there is."""
-        if self._pending.last >= SEQNO_MAX:
-            why = f"the log has reached {SEQNO_MAX}, the last seqno there is"
-            raise RecordLimitError(event_id=event_id, why=why)
-        return Seqno(self._pending.last + 1)
-
-    def _give_room(self) -> None:
-        """Let whole transactions in without a look at anything else, as far as buffer and segment go."""
-        pending, options = self._pending, self._options
-        pending.room = max(min(options.buffer_bytes, options.segment_bytes - pending.start), 0)
-
-    def _spill_open(self, fragment: Fragment, me: int) -> None:
-        """Move the open transaction, which grew too large for a segment, out of the log, and `fragment` with it.
-
-        Its seqno and its turn stay: the record that refers to it is appended with its last fragment, by `append`.
-        """
-        spilled = self._spilling.begin(self._pending.epoch)
-        fragno = self._fragno
+    def open(self, opened: OpenedSegment) -> None:
+        """Go on where the log ends that was recovered. Raises OSError."""
+        history = self.segments.history
+        assert history is not None, "opening the log has found it, or made it"
+        self.journal.open(opened.file, opened.number, opened.end, durable_end=opened.durable_end, history=history)
+        self.journal.begun_at = self.segments.begun_and_size(opened.number)[0]
+        ids, start = self.pending.ids, NO_LSN
+        if opened.last_header is not None and opened.last_first_lsn is not None:
+            ids, start = (opened.last_header.source_id, opened.last_header.event_id), opened.last_first_lsn
+        elif opened.event_id:
+            ids = (ids[0], opened.event_id)
+        self.pending.go_back(opened.last_seqno, ids)
+        self.index_flush.adopt(opened.index)
+        self.publishing.open(opened.last_seqno, ids, start, opened.end)
+        self.spilling.take_stock(list_segments(self.path, self.disk), opened.end, history)
         try:
-            if fragno:
-                self._flush()
-                assert self._file is not None
-                for one in read_fragments(self._file, self._number, self._open_start, fragno):
-                    spilled.add(one)
-                self._drop_open()
-            spilled.add(fragment)
-        except BaseException as exc:
-            spilled.abort()
-            if isinstance(exc, LogError) and self._fragno:
-                self._drop_open()
-            raise
-        self._open_start = self._pending.start + len(self._pending)
-        self._fragno = fragno
-        self._open_to(me)
-        self._spilled = spilled
-
-    def _prove_before_next(self) -> None:
-        """Put a sync record before the next record, if a sync has completed since the last one."""
-        if self._pending.sync_due:
-            stamp = self._clock.now_ms()
-            if self._begun_at is None:
-                self._begun_at = stamp
-            self._pending.put(self._sync_record(self._pending.start + len(self._pending), self._durable_end, stamp))
-            self._pending.sync_due = False
-
-    def _sync_record(self, at: int, durable_end: int, stamp: int, number: int = 0) -> bytes:
-        """Return the sync record to be put at offset `at` of a segment, the newest one by default.
-
-        A segment's first one names the history.
-        """
-        history = self.history if at == HEADER.size else b""
-        durable = lsn(self._number, durable_end)
-        return encode_sync(lsn(number or self._number, at), durable, stamp, history, checksums=self._options.checksum)
-
-    def begin_write(self, extent: Extent) -> DiskFile:
-        """For `Allocation` only."""
-        with self._lock, self._step:
-            self._check_extent(extent)
-            extent.writing = True
-            extent.holder = get_ident()
-            assert self._file is not None
-            return self._file
+            self.spilling.drop_below(self.segments.first_seqno())
+        except PurgeFailedError as exc:
+            logger.warning("Spill that nothing refers to could not be removed. path=%s why=%s", self.path, exc)
 
     def syncs(self) -> int:
         """Return how many syncs there were since the log was opened; takes no lock."""
-        return self._syncs
+        return self.journal.syncs
 
-    def give_way(self) -> bool:
-        """Let those who commit go first, for a moment; return whether they are through.
+    @property
+    def durable(self) -> Seqno:
+        """For `GroupCommit` only: the place up to which everything is durable."""
+        return self.publishing.durable
 
-        For whoever writes much beside them, between one slice and the next, without the log's lock: who holds that may
-        want the interpreter, the processor, or the segment's file.
-        """
-        # The lock is watched, not taken: without `with`, an exception between its lines would leave it held for ever.
-        for _ in range(_GIVE_WAY_LOOKS):
-            if not self._step.under_way:
-                return True
-            time.sleep(_GIVE_WAY_S / _GIVE_WAY_LOOKS)
-        return not self._step.under_way
+    def reach(self, target: int) -> Seqno:
+        """For `GroupCommit` only: what a full disk took is not waited for; those that it belonged to are told."""
+        self.check()
+        return Seqno(min(target, self.pending.last))
 
-    def end_write(self, extent: Extent, failure: OSError | None) -> None:
-        """For `Allocation` only."""
-        with self._lock, self._step:
-            extent.writing = False
-            self._changed.notify_all()
-            if failure is not None:
-                raise self._write_failed(failure) from failure
-            self._check_extent(extent)
+    def may_sync(self, target: int) -> bool:
+        """For `GroupCommit` only: where an unfinished allocation is in the way, write and show what is before it."""
+        if self.steps.draining:
+            self.steps.wait()
+        elif NO_SEQNO != self.prefix.oldest_unfinished() <= target:
+            if self.pending:
+                self.flush()
+                self.publish()
+            self.steps.wait()
+        else:
+            return True
+        return False
 
-    def finish(self, extent: Extent, sync: bool) -> None:
-        """For `Allocation` only."""
-        with self._lock, self._step:
-            self._check_extent(extent)
-            extent.done = True
-            self._places.pop(extent.first, None)
-            self._flush()
-            self._publish()
-            self._changed.notify_all()
-            turn = self._take_turn(extent.last, get_ident()) if sync else extent.last
-        if sync:
-            self._await_durable(turn, extent.last, get_ident())
-            with self._lock, self._step:
-                self._check_extent(extent)
+    def begin_sync(self) -> Sync:
+        """For `GroupCommit` only: other processes hear of it once, when it is durable; this one's readers at once."""
+        self.flush(zeros=True)
+        self.publish(elsewhere=False)
+        self.journal.begin_sync(self.publishing.visible_end if len(self.prefix) else self.pending.start)
+        return Sync(self.journal.file.sync, self.publishing.visible)
 
-    def _check_extent(self, extent: Extent) -> None:
-        if extent.refused is not None:
-            raise DiskFullError(path=extent.refused)
-        if self._stopped is not None:
-            self._check(get_ident())
+    def sync_failed(self, failure: OSError) -> DiskFailedError:
+        """For `GroupCommit` only."""
+        return self.stop_for(failure, "sync")
 
-    def _take_turn(self, target: Seqno, me: int) -> _Turn:
-        """Return what `_await_durable` is to do for `target`, or for the last seqno if that is less."""
-        while True:
-            self._check(me)
-            covered = min(target, self._pending.last)
-            if self._durable >= covered:
-                return covered
-            if self._syncing:
-                return self._turns.enter(covered)
-            if self._draining:
-                self._wait()
-            elif NO_SEQNO != self._prefix.oldest_unfinished() <= target:
-                if self._pending:
-                    self._flush()
-                    self._publish()
-                self._wait()
-            else:
-                return self._begin_sync(me)
-
-    def _await_durable(self, turn: _Turn, target: Seqno, me: int) -> Seqno:
-        """Return once `target` is durable, or the last seqno if that is less: sync, or wait for whoever syncs.
-
-        What a full disk took meanwhile is not waited for; those that it belonged to are told. The lock is not held.
-        """
-        while not isinstance(turn, int):
-            failure: OSError | None = None
-            told = isinstance(turn, Waiter) and turn.wait(_LOOK_AGAIN_S)
-            if told and isinstance(turn, Waiter) and turn.served:
-                return turn.target
-            if not isinstance(turn, Waiter):
-                try:
-                    with self._at_sync:
-                        turn[0].sync()
-                except OSError as exc:
-                    failure = exc
-                except BaseException:
-                    with self._lock, self._step:
-                        self.wake_all()  # what it did nobody knows: the next one syncs
-                    raise
-            with self._lock, self._step:
-                if not isinstance(turn, Waiter):
-                    self._end_sync(turn, failure)
-                elif not told:
-                    self._turns.leave(turn)
-                    self._look_again()
-                turn = self._take_turn(target, me)
-        return turn
-
-    def _begin_sync(self, me: int) -> _Sync:
-        """Write and publish for everybody who has finished so far; return what to sync, and up to where it counts.
-
-        The lock is free while the disk works. Other processes hear of it once, when it is durable; the readers of
-        this one at once.
-        """
-        self._flush(zeros=True)
-        self._publish(tell=False)
-        self._sync_end = self._visible_end if len(self._prefix) else self._pending.start
-        assert self._file is not None
-        self._sync = self._file, self._visible
-        self._syncing = me
-        return self._sync
-
-    def _end_sync(self, sync: _Sync, failure: OSError | None) -> None:
-        """Take what a sync covered for durable, and tell everybody."""
-        if failure is not None:
-            raise self._stop_for(failure, "sync") from failure
-        if self._stopped is not None:
-            self._check(get_ident())  # stopped meanwhile: the positions file may be another writer's already
-        if self._sync is not sync:
-            return  # a call from a signal's handler began another one over it
-        entries = self._disk.entries_stamp(self._path)
-        look = entries is None or entries != self._entries or self._syncs % _LOOK_EVERY == 0
+    def synced(self, place: int) -> None:
+        """For `GroupCommit` only: take what a sync covered for durable, and tell everybody."""
+        self.check_open()  # stopped meanwhile: the positions file may be another writer's already
+        look = self.publishing.look_due()
         if look:
-            self._check_segment_file(sync[0])
-        self._syncs += 1
-        self._durable = max(self._durable, sync[1])
-        self._durable_end = self._sync_end
-        self._pending.sync_due = True
-        self._write_positions(look=look)
-        self._entries = entries
-        if self._turns:
-            self._turns.wake(self._durable)
-        if self._durable == self._visible and self._visible_start != NO_LSN:
-            self._index_flush.after_sync(self._built_from())
+            self.check_segment_file()
+        self.journal.synced()
+        self.publishing.synced(Seqno(place))
+        self.tell(look=look)
+        self.steps.commits.wake(self.publishing.durable)
+        self.store_index(if_due=True)
 
-    def _built_from(self) -> BuiltFrom:
-        """Return the end of the log that the index describes now."""
-        return BuiltFrom(epoch=self._pending.epoch, end=lsn(self._number, self._visible_end), history=self.history)
+    def look_again(self) -> None:
+        """For `GroupCommit`, and who waits: see that nobody waits for what nobody is at any more."""
+        self.steps.commits.drop_broken_off()
+        if self.turn is not None and self.turn.dropped():
+            self.drop_open()
+        if self.dropped() and self.ownership.lost is None:
+            self.flush()
+            self.publish()
 
-    def _sync_now(self) -> None:
+    def sync_now(self) -> None:
         """Sync under the lock, nothing else running: everything flushed is durable then."""
-        assert self._file is not None
         try:
-            self._file.sync()
+            self.journal.sync()
         except OSError as exc:
-            raise self._stop_for(exc, "sync") from exc
-        self._check_segment_file(self._file)
-        self._syncs += 1
-        self._durable = self._pending.last
-        self._durable_end = self._pending.start
-        self._pending.sync_due = True
+            raise self.stop_for(exc, "sync") from exc
+        self.check_segment_file()
+        self.publishing.synced(self.pending.last)
 
-    def _flush(self, *, zeros: bool = False) -> None:
+    def flush(self, *, zeros: bool = False) -> None:
         """Write what is pending; with `zeros` some of them behind it, for the syncs to come."""
-        pending = self._pending
-        if not pending:
+        if not self.pending:
             return
-        assert self._file is not None
         try:
-            if not (zeros and self._write_ahead()):
-                self._file.pwrite(pending.joined(), pending.start)
-                if zeros and pending.start + len(pending) <= self._reached:  # the disk begins while this goes on
-                    self._file.write_out(len(pending), pending.start, wait=False)
+            self.recent.put(self.journal.number, *self.journal.write(zeros=zeros))
         except OSError as exc:
-            raise self._write_failed(exc) from exc
-        self._recent.put(self._number, pending.start, pending.joined())
-        pending.written()
-        if pending.room:
-            self._give_room()
+            raise self.write_failed(exc) from exc
+        if self.pending.room:
+            self.give_room()
 
-    def _write_ahead(self) -> bool:
-        """Write with zeros behind, if it is time for some; False when nothing is written. Raises OSError."""
-        pending = self._pending
-        end = pending.start + len(pending)
-        count = zeros_ahead(self._ahead, size=end - self._durable_end, end=end, reached=self._reached)
-        if not count:
-            return False
-        assert self._file is not None
-        self._reached = end + count
-        try:
-            self._file.pwrite(pending.joined(count), pending.start)
-        except OSError as exc:
-            if exc.errno not in DISK_FULL:
-                raise
-            self._ahead = 0
-            self._file.truncate(pending.start)  # there may be room for what has to be there
-            self._reached = 0
-            return False
-        return True
+    def give_room(self) -> None:
+        """Let whole transactions in without a look at anything else, as far as buffer and segment go."""
+        pending, options = self.pending, self.options
+        pending.room = max(min(options.buffer_bytes, options.segment_bytes - pending.start), 0)
 
-    def _trim(self) -> None:
-        """Give the newest segment its true length: no zeros behind its last record. Raises OSError."""
-        if self._reached > self._pending.start:
-            assert self._file is not None
-            self._file.truncate(self._pending.start)
-            self._reached = 0
-
-    def _publish(self, *, tell: bool = True) -> None:
+    def publish(self, *, elsewhere: bool = True) -> None:
         """Let readers see every transaction before the oldest unfinished one; what was pending has been flushed.
 
-        Without `tell`, those in other processes wait for the next write of the positions.
+        Not `elsewhere`: those in other processes wait for the next time.
         """
-        if self._pending.starts:
-            extent = self._pending.seal()
+        if self.pending.starts:
+            extent = self.pending.seal()
             extent.done = True
-            self._prefix.allocate(extent)
-            if self._fragno:
-                self._pending.owners.add(self._owner)
-        if self._places:
-            self._leave_empty(self._dropped())
-        visible = self._prefix.advance()
-        if not visible:
-            return
-        for extent in visible:
-            self._segments.register(self._number, extent.first, extent.starts)
-        newest = visible[-1]
-        self._visible = newest.last
-        self._visible_start = lsn(self._number, newest.starts[-1])
-        self._visible_end = newest.end
-        self._visible_ids = newest.ids
-        if tell:
-            self._write_positions()
-        else:
-            self._seen.open_to(self._visible)
+            self.prefix.allocate(extent)
+            if self.turn is not None:
+                self.pending.owners.add(self.turn.owner)
+        if self.places:
+            self.leave_empty(self.dropped())
+        visible = self.prefix.advance()
+        if visible:
+            self.publishing.show(self.journal.number, visible)
+            self.tell(elsewhere=elsewhere)
 
-    def _write_positions(self, *, look: bool = False) -> None:
-        """Tell readers, here and elsewhere; with `look`, see first whether the file is still where they look for it."""
-        assert self._positions is not None
-        self._segments.synced(self._durable)
-        try:
-            if look:
-                self._positions.restore()
-            self._positions.write(
-                Positions(
-                    boot_id=self._positions.boot_id,
-                    identity=self._positions.identity,
-                    epoch=self._pending.epoch,
-                    first_seqno=self._segments.first_seqno(),
-                    visible_seqno=self._visible,
-                    durable_seqno=self._durable,
-                    committed_seqno=self._durable,
-                    visible_lsn=self._visible_start,
-                    history=self.history,
-                )
-            )
-        except OSError as exc:
-            raise self._stop_for(exc, "write", POSITIONS_NAME) from exc
-        self._seen.open_to(self._visible)
-        self._proven.open_to(self._durable)
+    def dropped(self) -> list[Extent]:
+        """Return the extents whose allocation was dropped: nobody else will fill them, and others wait for them."""
+        if not self.places or self.steps.draining:
+            return []
+        return [one for one in self.prefix.unfinished() if self.places[one.first].dropped()]
 
-    def _check(self, me: int) -> None:
-        if me in self._refused:
-            raise DiskFullError(path=self._refused.pop(me))
-        if self._stopped is not None:
-            raise closed_by(self._stopped) from self._stopped
-
-    def _check_segment_file(self, file: DiskFile) -> None:
-        """Close the log for writing where its newest segment was removed: a sync of that is worth nothing."""
-        try:
-            linked = file.linked()
-        except OSError as exc:
-            raise self._stop_for(exc, "looking up") from exc
-        if not linked:
-            error = SegmentGoneError(path=join(self._path, segment_name(self._number)))
-            self._stop(error)
-            raise error
-
-    def _close_room(self) -> None:
-        """Have the next append look at what came up. Threads: any, without the lock."""
-        self._pending.room = 0
-
-    def _stop(self, error: LogError) -> None:
-        self._ownership.lose(error)
-        self.wake_all()
-        logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
-
-    def _stop_for(self, exc: OSError, what: str, name: str | None = None) -> DiskFailedError:
-        """Close the log for writing and return the error that says so; `name`: the file, if not the newest segment."""
-        error = DiskFailedError(
-            path=join(self._path, name or segment_name(self._number)), why=f"{what} failed: {exc.strerror or exc}"
-        )
-        self._stop(error)
-        return error
-
-    def _write_failed(self, exc: OSError) -> LogError:
-        """Take back what is not visible if the disk is full, else close; return the error to raise."""
-        if exc.errno not in DISK_FULL:
-            return self._stop_for(exc, "write")
-        path = join(self._path, segment_name(self._number))
-        told = self._draining  # another thread
-        while self._draining:
-            self._wait()
-        if told:
-            return DiskFullError(path=path)
-        self._draining = True
-        self._pending.room = 0
-        try:
-            while self._prefix.writing():
-                self._wait()
-        except BaseException as other:
-            self.interrupted(type(other).__name__)
-            raise
-        self._draining = False
-        self._places.clear()
-        owners = self._prefix.take_back(path) | self._pending.owners
-        self._refused.update(dict.fromkeys(owners - {get_ident()}, path))
-        self.wake_all()
-        if self._stopped is not None:
-            return self._stopped
-        try:
-            self._cut_to(self._visible_end)
-        except OSError as again:
-            return self._stop_for(again, "cutting back")
-        self._pending.go_back(self._visible, self._visible_ids)
-        self._fragno = self._owner = 0
-        self._forget_spilled()
-        self._spilling.forget_above(Gtid(self._pending.epoch, self._visible))
-        logger.warning("The disk is full; what was not committed is refused. path=%s", path)
-        return DiskFullError(path=path)
-
-    def _leave_empty(self, extents: Sequence[Extent]) -> None:
+    def leave_empty(self, extents: Sequence[Extent]) -> None:
         """Fill these places with empty transactions: what is complete after them counts."""
-        assert self._file is not None
         for extent in extents:
-            place = self._places[extent.first]
+            place = self.places[extent.first]
             at = place.start
             try:
                 for piece in place.empty_pieces():
-                    self._file.pwrite(piece, at)
+                    self.journal.file.pwrite(piece, at)
                     at += len(piece)
             except OSError as exc:
-                raise self._write_failed(exc) from exc
+                raise self.write_failed(exc) from exc
             extent.ids = place.before
             extent.done = True
-            del self._places[extent.first]
-            self._changed.notify_all()
+            del self.places[extent.first]
+            self.steps.changed.notify_all()
 
-    def _dropped(self) -> list[Extent]:
-        """Return the extents whose allocation was dropped: nobody else will fill them, and others wait for them."""
-        if not self._places or self._draining:
-            return []
-        return [one for one in self._prefix.unfinished() if self._places[one.first].dropped()]
+    def tell(self, *, elsewhere: bool = True, look: bool = False) -> None:
+        """Publish where the log stands; see `Publishing.publish`."""
+        try:
+            self.publishing.publish(elsewhere=elsewhere, look=look)
+        except OSError as exc:
+            raise self.stop_for(exc, "write", POSITIONS_NAME) from exc
 
-    def _drop_open(self) -> None:
+    def store_index(self, *, if_due: bool = False) -> None:
+        """Store the index if everything in it is durable; with `if_due` by another thread, once it is time."""
+        built_from = self.publishing.built_from(self.journal.number)
+        if built_from is not None:
+            (self.index_flush.after_sync if if_due else self.index_flush.store)(built_from)
+
+    def unfinished(self) -> str | None:
+        """Return what of the writing is under way; None when nothing is."""
+        if self.turn is not None:
+            return f"seqno {self.pending.last + 1} is open: its last fragment has not come"
+        oldest = self.prefix.oldest_unfinished()
+        return None if oldest == NO_SEQNO else f"seqno {oldest} has its place and is not complete"
+
+    def end_turn(self) -> None:
+        """Let others append."""
+        self.turn = None
+        self.steps.changed.notify_all()
+
+    def abandon(self) -> None:
+        """Take back the open transaction's fragments, if there is one and the log is not closed."""
+        if self.turn is not None and self.ownership.lost is None:
+            self.drop_open()
+
+    def drop_open(self) -> None:
         """Take back the open transaction's fragments."""
-        start = self._open_start
-        self._fragno = self._owner = 0
-        self._changed.notify_all()
-        if self._spilled is not None:
-            self._forget_spilled()
-            return
-        if start >= self._pending.start:
-            self._pending.cut(start - self._pending.start)
-            self._pending.sync_due = True
+        turn = self.turn
+        assert turn is not None
+        self.end_turn()
+        if turn.spilled is not None:
+            turn.spilled.abort()
             return
         try:
-            self._cut_to(start)
+            self.recent.forget()
+            self.journal.take_back(turn.start)
         except OSError as exc:
-            raise self._stop_for(exc, "cutting back") from exc
+            raise self.stop_for(exc, "cutting back") from exc
 
-    def _forget_spilled(self) -> None:
+    def forget_spilled(self) -> None:
         """Give up what `append` has spilled of the open transaction."""
-        if self._spilled is not None:
-            self._spilled.abort()
-            self._spilled = None
+        if self.turn is not None and self.turn.spilled is not None:
+            self.turn.spilled.abort()
 
-    def _cut_to(self, end: int) -> None:
-        """Shorten the newest segment; synced, so that what is cut cannot come back behind new records."""
-        assert self._file is not None
-        self._pending.drop()
-        self._recent.forget()
-        if end <= HEADER.size:
-            self._begun_at = None
-        self._file.truncate(end)
-        self._file.sync()
-        self._pending.start = end
-        self._reached = 0
-        self._durable_end = min(self._durable_end, end)
-        self._sync_end = min(self._sync_end, end)
-        self._pending.sync_due = True
+    def check(self) -> None:
+        """Raise what has closed the log, or that a full disk has taken what this thread appended."""
+        if self.refused and get_ident() in self.refused:
+            raise DiskFullError(path=self.refused.pop(get_ident()))
+        if self.ownership.lost is not None:
+            raise closed_by(self.ownership.lost) from self.ownership.lost
+
+    def check_open(self) -> None:
+        """Raise as `check`, where the log is closed."""
+        if self.ownership.lost is not None:
+            self.check()
+
+    def check_segment_file(self) -> None:
+        """Close the log for writing where its newest segment was removed: a sync of that is worth nothing."""
+        try:
+            linked = self.journal.file.linked()
+        except OSError as exc:
+            raise self.stop_for(exc, "looking up") from exc
+        if not linked:
+            error = SegmentGoneError(path=self.journal.path)
+            self.steps.stop(error)
+            raise error
+
+    def stop_for(self, exc: OSError, what: str, name: str | None = None) -> DiskFailedError:
+        """Close the log for writing and return the error that says so; `name`: the file, if not the newest segment."""
+        path = join(self.path, name) if name else self.journal.path
+        error = DiskFailedError(path=path, why=f"{what} failed: {exc.strerror or exc}")
+        self.steps.stop(error)
+        return error
+
+    def write_failed(self, exc: OSError) -> LogError:
+        """Take back what is not visible if the disk is full, else close; return the error to raise."""
+        if exc.errno not in DISK_FULL:
+            return self.stop_for(exc, "write")
+        path = self.journal.path
+        told = self.steps.draining  # another thread
+        while self.steps.draining:
+            self.steps.wait()
+        if told:
+            return DiskFullError(path=path)
+        self.steps.draining = True
+        self.pending.room = 0
+        try:
+            while self.prefix.writing():
+                self.steps.wait()
+        except BaseException as other:
+            self.steps.interrupted(type(other).__name__)
+            raise
+        self.steps.draining = False
+        self.places.clear()
+        owners = self.prefix.take_back(path) | self.pending.owners
+        self.refused.update(dict.fromkeys(owners - {get_ident()}, path))
+        self.steps.wake_all()
+        if self.ownership.lost is not None:
+            return self.ownership.lost
+        try:
+            self.recent.forget()
+            self.journal.cut(self.publishing.visible_end)
+        except OSError as again:
+            return self.stop_for(again, "cutting back")
+        visible = self.publishing.visible
+        self.pending.go_back(visible, self.publishing.visible_ids)
+        self.forget_spilled()
+        self.turn = None
+        self.spilling.forget_above(Gtid(self.pending.epoch, visible))
+        logger.warning("The disk is full; what was not committed is refused. path=%s", path)
+        return DiskFullError(path=path)
+
+    def close_cleanly(self) -> None:
+        """Commit what is complete, and say in the log that it ends cleanly."""
+        self.abandon()
+        self.flush()
+        self.leave_empty(self.prefix.unfinished())
+        self.publish()
+        self.sync_now()
+        self.tell()
+        self.index_flush.end_filling()
+        self.store_index()
+        self.spilling.store_table(self.journal.number)
+        try:
+            self.journal.end_cleanly()
+        except OSError as exc:
+            # Everything is durable; only the next open has more to look at.
+            logger.warning("The mark of a clean close could not be written. path=%s why=%s", self.path, exc)
+
+    def let_go(self) -> None:
+        """Let go of files, threads and the lock file; twice is harmless."""
+        self.ownership.lose(LogClosedError())
+        self.forget_spilled()
+        self.spilling.close()
+        self.index_flush.close()
+        self.segments.close()
+        self.journal.close()
+        self.publishing.let_go()
+        self.ownership.release()
 
     def forked(self) -> None:
         """In a child that was just forked: keep nothing that is the parent's, nor a lock that nobody here will free.
@@ -855,25 +371,15 @@ class LogEnd:
         What this process is told from now on is that another one writes the log. Only of forks that Python makes it is
         told at once; after one of a library's own, each write finds it out.
         """
-        self._ownership.foreign()
-        lock = self._lock
-        renew_locks(self, self._segments, self._spilling, self._recent, self._seen, self._proven)
-        if self._lock is not lock:
-            self._changed = threading.Condition(self._lock)
-        self._lock_file.release()  # the parent keeps its own; were it killed, this one would keep the log locked
-
-    def gate(self, *, committed_only: bool = False) -> Gate:
-        """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""
-        return self._proven if committed_only else self._seen
-
-    def read_counts(self) -> ReadCounts:
-        """Return from where the cursors of this process got what they read."""
-        return self._recent.counts
+        self.ownership.foreign()
+        self.steps.forked()
+        renew_locks(self.segments, self.spilling, self.recent, self.publishing.seen, self.publishing.proven)
+        self.ownership.release()  # the parent keeps its own; were it killed, this one would keep the log locked
 
 
 def _forked() -> None:
-    for log in list(_WRITERS):
-        log.forked()
+    for end in list(_WRITERS):
+        end.forked()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -882,18 +388,18 @@ os.register_at_fork(after_in_child=_forked)
 class OwnView:
     """The log as the cursors of its own process see it."""
 
-    __slots__ = ("_log", "checksum", "segments")
+    __slots__ = ("_publishing", "checksum", "segments")
 
-    def __init__(self, log: LogEnd) -> None:
-        self._log = log
-        self.segments = log._segments
-        self.checksum = log._options.checksum
+    def __init__(self, end: LogEnd) -> None:
+        self._publishing = end.publishing
+        self.segments = end.segments
+        self.checksum = end.options.checksum
 
     def limit(self, *, committed_only: bool) -> Seqno:
-        return self._log._durable if committed_only else self._log._visible
+        return self._publishing.committed if committed_only else self._publishing.visible
 
     def heed(self) -> None:
         """Rollbacks are heard of at once."""
 
     def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
-        return self._log.gate(committed_only=committed_only).wait(seqno, timeout_s)
+        return self._publishing.gate(committed_only=committed_only).wait(seqno, timeout_s)

@@ -17,23 +17,8 @@ import posixpath
 from dataclasses import dataclass, replace
 
 from tranlog.disk import Disk, DiskFile
-from tranlog.errors import (
-    ConfigError,
-    IndexCutError,
-    RecordLimitError,
-)
-from tranlog.ids import (
-    HISTORY_BYTES,
-    NO_EPOCH,
-    NO_SEQNO,
-    Epoch,
-    Gtid,
-    Lsn,
-    Seqno,
-    lsn,
-    lsn_segment,
-    lsn_text,
-)
+from tranlog.errors import ConfigError, IndexCutError, RecordLimitError
+from tranlog.ids import HISTORY_BYTES, NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_segment, lsn_text
 from tranlog.log.files.cleared import Mark, behind_all, read_mark
 from tranlog.log.files.directory import join, keep_bytes, sign_lock
 from tranlog.log.files.index_table import INDEX_NAME, read_index
@@ -48,6 +33,7 @@ from tranlog.log.rules.index import BuiltFrom, Entry, SegmentRow, SeqnoIndex
 from tranlog.log.rules.recovery import Continue, NewLog, SegmentGlance, Survey, plan
 from tranlog.log.rules.rollback import marks_behind
 from tranlog.log.writing.allocation import empty_transaction, size_of
+from tranlog.log.writing.journal import create_segment
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +128,7 @@ def open_newest(
                 epoch = max(epoch, start_after.epoch)
             with contextlib.suppress(PermissionError):  # who may not list the parent did not create the directory
                 disk.sync_dir(posixpath.dirname(path) or ".")
-            file = create_segment(path, disk, decided.number, last)
+            file = create_segment(path, disk, decided.number, encode_header(last))
             segments.adopt(decided.number, last)
             return OpenedSegment(
                 file=file,
@@ -166,23 +152,6 @@ def open_newest(
             epoch = max(epoch, decided.mark_epoch)
             opened = _continue(path, disk, segments, found, stored, decided, published, Epoch(epoch + 1))
             return opened if mark is None else replace(opened, event_id=mark.event_id)
-
-
-def create_segment(path: str, disk: Disk, number: int, prev_seqno: Seqno, first_records: bytes = b"") -> DiskFile:
-    """Create a segment, or write the torn header of one again, durable; return it open. Raises OSError.
-
-    `first_records` come with the header, in one write: who sees the one sees the others.
-    """
-    file = disk.open(join(path, segment_name(number)), write=True, create=True)
-    try:
-        file.truncate(0)
-        file.pwrite(encode_header(prev_seqno) + first_records, 0)
-        file.sync()
-        disk.sync_dir(path)
-    except BaseException:
-        file.close()
-        raise
-    return file
 
 
 def _continue(
@@ -211,7 +180,7 @@ def _continue(
         # so for certain: it would come back in front of what is purged now, or refer to spill that is dropped now.
         disk.sync_dir(path)
         if decided.next_segment is not None:
-            following = create_segment(path, disk, decided.next_segment, decided.last_seqno)
+            following = create_segment(path, disk, decided.next_segment, encode_header(decided.last_seqno))
             file.close()
             file, number, end = following, decided.next_segment, HEADER.size
             durable_end = end

@@ -32,10 +32,7 @@ from tranlog.ids import NO_HISTORY, Epoch, Gtid, Lsn, Seqno, lsn_offset
 from tranlog.log.files.directory import DISK_FULL, join
 from tranlog.log.files.spilled import SpillStat, bears, list_spill, read_table, stat_of, who_refers
 from tranlog.log.options import LogOptions
-from tranlog.log.records.format import (
-    RECORD_BYTES_MAX,
-    encode_event,
-)
+from tranlog.log.records.format import RECORD_BYTES_MAX
 from tranlog.log.records.spill import (
     CHUNK_OVERHEAD,
     OID,
@@ -51,6 +48,7 @@ from tranlog.log.records.spill import (
     may_go,
     spill_name,
 )
+from tranlog.log.writing.allocation import NO_GTID, record_of
 from tranlog.slices import Outflow, slices
 
 logger = logging.getLogger(__name__)
@@ -81,10 +79,10 @@ class Spilling:
     def __init__(
         self,
         path: str,
-        *,
         disk: Disk,
         clock: Clock,
         options: LogOptions,
+        *,
         may_write: Callable[[], bool],
         give_way: Callable[[], bool],
         syncs: Callable[[], int],
@@ -414,25 +412,13 @@ class SpilledTransaction:
 
     def _add(self, fragment: Fragment) -> None:
         self.check()
-        head, trailer = encode_event(
-            seqno=0,
-            fragno=0,
-            last_frag=fragment.last,
-            epoch=0,
-            source_id=fragment.source_id,
-            event_id=fragment.event_id,
-            shard_id=fragment.shard_id,
-            tstamp=fragment.tstamp,
-            tables=fragment.tables,
-            payload=fragment.payload,
-            checksum=False,
-        )
-        size = len(head) + len(fragment.payload) + len(trailer)
+        head, payload, trailer = record_of(fragment, NO_GTID, 0, checksum=False)
+        size = len(head) + len(payload) + len(trailer)
         if size + CHUNK_OVERHEAD > RECORD_BYTES_MAX:
             raise RecordLimitError(event_id=fragment.event_id, why=f"a fragment of {len(fragment.payload)} bytes")
         if self._pending_bytes + size + CHUNK_OVERHEAD > RECORD_BYTES_MAX:
             self._write()
-        self._pending += (head, fragment.payload, trailer)
+        self._pending += (head, payload, trailer)
         self._pending_bytes += size
         self._fragments += 1
         if self._pending_bytes >= self._options.spill_chunk_bytes:

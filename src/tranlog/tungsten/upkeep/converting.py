@@ -30,7 +30,8 @@ from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.reader import LogReader
-from tranlog.log.upkeep.copying import CopiedLog
+from tranlog.log.rules.numbering import Numbering
+from tranlog.log.writing.log import Log
 from tranlog.tungsten.files.segments import Codec, codec_of, join
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, fillers, stand_before, with_tables
@@ -333,8 +334,13 @@ class _Work:
         options = LogOptions(segment_bytes=self._segment_bytes)
         after = Gtid(Epoch(0), Seqno(first - 1)) if first else None
         count = pending = 0
-        with CopiedLog.open(
-            self._destination, source_id="", options=options, disk=self._disk, start_after=after
+        with Log.open(
+            self._destination,
+            source_id="",
+            options=options,
+            disk=self._disk,
+            start_after=after,
+            numbering=Numbering.GIVEN,
         ) as log:
             before = log.last()
             began = first if before is None else before.seqno + 1
@@ -343,7 +349,7 @@ class _Work:
                 self._check_same(_identity(before), origin.identity(before.seqno))
             for fragment, tables in with_tables(origin.fragments(began, last)):
                 outer = fragment.outer
-                log.append_copy(_fragment(fragment, tables), Gtid(Epoch(outer.epoch), Seqno(outer.seqno)))
+                log.append_given(_fragment(fragment, tables), Gtid(Epoch(outer.epoch), Seqno(outer.seqno)))
                 pending += len(fragment.payload)
                 if outer.last_frag:
                     count += 1

@@ -1,0 +1,38 @@
+"""Who numbers the transactions of a log: the log itself, or whoever has them from another one.
+
+Owns in which epoch an opened log goes on, and which number may stand behind which. The hard idea: equal GTIDs mean
+equal history, so a log that takes over transactions gives out no number and begins no epoch.
+
+Source: design/architecture.md, decision 2.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from tranlog.ids import NO_EPOCH, Epoch, Gtid
+
+
+class Numbering(Enum):
+    """Where the seqno and epoch of the next transaction come from."""
+
+    OWN = "own"
+    """The log gives out the next seqno, in an epoch that its opening begins: a primary."""
+    GIVEN = "given"
+    """They come with each transaction: a copy, a replica."""
+    NONE = "none"
+    """There is no next one: the log is opened for upkeep."""
+
+    def epoch(self, fresh: Epoch, last: Epoch | None) -> Epoch:
+        """Return the epoch of a log that was opened, before it begins one.
+
+        `fresh` is above every one that it has had, `last` its last transaction's.
+        """
+        if self is Numbering.GIVEN:
+            return NO_EPOCH if last is None else last
+        return Epoch(fresh - 1)
+
+
+def follows(gtid: Gtid, last: Gtid) -> bool:
+    """Whether a transaction may stand behind `last`: it has the next seqno, and no earlier epoch."""
+    return gtid.seqno == last.seqno + 1 and gtid.epoch >= last.epoch

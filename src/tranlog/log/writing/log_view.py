@@ -1,0 +1,127 @@
+"""What a log that is open for writing says of itself, and its cursors.
+
+Owns the questions of `Log`; nothing here changes the log.
+
+Source: seeds/thl-internals; design/log-format.md, "Who may see what".
+"""
+
+from __future__ import annotations
+
+from tranlog.disk import Disk
+from tranlog.ids import NO_SEQNO, Epoch, Seqno
+from tranlog.log.files.positions import NO_LSN, KeptHold
+from tranlog.log.files.segments import SegmentStat
+from tranlog.log.files.spilled import SpillStat
+from tranlog.log.options import LogStatus, ReadCounts
+from tranlog.log.reading.cursor import Cursor
+from tranlog.log.reading.gate import Gate
+from tranlog.log.records.format import RecordHeader
+from tranlog.log.rules.index import SeqnoIndex
+from tranlog.log.writing.log_end import LogEnd, OwnView
+
+
+class LogView:
+    """A log in its writer's process, to be asked and read. Threads: any."""
+
+    def __init__(self, end: LogEnd) -> None:
+        self._end = end
+
+    @property
+    def path(self) -> str:
+        """The log's directory."""
+        return self._end.path
+
+    @property
+    def disk(self) -> Disk:
+        """The disk on which its directory is."""
+        return self._end.disk
+
+    @property
+    def history(self) -> bytes:
+        """The identity of the log's history, 16 bytes: made with the log, and that of each copy of it."""
+        assert self._end.segments.history is not None, "opening the log has found it, or made it"
+        return self._end.segments.history
+
+    @property
+    def seqno_index(self) -> SeqnoIndex:
+        """The index: any thread may look up in it and read its range, nobody else may change it."""
+        return self._end.segments.index
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch of this opening of the log."""
+        return self._end.pending.epoch
+
+    @property
+    def first_seqno(self) -> Seqno:
+        """The first transaction held; NO_SEQNO while there is none."""
+        return self._end.segments.first_seqno() if self._end.publishing.visible_lsn != NO_LSN else NO_SEQNO
+
+    @property
+    def last_seqno(self) -> Seqno:
+        """The last transaction that has a place, visible or not; NO_SEQNO while there is none."""
+        return self._end.pending.last
+
+    @property
+    def visible_seqno(self) -> Seqno:
+        """The last transaction that readers may see."""
+        return self._end.publishing.visible
+
+    @property
+    def durable_seqno(self) -> Seqno:
+        """The last transaction that a sync covered."""
+        return self._end.publishing.durable
+
+    def last(self) -> RecordHeader | None:
+        """Return the header of the last visible transaction's last fragment; None in a log without any."""
+        if self._end.publishing.visible_lsn == NO_LSN:
+            return None
+        with self.cursor() as cursor:
+            cursor.seek(self._end.publishing.visible)
+            return cursor.next_header()
+
+    def last_event_id(self) -> str | None:
+        """Return the event id that a source resumes behind; None in a log that never captured anything.
+
+        Shape: that of the last visible transaction; what a full disk took is no part of it.
+        """
+        return self._end.publishing.visible_ids[1] or None
+
+    def segments(self) -> list[SegmentStat]:
+        """Describe each segment, first to newest."""
+        return self._end.segments.stats(self._end.publishing.visible)
+
+    def spill_segments(self) -> list[SpillStat]:
+        """Describe each spill segment, oldest first. Raises LogUnreadableError."""
+        return self._end.spilling.stats()
+
+    def status(self) -> LogStatus:
+        """Return where the log stands."""
+        end, publishing = self._end, self._end.publishing
+        with end.steps.lock:
+            return LogStatus(
+                path=end.path,
+                epoch=end.pending.epoch,
+                first_seqno=self.first_seqno,
+                last_seqno=end.pending.last,
+                visible_seqno=publishing.visible,
+                durable_seqno=publishing.durable,
+                committed_seqno=publishing.committed,
+                segments=len(end.segments.row()),
+                syncs=end.journal.syncs,
+                reads=end.recent.snapshot(),
+                closed_because=None if end.ownership.lost is None else str(end.ownership.lost),
+            )
+
+    def cursor(self, *, committed_only: bool = False, hold: str | None = None) -> Cursor:
+        """Return a cursor at the first transaction, which wakes as soon as there is more; see `LogReader.cursor`."""
+        kept = None if hold is None else KeptHold(self._end.path, hold, disk=self._end.disk, clock=self._end.clock)
+        return Cursor(OwnView(self._end), committed_only=committed_only, kept=kept)
+
+    def gate(self, *, committed_only: bool = False) -> Gate:
+        """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""
+        return self._end.publishing.gate(committed_only=committed_only)
+
+    def read_counts(self) -> ReadCounts:
+        """Return from where the cursors of this process got what they read."""
+        return self._end.recent.counts

@@ -1,0 +1,145 @@
+"""How far a log is visible, durable and committed, and who hears of it.
+
+Owns these positions, the gates at which the readers of this process wait, and the positions file for those of others.
+When a position moves is the writer's to say. The hard idea: a reader acts on what it was told, so every publication
+passes one method, which holds the positions against each other first.
+
+Source: design/log-format.md, "Who may see what"; ARCHITECTURE.md, "The ladder of positions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tranlog.disk import Disk
+from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn
+from tranlog.log.files.positions import NO_LSN, Positions, PositionsFile
+from tranlog.log.files.segments import Segments
+from tranlog.log.reading.gate import Gate
+from tranlog.log.rules.index import BuiltFrom
+from tranlog.log.rules.pending import Pending
+from tranlog.log.rules.prefix import Extent
+
+_LOOK_EVERY = 64
+"""So many syncs at most are believed to leave the directory's entries alone because it says so."""
+
+
+class Publishing:
+    """The positions of a log that is written. The log's lock guards it; the positions may be read without.
+
+    `visible_lsn` is where the transaction `visible` begins, 0 while there is none; it ends at offset `visible_end` of
+    the newest segment, or in an earlier one. `visible_ids` are its source id and event id.
+    """
+
+    def __init__(self, path: str, disk: Disk, segments: Segments, pending: Pending) -> None:
+        self.visible = NO_SEQNO
+        self.durable = NO_SEQNO
+        self.committed = NO_SEQNO
+        self.visible_lsn = NO_LSN
+        self.visible_end = 0
+        self.visible_ids = pending.ids
+        self.seen = Gate()
+        """Opens as transactions become visible."""
+        self.proven = Gate()
+        """Opens as they are committed."""
+        self._path = path
+        self._disk = disk
+        self._segments = segments
+        self._pending = pending
+        self._file: PositionsFile | None = None
+        self._entries: object = None  # the directory's stamp when its files were looked at last
+        self._looks = 0
+
+    def open(self, seqno: Seqno, ids: tuple[str, str], start: Lsn, end: int) -> None:
+        """Stand at the end of a log that was recovered. Raises OSError."""
+        self.go_back(seqno, ids, start)
+        self.visible_end = end
+        self._file = PositionsFile(self._path, self._disk)
+
+    def show(self, number: int, extents: Sequence[Extent]) -> None:
+        """Move the visible end over these extents of the newest segment, in order."""
+        for extent in extents:
+            self._segments.register(number, extent.first, extent.starts)
+        newest = extents[-1]
+        self.visible = newest.last
+        self.visible_lsn = lsn(number, newest.starts[-1])
+        self.visible_end = newest.end
+        self.visible_ids = newest.ids
+
+    def synced(self, seqno: Seqno) -> None:
+        """Take everything up to `seqno` for durable, and for committed: there is no other copy."""
+        self.durable = self.committed = max(self.durable, seqno)
+
+    def go_back(self, seqno: Seqno, ids: tuple[str, str], start: Lsn) -> None:
+        """Have `seqno` for the last transaction, durable: what lay behind it was abandoned."""
+        self.visible = self.durable = self.committed = seqno
+        self.seen.go_back(seqno)
+        self.proven.go_back(seqno)
+        self.visible_ids = ids
+        self.visible_lsn = start
+
+    def publish(self, *, elsewhere: bool = True, look: bool = False) -> None:
+        """Tell readers here and elsewhere; with `look`, see first whether the file is still where they look for it.
+
+        Not `elsewhere`: those of other processes wait for the next publication, and so do those who wait for committed
+        ones. Raises OSError.
+        """
+        pending, visible, committed = self._pending, self.visible, self.committed
+        assert committed <= visible <= pending.last and committed <= self.durable <= pending.last
+        self.seen.open_to(visible)
+        if elsewhere:
+            file, first = self._file, self._segments.first_seqno()
+            assert first - 1 <= committed
+            assert file is not None and self._segments.history is not None
+            self._segments.synced(self.durable)
+            if look:
+                file.restore()
+            file.write(
+                Positions(
+                    boot_id=file.boot_id,
+                    identity=file.identity,
+                    epoch=pending.epoch,
+                    first_seqno=first,
+                    visible_seqno=visible,
+                    durable_seqno=self.durable,
+                    committed_seqno=committed,
+                    visible_lsn=self.visible_lsn,
+                    history=self._segments.history,
+                )
+            )
+            self.proven.open_to(committed)
+
+    def look_due(self) -> bool:
+        """Whether the files are to be looked at after this sync: the directory may have changed since the last look."""
+        entries = self._disk.entries_stamp(self._path)
+        self._looks += 1
+        due = entries is None or entries != self._entries or self._looks % _LOOK_EVERY == 0
+        self._entries = entries
+        return due
+
+    def built_from(self, number: int) -> BuiltFrom | None:
+        """Return the end that the index describes, if all before it is durable; `number` is the newest segment's."""
+        if self.durable != self.visible or self.visible_lsn == NO_LSN:
+            return None
+        assert self._segments.history is not None
+        end = lsn(number, self.visible_end)
+        return BuiltFrom(epoch=self._pending.epoch, end=end, history=self._segments.history)
+
+    def gate(self, *, committed_only: bool) -> Gate:
+        """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""
+        return self.proven if committed_only else self.seen
+
+    def stir(self) -> None:
+        """Wake every reader, whatever it waits for: it may be another transaction now."""
+        self.seen.stir()
+        self.proven.stir()
+
+    def close(self) -> None:
+        """Wake every reader: nothing will come any more."""
+        self.seen.close()
+        self.proven.close()
+
+    def let_go(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()

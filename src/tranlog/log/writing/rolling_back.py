@@ -1,0 +1,114 @@
+"""Rolling a log back: what lies behind a matchpoint is abandoned, by a mark that begins the next segment.
+
+Owns carrying it out; whether it is refused is decided by the rules of `rollback`. The hard idea: the mark comes with
+the header of its segment, in one write, so it takes effect as a whole or not at all.
+
+Source: design/log-format.md, "Rollback"; design/replication.md.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tranlog.errors import DiskFullError, RollbackError
+from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
+from tranlog.log.files.positions import NO_LSN, is_running, read_holds
+from tranlog.log.reading.cursor import Cursor
+from tranlog.log.records.format import HEADER, RecordHeader, RollbackMark, encode_mark
+from tranlog.log.rules.rollback import Needed, refusal
+from tranlog.log.writing.appending import Appending
+from tranlog.log.writing.log_end import LogEnd, OwnView
+from tranlog.log.writing.rotation import Rotation
+
+logger = logging.getLogger(__name__)
+
+
+class Rollback:
+    """Rolls one log back. Each method is part of a step."""
+
+    def __init__(self, end: LogEnd, rotation: Rotation, appending: Appending) -> None:
+        self._end = end
+        self._rotation = rotation
+        self._appending = appending
+
+    def matchpoint(self, matchpoint: Gtid) -> tuple[RecordHeader, Lsn] | None:
+        """Return the matchpoint's last header and place; None where nothing follows it. Raises RollbackError."""
+        end = self._end
+        while end.steps.commits.leader or end.steps.draining:
+            end.steps.wait()
+        end.check()
+        path, disk = end.path, end.disk
+        header, start = self._find(matchpoint.seqno)
+        why = refusal(
+            matchpoint,
+            first=end.segments.first_seqno(),
+            visible=end.publishing.visible,
+            durable=end.publishing.durable,
+            last=end.pending.last,
+            unfinished=end.unfinished(),
+            found=None if header is None else header.epoch,
+            holds=[
+                Needed(one.name, one.restart_seqno, one.applied_seqno, is_running(path, one.name, disk=disk))
+                for one in read_holds(path, disk=disk)
+            ],
+        )
+        if why is not None:
+            raise RollbackError(matchpoint=matchpoint, why=why)
+        return None if header is None or matchpoint.seqno == end.publishing.visible else (header, start)
+
+    def carry_out(self, header: RecordHeader, start: Lsn) -> RollbackMark:
+        """Abandon what follows the transaction with this last header, which begins at `start`; return the mark."""
+        end = self._end
+        end.flush()  # a sync record may be left of a transaction that was given up
+        number = end.journal.number + 1
+        stamp = end.clock.now_ms()
+        proof = end.journal.sync_record(HEADER.size, end.pending.start, stamp, number)
+        mark = RollbackMark(
+            epoch=Epoch(end.pending.epoch + 1),
+            matchpoint_epoch=header.epoch,
+            matchpoint_seqno=header.seqno,
+            matchpoint_lsn=start,
+            dead_start=Lsn(header.lsn + header.record_length),
+            dead_end=lsn(number, HEADER.size + len(proof)),
+            last_seqno=end.publishing.visible,
+            written_at=max(end.clock.now_ms(), 0),
+        )
+        self._rotation.begin_segment(proof + encode_mark(mark), stamp)
+        self._go_back(mark, header)
+        return mark
+
+    def _find(self, seqno: Seqno) -> tuple[RecordHeader | None, Lsn]:
+        """Return the last header of a visible transaction and where its first record stands; None if there is none."""
+        end = self._end
+        if not max(end.segments.first_seqno(), 0) <= seqno <= end.publishing.visible:
+            return None, NO_LSN
+        with Cursor(OwnView(end), committed_only=False, kept=None) as cursor:
+            cursor.seek(seqno)
+            found = cursor.next()
+        return (None, NO_LSN) if found is None else (found.header, found.start)
+
+    def _go_back(self, mark: RollbackMark, header: RecordHeader) -> None:
+        """Take a mark that is durable for the end of the stream, and begin its epoch with a no-op."""
+        end = self._end
+        last = mark.matchpoint_seqno
+        # What readers may pass to comes first: the segments that they then look into hold nothing beyond it.
+        ids = (header.source_id, header.event_id)
+        end.publishing.go_back(last, ids, mark.matchpoint_lsn)
+        end.pending.go_back(last, ids)
+        end.segments.roll_back(end.journal.number, mark.last_seqno, mark)
+        logger.warning(
+            "Rolled back. matchpoint=%s abandoned=%d..%d mark=%s epoch=%d path=%s",
+            mark.matchpoint,
+            last + 1,
+            mark.last_seqno,
+            lsn_text(mark.dead_end),
+            mark.epoch,
+            end.path,
+        )
+        try:
+            self._appending.begin_epoch(mark.epoch)
+        except DiskFullError as exc:  # the mark says all that matters
+            logger.warning("The new epoch has no no-op. path=%s why=%s", end.path, exc)
+        end.tell()
+        end.publishing.stir()
+        end.store_index()
