@@ -35,7 +35,8 @@ from tranlog.ids import Seqno
 from tranlog.log.files.positions import read_holds
 from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
 from tranlog.pipeline.applying.channel import Channel, TaskEnd, TaskResult
-from tranlog.pipeline.driving.apply import ApplyStatus, run_apply
+from tranlog.pipeline.driving.apply import run_apply
+from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.service.commands import cli
 from tranlog.service.commands.status import gather

@@ -20,9 +20,10 @@ from tranlog.errors import ConfigError, EngineError, StateError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.driving import apply
-from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus
+from tranlog.pipeline.driving.apply import ApplyResult
 from tranlog.pipeline.driving.operation import OnlineOrder, Operation, ReplanEnd
 from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders, check_running
+from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.rules.limits import Limit, UntilEvent, UntilSeqno

@@ -32,8 +32,9 @@ from tranlog.log.files.positions import read_holds
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying.channel import GroupBounds, TaskEnd
-from tranlog.pipeline.driving.apply import ApplyStatus, run_apply
+from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders
+from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.spark.session import build_session
 from tranlog.pipeline.upkeep.position import set_position

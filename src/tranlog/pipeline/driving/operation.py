@@ -22,8 +22,9 @@ from typing import Protocol
 
 from tranlog.errors import EngineError, StateError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.driving.apply import ApplyResult, run_apply
 from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders
+from tranlog.pipeline.driving.report import ApplyStatus, no_report
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.limits import Limit, SeqnoRanges, limit_text
@@ -140,10 +141,6 @@ class RunPipeline(Protocol):
     ) -> ApplyResult: ...
 
 
-def _no_report(status: ApplyStatus) -> None:
-    """Report to nobody."""
-
-
 class Operation:
     """One pipeline and its operator. Threads: `run` in one; everything else in any, `end` also in a signal's handler.
 
@@ -156,7 +153,7 @@ class Operation:
         options: ApplyOptions,
         *,
         on_error: OnError = OnError.END,
-        report: Callable[[ApplyStatus], None] = _no_report,
+        report: Callable[[ApplyStatus], None] = no_report,
         run_pipeline: RunPipeline = run_apply,
         stop_engine: Callable[[], None] = stop_context,
         kill_engine: Callable[[], None] = kill_jvm,

@@ -27,8 +27,9 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.positions import drop_hold, read_holds
 from tranlog.log.upkeep.clearing import CAVEATS, clear_log
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus
+from tranlog.pipeline.driving.apply import ApplyResult
 from tranlog.pipeline.driving.operation import OnError, Operation
+from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.spark.package import write_package
 from tranlog.pipeline.spark.session import find_java
