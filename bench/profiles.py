@@ -23,7 +23,8 @@ from tranlog.change import Change, Column, Fragment, Op, Payload, RowChange, Tab
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
 from tranlog.log.writing.log import Log, LogReader
 from tranlog.payload import encode
-from tranlog.pipeline.applying.channel import ChannelTask, TaskEnd, run_task
+from tranlog.pipeline.applying.channel import run_task
+from tranlog.pipeline.applying.task import ChannelTask, TaskEnd
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import Advance, ChannelRow, Unit

@@ -29,7 +29,8 @@ from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records.format import RecordHeader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import Channel, ChannelTask, TaskEnd, TaskResult
+from tranlog.pipeline.applying.channel import Channel
+from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import restart_seqno
 from tranlog.pipeline.spark.session import build_context

@@ -19,7 +19,9 @@ import apsw
 from tranlog.change import HEARTBEAT, Change, Column, Op, Options, RowChange, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.pipeline.applying.channel import ChannelTask, GroupBounds, TaskResult, run_task
+from tranlog.pipeline.applying.channel import run_task
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import ChannelTask, TaskResult
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import Counters, totals
 from tranlog.shard import ShardRule, ShardRuleKind

@@ -34,7 +34,9 @@ from tranlog.clock import SystemClock
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import Channel, ChannelTask, GroupBounds, TaskEnd, TaskResult
+from tranlog.pipeline.applying.channel import Channel
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
 from tranlog.pipeline.driving.lease import Lease
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.progress import Drain, Run

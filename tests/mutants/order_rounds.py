@@ -40,7 +40,8 @@ from mutants.rounds import play_rounds
 from tranlog.errors import PipelineHeldError, ReplacedError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import GroupBounds, TaskEnd, TaskResult
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import TaskEnd, TaskResult
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target

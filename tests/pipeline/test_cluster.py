@@ -14,8 +14,8 @@ import pytest
 from fix_pipeline import Workload, write_log
 from tranlog.errors import ConfigError, EngineError, LogMissingError
 from tranlog.log.reading.reader import LogReader
-from tranlog.pipeline.applying.channel import ChannelTask
 from tranlog.pipeline.applying.log_mark import log_mark, open_log
+from tranlog.pipeline.applying.task import ChannelTask
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.spark.cluster import (
     EngineOptions,

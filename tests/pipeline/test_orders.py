@@ -28,7 +28,9 @@ from tranlog.errors import ReplacedError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import Channel, GroupBounds, TaskEnd
+from tranlog.pipeline.applying.channel import Channel
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.limits import UntilEvent, UntilHeartbeat, UntilTime, Watched
 from tranlog.pipeline.rules.progress import ChannelStats, Counters

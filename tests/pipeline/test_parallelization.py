@@ -20,8 +20,8 @@ from tranlog.errors import EngineError, TargetTableError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import TaskEnd
 from tranlog.pipeline.applying.log_mark import log_mark
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.driving.limit_search import LimitSearch
 from tranlog.pipeline.driving.operation import OnError, OnlineOrder
 from tranlog.pipeline.filters.filters import Delay, Exclude, Filter, Rename

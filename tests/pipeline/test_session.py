@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tranlog.errors import ConfigError, EngineError, LogMissingError
-from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.spark.cluster import master_slots

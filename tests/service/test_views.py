@@ -18,7 +18,7 @@ from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.driving.operation import OperationState, PendingError, Wait
 from tranlog.pipeline.filters.filters import Delay, MaskBy, MaskColumns
 from tranlog.pipeline.options import ApplyOptions

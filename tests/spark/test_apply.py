@@ -31,7 +31,8 @@ from tranlog.ids import NO_SEQNO, Seqno, lsn_offset
 from tranlog.log.files.positions import read_holds
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import GroupBounds, TaskEnd
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders
 from tranlog.pipeline.driving.report import ApplyStatus

@@ -16,7 +16,7 @@ from fix_driver import Driver, options, program, wait_until
 from fix_pipeline import BY_SCHEMA, PostgresTarget, Workload, items
 from tranlog.change import Op, RowChange
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.rules.progress import Counters
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tranlog.errors import ConfigError
-from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.filters.filters import Filter, check_filters
 from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
 from tranlog.pipeline.rules.limits import Limit, SeqnoRanges

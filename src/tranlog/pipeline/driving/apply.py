@@ -23,10 +23,10 @@ from tranlog.clock import SystemClock
 from tranlog.errors import TargetUnavailableError, TranlogError, TransientTargetError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableLog
-from tranlog.pipeline.applying.channel import ChannelTask, TaskEnd
 from tranlog.pipeline.applying.key_shards import key_notes
 from tranlog.pipeline.applying.log_mark import log_mark
 from tranlog.pipeline.applying.tables_ahead import check_tables
+from tranlog.pipeline.applying.task import ChannelTask, TaskEnd
 from tranlog.pipeline.driving.lease import ALIVE_LOOK_S, ALIVE_WATCH_S, Lease, holder_name
 from tranlog.pipeline.driving.limit_search import LimitSearch
 from tranlog.pipeline.driving.replanning import PlanOrders, Replanning

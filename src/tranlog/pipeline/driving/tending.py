@@ -24,7 +24,7 @@ from tranlog.errors import (
     TransientTargetError,
 )
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.pipeline.applying.channel import TaskEnd
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.driving.report import Report
 from tranlog.pipeline.rules.progress import Resubmissions
 from tranlog.pipeline.rules.troubles import DRIVER, Troubles

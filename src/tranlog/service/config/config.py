@@ -26,7 +26,7 @@ from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.errors import ConfigError, SourceSetupError, TargetUnavailableError
 from tranlog.log.properties import EXPIRE, PROPERTIES, differs, resolve
 from tranlog.log.writing.log import LogOptions
-from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.driving.operation import OnError
 from tranlog.pipeline.filters.filters import (
     Delay,
