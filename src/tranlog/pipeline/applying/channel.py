@@ -66,6 +66,7 @@ from tranlog.pipeline.rules.progress import (
     check_position,
     nearest_limit,
 )
+from tranlog.pipeline.rules.retry import Backoff, Failure, retry
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.target import Advance, ChannelRow, Target
 
@@ -146,35 +147,36 @@ class Channel:
         self._accounts = Accounts(clock)
         self._next_sync = 0.0
         self._next_count = 0.0
-        self._answered = clock.monotonic()  # when the target last did
-        self._failing_since: float | None = None
+        self._backoff = Backoff(_RETRY_FIRST_S, _RETRY_MOST_S, clock.monotonic())
         self._chain: Chain | None = None
 
     def run(self) -> TaskResult:
         """Work until there is a reason to end, starting again from the position after each passing failure."""
-        clock = self._clock
-        pause, reached = _RETRY_FIRST_S, NO_SEQNO
-        while True:
-            try:
-                return self._result(self._go(*self._stand()))
-            except (TransientTargetError, TargetUnavailableError) as exc:
-                if self._failing_since is None:
-                    self._failing_since = self._answered
-                if self._walk.published > reached:
-                    pause, reached = _RETRY_FIRST_S, self._walk.published
-                failing_s = clock.monotonic() - self._failing_since
-                if failing_s >= self._task.retry_s:
-                    return self._result(TaskEnd.FAILED, self._claim.unavailable(exc), failing_s)
-                logger.warning("target failed channel=%d retry_in_s=%.2f why=%s", self._task.channel, pause, exc)
-                clock.sleep(pause)
-                pause = min(pause * 2, _RETRY_MOST_S)
-                self._accounts.pending.retries += 1
-                self._claim.reconnect()
-            except ReplacedError as exc:
-                return self._result(TaskEnd.REPLACED, exc)
-            except TranlogError as exc:
-                self._claim.ask_all_to_stop()
-                return self._result(TaskEnd.FAILED, exc)
+        try:
+            end = retry(
+                lambda: self._go(*self._stand()),
+                self._backoff,
+                clock=self._clock,
+                again=self._again,
+                wait=self._clock.sleep,
+                reconnect=self._claim.reconnect,
+            )
+        except (TransientTargetError, TargetUnavailableError) as exc:
+            failing_s = self._backoff.lasted(self._clock.monotonic())
+            return self._result(TaskEnd.FAILED, self._claim.unavailable(exc), failing_s)
+        except ReplacedError as exc:
+            return self._result(TaskEnd.REPLACED, exc)
+        except TranlogError as exc:
+            self._claim.ask_all_to_stop()
+            return self._result(TaskEnd.FAILED, exc)
+        return self._result(end)
+
+    def _again(self, exc: Failure, failing_s: float, pause_s: float) -> bool:
+        if failing_s >= self._task.retry_s:
+            return False
+        logger.warning("target failed channel=%d retry_in_s=%.2f why=%s", self._task.channel, pause_s, exc)
+        self._accounts.pending.retries += 1
+        return True
 
     def close(self) -> None:
         """Let go of the log and the target; closing twice is harmless."""
@@ -418,7 +420,7 @@ class Channel:
             self._commit()
         else:
             self._tell(counts=True)
-        self._failing_since = None
+        self._backoff.over()
 
     def _commit(self, *, counts: bool = False) -> None:
         """Apply the group, if any, and move the position to where the walk has come; then look at the meeting.
@@ -470,7 +472,7 @@ class Channel:
         else:
             target.publish(advance)
             self._accounts.book(entry)
-        self._failing_since = None
+        self._backoff.over()
         walk.published_up_to(upto, header.tstamp)
 
     def _meet(self) -> None:
@@ -478,8 +480,8 @@ class Channel:
         meeting = self._claim.meet()
         self._walk.learn(meeting.applied, meeting.times)
         self._walk.limit = self._limit()
-        self._answered = self._clock.monotonic()
-        self._next_sync = self._answered + self._task.sync_interval_s
+        self._backoff.answered_s = self._clock.monotonic()
+        self._next_sync = self._backoff.answered_s + self._task.sync_interval_s
 
     def _wait(self, seqno: Seqno, owner: int, tstamp: int) -> None:
         """Read the meeting until the walk may go on at this transaction, or is to do something else."""

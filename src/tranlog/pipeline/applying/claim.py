@@ -19,6 +19,7 @@ from tranlog.errors import (
 )
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.pipeline.applying.task import ChannelTask
+from tranlog.pipeline.rules.retry import Failure
 from tranlog.target.target import ChannelRow, Meeting, Target
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Claim:
         except (TransientTargetError, TargetUnavailableError):
             pass  # the claim that follows fails in the same way, and counts
 
-    def unavailable(self, exc: TransientTargetError | TargetUnavailableError) -> TargetUnavailableError:
+    def unavailable(self, exc: Failure) -> TargetUnavailableError:
         """Return the error that says where the target is."""
         if isinstance(exc, TargetUnavailableError):
             return exc

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import Parallelization, ShardPlan
 from tranlog.pipeline.rules.limits import Watched
 from tranlog.pipeline.rules.progress import Drain, Run, restart_seqno
+from tranlog.pipeline.rules.retry import Backoff, Failure, retry
 from tranlog.pipeline.rules.troubles import DRIVER, Troubles
 from tranlog.pipeline.spark.cluster import MasterKind, master_kind
 from tranlog.pipeline.spark.engine import Engine, LostSessionError
@@ -165,11 +165,11 @@ class _Driver:
 
     def run(self) -> ApplyResult:
         """Take the pipeline, run it, give it back."""
-        began = time.monotonic()
+        began = self._clock.monotonic()
         lease, replanning = self._lease, self._replanning
         until = self._until()
         # Refuse before Spark is started, where a first look is enough; starting it is part of a longer one.
-        looked_at = time.monotonic()
+        looked_at = self._clock.monotonic()
         row = self.persist(lease.find)
         alive = self.persist(lambda: lease.moves(row, looked_at + ALIVE_LOOK_S, self._stop))
         first = lease.decide(replanning.wanted, alive=alive)
@@ -212,7 +212,7 @@ class _Driver:
             end=end,
             status=status,
             resubmissions=sum(one.resubmissions for one in self._tendings),
-            seconds=time.monotonic() - began,
+            seconds=self._clock.monotonic() - began,
         )
 
     def close(self) -> None:
@@ -234,8 +234,8 @@ class _Driver:
 
     def _going_on(self) -> bool:
         """Show that we live, while Spark is waited for; return whether to go on waiting."""
-        if self._lease.held and time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + ALIVE_INTERVAL_S
+        if self._lease.held and self._clock.monotonic() >= self._next_beat:
+            self._next_beat = self._clock.monotonic() + ALIVE_INTERVAL_S
             self.persist(self._lease.keep_alive)
         return not self._stop.is_set()
 
@@ -374,30 +374,33 @@ class _Driver:
 
     def persist(self, call: Callable[[], _Result]) -> _Result:
         """Call the target, and again where it failed, as long as the channels would, until a stop at most."""
-        began, pause = time.monotonic(), _TICK_S
-        while True:
-            try:
-                result = call()
-            except (TransientTargetError, TargetUnavailableError) as exc:
-                patience, now = self.patience(), time.monotonic()
-                over = self._stop.is_set() if patience is None else now - began > patience
-                if over or (not self._began and isinstance(exc, TargetUnavailableError)):
-                    if isinstance(exc, TargetUnavailableError):
-                        raise
-                    raise TargetUnavailableError(where=self._target.describe(), why=exc.why) from exc
-                if now - began > TRY_S:
-                    self.cannot(exc)
-                self._stop.wait(pause) if self._began else time.sleep(pause)
-                pause = min(pause * 2, ALIVE_INTERVAL_S)
-                self.reconnect()
-            else:
-                self._troubles.over(DRIVER)
-                return result
+        try:
+            result = retry(
+                call,
+                Backoff(_TICK_S, ALIVE_INTERVAL_S, self._clock.monotonic()),
+                clock=self._clock,
+                again=self._again,
+                wait=self._stop.wait if self._began else self._clock.sleep,
+                reconnect=self.reconnect,
+            )
+        except TransientTargetError as exc:
+            raise TargetUnavailableError(where=self._target.describe(), why=exc.why) from exc
+        self._troubles.over(DRIVER)
+        return result
 
-    def cannot(self, exc: TransientTargetError | TargetUnavailableError) -> None:
+    def _again(self, exc: Failure, failing_s: float, pause_s: float) -> bool:
+        patience = self.patience()
+        over = self._stop.is_set() if patience is None else failing_s > patience
+        if over or (not self._began and isinstance(exc, TargetUnavailableError)):
+            return False
+        if failing_s > TRY_S:
+            self.cannot(exc)
+        return True
+
+    def cannot(self, exc: Failure) -> None:
         """Tell that the driver cannot use the target."""
         self._troubles.failed(
-            DRIVER, exc.why, applied=NO_SEQNO, failing_s=0.0, now_s=time.monotonic(), now_ms=self._clock.now_ms()
+            DRIVER, exc.why, applied=NO_SEQNO, failing_s=0.0, now_s=self._clock.monotonic(), now_ms=self._clock.now_ms()
         )
         self._troubles.trying(DRIVER, ())
         if self._lease.held:
@@ -429,7 +432,7 @@ class _Driver:
 
     def beat_if_due(self) -> bool:
         """Beat, about once a second, more often until all channels are claimed; return whether it was time."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now < self._next_beat:
             return False
         self._next_beat = now + (ALIVE_INTERVAL_S if self._claimed else min(_START_TICK_S, ALIVE_INTERVAL_S))
