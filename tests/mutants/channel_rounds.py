@@ -273,7 +273,7 @@ class Stage:
                         Lease(options, target, reader, holder="driver", clock=SystemClock(), note=lambda note: None)
                     ) as lease,
                 ):
-                    return lease.take(options.plan()), lease.token
+                    return lease.take(options.shard_plan()), lease.token
 
         self.driver = Actor(self, "driver", take)
         self.actors.append(self.driver)

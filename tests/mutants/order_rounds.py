@@ -189,9 +189,9 @@ class Stage:
         self.driver = Driver(process, mine)
 
     def tally_plan(self, options: ApplyOptions) -> None:
-        self.tally[f"planned by {options.shard_by.value}"] += 1
-        self.tally["planned with lines of a shard.list"] += bool(options.shard_map)
-        self.tally["planned with critical shards"] += bool(options.serial_shards)
+        self.tally[f"planned by {options.plan.by.value}"] += 1
+        self.tally["planned with lines of a shard.list"] += bool(options.plan.channels)
+        self.tally["planned with critical shards"] += bool(options.plan.serial)
 
     def told(self) -> None:
         """Take what the driver says."""
@@ -286,7 +286,7 @@ class Stage:
         elif chance < 0.85:
             self.options = replace(self.options, **draw_plan(self.rng))  # type: ignore[arg-type]
             self.tally_plan(self.options)
-            self.tell(driver, self.options.plan())
+            self.tell(driver, self.options.shard_plan())
         else:
             driver.resting = True
             self.tell(driver, Stop())

@@ -22,7 +22,7 @@ from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.driving.operation import OperationState, PendingError, Wait
 from tranlog.pipeline.filters.filters import Delay, MaskBy, MaskColumns
 from tranlog.pipeline.options import ApplyOptions
-from tranlog.pipeline.rules.channels import Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.rules.channels import Parallelization, PlanOptions, ShardBy, ShardPlan
 from tranlog.pipeline.rules.progress import Lag
 from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.status.view import (
@@ -138,7 +138,7 @@ def article(tmp_path: Path) -> ApplyOptions:
         log_dir=str(tmp_path / "log"),
         target=target.options,
         channels=10,
-        shard_map={"orders": 9},
+        plan=PlanOptions(channels={"orders": 9}),
         group=bounds,
         idle_every=2000,
     )

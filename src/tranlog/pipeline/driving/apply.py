@@ -142,7 +142,7 @@ class _Driver:
         holder = holder_name(clock.now_ms())
         self._report = Report(report, reader, pipeline=options.pipeline, holder=holder, clock=clock)
         self._lease = Lease(options, target, reader, holder=holder, clock=clock, note=self._report.note)
-        self._replanning = Replanning(options.plan(), plans, note=self._report.note)
+        self._replanning = Replanning(options.shard_plan(), plans, note=self._report.note)
         self._limit = LimitSearch(
             reader,
             options.limit,

@@ -371,8 +371,8 @@ class Operation:
         nothing has changed; StateError where the wish before is not done yet.
         """
         with self._changed:
-            before, wanted = self._options.plan(), change(self._options)
-            after = wanted.plan()
+            before, wanted = self._options.shard_plan(), change(self._options)
+            after = wanted.shard_plan()
             wanted.check()
             if self._replanning is not None and self._replanning[0].plan == after:
                 order = self._replanning[0]  # asked for before, and on its way
@@ -479,7 +479,7 @@ class Operation:
                 waits=tuple(self._waits.values()),
                 troubles=() if status is None or self._state.resting else status.troubles,
                 slots=0 if status is None or self._state.resting else status.slots,
-                channels=self._options.plan().channels if status is None else len(status.channels),
+                channels=self._options.shard_plan().channels if status is None else len(status.channels),
             )
 
     def _limit_text(self) -> str:

@@ -622,7 +622,7 @@ def tables_create(
     options = config.wanted_target()
     with Progress() as progress:
         tables = _tables_of_log(config, progress) if from_ == "log" else _tables_of_source(config)
-    tables = tables_behind(config.pipeline.filters, tables, options.kind)
+    tables = tables_behind(config.pipeline.apply.filters, tables, options.kind)
     if dry_run:
         shown = {table.name: create_statements(options.kind, table) for table in tables}
     else:
@@ -736,7 +736,7 @@ def position_set(
                 pipeline=name,
                 seqno=Seqno(seqno),
                 channel=channel,
-                plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).plan(),
+                plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).shard_plan(),
                 clock=SystemClock(),
                 watch_s=WATCH_S,
                 take_over=take_over,
@@ -773,7 +773,7 @@ def position_reset(
         found = reset_position(
             target,
             pipeline=name,
-            plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).plan(),
+            plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).shard_plan(),
             clock=SystemClock(),
             watch_s=WATCH_S,
             take_over=take_over,

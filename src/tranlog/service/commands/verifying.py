@@ -148,7 +148,7 @@ def _compare(
     reader = open_tables(config.wanted_source())
     try:
         wanted = select_tables(reader.tables(), tables)
-        chain = Chain(config.pipeline.filters)
+        chain = Chain(config.pipeline.apply.filters)
         for table in wanted if tables else ():
             if chain.table(table) is None:
                 raise ConfigError(option="--table", value=table.name, why="the pipeline's filters leave this table out")
@@ -157,7 +157,7 @@ def _compare(
                 reader,
                 target,
                 tables=wanted,
-                filters=config.pipeline.filters,
+                filters=config.pipeline.apply.filters,
                 differences=differences,
                 report=report,
             )

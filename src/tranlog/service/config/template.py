@@ -11,12 +11,14 @@ import dataclasses
 import enum
 import json
 import re
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from tranlog.capture.capture import CaptureOptions
 from tranlog.log.options import LogOptions
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.spark.cluster import EngineOptions
-from tranlog.service.config.config import PipelineOptions, SourceKind, source_options
+from tranlog.service.config.config import GROUP_KEYS, PipelineOptions, SourceKind, source_options
 from tranlog.target.options import TargetKind, TargetOptions
 
 SOURCES: Final = ("sqlite", "mariadb")
@@ -200,20 +202,24 @@ def template(*, service: str, source: Literal["sqlite", "mariadb"], target: Targ
 
 def _with_defaults(text: str, source: Literal["sqlite", "mariadb"]) -> str:
     """Put each option's default in the place of the `@` behind its key."""
-    models = {
-        "source": source_options(SourceKind(source)),
-        "log": LogOptions,
-        "capture": CaptureOptions,
-        "target": TargetOptions,
-        "pipeline": PipelineOptions,
-        "spark": EngineOptions,
+    defaults = {
+        "source": _defaults(source_options(SourceKind(source))),
+        "log": _defaults(LogOptions),
+        "capture": _defaults(CaptureOptions),
+        "target": _defaults(TargetOptions),
+        "pipeline": {
+            **_defaults(ApplyOptions),
+            **{GROUP_KEYS[name]: value for name, value in _defaults(GroupBounds).items()},
+            **_defaults(PipelineOptions),
+        },
+        "spark": _defaults(EngineOptions),
     }
     lines, table = [], ""
     for line in text.split("\n"):
         if heading := _TABLE.match(line):
             table = heading[1]
         if key := _DEFAULT.match(line):
-            line = f"{line[: key.end() - 1]}{_toml(key[1], _default(models[table], key[1]))}{line[key.end() :]}"
+            line = f"{line[: key.end() - 1]}{_toml(key[1], defaults[table][key[1]])}{line[key.end() :]}"
         lines.append(line)
     return "\n".join(lines)
 
@@ -222,10 +228,10 @@ _TABLE: Final = re.compile(r"(?:#: )?\[([a-z]+)\]")
 _DEFAULT: Final = re.compile(r"#: ([a-z_]+) = @")
 
 
-def _default(options: Any, name: str) -> object:
-    (found,) = (field.default for field in dataclasses.fields(options) if field.name == name)
-    assert found is not dataclasses.MISSING and found is not None, f"{options.__name__}.{name} has no default to show"
-    return found
+def _defaults(options: type) -> dict[str, object]:
+    """Return the defaults of an options dataclass that can be shown."""
+    found = {field.name: field.default for field in dataclasses.fields(options)}
+    return {name: value for name, value in found.items() if value is not dataclasses.MISSING and value is not None}
 
 
 def _toml(key: str, value: object) -> str:
