@@ -22,6 +22,7 @@ from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.applying.channel import run_task
 from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.applying.task import ChannelTask, TaskResult
+from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import Counters, totals
 from tranlog.shard import ShardRule, ShardRuleKind
@@ -310,18 +311,23 @@ def tasks_for(
     bounds: GroupBounds | None = None,
     **more,
 ) -> list[ChannelTask]:
-    """Return the tasks of a plan."""
+    """Return the tasks of a plan; `more` are fields of theirs, or of ApplyOptions."""
+    own = {name: more.pop(name) for name in ("watch", "watch_after") if name in more}
+    given = ApplyOptions(
+        pipeline=pipeline,
+        log_dir=str(log_dir),
+        target=options,
+        group=bounds or GroupBounds(transactions=7),
+        **more,
+    )
     return [
         ChannelTask(
-            pipeline=pipeline,
+            options=given,
             driver_token=token,
             channel=channel,
             plan=plan,
-            log_dir=str(log_dir),
-            target=options,
             until=None if until is None else Seqno(until),
-            bounds=bounds or GroupBounds(transactions=7),
-            **more,
+            **own,
         )
         for channel in range(plan.channels)
     ]

@@ -23,6 +23,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -280,18 +281,15 @@ class Stage:
 
     def start_tasks(self, plan: Run | Drain, token: int) -> None:
         until = plan.upto if isinstance(plan, Drain) else self.until
+        options = ApplyOptions(pipeline=PIPELINE, log_dir="/log", target=self.options, sync_interval_s=0.02)
         for channel in range(plan.plan.channels):
             self.start_task(
                 ChannelTask(
-                    pipeline=PIPELINE,
+                    options=replace(options, group=GroupBounds(transactions=self.rng.choice((1, 2, 5)))),
                     driver_token=token,
                     channel=channel,
                     plan=plan.plan,
-                    log_dir="/log",
-                    target=self.options,
                     until=until,
-                    bounds=GroupBounds(transactions=self.rng.choice((1, 2, 5))),
-                    sync_interval_s=0.02,
                 )
             )
         self.draining = isinstance(plan, Drain)

@@ -171,7 +171,7 @@ class Killed:
 
     def __init__(self, task, target: SqliteTarget, *, moves: int) -> None:
         self._left = moves + 1
-        self._channel = Channel(task, self._open, lambda: LogReader.open(task.log_dir))
+        self._channel = Channel(task, self._open, lambda: LogReader.open(task.options.log_dir))
         self._options = target.options
 
     def _open(self):

@@ -97,8 +97,8 @@ def run_task(task: ChannelTask) -> TaskResult:
     with contextlib.closing(
         Channel(
             task,
-            lambda: open_target(task.target),
-            lambda: open_log(task.log_dir, checksum=task.checksum, mark=task.log_mark),
+            lambda: open_target(task.options.target),
+            lambda: open_log(task.options.log_dir, checksum=task.options.checksum, mark=task.log_mark),
         )
     ) as channel:
         return channel.run()
@@ -134,7 +134,7 @@ class Channel:
         self._task = task
         self._open_reader = open_reader
         self._clock = clock = SystemClock() if clock is None else clock
-        telling = Telling(task.log_dir, task.pipeline, task.channel, disk=OsDisk(), clock=clock)
+        telling = Telling(task.options.log_dir, task.options.pipeline, task.channel, disk=OsDisk(), clock=clock)
         self._claim = Claim(task, open_target)
         self._reader: Feed | None = None
         self._walk = Walk(channel=task.channel, channels=task.plan.channels, position=NO_SEQNO, run=False)
@@ -143,7 +143,7 @@ class Channel:
         self._last: Named | None = None  # of the transaction at `passed`; None: the cursor knows it
         self._found: Seqno | None = None  # the limit that the task was to watch for
         self._left_out = SeqnoRanges()
-        self._group = Group(task.bounds, telling, clock)
+        self._group = Group(task.options.group, telling, clock)
         self._accounts = Accounts(clock)
         self._next_sync = 0.0
         self._next_count = 0.0
@@ -172,7 +172,7 @@ class Channel:
         return self._result(end)
 
     def _again(self, exc: Failure, failing_s: float, pause_s: float) -> bool:
-        if failing_s >= self._task.retry_s:
+        if failing_s >= self._task.options.retry_s:
             return False
         logger.warning("target failed channel=%d retry_in_s=%.2f why=%s", self._task.channel, pause_s, exc)
         self._accounts.pending.retries += 1
@@ -186,21 +186,17 @@ class Channel:
             self._reader.close()
 
     def _result(self, end: TaskEnd, error: TranlogError | None = None, failing_s: float = 0.0) -> TaskResult:
-        return TaskResult(
-            channel=self._task.channel,
-            end=end,
-            applied_seqno=self._walk.published,
-            error=error,
-            failing_s=failing_s,
-        )
+        applied = self._walk.published
+        return TaskResult(channel=self._task.channel, end=end, applied_seqno=applied, error=error, failing_s=failing_s)
 
     # --- from the position ---
 
     def _stand(self) -> tuple[ReadableCursor, Owners]:
         """Claim the channel and stand after its position in the log; return the cursor, and whose the shards are."""
-        task, claim = self._task, self._claim
-        if task.filters and self._chain is None:
-            self._chain = Chain(task.filters, ddl_ignored=task.target.ddl == "ignore")
+        task, claim, options = self._task, self._claim, self._task.options
+        interval_s = options.max_offline_interval_s
+        if options.filters and self._chain is None:
+            self._chain = Chain(options.filters, ddl_ignored=options.target.ddl == "ignore")
         if self._reader is None:
             self._reader = self._open_reader()
         row = claim.take()
@@ -209,7 +205,7 @@ class Channel:
         owners = Owners(
             task.plan,
             claim.target,
-            pipeline=task.pipeline,
+            pipeline=options.pipeline,
             driver_token=task.driver_token,
             check=claim.meet,
             channel=task.channel if task.plan.by is ShardBy.RECORDED and not every_name else None,
@@ -224,10 +220,10 @@ class Channel:
             position=row.applied_seqno,
             run=run,
             limit=self._limit(),
-            interval_ms=None if task.max_offline_interval_s is None else round(task.max_offline_interval_s * 1000),
+            interval_ms=None if interval_s is None else round(interval_s * 1000),
             tstamp=row.tstamp,
         )
-        self._left_out = SeqnoRanges.of(claim.target.read_left_out(task.pipeline)).behind(row.applied_seqno)
+        self._left_out = SeqnoRanges.of(claim.target.read_left_out(options.pipeline)).behind(row.applied_seqno)
         self._accounts.read(row)
         self._group.drop()
         self._last = row
@@ -244,7 +240,7 @@ class Channel:
             case InLog():
                 return None if row.applied_seqno < first else reader.header(row.applied_seqno)
             case Ahead(channel=channel, gtid=gtid, why=why):
-                raise TargetAheadError(pipeline=self._task.pipeline, channel=channel, gtid=gtid, why=why)
+                raise TargetAheadError(pipeline=self._task.options.pipeline, channel=channel, gtid=gtid, why=why)
             case Purged(seqno=seqno):
                 raise reader.purged(Seqno(seqno))
             case _:
@@ -266,6 +262,7 @@ class Channel:
 
     def _go(self, cursor: ReadableCursor, owners: Owners) -> TaskEnd:
         task, walk, group, clock = self._task, self._walk, self._group, self._clock
+        idle_every = task.options.idle_every
         known, foreign = owners.known, owners.foreign
         at, move_on, next_header = walk.at, walk.move_on, cursor.next_header
         by_header = task.plan.by is ShardBy.RECORDED  # the recorded shard of a header is the plan's
@@ -275,7 +272,8 @@ class Channel:
             return cursor.current().payload()
 
         # Else commit times, or all that a limit may be in, must be seen.
-        hops = task.max_offline_interval_s is None and (task.watch is None or not needs_every_header(task.watch))
+        every_header = task.watch is not None and needs_every_header(task.watch)
+        hops = task.options.max_offline_interval_s is None and not every_header
         look_at = walk.passed
         while True:
             if walk.done:
@@ -283,11 +281,11 @@ class Channel:
             if walk.passed >= look_at:
                 look_at = Seqno(walk.passed + _LOOK_EVERY)
                 now = clock.monotonic()
-                if now >= self._next_sync or group.late(now) or walk.passed - walk.published >= task.idle_every:
+                if now >= self._next_sync or group.late(now) or walk.passed - walk.published >= idle_every:
                     self._commit()
                     continue  # there may be a wish to stop
             if hops and foreign and not walk.run:
-                upto = min(look_at, Seqno(walk.published + task.idle_every))
+                upto = min(look_at, Seqno(walk.published + idle_every))
                 passed = cursor.pass_over(foreign, upto if walk.limit is None else min(upto, walk.limit))
                 if passed > walk.passed:
                     walk.pass_others(passed)
@@ -308,7 +306,8 @@ class Channel:
                     continue
             seqno = header.seqno
             if task.watch is not None and self._found is None and seqno > task.watch_after:
-                self._look_for_limit(cursor, header)
+                self._found = reached(task.watch, header, lambda: content_of(cursor.current()))
+                walk.limit = self._limit()
             if watched is not None and header.tables:
                 watched.look_at(header.tables, Place(seqno, header.event_id))
             shard = header.shard_id if by_header else self._shard(header, here)
@@ -336,13 +335,8 @@ class Channel:
                 verdict = at(seqno, owner, tstamp)
             move_on(seqno, owner)
             self._last = header
-            if group.full or walk.passed - walk.published >= task.idle_every:
+            if group.full or walk.passed - walk.published >= idle_every:
                 self._commit()
-
-    def _look_for_limit(self, cursor: ReadableCursor, header: RecordHeader) -> None:
-        assert self._task.watch is not None
-        self._found = reached(self._task.watch, header, lambda: content_of(cursor.current()))
-        self._walk.limit = self._limit()
 
     def _finish(self) -> TaskEnd:
         self._commit()
@@ -453,7 +447,7 @@ class Channel:
         task, walk, clock, target = self._task, self._walk, self._clock, self._claim.target
         entry = self._accounts.entry(group, walk, upto)
         advance = Advance(
-            pipeline=task.pipeline,
+            pipeline=task.options.pipeline,
             channel=task.channel,
             token=self._claim.token,
             old_seqno=walk.published,
@@ -481,13 +475,13 @@ class Channel:
         self._walk.learn(meeting.applied, meeting.times)
         self._walk.limit = self._limit()
         self._backoff.answered_s = self._clock.monotonic()
-        self._next_sync = self._backoff.answered_s + self._task.sync_interval_s
+        self._next_sync = self._backoff.answered_s + self._task.options.sync_interval_s
 
     def _wait(self, seqno: Seqno, owner: int, tstamp: int) -> None:
         """Read the meeting until the walk may go on at this transaction, or is to do something else."""
         walk, clock, accounts = self._walk, self._clock, self._accounts
         started = clock.monotonic()
-        publish_at = started + min(_TELL_AFTER_S, self._task.sync_interval_s)
+        publish_at = started + min(_TELL_AFTER_S, self._task.options.sync_interval_s)
         pause = _POLL_FIRST_S
         accounts.spent("read_us")
         accounts.pending.waits += 1
@@ -501,7 +495,7 @@ class Channel:
                 accounts.waiting = Waiting(verdict.seqno, owner == SERIAL, verdict.channels)
                 accounts.spent("wait_us")
                 self._tell()
-                publish_at = clock.monotonic() + self._task.sync_interval_s
+                publish_at = clock.monotonic() + self._task.options.sync_interval_s
             clock.sleep(pause)
             pause = min(pause * 1.5, _POLL_MOST_S)
         accounts.spent("wait_us")

@@ -30,6 +30,7 @@ class Claim:
 
     def __init__(self, task: ChannelTask, open_target: Callable[[], Target]) -> None:
         self._task = task
+        self._pipeline = task.options.pipeline
         self._open_target = open_target
         self._target: Target | None = None
         self.token = 0
@@ -47,17 +48,17 @@ class Claim:
         if self._target is None:
             self._target = self._open_target()
         elif self.token:
-            row = next((r for r in self._target.read_channels(task.pipeline) if r.channel == task.channel), None)
+            row = next((r for r in self._target.read_channels(self._pipeline) if r.channel == task.channel), None)
             if row is None or row.token != self.token:
                 raise self._replaced(gone=row is None)  # another attempt of this task has it: leave it there
-        row = self._target.claim(pipeline=task.pipeline, channel=task.channel, driver_token=task.driver_token)
+        row = self._target.claim(pipeline=self._pipeline, channel=task.channel, driver_token=task.driver_token)
         self.token = row.token
         return row
 
     def meet(self) -> Meeting:
         """Read where the others stand and what the driver asks for. Raises ReplacedError."""
         task = self._task
-        meeting = self.target.meet(task.pipeline)
+        meeting = self.target.meet(self._pipeline)
         if meeting.token != task.driver_token or task.channel not in meeting.applied:
             raise self._replaced(gone=True)
         self.stop_at = meeting.stop_at_seqno
@@ -66,12 +67,12 @@ class Claim:
     def _replaced(self, *, gone: bool) -> ReplacedError | TargetPositionError:
         """Return why this task may not go on; `gone`: its channel had no row, which only a later plan may remove."""
         task = self._task
-        row = self.target.read_pipeline(task.pipeline)
+        row = self.target.read_pipeline(self._pipeline)
         if row is not None and not (gone and row.token == task.driver_token):
-            return ReplacedError(pipeline=task.pipeline, holder=row.holder)
+            return ReplacedError(pipeline=self._pipeline, holder=row.holder)
         what = "tranlog_pipeline" if row is None else f"tranlog_channel, for its channel {task.channel}"
         why = f"its row was removed from {what}, while it ran"
-        return TargetPositionError(where=self.target.describe(), pipeline=task.pipeline, why=why)
+        return TargetPositionError(where=self.target.describe(), pipeline=self._pipeline, why=why)
 
     def ask_all_to_stop(self) -> None:
         """Tell the other channels to end, since they may wait for this one; the driver reads why in the result."""
@@ -81,7 +82,7 @@ class Claim:
                 self._target = self._open_target()
             else:
                 self._target.reconnect()
-            self._target.request_stop(pipeline=task.pipeline, token=task.driver_token, stop_at_seqno=NO_SEQNO)
+            self._target.request_stop(pipeline=self._pipeline, token=task.driver_token, stop_at_seqno=NO_SEQNO)
         except TranlogError as exc:
             logger.warning("could not ask the other channels to stop channel=%d why=%s", task.channel, exc)
 

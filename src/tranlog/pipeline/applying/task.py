@@ -6,47 +6,35 @@ Source: design/pipeline.md, "Apply".
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tranlog.errors import TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.applying.log_mark import LogMark
-from tranlog.pipeline.filters.filters import Filter
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.limits import Watched
 
 if TYPE_CHECKING:
-    from tranlog.target.options import TargetOptions
+    from tranlog.pipeline.options import ApplyOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelTask:
     """All that a task needs to know; it travels pickled to wherever Spark runs it.
 
-    `until`: the last seqno to apply, inclusive; None: run on. `max_offline_interval_s`: as in `Walk`. `sync_interval_s`
-    and `idle_every`: how long, and for how many transactions, a position may go unpublished. `retry_s`: how long a task
-    tries by itself to use a target that is away; then it is the driver who lets the channel pause. `watch`: a limit to
-    be told from the headers after `watch_after`, up to which the driver has looked.
+    `options` are the run's, with paths that hold in any folder; of `retry_s` a task takes what it may try by itself,
+    then it is the driver who lets the channel pause. `until`: the last seqno to apply, inclusive; None: run on.
+    `watch`: a limit to be told from the headers after `watch_after`, up to which the driver has looked.
     """
 
-    pipeline: str
+    options: ApplyOptions
     driver_token: int
     channel: int
     plan: ShardPlan
-    log_dir: str
-    target: TargetOptions
     until: Seqno | None = None
-    max_offline_interval_s: float | None = None
-    bounds: GroupBounds = field(default_factory=GroupBounds)
-    sync_interval_s: float = 1.0
-    idle_every: int = 10_000
-    retry_s: float = 30.0
-    checksum: bool = True
     watch: Watched | None = None
     watch_after: Seqno = NO_SEQNO
-    filters: tuple[Filter, ...] = ()
     log_mark: LogMark | None = None
     """On a cluster what the driver's log begins with: a folder of the same name elsewhere may hold another log."""
 

@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tranlog.clock import SystemClock
@@ -38,7 +38,7 @@ from tranlog.pipeline.rules.limits import Watched
 from tranlog.pipeline.rules.progress import Drain, Run, restart_seqno
 from tranlog.pipeline.rules.retry import Backoff, Failure, retry
 from tranlog.pipeline.rules.troubles import DRIVER, Troubles
-from tranlog.pipeline.spark.cluster import MasterKind, master_kind
+from tranlog.pipeline.spark.cluster import EngineOptions, MasterKind, master_kind
 from tranlog.pipeline.spark.engine import Engine, LostSessionError
 from tranlog.pipeline.spark.job import Jobs, Submit, long_running, windowed
 from tranlog.pipeline.spark.session import check_pyspark, check_slots, find_java
@@ -133,6 +133,14 @@ class _Driver:
         plans: PlanOrders | None,
     ) -> None:
         self._options = options
+        # No secret travels that a task does not need.
+        self._task_options = replace(
+            options,
+            log_dir=os.path.abspath(options.log_dir),
+            target=options.target.absolute(),
+            retry_s=min(options.retry_s, TRY_S),
+            engine=EngineOptions(),
+        )
         self._reader = reader
         self._target = target
         self._engine = engine
@@ -308,25 +316,15 @@ class _Driver:
         watch: Watched | None = None,
         watch_after: Seqno = NO_SEQNO,
     ) -> ChannelTask:
-        options = self._options
         return ChannelTask(
-            pipeline=options.pipeline,
+            options=self._task_options,
             driver_token=self._lease.token,
             channel=channel,
             plan=plan,
-            log_dir=os.path.abspath(options.log_dir),
-            log_mark=None if local else log_mark(self._reader),  # what it marks may have been purged meanwhile
-            target=options.target.absolute(),
             until=upto,
-            max_offline_interval_s=options.max_offline_interval_s,
-            bounds=options.group,
-            sync_interval_s=options.sync_interval_s,
-            idle_every=options.idle_every,
-            retry_s=min(options.retry_s, TRY_S),
-            checksum=options.checksum,
             watch=watch,
             watch_after=watch_after,
-            filters=options.filters,
+            log_mark=None if local else log_mark(self._reader),  # what it marks may have been purged meanwhile
         )
 
     def _window(self, tasks: Sequence[ChannelTask], until: Seqno | None) -> Window | None:

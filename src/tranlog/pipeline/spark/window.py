@@ -67,7 +67,7 @@ class Window:
 
 def _open_log(window: Window) -> ReadableLog:
     task = window.tasks[0]
-    return open_log(task.log_dir, checksum=task.checksum, mark=task.log_mark)
+    return open_log(task.options.log_dir, checksum=task.options.checksum, mark=task.log_mark)
 
 
 def split_windows(windows: Iterable[Window]) -> Iterator[tuple[int, Item | TranlogError]]:
@@ -96,7 +96,7 @@ def _split(window: Window, reader: ReadableLog) -> Iterator[tuple[int, Item | Tr
     channels = range(len(window.tasks))
     task = window.tasks[0]
     # Whether every header must be seen by all: for its commit time, or for names that a filter might make one.
-    everything = task.max_offline_interval_s is not None or renames_tables(task.filters)
+    everything = task.options.max_offline_interval_s is not None or renames_tables(task.options.filters)
     sent = [NO_SEQNO] * len(channels)
     previous: RecordHeader | None = reader.header(Seqno(window.first - 1))
     if previous is not None:  # where most positions stand
@@ -106,18 +106,18 @@ def _split(window: Window, reader: ReadableLog) -> Iterator[tuple[int, Item | Tr
     before = previous
     run = False
     room = window.bytes
-    with contextlib.closing(open_target(task.target)) as target, reader.cursor(committed_only=True) as cursor:
+    with contextlib.closing(open_target(task.options.target)) as target, reader.cursor(committed_only=True) as cursor:
 
         def check() -> None:
-            row = target.read_pipeline(task.pipeline)
+            row = target.read_pipeline(task.options.pipeline)
             if row is None or row.token != task.driver_token:  # the row is a later plan's
                 holder = "another task" if row is None else row.holder
-                raise ReplacedError(pipeline=task.pipeline, holder=holder)
+                raise ReplacedError(pipeline=task.options.pipeline, holder=holder)
 
         def changes() -> Iterable[Change]:
             return cursor.current().payload().changes
 
-        owners = Owners(task.plan, target, pipeline=task.pipeline, driver_token=task.driver_token, check=check)
+        owners = Owners(task.plan, target, pipeline=task.options.pipeline, driver_token=task.driver_token, check=check)
         cursor.seek(window.first)
         while room > 0 and (previous is None or previous.seqno < window.upto):
             try:
@@ -167,7 +167,7 @@ def apply_share(window: Window, channel: int, share: Iterable[tuple[int, Item | 
     until = window.tasks[channel].until
     task = replace(window.tasks[channel], until=last if until is None else min(last, until))
     with contextlib.closing(
-        Channel(task, lambda: open_target(task.target), lambda: WindowReader(window, items))
+        Channel(task, lambda: open_target(task.options.target), lambda: WindowReader(window, items))
     ) as running:
         return running.run()
 
