@@ -20,7 +20,7 @@ from frame import Bench, Question, at_least, run
 from shop import PIPELINE, SHARDS, CatchUp, Shop, applied, configure, fresh_target, python, watch, write_log
 
 from tranlog.log.reading.reader import LogReader
-from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import Advance, ChannelRow, Unit
 from tranlog.testing.servers import PostgresServer

@@ -23,7 +23,9 @@ from tranlog.change import Change, Column, Fragment, Op, Payload, RowChange, Tab
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
 from tranlog.log.writing.log import Log, LogReader
 from tranlog.payload import encode
-from tranlog.pipeline.applying.channel import ChannelTask, TaskEnd, run_task
+from tranlog.pipeline.applying.channel import run_task
+from tranlog.pipeline.applying.task import ChannelTask, TaskEnd
+from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import Advance, ChannelRow, Unit
@@ -193,12 +195,10 @@ def profile_channel() -> None:
             )
             target.close()
             task = ChannelTask(
-                pipeline=PIPELINE,
+                options=ApplyOptions(pipeline=PIPELINE, log_dir=str(Path(here, "log")), target=options),
                 driver_token=token,
                 channel=last,
                 plan=plan,
-                log_dir=str(Path(here, "log")),
-                target=options,
                 until=Seqno(TRANSACTIONS - 1),
             )
 

@@ -29,7 +29,9 @@ from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records.format import RecordHeader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import Channel, ChannelTask, TaskEnd, TaskResult
+from tranlog.pipeline.applying.channel import Channel
+from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
+from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import restart_seqno
 from tranlog.pipeline.spark.session import build_context
@@ -253,12 +255,10 @@ class Run:
         self.options = options
         self.tasks = tuple(
             ChannelTask(
-                pipeline="bench",
+                options=ApplyOptions(pipeline="bench", log_dir=str(log), target=options),
                 driver_token=token,
                 channel=channel,
                 plan=ShardPlan(channels=channels),
-                log_dir=str(log),
-                target=options,
                 until=last,
             )
             for channel in range(channels)
@@ -273,7 +273,7 @@ class Run:
 
         def work(tasks: Iterable[ChannelTask]) -> Iterator[TaskResult]:
             for task in tasks:
-                log_dir = task.log_dir
+                log_dir = task.options.log_dir
                 with contextlib.closing(Channel(task, open_target, partial(LogReader.open, log_dir))) as channel:
                     yield channel.run()
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from fix_pipeline import AnyTarget
-from tranlog.pipeline.applying.channel import GroupBounds
-from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.driving.apply import ApplyResult, run_apply
 from tranlog.pipeline.driving.replanning import PlanOrders
+from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.options import ApplyOptions
 
 if TYPE_CHECKING:

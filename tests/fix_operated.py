@@ -16,9 +16,10 @@ import pytest
 
 from fix_pipeline import AnyTarget
 from tranlog.pipeline.driving import apply
-from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus
+from tranlog.pipeline.driving.apply import ApplyResult
 from tranlog.pipeline.driving.operation import OnError, Operation
 from tranlog.pipeline.driving.replanning import PlanOrders
+from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.spark import engine
@@ -165,7 +166,6 @@ def options_of(tmp_path: Path, target: AnyTarget) -> ApplyOptions:
 def without_java(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the driver go on without Java, report often, and look often at what it waits for."""
     monkeypatch.setattr(apply, "find_java", lambda: "")
-    monkeypatch.setattr(apply, "lives", lambda context: True)
     monkeypatch.setattr(engine, "lives", lambda context: True)
     monkeypatch.setattr(apply, "ALIVE_INTERVAL_S", 0.05)
     monkeypatch.setattr(apply, "_TICK_S", 0.01)

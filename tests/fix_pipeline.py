@@ -20,7 +20,10 @@ from fix_folder import open_target
 from tranlog.change import HEARTBEAT, Change, Column, Op, Options, RowChange, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.pipeline.applying.channel import ChannelTask, GroupBounds, TaskResult, run_task
+from tranlog.pipeline.applying.channel import run_task
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import ChannelTask, TaskResult
+from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import Counters, totals
 from tranlog.servers.mariadb_address import read_url
@@ -309,18 +312,23 @@ def tasks_for(
     bounds: GroupBounds | None = None,
     **more,
 ) -> list[ChannelTask]:
-    """Return the tasks of a plan."""
+    """Return the tasks of a plan; `more` are fields of theirs, or of ApplyOptions."""
+    own = {name: more.pop(name) for name in ("watch", "watch_after") if name in more}
+    given = ApplyOptions(
+        pipeline=pipeline,
+        log_dir=str(log_dir),
+        target=options,
+        group=bounds or GroupBounds(transactions=7),
+        **more,
+    )
     return [
         ChannelTask(
-            pipeline=pipeline,
+            options=given,
             driver_token=token,
             channel=channel,
             plan=plan,
-            log_dir=str(log_dir),
-            target=options,
             until=None if until is None else Seqno(until),
-            bounds=bounds or GroupBounds(transactions=7),
-            **more,
+            **own,
         )
         for channel in range(plan.channels)
     ]

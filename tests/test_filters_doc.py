@@ -25,7 +25,7 @@ def run_blocks(tmp_path: Path, *, spark: bool) -> int:
             case "toml":
                 file = tmp_path / f"{number}.toml"
                 file.write_text(template(service="shop", source="sqlite", target="sqlite") + "\n" + text)
-                configured = load(str(file), environ={}).pipeline.filters
+                configured = load(str(file), environ={}).pipeline.apply.filters
             case "python" | "python run" if kind == "python" or spark:
                 exec(compile(text, f"block {number} of {PAGE.name}", "exec"), names)
                 if configured is not None:

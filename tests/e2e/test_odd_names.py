@@ -24,7 +24,7 @@ from tranlog.capture.capture import Capture
 from tranlog.change import TableMap
 from tranlog.errors import TargetTableError
 from tranlog.log.writing.log import Log, LogReader
-from tranlog.pipeline.applying.channel import TaskEnd
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.upkeep.tables import tables_in_log
 from tranlog.source.mariadb import MariadbSource

@@ -34,8 +34,10 @@ from tranlog.clock import SystemClock
 from tranlog.ids import Seqno
 from tranlog.log.files.positions import read_holds
 from tranlog.log.writing.log import Log, LogOptions, LogReader, hold
-from tranlog.pipeline.applying.channel import Channel, TaskEnd, TaskResult
-from tranlog.pipeline.driving.apply import ApplyStatus, run_apply
+from tranlog.pipeline.applying.channel import Channel
+from tranlog.pipeline.applying.task import TaskEnd, TaskResult
+from tranlog.pipeline.driving.apply import run_apply
+from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import Lag
 from tranlog.service.commands import cli

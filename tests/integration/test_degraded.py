@@ -19,7 +19,7 @@ from fix_pipeline import PostgresTarget, Workload, check_equal, write_log
 from tranlog.errors import TargetUnavailableError
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules import troubles
-from tranlog.pipeline.rules.channels import Parallelization
+from tranlog.pipeline.rules.channels import Parallelization, PlanOptions
 from tranlog.pipeline.rules.progress import last_error
 from tranlog.pipeline.rules.states import State
 from tranlog.target.options import open_target
@@ -49,7 +49,7 @@ def target(workload: Workload, postgres, postgres_database) -> PostgresTarget:
 
 @pytest.fixture
 def options(tmp_path: Path, target: PostgresTarget) -> ApplyOptions:
-    return replace(options_of(tmp_path, target), retry_s=1.0, shard_map={"north": NORTH, "east": EAST})
+    return replace(options_of(tmp_path, target), retry_s=1.0, plan=PlanOptions(channels={"north": NORTH, "east": EAST}))
 
 
 @contextmanager

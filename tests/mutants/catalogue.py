@@ -13,9 +13,7 @@ _PAUSE = f"__import__('time').sleep({_PAUSE_S})"
 """Widens the window of a mutant, by so many seconds."""
 
 _MOVE = """\
-        assert self._target is not None
-        walk, task = self._walk, self._task
-        whole = upto == walk.passed
+        task, walk, clock, target = self._task, self._walk, self._clock, self._claim.target
 """
 
 POSITION_AFTER_COMMIT = Mutant(
@@ -145,13 +143,13 @@ SHARDS_BY_TURNS = Mutant(
     edits=(
         Edit(
             module="tranlog.pipeline.applying.channel",
-            old="            if hops and foreign and not walk.run and ",
-            new="            if False and ",
+            old="            if hops and foreign and not walk.run:\n",
+            new="            if False:\n",
         ),
         Edit(
             module="tranlog.pipeline.applying.channel",
-            old="                owner = self._owner(shard)\n            tstamp",
-            new="                owner = self._owner(shard)\n            if owner != SERIAL:\n"
+            old="                owner = owners.of(shard)\n            tstamp",
+            new="                owner = owners.of(shard)\n            if owner != SERIAL:\n"
             "                owner = seqno % self._task.plan.channels\n            tstamp",
         ),
     ),

@@ -22,6 +22,8 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,14 @@ import apsw
 
 from mutants.rounds import play_rounds
 from tranlog.change import Change, Column, Op, RowChange, TableMap
+from tranlog.clock import SystemClock
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import Channel, ChannelTask, GroupBounds, TaskEnd, TaskResult
-from tranlog.pipeline.driving.apply import ApplyStatus, _Driver
+from tranlog.pipeline.applying.channel import Channel
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
+from tranlog.pipeline.driving.lease import Lease
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.progress import Drain, Run
 from tranlog.shard import ShardRule, ShardRuleKind
@@ -264,30 +269,28 @@ class Stage:
 
         def take() -> tuple[Run | Drain, int]:
             with self.reader() as reader:
-                driver = _Driver(options, reader, threading.Event(), _no_report, None)
-                driver._target = self.target()
-                try:
-                    return driver._take(), driver._token
-                finally:
-                    driver.close()
+                with (
+                    closing(self.target()) as target,
+                    closing(
+                        Lease(options, target, reader, holder="driver", clock=SystemClock(), note=lambda note: None)
+                    ) as lease,
+                ):
+                    return lease.take(options.shard_plan()), lease.token
 
         self.driver = Actor(self, "driver", take)
         self.actors.append(self.driver)
 
     def start_tasks(self, plan: Run | Drain, token: int) -> None:
         until = plan.upto if isinstance(plan, Drain) else self.until
+        options = ApplyOptions(pipeline=PIPELINE, log_dir="/log", target=self.options, sync_interval_s=0.02)
         for channel in range(plan.plan.channels):
             self.start_task(
                 ChannelTask(
-                    pipeline=PIPELINE,
+                    options=replace(options, group=GroupBounds(transactions=self.rng.choice((1, 2, 5)))),
                     driver_token=token,
                     channel=channel,
                     plan=plan.plan,
-                    log_dir="/log",
-                    target=self.options,
                     until=until,
-                    bounds=GroupBounds(transactions=self.rng.choice((1, 2, 5))),
-                    sync_interval_s=0.02,
                 )
             )
         self.draining = isinstance(plan, Drain)
@@ -422,10 +425,6 @@ class Stage:
                 actor.kill()
         self.look.close()
         self.log.close()
-
-
-def _no_report(status: ApplyStatus) -> None:
-    """Report to nobody."""
 
 
 def make_template(path: Path) -> None:

@@ -20,7 +20,8 @@ from typing import Any, TypeAlias
 
 from tranlog.errors import TranlogError
 from tranlog.ids import Seqno
-from tranlog.pipeline.applying.channel import ChannelTask, TaskEnd, TaskResult, run_task
+from tranlog.pipeline.applying.channel import run_task
+from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
 from tranlog.pipeline.driving import apply
 from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders

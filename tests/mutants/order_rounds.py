@@ -40,7 +40,8 @@ from mutants.rounds import play_rounds
 from tranlog.errors import PipelineHeldError, ReplacedError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import GroupBounds, TaskEnd, TaskResult
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import TaskEnd, TaskResult
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
@@ -188,9 +189,9 @@ class Stage:
         self.driver = Driver(process, mine)
 
     def tally_plan(self, options: ApplyOptions) -> None:
-        self.tally[f"planned by {options.shard_by.value}"] += 1
-        self.tally["planned with lines of a shard.list"] += bool(options.shard_map)
-        self.tally["planned with critical shards"] += bool(options.serial_shards)
+        self.tally[f"planned by {options.plan.by.value}"] += 1
+        self.tally["planned with lines of a shard.list"] += bool(options.plan.channels)
+        self.tally["planned with critical shards"] += bool(options.plan.serial)
 
     def told(self) -> None:
         """Take what the driver says."""
@@ -285,7 +286,7 @@ class Stage:
         elif chance < 0.85:
             self.options = replace(self.options, **draw_plan(self.rng))  # type: ignore[arg-type]
             self.tally_plan(self.options)
-            self.tell(driver, self.options.plan())
+            self.tell(driver, self.options.shard_plan())
         else:
             driver.resting = True
             self.tell(driver, Stop())

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
-from tranlog.pipeline.rules.shard_list import ShardList, parse_shard_list
+from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, PlanOptions, ShardBy, ShardPlan
+from tranlog.pipeline.rules.shard_list import parse_shard_list
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.testing.order import Logged
@@ -94,15 +94,12 @@ def draw_plan(rng: random.Random) -> dict[str, object]:
         found = parse_shard_list(_shard_list(rng, names, channels), file="shard.list")
     else:
         critical = (rng.choice(names),) if rng.random() < 0.3 else ()
-        found = ShardList(mapping={}, critical=critical, rule=rng.choice(tuple(AssignmentRule)))
+        found = PlanOptions(serial=critical, assignment=rng.choice(tuple(AssignmentRule)))
     return {
         "channels": channels,
-        "shard_by": by,
-        "shard_keys": {f"{schema}.{KEYED}": "key" for schema in SCHEMAS} if by is ShardBy.KEY else {},
-        "shard_map": found.mapping,
-        "shard_default": found.default,
-        "serial_shards": found.critical,
-        "assignment": found.rule,
+        "plan": replace(
+            found, by=by, keys={f"{schema}.{KEYED}": "key" for schema in SCHEMAS} if by is ShardBy.KEY else {}
+        ),
     }
 
 

@@ -42,7 +42,9 @@ from tranlog.errors import (
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log, hold
-from tranlog.pipeline.applying.channel import Channel, GroupBounds, TaskEnd
+from tranlog.pipeline.applying.channel import Channel
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.rules.channels import AssignmentRule, ShardBy, ShardPlan
 from tranlog.pipeline.rules.progress import ChannelStats, Waiting
 from tranlog.pipeline.status.status import waits_of

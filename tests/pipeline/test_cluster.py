@@ -14,8 +14,9 @@ import pytest
 from fix_pipeline import Workload, write_log
 from tranlog.errors import ConfigError, EngineError, LogMissingError
 from tranlog.log.reading.reader import LogReader
-from tranlog.pipeline.applying.channel import ChannelTask
 from tranlog.pipeline.applying.log_mark import log_mark, open_log
+from tranlog.pipeline.applying.task import ChannelTask
+from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.spark.cluster import (
     EngineOptions,
@@ -166,12 +167,10 @@ def test_no_spark_at_all() -> None:
 
 def task(path: Path, **more) -> ChannelTask:
     return ChannelTask(
-        pipeline="p",
+        options=ApplyOptions(pipeline="p", log_dir=str(path), target=TargetOptions(kind="sqlite", path="t")),
         driver_token=1,
         channel=0,
         plan=ShardPlan(channels=1),
-        log_dir=str(path),
-        target=TargetOptions(kind="sqlite", path="t"),
         **more,
     )
 

@@ -36,7 +36,8 @@ from tranlog.change import Change, Fragment, Op, RowChange, Statement, TableMap
 from tranlog.errors import FilterError, TargetTableError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import ChannelTask, GroupBounds, TaskEnd, TaskResult
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filters import (
     Delay,

@@ -16,7 +16,7 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.positions import MAY_HAVE_ALL, is_running, read_hold
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.driving import apply
+from tranlog.pipeline.applying.holding import Holding
 from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.states import State
@@ -55,7 +55,7 @@ def test_a_log_is_not_rolled_back_while_its_pipeline_runs_nor_below_what_that_ap
 
 
 def _apply_and_die(options: ApplyOptions) -> None:
-    apply.Holding.renew = lambda *given, **more: os._exit(9)  # type: ignore[method-assign]
+    Holding.renew = lambda *given, **more: os._exit(9)  # type: ignore[method-assign]
     run_apply(replace(options, until_seqno="now"), spark=ThreadContext())  # type: ignore[arg-type]
 
 

@@ -24,8 +24,9 @@ from tranlog.log.files.positions import sealed_line
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.applying import in_flight
-from tranlog.pipeline.applying.channel import Channel, TaskEnd
+from tranlog.pipeline.applying.channel import Channel
 from tranlog.pipeline.applying.in_flight import IN_FLIGHT_DIR, Telling, read_in_flight
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.progress import InFlight

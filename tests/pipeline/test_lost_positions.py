@@ -121,7 +121,7 @@ def by_command(target: AnyTarget, options: ApplyOptions, seqno: int, channel: in
             pipeline="p",
             seqno=Seqno(seqno),
             channel=channel,
-            plan=options.plan(),
+            plan=options.shard_plan(),
             clock=SystemClock(),
             watch_s=0.0,
             take_over=True,

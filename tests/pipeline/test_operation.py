@@ -20,7 +20,7 @@ from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying import channel
-from tranlog.pipeline.applying.channel import ChannelTask, TaskResult
+from tranlog.pipeline.applying.task import ChannelTask, TaskResult
 from tranlog.pipeline.driving.apply import ApplyResult
 from tranlog.pipeline.driving.operation import OnError, OnlineOrder, Operation
 from tranlog.pipeline.options import ApplyOptions

@@ -28,7 +28,9 @@ from tranlog.errors import ReplacedError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import Channel, GroupBounds, TaskEnd
+from tranlog.pipeline.applying.channel import Channel
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.limits import UntilEvent, UntilHeartbeat, UntilTime, Watched
 from tranlog.pipeline.rules.progress import ChannelStats, Counters
@@ -169,7 +171,7 @@ class Killed:
 
     def __init__(self, task, target: SqliteTarget, *, moves: int) -> None:
         self._left = moves + 1
-        self._channel = Channel(task, self._open, lambda: LogReader.open(task.log_dir))
+        self._channel = Channel(task, self._open, lambda: LogReader.open(task.options.log_dir))
         self._options = target.options
 
     def _open(self):

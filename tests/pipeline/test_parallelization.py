@@ -20,13 +20,13 @@ from tranlog.errors import EngineError, TargetTableError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import TaskEnd
 from tranlog.pipeline.applying.log_mark import log_mark
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.driving.limit_search import LimitSearch
 from tranlog.pipeline.driving.operation import OnError, OnlineOrder
 from tranlog.pipeline.filters.filters import Delay, Exclude, Filter, Rename
 from tranlog.pipeline.options import ApplyOptions
-from tranlog.pipeline.rules.channels import Parallelization, ShardPlan
+from tranlog.pipeline.rules.channels import Parallelization, PlanOptions, ShardPlan
 from tranlog.pipeline.rules.limits import (
     Limit,
     SeqnoRanges,
@@ -174,7 +174,11 @@ def test_two_tables_that_become_one_are_noticed(tmp_path: Path, options: ApplyOp
     target = SqliteTarget(tmp_path / "one.db", [items(name) for name in SHARDS])
     rename = (Rename(schema="north", to="east"),)
     given = replace(
-        options, target=target.options, filters=rename, shard_map={"north": 0, "east": 1}, window_bytes=1 << 20
+        options,
+        target=target.options,
+        filters=rename,
+        plan=PlanOptions(channels={"north": 0, "east": 1}),
+        window_bytes=1 << 20,
     )
     with Writer(options.log_dir) as writer:
         writer.write(5)

@@ -20,11 +20,12 @@ from tranlog.errors import ConfigError, EngineError, StateError
 from tranlog.ids import Seqno
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.driving import apply
-from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus
+from tranlog.pipeline.driving.apply import ApplyResult
 from tranlog.pipeline.driving.operation import OnlineOrder, Operation, ReplanEnd
 from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders, check_running
+from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.options import ApplyOptions
-from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, PlanOptions, ShardBy, ShardPlan
 from tranlog.pipeline.rules.limits import Limit, UntilEvent, UntilSeqno
 from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.spark import engine
@@ -80,12 +81,12 @@ def test_another_plan_while_it_runs(
             operated.come_to(State.ONLINE)
             for change in (
                 to(channels=2),
-                to(channels=10, shard_by=ShardBy.TABLE),
-                to(channels=3, assignment=AssignmentRule.HASH, serial_shards=("north",), shard_by=ShardBy.SCHEMA),
+                to(channels=10, plan=PlanOptions(by=ShardBy.TABLE)),
+                to(channels=3, plan=PlanOptions(assignment=AssignmentRule.HASH, serial=("north",), by=ShardBy.SCHEMA)),
             ):
                 done = operated.operation.replan(change, timeout_s=WAIT_S)
                 assert done.end is ReplanEnd.CHANGED and 0 <= done.seqno <= log.last_seqno
-                assert done.after == plan_at(target) == operated.operation.options.plan() != done.before
+                assert done.after == plan_at(target) == operated.operation.options.shard_plan() != done.before
                 assert set(positions(target.options)) == set(range(done.after.channels))
                 assert operated.operation.state().state is State.ONLINE
                 workload.write(log, 150)
@@ -113,7 +114,7 @@ def test_another_plan_while_it_rests(
         with pytest.raises(ConfigError, match=r"local\[16\].*17 channels need 17 slots"):
             operated.operation.replan(to(channels=17), timeout_s=0)
         with pytest.raises(ConfigError, match="channels are numbered 0 to 4"):
-            operated.operation.replan(to(shard_map={"north": 5}), timeout_s=0)
+            operated.operation.replan(to(plan=PlanOptions(channels={"north": 5})), timeout_s=0)
         operated.operation.online(OnlineOrder())
         operated.come_to(State.ONLINE, last)
         assert set(positions(target.options)) == set(range(5))
@@ -159,7 +160,7 @@ def test_a_limit_in_front_of_where_the_channels_meet(
     """The drain ends at the limit, and the run with it; the new plan waits for the next online."""
     workload = Workload(seed=9, serial=0.0)
     last = write_log(tmp_path / "log", workload, 100)
-    old = options.plan()
+    old = options.shard_plan()
     token = take(target.options, old)
     ahead = tasks_for(target.options, tmp_path / "log", old, token, until=60)
     run_threads(ahead[:2])
@@ -231,7 +232,7 @@ def test_slots_for_the_plan_that_has_to_drain(
 ) -> None:
     """Channels beyond the slots never start, and others wait for them at the next serial section: for ever."""
     write_log(tmp_path / "log", workload, 60)
-    old = options.plan()
+    old = options.shard_plan()
     token = take(target.options, old)
     run_threads(tasks_for(target.options, tmp_path / "log", old, token, until=1))
     asked: list[str] = []

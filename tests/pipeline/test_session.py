@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tranlog.errors import ConfigError, EngineError, LogMissingError
-from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.channels import PlanOptions
 from tranlog.pipeline.spark.cluster import master_slots
 from tranlog.pipeline.spark.session import (
     _make_scratch,
@@ -79,7 +80,7 @@ def options(path: Path, **more) -> ApplyOptions:
         ({"retry_s": -1}, "retry_s"),
         ({"resubmit": -1}, "resubmit"),
         ({"group": GroupBounds(transactions=0)}, "group_transactions"),
-        ({"shard_map": {"a": 9}}, "shard map"),
+        ({"plan": PlanOptions(channels={"a": 9})}, "shard map"),
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path: Path, wrong: dict, says: str) -> None:
@@ -88,7 +89,7 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, wrong: dict, says:
 
 
 def test_options_travel(tmp_path: Path) -> None:
-    given = options(tmp_path, shard_map={"a": 1}, serial_shards=("b",), until_seqno="now")
+    given = options(tmp_path, plan=PlanOptions(channels={"a": 1}, serial=("b",)), until_seqno="now")
     given.check()
     assert pickle.loads(pickle.dumps(given)) == given
 

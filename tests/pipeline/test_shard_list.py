@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tranlog.errors import ConfigError
-from tranlog.pipeline.rules.channels import AssignmentRule
-from tranlog.pipeline.rules.shard_list import ShardList, parse_shard_list
+from tranlog.pipeline.rules.channels import AssignmentRule, PlanOptions
+from tranlog.pipeline.rules.shard_list import parse_shard_list
 
 ALL = """
 # comment
@@ -22,15 +22,15 @@ ledger=0
 
 def test_every_kind_of_line() -> None:
     """`shard=partition`, `(*)`, `(critical)`, `(hash-method)`."""
-    assert parse_shard_list(ALL, file="shard.list") == ShardList(
-        mapping={"shop": 1, "a=b": 2}, default=3, critical=("audit", "ledger"), rule=AssignmentRule.HASH
+    assert parse_shard_list(ALL, file="shard.list") == PlanOptions(
+        channels={"shop": 1, "a=b": 2}, default=3, serial=("audit", "ledger"), assignment=AssignmentRule.HASH
     )
 
 
 @pytest.mark.parametrize("text", ["", "(*)=-1\n(hash-method)=round-robin"])
 def test_the_defaults(text: str) -> None:
     """ "-1/absent: hash-method", "default round-robin", which is by shard and stored."""
-    assert parse_shard_list(text, file="f") == ShardList(mapping={}, rule=AssignmentRule.RECORDED)
+    assert parse_shard_list(text, file="f") == PlanOptions(assignment=AssignmentRule.RECORDED)
 
 
 @pytest.mark.parametrize(

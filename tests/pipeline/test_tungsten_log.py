@@ -26,7 +26,7 @@ from tranlog import Pipeline
 from tranlog.change import Op, RowChange
 from tranlog.errors import DdlStopError, PayloadError, TargetAheadError
 from tranlog.log.options import LogOptions
-from tranlog.pipeline.applying.channel import TaskEnd
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.upkeep.tables import tables_in_log
 from tranlog.target.options import TargetOptions, open_target

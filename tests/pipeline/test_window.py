@@ -29,7 +29,8 @@ from fix_pipeline import (
 from tranlog.errors import ConfigError, ReplacedError, TranlogError
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
-from tranlog.pipeline.applying.channel import GroupBounds, TaskEnd, TaskResult
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import TaskEnd, TaskResult
 from tranlog.pipeline.rules.channels import AssignmentRule, ShardBy, ShardPlan
 from tranlog.pipeline.rules.progress import restart_seqno
 from tranlog.pipeline.spark.window import HEADER_BYTES, Item, Window, apply_share, split_windows

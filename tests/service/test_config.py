@@ -12,7 +12,7 @@ import pytest
 from tranlog.errors import ConfigError
 from tranlog.log.options import LogOptions
 from tranlog.pipeline.filters.filters import Delay, EachTransaction, Include, MaskBy, MaskColumns, OnStatement
-from tranlog.pipeline.rules.channels import AssignmentRule, ShardBy
+from tranlog.pipeline.rules.channels import AssignmentRule, PlanOptions, ShardBy
 from tranlog.service.config.config import Section, find_file, find_log, load, read_toml
 
 
@@ -260,7 +260,7 @@ def test_filters_keep_their_order(tmp_path: Path) -> None:
         Delay(delay_s=120),
         EachTransaction(function="copy:copy"),
     )
-    assert config.pipeline.filters == expected
+    assert config.pipeline.apply.filters == expected
     assert config.target is not None
     assert config.pipeline.apply_options(log_dir="log", target=config.target).filters == expected
 
@@ -293,15 +293,14 @@ def test_the_shards_of_a_pipeline(tmp_path: Path) -> None:
     """Issue 7, item 3: what makes a shard, and which channel it has; in our words, or in a `shard.list`."""
     file = tmp_path / "x.toml"
     file.write_text(SHARDS.format('by = "key"\ndefault = 2\n[shards.keys]\n"shop.orders" = "customer"'))
-    ours = load(str(file), environ={}).pipeline
-    assert (ours.shard_by, ours.shard_keys, ours.shard_default) == (ShardBy.KEY, (("shop.orders", "customer"),), 2)
+    ours = load(str(file), environ={}).pipeline.apply.plan
+    assert ours == PlanOptions(by=ShardBy.KEY, keys={"shop.orders": "customer"}, default=2)
     file.write_text(SHARDS.format('list = "shard.list"'))
     with pytest.raises(ConfigError, match=r"shards\.list .*cannot be read: No such file"):
         load(str(file), environ={})
     (tmp_path / "shard.list").write_text("shop=1\n(*)=3\n(critical)=ledger\n(hash-method)=string-hash\n")
-    listed = load(str(file), environ={}).pipeline
-    assert (listed.shard_channels, listed.shard_default) == ((("shop", 1),), 3)
-    assert (listed.serial, listed.assignment) == (("ledger",), AssignmentRule.HASH)
+    listed = load(str(file), environ={}).pipeline.apply.plan
+    assert listed == PlanOptions(channels={"shop": 1}, default=3, serial=("ledger",), assignment=AssignmentRule.HASH)
     file.write_text(SHARDS.format('list = "shard.list"\ndefault = 0'))
     with pytest.raises(ConfigError, match=r"shards\.default stands beside it; give one of them"):
         load(str(file), environ={})

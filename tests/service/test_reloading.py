@@ -14,7 +14,7 @@ from fix_operated import WAIT_S, operation_of, running, without_java
 from fix_pipeline import SqliteTarget, Workload, check_equal, positions, write_log
 from tranlog.errors import ConfigError
 from tranlog.log.writing.log import LogOptions
-from tranlog.pipeline.rules.channels import AssignmentRule, ShardBy
+from tranlog.pipeline.rules.channels import PlanOptions, ShardBy
 from tranlog.pipeline.rules.states import State
 from tranlog.service.commands.orders import _reloaded
 from tranlog.service.config.config import load
@@ -74,12 +74,10 @@ def test_what_of_the_file_is_the_plan_and_what_waits(conf: Path) -> None:
     )
     config = load(str(conf), environ={})
     options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
-    started = replace(
-        options, channels=3, sync_interval_s=7.0, shard_by=ShardBy.RECORDED, shard_map={}, shard_default=None
-    )
+    started = replace(options, channels=3, sync_interval_s=7.0, plan=PlanOptions())
     changed = found.change(started)
-    assert (changed.channels, changed.shard_by, changed.assignment) == (5, ShardBy.TABLE, AssignmentRule.RECORDED)
-    assert (changed.shard_map, changed.shard_default, changed.serial_shards) == ({"north": 1}, 4, ("east",))
+    assert changed.channels == 5
+    assert changed.plan == PlanOptions(by=ShardBy.TABLE, channels={"north": 1}, default=4, serial=("east",))
     assert changed.sync_interval_s == 7.0
 
 
@@ -99,7 +97,7 @@ def test_every_key_of_the_plan_is_one_of_the_file(conf: Path) -> None:
     options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
     conf.write_text(START.replace("channels = 3", "channels = 4").replace('assignment = "hash"', shards))
     found = file.read_again()
-    assert found.at_restart == () and found.change(options).plan() != options.plan()
+    assert found.at_restart == () and found.change(options).shard_plan() != options.shard_plan()
     assert {"pipeline.channels", "shards.list"} | {f"shards.{key}" for key in values} == PLAN_KEYS
 
 

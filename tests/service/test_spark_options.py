@@ -24,10 +24,10 @@ def written(path: Path, text: str) -> str:
 def test_the_table_spark(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hush\n")
     more = 'package = "p.zip"\nslots_wait_s = "2m"\n[spark.settings]\n"spark.executor.memory" = "1g"\n'
-    engine = load(written(tmp_path, f'[spark]\nsecret_file = "secret"\n{more}'), environ={}).pipeline.engine
+    engine = load(written(tmp_path, f'[spark]\nsecret_file = "secret"\n{more}'), environ={}).pipeline.apply.engine
     assert (engine.secret, engine.package, engine.slots_wait_s) == ("hush", str(tmp_path / "p.zip"), 120)
     assert engine.settings == {"spark.executor.memory": "1g"}
-    engine = load(written(tmp_path, '[spark]\nsecret_env = "S"\n'), environ={"S": "h"}).pipeline.engine
+    engine = load(written(tmp_path, '[spark]\nsecret_env = "S"\n'), environ={"S": "h"}).pipeline.apply.engine
     assert engine.secret == "h"
 
 

@@ -107,7 +107,6 @@ class Held:
 @pytest.fixture
 def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     monkeypatch.setattr(apply, "find_java", lambda: "")
-    monkeypatch.setattr(apply, "lives", lambda context: True)
     monkeypatch.setattr(apply, "ALIVE_INTERVAL_S", 0.05)
     opened = Held(tmp_path)
     try:

@@ -19,10 +19,10 @@ from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.log.files.positions import Hold
 from tranlog.log.writing.log import Log, LogOptions
-from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.filters.filters import Delay, MaskBy, MaskColumns
 from tranlog.pipeline.options import ApplyOptions
-from tranlog.pipeline.rules.channels import Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.rules.channels import Parallelization, PlanOptions, ShardBy, ShardPlan
 from tranlog.pipeline.rules.states import OperationState, PendingError, State, Wait
 from tranlog.pipeline.status.gathering import gather
 from tranlog.pipeline.status.status import ChannelState, LogState, PipelineState, Status
@@ -139,7 +139,7 @@ def article(tmp_path: Path) -> ApplyOptions:
         log_dir=str(tmp_path / "log"),
         target=target.options,
         channels=10,
-        shard_map={"orders": 9},
+        plan=PlanOptions(channels={"orders": 9}),
         group=bounds,
         idle_every=2000,
     )

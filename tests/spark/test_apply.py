@@ -31,10 +31,12 @@ from tranlog.ids import NO_SEQNO, Seqno, lsn_offset
 from tranlog.log.files.positions import read_holds
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import GroupBounds, TaskEnd
-from tranlog.pipeline.driving.apply import ApplyStatus, run_apply
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.applying.task import TaskEnd
+from tranlog.pipeline.driving.apply import run_apply
 from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders
-from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.driving.report import ApplyStatus
+from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, PlanOptions, ShardBy, ShardPlan
 from tranlog.pipeline.spark.session import build_session
 from tranlog.pipeline.upkeep.position import set_position
 from tranlog.source.packer import TransactionPacker
@@ -59,7 +61,14 @@ def context(spark: SparkSession) -> SparkContext:
         (21, {}),
         (22, {}),
         (23, {"parallelization": Parallelization.MEMORY, "window_bytes": 60_000}),
-        (24, {"parallelization": Parallelization.MEMORY, "shard_by": ShardBy.TABLE, "max_offline_interval_s": 0.05}),
+        (
+            24,
+            {
+                "parallelization": Parallelization.MEMORY,
+                "plan": PlanOptions(by=ShardBy.TABLE),
+                "max_offline_interval_s": 0.05,
+            },
+        ),
         (25, {"parallelization": Parallelization.NONE, "channels": 3}),
     ],
 )
@@ -146,7 +155,9 @@ def test_a_stop_that_the_user_did_not_ask_for_is_no_end(tmp_path: Path, context:
 
 
 @pytest.mark.parametrize(
-    "change", [{"channels": 2}, {"assignment": AssignmentRule.HASH}, {"serial_shards": ("north",)}], ids=str
+    "change",
+    [{"channels": 2}, {"plan": PlanOptions(assignment=AssignmentRule.HASH)}, {"plan": PlanOptions(serial=("north",))}],
+    ids=str,
 )
 def test_another_plan_drains_first(tmp_path: Path, context: SparkContext, change: dict) -> None:
     """ "A changed channel count or shard rule is adopted only when all channels stand at one seqno"."""
@@ -158,7 +169,9 @@ def test_another_plan_drains_first(tmp_path: Path, context: SparkContext, change
         run_apply(options(tmp_path, target, until_seqno=100, channels=3), spark=context)
         # What an interrupted run leaves: one channel behind. It had applied nothing of its own since.
         target.query("UPDATE tranlog_channel SET applied_seqno = 0, event_id = '', epoch = 0 WHERE channel = 2")
-        result = run_apply(options(tmp_path, target, channels=3, until_seqno=50, serial_shards=("x",)), spark=context)
+        result = run_apply(
+            options(tmp_path, target, channels=3, until_seqno=50, plan=PlanOptions(serial=("x",))), spark=context
+        )
         assert opened.positions.read_pipeline("p").channels == 3, "the limit lies before the drain's end"  # type: ignore[union-attr]
         assert set(positions(target.options).values()) == {100, 50}
         result = run_apply(options(tmp_path, target, **change), spark=context)
@@ -166,7 +179,7 @@ def test_another_plan_drains_first(tmp_path: Path, context: SparkContext, change
         opened.close()
     assert result.end is TaskEnd.LIMIT
     assert any("the plan changed at seqno 100" in note for note in result.status.notes)
-    wanted = options(tmp_path, target, **change).plan()
+    wanted = options(tmp_path, target, **change).shard_plan()
     assert set(positions(target.options)) == set(range(wanted.channels))
     assert set(positions(target.options).values()) == {last}
     check_equal(target, workload)
@@ -226,7 +239,7 @@ def test_a_kill_in_the_middle_of_another_plan(tmp_path: Path, behind: bool) -> N
         wait_until(lambda: len(positions(target.options)) == 2 if behind else positions(target.options) != at)
     finally:
         driver.kill()
-    driver = Driver(options(tmp_path, target, channels=4, assignment=AssignmentRule.HASH))
+    driver = Driver(options(tmp_path, target, channels=4, plan=PlanOptions(assignment=AssignmentRule.HASH)))
     code, stdout, stderr = driver.finish()
     assert (code, stderr) == (0, "") and stdout.splitlines()[-1] == "ended limit"
     assert len(positions(target.options)) == 4
@@ -238,7 +251,7 @@ def test_a_channel_without_a_position_loses_nothing(tmp_path: Path, context: Spa
     workload = Workload(seed=75, serial=0.0, shards=("north", "east"))
     target = SqliteTarget(tmp_path / "target.db", workload.tables)
     last = write_log(tmp_path / "log", workload, 100)
-    given = options(tmp_path, target, channels=3, shard_map={"north": 1, "east": 2})
+    given = options(tmp_path, target, channels=3, plan=PlanOptions(channels={"north": 1, "east": 2}))
     run_apply(given, spark=context)
     # As if channel 2 had been killed before its first commit, and its row with it.
     target.query("DELETE FROM tranlog_channel WHERE channel = 2")
@@ -256,7 +269,7 @@ def test_a_channel_without_a_position_loses_nothing(tmp_path: Path, context: Spa
             pipeline="p",
             seqno=NO_SEQNO,
             channel=2,
-            plan=given.plan(),
+            plan=given.shard_plan(),
             clock=SystemClock(),
             watch_s=0.0,
             take_over=False,

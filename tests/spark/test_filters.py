@@ -13,7 +13,7 @@ from fix_pipeline import SqliteTarget, Workload, positions, read_back, write_log
 from tranlog import Pipeline
 from tranlog.change import Change, RowChange
 from tranlog.errors import FilterError
-from tranlog.pipeline.applying.channel import TaskEnd
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.driving.apply import ApplyResult
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.filters.filters import DropColumns, EachBatch, EachTransaction, Exclude, Filter, Rename

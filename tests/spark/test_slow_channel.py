@@ -16,7 +16,8 @@ from fix_driver import Driver, options, program, wait_until
 from fix_pipeline import BY_SCHEMA, PostgresTarget, Workload, items
 from tranlog.change import Op, RowChange
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.rules.channels import PlanOptions
 from tranlog.pipeline.rules.progress import Counters
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
@@ -84,7 +85,11 @@ def run(tmp_path: Path, dsn: str, *, distance: int, text: int) -> None:
     gc.collect()
     opened = open_target(target.options)
     given = options(
-        tmp_path, target, channels=3, shard_map={"slow": SLOW, "fast": FAST}, group=GroupBounds(transactions=GROUP)
+        tmp_path,
+        target,
+        channels=3,
+        plan=PlanOptions(channels={"slow": SLOW, "fast": FAST}),
+        group=GroupBounds(transactions=GROUP),
     )
 
     def at() -> dict[int, int]:

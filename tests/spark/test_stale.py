@@ -36,8 +36,9 @@ from fix_target import session_of
 from tranlog.change import TableMap
 from tranlog.errors import PipelineHeldError, ReplacedError, TransientTargetError
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.applying.channel import TaskEnd, TaskResult, run_tasks
-from tranlog.pipeline.driving.apply import ALIVE_WATCH_S
+from tranlog.pipeline.applying.channel import run_tasks
+from tranlog.pipeline.applying.task import TaskEnd, TaskResult
+from tranlog.pipeline.driving.lease import ALIVE_WATCH_S
 from tranlog.pipeline.rules.channels import Parallelization, ShardPlan
 from tranlog.target.options import open_target
 from tranlog.target.position import FREEING_AFTER_S

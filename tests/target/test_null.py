@@ -10,7 +10,7 @@ from fix_pipeline import Workload, counters, positions, run_threads, take, tasks
 from fix_target import ITEMS, Bench, insert
 from tranlog.change import Statement
 from tranlog.errors import ReplacedError, TargetTableError
-from tranlog.pipeline.applying.channel import TaskEnd
+from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.target.options import TargetOptions, create_statements, open_target
 

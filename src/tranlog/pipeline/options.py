@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tranlog.errors import ConfigError
-from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.filters.filters import Filter, check_filters
-from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy, ShardPlan
+from tranlog.pipeline.rules.channels import Parallelization, PlanOptions, ShardPlan
 from tranlog.pipeline.rules.limits import Limit, SeqnoRanges
 from tranlog.pipeline.rules.progress import check_pipeline_name
 from tranlog.pipeline.spark.cluster import EngineOptions
@@ -37,15 +37,8 @@ class ApplyOptions:
     """Spark's master; None: `local[max(cores, channels)]`, since a task that runs for weeks needs a slot for itself."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     """What Spark is told beyond its master."""
-    assignment: AssignmentRule = AssignmentRule.RECORDED
-    serial_shards: tuple[str, ...] = ()
-    shard_map: dict[str, int] = field(default_factory=dict)
-    """Channels of shards, over the assignment rule."""
-    shard_default: int | None = None
-    """The channel of every shard that is in neither, in the place of the assignment rule."""
-    shard_by: ShardBy = ShardBy.RECORDED
-    shard_keys: dict[str, str] = field(default_factory=dict)
-    """The column of each table, `schema.table`, whose value is the shard, where `shard_by` is KEY."""
+    plan: PlanOptions = field(default_factory=PlanOptions)
+    """How shards are divided among the channels."""
     until_seqno: int | str | None = None
     start_seqno: int | None = None
     limit: Limit | None = None
@@ -70,27 +63,19 @@ class ApplyOptions:
     filters: tuple[Filter, ...] = ()
     """What is left out, renamed, hidden or delayed on the way, in this order."""
 
-    def plan(self) -> ShardPlan:
+    def shard_plan(self) -> ShardPlan:
         """Return how shards are divided among the channels."""
         if self.parallelization is Parallelization.NONE:
             return ShardPlan(channels=1)
-        return ShardPlan(
-            channels=self.channels,
-            rule=self.assignment,
-            serial=frozenset(name for name in self.serial_shards if name),
-            mapping=tuple(sorted(self.shard_map.items())),
-            default=self.shard_default,
-            by=self.shard_by,
-            keys=tuple(sorted(self.shard_keys.items())),
-        )
+        return self.plan.plan(self.channels)
 
     def check(self) -> None:
         """Raise ConfigError for what cannot work."""
         check_pipeline_name(self.pipeline)
-        self.plan().check()
+        self.shard_plan().check()
         self.group.check()
         check_filters(self.filters)
-        check_slots(self.wanted_master(), self.plan().channels)
+        check_slots(self.wanted_master(), self.shard_plan().channels)
         self.engine.check_for(self.wanted_master())
         if isinstance(self.until_seqno, str) and self.until_seqno != "now":
             raise ConfigError(option="until", value=self.until_seqno, why='a seqno or "now"')
@@ -114,7 +99,7 @@ class ApplyOptions:
 
     def wanted_master(self) -> str:
         """Return the master to run on."""
-        return self.master or default_master(self.plan().channels)
+        return self.master or default_master(self.shard_plan().channels)
 
     @property
     def bounded(self) -> bool:

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
 from tranlog.log.options import LogOptions
-from tranlog.pipeline.driving.apply import ALIVE_LOOK_S, ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.driving.apply import ApplyResult, run_apply
+from tranlog.pipeline.driving.lease import ALIVE_LOOK_S
+from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.filters.filters import Filter
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.status.gathering import gather

@@ -21,29 +21,37 @@ from tranlog.pipeline.rules.progress import nearest_limit
 
 
 class LimitSearch:
-    """One run's. Threads: one."""
+    """One run's. `restart` reads where the slowest channel stands. Threads: one.
 
-    def __init__(self, reader: ReadableLog, limit: Limit | None) -> None:
+    A search may be long: `keep_alive` is called every `every_s` while it goes on, and `stop` ends it.
+    """
+
+    def __init__(
+        self,
+        reader: ReadableLog,
+        limit: Limit | None,
+        *,
+        restart: Callable[[], Seqno],
+        keep_alive: Callable[[], object],
+        every_s: float,
+        stop: threading.Event,
+    ) -> None:
         self._reader = reader
         self._limit = limit
+        self._restart = restart
+        self._keep_alive = keep_alive
+        self._every_s = every_s
+        self._stop = stop
         self._found: Seqno | None = None
         self._looked = NO_SEQNO
         """Up to where it was looked for in vain."""
 
-    def look_ahead(
-        self,
-        until: Seqno | None,
-        restart: Callable[[], Seqno],
-        *,
-        stop: threading.Event,
-        keep_alive: Callable[[], object],
-        every_s: float,
-    ) -> tuple[Seqno | None, Watched | None, Seqno]:
+    def look_ahead(self, until: Seqno | None) -> tuple[Seqno | None, Watched | None, Seqno]:
         """Return the limit as a seqno where the log shows it, else what the tasks are to watch for, and from where on.
 
-        What is committed by now is searched here, so that channels which stand apart all end at the first match behind
-        the slowest, at `restart`; none has passed what comes later. `until`: a limit beside it, the nearer counts.
-        `keep_alive` is called so often while it goes on. Raises ConfigError for a GTID of another history.
+        What is committed by now is searched here, so that channels which stand apart all end at the first match after
+        the slowest; none has passed what comes later. `until`: a limit beside it, the nearer counts. Raises ConfigError
+        for a GTID of another history.
         """
         if self._found is not None:
             return nearest_limit(until, self._found), None, NO_SEQNO
@@ -59,36 +67,28 @@ class LimitSearch:
                     raise ConfigError(option="--until-gtid", value=str(gtid), why=why)
                 return nearest_limit(until, gtid.seqno), None, NO_SEQNO
             case watched:
-                slowest = restart()
+                slowest = self._restart()
                 upto = self._reader.range().committed_seqno
                 # The slowest may not have come to where it was looked for already, window by window.
                 first = Seqno(max(slowest, self._looked) + 1)
-                found = self._search(watched, first, upto, stop, keep_alive, every_s)
+                found = self._search(watched, first, upto)
                 if found is None:
                     self._looked = max(self._looked, upto)
                     return until, watched, upto
-                self._found = found  # a later look begins behind it
+                self._found = found  # a later look begins after it
                 return nearest_limit(until, found), None, NO_SEQNO
 
-    def _search(
-        self,
-        watched: Watched,
-        first: Seqno,
-        last: Seqno,
-        stop: threading.Event,
-        keep_alive: Callable[[], object],
-        every_s: float,
-    ) -> Seqno | None:
+    def _search(self, watched: Watched, first: Seqno, last: Seqno) -> Seqno | None:
         if first > last:
             return None
-        beat_at = time.monotonic() + every_s
+        beat_at = time.monotonic() + self._every_s
         with self._reader.cursor(committed_only=True) as cursor:
             cursor.seek(first)
-            while not stop.is_set():
+            while not self._stop.is_set():
                 header = cursor.next_header(0.0)
                 if time.monotonic() >= beat_at:  # it may be long, and nobody is to take us for dead
-                    keep_alive()
-                    beat_at = time.monotonic() + every_s
+                    self._keep_alive()
+                    beat_at = time.monotonic() + self._every_s
                 if header is None or header.seqno > last:
                     return None
                 found = reached(watched, header, lambda: content_of(cursor.current()))

@@ -22,8 +22,9 @@ from typing import Protocol
 
 from tranlog.errors import EngineError, StateError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus, run_apply
+from tranlog.pipeline.driving.apply import ApplyResult, run_apply
 from tranlog.pipeline.driving.replanning import PlanOrder, PlanOrders
+from tranlog.pipeline.driving.report import ApplyStatus, no_report
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.limits import Limit, SeqnoRanges, limit_text
@@ -95,10 +96,6 @@ class RunPipeline(Protocol):
     ) -> ApplyResult: ...
 
 
-def _no_report(status: ApplyStatus) -> None:
-    """Report to nobody."""
-
-
 class Operation:
     """One pipeline and its operator. Threads: `run` in one; everything else in any, `end` also in a signal's handler.
 
@@ -111,7 +108,7 @@ class Operation:
         options: ApplyOptions,
         *,
         on_error: OnError = OnError.END,
-        report: Callable[[ApplyStatus], None] = _no_report,
+        report: Callable[[ApplyStatus], None] = no_report,
         run_pipeline: RunPipeline = run_apply,
         stop_engine: Callable[[], None] = stop_context,
         kill_engine: Callable[[], None] = kill_jvm,
@@ -329,8 +326,8 @@ class Operation:
         nothing has changed; StateError where the wish before is not done yet.
         """
         with self._changed:
-            before, wanted = self._options.plan(), change(self._options)
-            after = wanted.plan()
+            before, wanted = self._options.shard_plan(), change(self._options)
+            after = wanted.shard_plan()
             wanted.check()
             if self._replanning is not None and self._replanning[0].plan == after:
                 order = self._replanning[0]  # asked for before, and on its way
@@ -437,7 +434,7 @@ class Operation:
                 waits=tuple(self._waits.values()),
                 troubles=() if status is None or self._state.resting else status.troubles,
                 slots=0 if status is None or self._state.resting else status.slots,
-                channels=self._options.plan().channels if status is None else len(status.channels),
+                channels=self._options.shard_plan().channels if status is None else len(status.channels),
             )
 
     def _limit_text(self) -> str:

@@ -11,11 +11,12 @@ Source: issue 7, item 3, "changing the channel count or the rule, online or offl
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from tranlog.errors import EngineError
+from tranlog.errors import ConfigError, EngineError
 from tranlog.ids import Seqno
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.spark.cluster import MasterKind, count_slots, master_kind, too_few_slots
@@ -43,6 +44,43 @@ class PlanOrder:
 
 
 PlanOrders: TypeAlias = queue.SimpleQueue[PlanOrder]
+
+
+class Replanning:
+    """The plan that a run is to have, by its options or by an order since. Threads: one; `orders` are put from any.
+
+    `due`: whether the tasks are to end and make room for another plan. `note` is told of a plan that is refused.
+    """
+
+    def __init__(self, wanted: ShardPlan, orders: PlanOrders | None, *, note: Callable[[str], None]) -> None:
+        self.wanted = wanted
+        self.due = False
+        self._orders: PlanOrders = queue.SimpleQueue() if orders is None else orders
+        self._unanswered: list[PlanOrder] = []
+        self._note = note
+
+    def look(self, context: SparkContext | None) -> bool:
+        """Take up what was ordered; return `due`. The newest of several plans counts."""
+        while True:
+            try:
+                order = self._orders.get_nowait()
+            except queue.Empty:
+                return self.due
+            try:
+                check_running(order.plan, context)
+            except (ConfigError, EngineError) as exc:
+                self._note(f"the plan stays as it is: {exc}")
+                order.answer.set_exception(exc)
+                continue
+            self._unanswered.append(order)
+            self.wanted = order.plan
+            self.due = True
+
+    def answer(self, seqno: Seqno) -> None:
+        """Tell who wanted this plan where all channels stood when it changed."""
+        orders, self._unanswered = self._unanswered, []
+        for order in orders:
+            order.settle(seqno)
 
 
 def check_running(plan: ShardPlan, context: SparkContext | None) -> None:

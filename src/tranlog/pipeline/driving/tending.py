@@ -11,10 +11,10 @@ Source: design/pipeline.md, "Apply", "Channels meet at the target".
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from tranlog.clock import Clock
 from tranlog.errors import (
     EngineError,
     LogError,
@@ -24,10 +24,13 @@ from tranlog.errors import (
     TransientTargetError,
 )
 from tranlog.ids import NO_SEQNO, Seqno
-from tranlog.pipeline.applying.channel import TaskEnd
+from tranlog.pipeline.applying.task import TaskEnd
+from tranlog.pipeline.driving.report import Report
 from tranlog.pipeline.rules.progress import Resubmissions
+from tranlog.pipeline.rules.retry import Failure
 from tranlog.pipeline.rules.troubles import DRIVER, Troubles
 from tranlog.pipeline.spark.cluster import explain_failure
+from tranlog.pipeline.spark.engine import Engine
 from tranlog.pipeline.spark.job import Job, Jobs, Submit
 from tranlog.pipeline.spark.session import restore_scratch
 from tranlog.target.target import ChannelRow
@@ -59,19 +62,29 @@ class Driver(Protocol):
     def request_stop(self, upto: Seqno | None) -> None: ...
     def persist(self, call: Callable[[], None]) -> None: ...
     def reconnect(self) -> None: ...
-    def cannot(self, exc: TransientTargetError | TargetUnavailableError) -> None: ...
-    def lives(self) -> bool: ...
+    def cannot(self, exc: Failure) -> None: ...
     def beat_if_due(self) -> bool: ...
-    def note(self, note: str) -> None: ...
-    def now_ms(self) -> int: ...
 
 
 class Tending:
     """The channels of one plan. Threads: one."""
 
-    def __init__(self, driver: Driver, troubles: Troubles, *, channels: int, resubmit: int) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        engine: Engine,
+        report: Report,
+        troubles: Troubles,
+        clock: Clock,
+        *,
+        channels: int,
+        resubmit: int,
+    ) -> None:
         self._driver = driver
+        self._engine = engine
+        self._report = report
         self._troubles = troubles
+        self._clock = clock
         self._failures = [Resubmissions(allowed=resubmit) for _ in range(channels)]
         self._away = False
         """Whether the driver itself could not use the target when it last tried."""
@@ -92,7 +105,7 @@ class Tending:
         starting = dict.fromkeys(range(len(self._failures)), 0.0)  # when to submit each
         cancel_at: float | None = None
         while jobs or starting or troubles.pausing():
-            now = time.monotonic()
+            now = self._clock.monotonic()
             ending = driver.ending or bool(failed)
             if ending:  # nobody sleeps on
                 for channel in {*starting, *troubles.pausing()}:
@@ -125,7 +138,7 @@ class Tending:
                     failed.append(exc)
                 else:
                     if again_in_s is not None:
-                        starting[channel] = time.monotonic() + again_in_s
+                        starting[channel] = self._clock.monotonic() + again_in_s
         if failed:
             raise _most_telling(failed)
         return TaskEnd.STOPPED if TaskEnd.STOPPED in ends else TaskEnd.LIMIT
@@ -190,8 +203,8 @@ class Tending:
             reason,
             applied=applied,
             failing_s=failing_s,
-            now_s=time.monotonic(),
-            now_ms=self._driver.now_ms(),
+            now_s=self._clock.monotonic(),
+            now_ms=self._clock.now_ms(),
             limit_s=self._driver.patience(),
         )
 
@@ -202,7 +215,7 @@ class Tending:
         """
         driver = self._driver
         positions = [row.applied_seqno for row in driver.read_rows()]
-        if not driver.lives() or not self._failures[channel].again(positions):
+        if not self._engine.lives() or not self._failures[channel].again(positions):
             remedy = "Nothing is lost: mend it and start again, it goes on from the positions in the target"
             raise EngineError(why=f"the job failed and got no further: {why}", remedy=remedy)
         restore_scratch()
@@ -211,7 +224,7 @@ class Tending:
         if not driver.ending:
             driver.persist(lambda: driver.request_stop(None))
         logger.warning("a channel's job failed and is submitted again channel=%d why=%s", channel, why)
-        driver.note(f"submitted again: {why}")
+        self._report.note(f"submitted again: {why}")
         return 0.0
 
 

@@ -70,6 +70,7 @@ class Chain:
         """Whether two tables might become one, which the names in all headers tell."""
         self._steps: list[_TableStep | _TransactionStep | _BatchStep] = []
         self._dropped: dict[tuple[TableName, ...], bool] = {}
+        self._looked_at: set[tuple[TableName, ...]] = set()
         run: list[tuple[str, TableFilter]] = []
         for number, one in enumerate(filters, start=1):
             name = f"filter {number} ({describe(one)})"
@@ -117,9 +118,13 @@ class Chain:
 
     def look_at(self, tables: tuple[TableName, ...], place: Place) -> None:
         """Note the tables of any channel's transaction. Raises TargetTableError where two would become one."""
-        if self._names is not None:
-            for table in tables:
-                self._names.name(table, place)
+        if self._names is None or tables in self._looked_at:
+            return
+        for table in tables:
+            self._names.name(table, place)
+        if len(self._looked_at) >= _REMEMBERED:
+            self._looked_at.clear()
+        self._looked_at.add(tables)
 
     def stream(self, changes: Iterable[Change], place: Place = NOWHERE) -> Iterator[Change]:
         """Yield what is left of a transaction's changes, in order.

@@ -15,7 +15,7 @@ import enum
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from tranlog.change import Change, RowChange, TableName
@@ -221,6 +221,34 @@ class ShardPlan:
                         found.add(None if place is None else _key_shard(row[place]))
         only = found.pop() if len(found) == 1 else None
         return only or UNKNOWN_SHARD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What a shard is, and whose: the keys of the table [shards] that concern the channels, each with its default."""
+
+    channels: dict[str, int] = field(default_factory=dict)
+    """Channels of shards, over the assignment rule."""
+    assignment: AssignmentRule = AssignmentRule.RECORDED
+    serial: tuple[str, ...] = ()
+    """Shards that run alone."""
+    default: int | None = None
+    """The channel of every shard that is in neither, in the place of the assignment rule."""
+    by: ShardBy = ShardBy.RECORDED
+    keys: dict[str, str] = field(default_factory=dict)
+    """The column of each table, `schema.table`, whose value is the shard, where `by` is KEY."""
+
+    def plan(self, channels: int) -> ShardPlan:
+        """Return the plan for so many channels."""
+        return ShardPlan(
+            channels=channels,
+            rule=self.assignment,
+            serial=frozenset(name for name in self.serial if name),
+            mapping=tuple(sorted(self.channels.items())),
+            default=self.default,
+            by=self.by,
+            keys=tuple(sorted(self.keys.items())),
+        )
 
 
 def _key_shard(value: Value) -> str | None:

@@ -1,6 +1,6 @@
 """The ancestor's file `shard.list`: which shards go to which channel, and which run alone.
 
-Owns the file's form; what it says becomes part of a `ShardPlan`. Pure. Its lines are `shard=channel`, and in brackets
+Owns the file's form; what it says are options of a plan. Pure. Its lines are `shard=channel`, and in brackets
 `(*)=N`, the channel of every shard without a line (-1: as `(hash-method)` says), `(critical)=a,b`, the shards that run
 alone, and `(hash-method)=string-hash` or `round-robin`. The ancestor's string hash is Java's, ours is CRC-32: the
 channel differs, what it is for does not. Round robin is by shard, kept in `tranlog_shard`.
@@ -10,27 +10,19 @@ Source: conformance/tungsten.md A5, ShardListPartitioner.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from tranlog.errors import ConfigError
-from tranlog.pipeline.rules.channels import AssignmentRule
+from tranlog.pipeline.rules.channels import AssignmentRule, PlanOptions
 
 _METHODS: Final = {"string-hash": AssignmentRule.HASH, "round-robin": AssignmentRule.RECORDED}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardList:
-    """What such a file says; `default` None: a shard without a line has its channel by `rule`."""
+def parse_shard_list(text: str, *, file: str) -> PlanOptions:
+    """Read the text of a `shard.list`; `file` is its name for messages. Raises ConfigError, naming the line.
 
-    mapping: dict[str, int]
-    default: int | None = None
-    critical: tuple[str, ...] = ()
-    rule: AssignmentRule = AssignmentRule.RECORDED
-
-
-def parse_shard_list(text: str, *, file: str) -> ShardList:
-    """Read the text of a `shard.list`; `file` is its name for messages. Raises ConfigError, naming the line."""
+    A shard without a line has its channel by the assignment rule, unless there is a default.
+    """
     mapping: dict[str, int] = {}
     default: int | None = None
     critical: tuple[str, ...] = ()
@@ -63,4 +55,4 @@ def parse_shard_list(text: str, *, file: str) -> ShardList:
                     mapping[name] = int(value)
     # A critical shard runs alone, whatever channel its line names.
     mapping = {shard: channel for shard, channel in mapping.items() if shard not in critical}
-    return ShardList(mapping=mapping, default=default, critical=critical, rule=rule)
+    return PlanOptions(channels=mapping, default=default, serial=critical, assignment=rule)

@@ -15,6 +15,7 @@ from typing import Final
 
 from tranlog.ids import Seqno
 from tranlog.pipeline.rules.progress import ChannelStats
+from tranlog.pipeline.rules.retry import Backoff
 from tranlog.target.target import ChannelRow
 from tranlog.types import Datetime, datetime_text
 
@@ -43,10 +44,9 @@ def trouble_text(trouble: Trouble) -> str:
 @dataclass(slots=True, kw_only=True)
 class _Case:
     reason: str
-    since_s: float
     since_ms: int
     applied: Seqno
-    pause_s: float = PAUSE_FIRST_S
+    backoff: Backoff
     again_at: float | None = None
     """When it is to try again; None: it is trying."""
     token: int = 0
@@ -78,17 +78,19 @@ class Troubles:
         """
         case = self._cases.get(channel)
         if case is None or applied > case.applied:
-            case = _Case(
-                reason=reason, since_s=now_s - failing_s, since_ms=now_ms - round(failing_s * 1000), applied=applied
+            case = self._cases[channel] = _Case(
+                reason=reason,
+                since_ms=now_ms - round(failing_s * 1000),
+                applied=applied,
+                backoff=Backoff(PAUSE_FIRST_S, PAUSE_MOST_S, now_s - failing_s),
             )
-            self._cases[channel] = case
-        else:
-            case.reason, case.pause_s = reason, min(case.pause_s * 2, PAUSE_MOST_S)
-        case.again_at = now_s + case.pause_s
+        case.reason = reason
+        case.again_at = now_s + case.backoff.failed()
         if limit_s is None:
             return True
-        case.again_at = min(case.again_at, case.since_s + limit_s)
-        return now_s - case.since_s < limit_s
+        left_s = limit_s - case.backoff.lasted(now_s)
+        case.again_at = min(case.again_at, now_s + left_s)
+        return left_s > 0
 
     def due(self, now_s: float) -> list[int]:
         """Return the channels whose pause is over."""
@@ -102,7 +104,8 @@ class Troubles:
         """End all pauses: the target was away for everybody, and answers again."""
         for case in self._cases.values():
             if case.again_at is not None:
-                case.again_at, case.pause_s = 0.0, PAUSE_FIRST_S
+                case.again_at = 0.0
+                case.backoff.hurry()
 
     def trying(self, channel: int, rows: Iterable[ChannelRow]) -> None:
         """Note that a channel tries again; `rows` are as they were before."""

@@ -16,6 +16,7 @@ import pyspark.daemon
 import pyspark.worker
 
 import tranlog.pipeline.applying.channel
+import tranlog.pipeline.options
 import tranlog.target.database  # noqa: F401
 
 _DRIVERS = {"psycopg": "tranlog.target.postgres", "apsw": "tranlog.target.sqlite", "pymysql": "tranlog.target.mariadb"}

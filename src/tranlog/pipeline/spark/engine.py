@@ -1,6 +1,7 @@
-"""The Spark of a pipeline's run: started with a slot for each channel, and waited for until it has them.
+"""The Spark of a pipeline's run: started with a slot for each channel, watched, and stopped.
 
-Owns what a run asks of Spark at its start. Starting a quiet Spark is `session`'s, what a cluster is told `cluster`'s.
+Owns what a run asks of Spark beside its jobs. Starting a quiet Spark is `session`'s, what a cluster is told
+`cluster`'s.
 
 Source: design/pipeline.md, "Apply", "Facts about PySpark 4.3, tried".
 """
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from tranlog.errors import ConfigError
 from tranlog.pipeline.spark.cluster import MasterKind, count_slots, master_kind, too_few_slots
-from tranlog.pipeline.spark.session import build_context, check_slots, default_master, kept_master, lives
+from tranlog.pipeline.spark.session import build_context, check_slots, default_master, kept_master, lives, stop_context
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -31,28 +32,76 @@ class LostSessionError(Exception):
     """Spark's session on a cluster has nothing left to run tasks on, and another one may have."""
 
 
-class SlotWatch:
-    """Watches how many tasks a cluster can run at a time: it may lose executors that nobody replaces."""
+class Engine:
+    """One run's Spark: `given` to it and left running, or started by it. Threads: one.
 
-    def __init__(self, *, wait_s: float) -> None:
-        self.slots = 0
-        self._wait_s = wait_s
+    `keep`: what is started is left running too, and the next run goes on with it, or with another in its place, where
+    it needs more slots.
+    """
+
+    def __init__(self, options: ApplyOptions, given: SparkContext | None, *, keep: bool) -> None:
+        self._options = options
+        self._given = given is not None
+        self._keep = keep
         self._short = False
         self._none_since: float | None = None
+        self.context = given
+        """None: not started yet."""
+        self.slots = 0
+        """How many tasks it can run at a time, as last counted."""
 
-    def look(self, context: SparkContext, *, channels: int) -> str:
+    def start(self, *, wanted: int, channels: int, going_on: Callable[[], bool]) -> SparkContext:
+        """Start it where it does not run, and wait until it has a slot for each channel, while `going_on`.
+
+        `wanted`: how many of the channels the plan has that is wanted; the others may first have to drain. Raises
+        ConfigError, EngineError where it does not get the slots.
+        """
+        if self.context is None:
+            self.context = self._build(wanted, channels)
+        context = self.context
+        master = context.master or ""
+        _check_drain(master, wanted, channels)
+        deadline = time.monotonic() + self._options.engine.slots_wait_s
+        while (slots := count_slots(context)) < channels and going_on():
+            if time.monotonic() > deadline or not lives(context):
+                raise too_few_slots(master, slots=slots, channels=channels)
+            time.sleep(_TICK_S)
+        return context
+
+    def _build(self, wanted: int, channels: int) -> SparkContext:
+        options = self._options
+        master = options.master or default_master(channels)
+        _check_drain(master, wanted, channels)
+        if self._keep:
+            master = kept_master(options.master, channels)
+        settings = {"spark.python.daemon.module": _DAEMON}
+        if master_kind(master) is MasterKind.STANDALONE:
+            settings["spark.cores.max"] = str(channels)  # unset, it would take all that there are
+        return build_context(master, f"tranlog apply {options.pipeline}", settings, options.engine)
+
+    def lives(self) -> bool:
+        """Whether it can still run a job. Raises LostSessionError where another session may do."""
+        assert self.context is not None
+        alive = lives(self.context)
+        if not alive and not self._given and master_kind(self.context.master or "") is not MasterKind.LOCAL:
+            raise LostSessionError  # a cluster's master may have been gone
+        return alive
+
+    def look(self, *, channels: int) -> str:
         """Count the slots; return a note where they have become too few, or are enough again, else empty.
 
-        Raises LostSessionError where there has been none for as long as a start may wait for them.
+        A cluster may lose executors that nobody replaces. Raises LostSessionError where there has been no slot for as
+        long as a start may wait for them.
         """
-        self.slots = slots = count_slots(context)
-        if master_kind(context.master or "") is MasterKind.LOCAL:
+        assert self.context is not None
+        self.slots = slots = count_slots(self.context)
+        if master_kind(self.context.master or "") is MasterKind.LOCAL:
             return ""
         now = time.monotonic()
         self._none_since = None if slots else self._none_since or now
-        if self._none_since is not None and now - self._none_since >= self._wait_s:
+        if self._none_since is not None and now - self._none_since >= self._options.engine.slots_wait_s:
             raise LostSessionError
-        if (slots < channels) is self._short or not lives(context):
+        if (slots < channels) is self._short or not lives(self.context):
             return ""
         self._short = slots < channels
         told = "executors were lost, and some channels wait for others" if self._short else "all channels can run"
@@ -60,34 +109,22 @@ class SlotWatch:
         logger.warning("%s", note)
         return note
 
+    def leave(self, *, channels: int) -> None:
+        """Stop a cluster's session that has no slots any more. Raises EngineError where the run may have no other."""
+        if self._given:
+            master = "" if self.context is None else self.context.master or ""
+            raise too_few_slots(master, slots=0, channels=channels)
+        stop_context()
+        self.context, self.slots = None, 0
+        self._short, self._none_since = False, None
 
-def start_engine(options: ApplyOptions, *, wanted: int, channels: int, keep_spark: bool) -> SparkContext:
-    """Start Spark for so many channels, or go on with the one that an earlier run has left (`keep_spark`).
-
-    `wanted`: how many of them the plan has that is wanted; the others may first have to drain. Raises ConfigError,
-    EngineError.
-    """
-    master = options.master or default_master(channels)
-    _check_drain(master, wanted, channels)
-    if keep_spark:
-        master = kept_master(options.master, channels)
-    settings = {"spark.python.daemon.module": _DAEMON}
-    if master_kind(master) is MasterKind.STANDALONE:
-        settings["spark.cores.max"] = str(channels)  # unset, it would take all that there are
-    return build_context(master, f"tranlog apply {options.pipeline}", settings, options.engine)
-
-
-def wait_for_slots(
-    context: SparkContext, options: ApplyOptions, *, wanted: int, channels: int, going_on: Callable[[], bool]
-) -> None:
-    """Wait until Spark has a slot for each channel, while `going_on`. Raises EngineError where it does not get them."""
-    master = context.master or ""
-    _check_drain(master, wanted, channels)
-    deadline = time.monotonic() + options.engine.slots_wait_s
-    while (slots := count_slots(context)) < channels and going_on():
-        if time.monotonic() > deadline or not lives(context):
-            raise too_few_slots(master, slots=slots, channels=channels)
-        time.sleep(_TICK_S)
+    def close(self) -> None:
+        """Stop what this run has started, unless that is to be kept."""
+        if not self._given and not self._keep and self.context is not None:
+            try:
+                self.context.stop()
+            except Exception:  # its JVM is gone; there is nothing left to stop
+                logger.debug("could not stop Spark", exc_info=True)
 
 
 def _check_drain(master: str, wanted: int, channels: int) -> None:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tranlog.pipeline.applying.channel import ChannelTask, TaskResult, run_tasks
+from tranlog.pipeline.applying.channel import run_tasks
+from tranlog.pipeline.applying.task import ChannelTask, TaskResult
 from tranlog.pipeline.spark.window import Window, share_runner, split_windows
 
 if TYPE_CHECKING:

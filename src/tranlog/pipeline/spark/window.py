@@ -36,8 +36,10 @@ from tranlog.log.reading.readable import ReadableCursor, ReadableLog, ReadableTr
 from tranlog.log.reading.reader import LogRange
 from tranlog.log.records.format import Record, RecordHeader
 from tranlog.payload import Payload, decode
-from tranlog.pipeline.applying.channel import Channel, ChannelTask, TaskEnd, TaskResult
+from tranlog.pipeline.applying.channel import Channel
 from tranlog.pipeline.applying.log_mark import open_log
+from tranlog.pipeline.applying.owners import Owners
+from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
 from tranlog.pipeline.filters.filters import renames_tables
 from tranlog.pipeline.rules.channels import SERIAL
 from tranlog.target.options import open_target
@@ -65,7 +67,7 @@ class Window:
 
 def _open_log(window: Window) -> ReadableLog:
     task = window.tasks[0]
-    return open_log(task.log_dir, checksum=task.checksum, mark=task.log_mark)
+    return open_log(task.options.log_dir, checksum=task.options.checksum, mark=task.log_mark)
 
 
 def split_windows(windows: Iterable[Window]) -> Iterator[tuple[int, Item | TranlogError]]:
@@ -92,8 +94,9 @@ def split_windows(windows: Iterable[Window]) -> Iterator[tuple[int, Item | Tranl
 
 def _split(window: Window, reader: ReadableLog) -> Iterator[tuple[int, Item | TranlogError]]:
     channels = range(len(window.tasks))
+    task = window.tasks[0]
     # Whether every header must be seen by all: for its commit time, or for names that a filter might make one.
-    everything = window.tasks[0].max_offline_interval_s is not None or renames_tables(window.tasks[0].filters)
+    everything = task.options.max_offline_interval_s is not None or renames_tables(task.options.filters)
     sent = [NO_SEQNO] * len(channels)
     previous: RecordHeader | None = reader.header(Seqno(window.first - 1))
     if previous is not None:  # where most positions stand
@@ -103,14 +106,25 @@ def _split(window: Window, reader: ReadableLog) -> Iterator[tuple[int, Item | Tr
     before = previous
     run = False
     room = window.bytes
-    with contextlib.closing(_Owners(window.tasks[0])) as owners, reader.cursor(committed_only=True) as cursor:
+    with contextlib.closing(open_target(task.options.target)) as target, reader.cursor(committed_only=True) as cursor:
+
+        def check() -> None:
+            row = target.positions.read_pipeline(task.options.pipeline)
+            if row is None or row.token != task.driver_token:  # the row is a later plan's
+                holder = "another task" if row is None else row.holder
+                raise ReplacedError(pipeline=task.options.pipeline, holder=holder)
+
+        def changes() -> Iterable[Change]:
+            return cursor.current().payload().changes
+
+        owners = Owners(task.plan, target, pipeline=task.options.pipeline, driver_token=task.driver_token, check=check)
         cursor.seek(window.first)
         while room > 0 and (previous is None or previous.seqno < window.upto):
             try:
                 header = cursor.next_header()
                 assert header is not None, "the driver saw it committed"
                 transaction = cursor.current()
-                owner = owners.of(header, transaction)
+                owner = owners.of(task.plan.shard(header, changes))
                 small = header.fragno == 0 and not header.spilled
                 payload = next(transaction.payloads()) if small else None
             except (CorruptRecordError, PayloadError, PurgedError, ConfigError, ReplacedError) as exc:
@@ -140,41 +154,6 @@ def _split(window: Window, reader: ReadableLog) -> Iterator[tuple[int, Item | Tr
                 yield channel, (previous, None)
 
 
-class _Owners:
-    """Whose each transaction is; asks the target for what is stored, and only when it has to."""
-
-    def __init__(self, task: ChannelTask) -> None:
-        self._task = task
-        self._target = open_target(task.target)
-        self._stored = self._target.positions.read_assignment(task.pipeline)
-
-    def of(self, header: RecordHeader, transaction: ReadableTransaction) -> int:
-        """Return the owner. Raises ConfigError for a stored channel that there is not, ReplacedError."""
-        task = self._task
-        shard = task.plan.shard(header, lambda: transaction.payload().changes)
-        try:
-            owner = task.plan.channel_of(shard, self._stored)
-            if owner is None:
-                self._stored[shard] = self._target.positions.assign(
-                    pipeline=task.pipeline,
-                    shard=shard,
-                    channels=task.plan.channels,
-                    driver_token=task.driver_token,
-                )
-                owner = task.plan.channel_of(shard, self._stored)
-        except ConfigError:
-            row = self._target.positions.read_pipeline(task.pipeline)
-            if row is None or row.token != task.driver_token:  # the row is a later plan's
-                holder = "another task" if row is None else row.holder
-                raise ReplacedError(pipeline=task.pipeline, holder=holder) from None
-            raise
-        assert owner is not None
-        return owner
-
-    def close(self) -> None:
-        self._target.close()
-
-
 def apply_share(window: Window, channel: int, share: Iterable[tuple[int, Item | TranlogError]]) -> TaskResult:
     """Apply a channel's share of a window; as `run_task`. Memory is the share, at most `window.bytes` or so."""
     items: list[Item] = []
@@ -188,7 +167,7 @@ def apply_share(window: Window, channel: int, share: Iterable[tuple[int, Item | 
     until = window.tasks[channel].until
     task = replace(window.tasks[channel], until=last if until is None else min(last, until))
     with contextlib.closing(
-        Channel(task, lambda: open_target(task.target), lambda: WindowReader(window, items))
+        Channel(task, lambda: open_target(task.options.target), lambda: WindowReader(window, items))
     ) as running:
         return running.run()
 

@@ -28,8 +28,9 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.positions import drop_hold, read_holds
 from tranlog.log.upkeep.clearing import CAVEATS, clear_log
 from tranlog.log.writing.log import Log
-from tranlog.pipeline.driving.apply import ApplyResult, ApplyStatus
+from tranlog.pipeline.driving.apply import ApplyResult
 from tranlog.pipeline.driving.operation import OnError, Operation
+from tranlog.pipeline.driving.report import ApplyStatus
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.spark.package import write_package
 from tranlog.pipeline.spark.session import find_java
@@ -622,7 +623,7 @@ def tables_create(
     options = config.wanted_target()
     with Progress() as progress:
         tables = _tables_of_log(config, progress) if from_ == "log" else _tables_of_source(config)
-    tables = tables_behind(config.pipeline.filters, tables, options.kind)
+    tables = tables_behind(config.pipeline.apply.filters, tables, options.kind)
     if dry_run:
         shown = {table.name: create_statements(options.kind, table) for table in tables}
     else:
@@ -734,7 +735,7 @@ def position_set(
                 pipeline=name,
                 seqno=Seqno(seqno),
                 channel=channel,
-                plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).plan(),
+                plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).shard_plan(),
                 clock=SystemClock(),
                 watch_s=WATCH_S,
                 take_over=take_over,
@@ -771,7 +772,7 @@ def position_reset(
         found = reset_position(
             target,
             pipeline=name,
-            plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).plan(),
+            plan=config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()).shard_plan(),
             clock=SystemClock(),
             watch_s=WATCH_S,
             take_over=take_over,

@@ -149,7 +149,7 @@ def _compare(
     source = config.wanted_source()
     with closing(source_kind(source.kind).tables(source)) as reader:
         wanted = select_tables(reader.tables(), tables)
-        chain = Chain(config.pipeline.filters)
+        chain = Chain(config.pipeline.apply.filters)
         for table in wanted if tables else ():
             if chain.table(table) is None:
                 raise ConfigError(option="--table", value=table.name, why="the pipeline's filters leave this table out")
@@ -158,7 +158,7 @@ def _compare(
                 reader,
                 target.rows,
                 tables=wanted,
-                filters=config.pipeline.filters,
+                filters=config.pipeline.apply.filters,
                 differences=differences,
                 report=report,
             )

@@ -27,7 +27,7 @@ from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.errors import ConfigError
 from tranlog.log.properties import EXPIRE, PROPERTIES, differs, resolve
 from tranlog.log.writing.log import LogOptions
-from tranlog.pipeline.applying.channel import GroupBounds
+from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.driving.operation import OnError
 from tranlog.pipeline.filters.filters import (
     Delay,
@@ -43,7 +43,7 @@ from tranlog.pipeline.filters.filters import (
     check_filter,
 )
 from tranlog.pipeline.options import ApplyOptions
-from tranlog.pipeline.rules.channels import AssignmentRule, Parallelization, ShardBy
+from tranlog.pipeline.rules.channels import PlanOptions
 from tranlog.pipeline.rules.shard_list import parse_shard_list
 from tranlog.pipeline.spark.cluster import EngineOptions
 from tranlog.source.kinds import KINDS, SourceOptions, source_kind
@@ -62,6 +62,7 @@ _BYTES: Final = {
 _SECRET: Final = ("password", "dsn", "URL", "salt")
 """Keys whose values no message shows."""
 _NOWHERE: Final[Mapping[str, Collection[str]]] = {}
+_AS_NAMED: Final[Mapping[str, str]] = {}
 _type_hints: Final = cache(typing.get_type_hints)
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
@@ -139,21 +140,29 @@ class Section:
 
         `paths` are fields that hold paths; `given` are fields that do not come from the file.
         """
-        hashable: Any = kind
-        hints = _type_hints(hashable)
-        values = dict(given)
-        for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-            if field.name in given:
-                continue
-            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-            if not required and not self.has(field.name):
-                continue
-            values[field.name] = (
-                self.path(field.name) if field.name in paths else self.take(field.name, hints[field.name])
-            )
-        options = kind(**values)
+        options = kind(**given, **self.values(kind, paths=paths, skip=given))
         self.check(options)
         return options
+
+    def values(
+        self,
+        kind: type,
+        *,
+        paths: Collection[str] = (),
+        skip: Collection[str] = (),
+        keys: Mapping[str, str] = _AS_NAMED,
+    ) -> dict[str, Any]:
+        """Return what the file gives of a dataclass's fields but `skip`; `keys` are those not named as their field."""
+        hashable: Any = kind
+        hints = _type_hints(hashable)
+        values = {}
+        for field in dataclasses.fields(kind):
+            key = keys.get(field.name, field.name)
+            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            if field.name in skip or not (required or self.has(key)):
+                continue
+            values[field.name] = self.path(key) if field.name in paths else self.take(key, hints[field.name])
+        return values
 
     def check(self, options: object) -> None:
         """Run a component's own check; its error then names the file and the section too."""
@@ -350,35 +359,28 @@ class Config:
         return self.target
 
 
+GROUP_KEYS: Final = {
+    "transactions": "group_transactions",
+    "changes": "group_changes",
+    "bytes": "group_bytes",
+    "seconds": "group_s",
+}
+"""The keys of [pipeline] that are the fields of GroupBounds."""
+_NOT_IN_PIPELINE: Final = frozenset(
+    {
+        *("pipeline", "log_dir", "target", "engine", "plan", "group", "filters"),
+        *("until_seqno", "limit", "leave_out", "take_over"),
+    }
+)
+"""The fields of ApplyOptions that are no keys of [pipeline]: they stand in other tables, or are one run's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """The tables [pipeline] and, of [shards], what concerns the channels. What is None has ApplyOptions' default."""
+    """The table [pipeline], and in `apply` all that the file says of what is applied, but from where to where."""
 
     name: str
-    channels: int = 4
-    parallelization: Parallelization = Parallelization.DISK
-    window_bytes: int = 32 << 20
-    master: str | None = None
-    engine: EngineOptions = dataclasses.field(default_factory=EngineOptions)
-    assignment: AssignmentRule = AssignmentRule.RECORDED
-    serial: tuple[str, ...] = ()
-    shard_channels: tuple[tuple[str, int], ...] = ()
-    shard_default: int | None = None
-    shard_by: ShardBy = ShardBy.RECORDED
-    shard_keys: tuple[tuple[str, str], ...] = ()
-    start_seqno: int | None = None
-    max_offline_interval_s: float | None = None
-    sync_interval_s: float = 1.0
-    idle_every: int = 10_000
-    retry_s: float = 30.0
-    give_up_s: float | None = None
-    resubmit: int = 5
-    checksum: bool = True
-    group_transactions: int = 1_000
-    group_changes: int = 5_000
-    group_bytes: int = 1 << 20
-    group_s: float = 0.25
-    filters: tuple[Filter, ...] = ()
+    apply: ApplyOptions
     control: str | None = None
     metrics: str | None = None
     tls_certificate: str | None = None
@@ -387,38 +389,8 @@ class PipelineOptions:
     on_error: OnError = OnError.END
 
     def apply_options(self, *, log_dir: str, target: TargetOptions) -> ApplyOptions:
-        """Return them as the pipeline takes them."""
-        return ApplyOptions(
-            pipeline=self.name,
-            log_dir=log_dir,
-            target=target,
-            channels=self.channels,
-            parallelization=self.parallelization,
-            window_bytes=self.window_bytes,
-            master=self.master,
-            engine=self.engine,
-            assignment=self.assignment,
-            serial_shards=self.serial,
-            shard_map=dict(self.shard_channels),
-            shard_default=self.shard_default,
-            shard_by=self.shard_by,
-            shard_keys=dict(self.shard_keys),
-            start_seqno=self.start_seqno,
-            max_offline_interval_s=self.max_offline_interval_s,
-            sync_interval_s=self.sync_interval_s,
-            idle_every=self.idle_every,
-            group=GroupBounds(
-                transactions=self.group_transactions,
-                changes=self.group_changes,
-                bytes=self.group_bytes,
-                seconds=self.group_s,
-            ),
-            retry_s=self.retry_s,
-            give_up_s=self.give_up_s,
-            resubmit=self.resubmit,
-            checksum=self.checksum,
-            filters=self.filters,
-        )
+        """Return what the pipeline is to apply, from where to where."""
+        return dataclasses.replace(self.apply, log_dir=log_dir, target=target)
 
 
 def load(file: str, *, environ: Mapping[str, str]) -> Config:
@@ -517,35 +489,42 @@ def _read_filters(top: Section) -> tuple[Filter, ...]:
 def _read_pipeline(
     pipeline: Section, shards: Section, service: str, filters: tuple[Filter, ...], engine: EngineOptions
 ) -> PipelineOptions:
-    channels = shards.take("channels", dict[str, int], {})
-    rule = shards.take("assignment", AssignmentRule, AssignmentRule.RECORDED)
-    serial = shards.take("serial", tuple[str, ...], ())
-    default = shards.take("default", int, None)
-    if shards.has("list"):
-        file = shards.path("list")
-        for name in ("channels", "assignment", "serial", "default"):
-            if shards.has(name):
-                raise shards.error("list", f"{shards.key(name)} stands beside it; give one of them")
-        try:
-            with open(file, encoding="utf-8") as stream:
-                found = parse_shard_list(stream.read(), file=file)
-        except (OSError, UnicodeDecodeError) as exc:
-            why = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8"
-            raise shards.error("list", f"cannot be read: {why}") from exc
-        channels, rule, serial, default = found.mapping, found.rule, found.critical, found.default
+    plan = _read_plan(shards)
+    name = pipeline.take("name", str, service)
+    values = pipeline.values(ApplyOptions, skip=_NOT_IN_PIPELINE)
+    apply = ApplyOptions(
+        pipeline=name,
+        log_dir="",
+        target=TargetOptions(kind="null"),
+        plan=plan,
+        group=GroupBounds(**pipeline.values(GroupBounds, keys=GROUP_KEYS)),
+        engine=engine,
+        filters=filters,
+        **values,
+    )
     return pipeline.options(
         PipelineOptions,
         paths={"tls_certificate", "tls_key", "secret_file"},
-        name=pipeline.take("name", str, service),
-        engine=engine,
-        assignment=rule,
-        serial=serial,
-        shard_channels=tuple(sorted(channels.items())),
-        shard_default=default,
-        shard_by=shards.take("by", ShardBy, ShardBy.RECORDED),
-        shard_keys=tuple(sorted(shards.take("keys", dict[str, str], {}).items())),
-        filters=filters,
+        name=name,
+        apply=apply,
     )
+
+
+def _read_plan(shards: Section) -> PlanOptions:
+    beside = [name for name in ("channels", "assignment", "serial", "default") if shards.has(name)]
+    file = shards.path("list", None)
+    plan = shards.options(PlanOptions)
+    if file is None:
+        return plan
+    if beside:
+        raise shards.error("list", f"{shards.key(beside[0])} stands beside it; give one of them")
+    try:
+        with open(file, encoding="utf-8") as stream:
+            listed = parse_shard_list(stream.read(), file=file)
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8"
+        raise shards.error("list", f"cannot be read: {why}") from exc
+    return dataclasses.replace(listed, by=plan.by, keys=plan.keys)
 
 
 def _read_engine(spark: Section, environ: Mapping[str, str]) -> EngineOptions:

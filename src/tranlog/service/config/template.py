@@ -15,8 +15,10 @@ from typing import Any, Final, Literal
 
 from tranlog.capture.capture import CaptureOptions
 from tranlog.log.options import LogOptions
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.spark.cluster import EngineOptions
-from tranlog.service.config.config import PipelineOptions
+from tranlog.service.config.config import GROUP_KEYS, PipelineOptions
 from tranlog.source.kinds import SourceKind, source_kind
 from tranlog.target.options import TargetKind, TargetOptions
 
@@ -157,20 +159,24 @@ def template(*, service: str, source: Literal["sqlite", "mariadb"], target: Targ
 
 def _with_defaults(text: str, kind: SourceKind[Any]) -> str:
     """Put each option's default in the place of the `@` behind its key."""
-    models = {
-        "source": kind.options,
-        "log": LogOptions,
-        "capture": CaptureOptions,
-        "target": TargetOptions,
-        "pipeline": PipelineOptions,
-        "spark": EngineOptions,
+    defaults = {
+        "source": _defaults(kind.options),
+        "log": _defaults(LogOptions),
+        "capture": _defaults(CaptureOptions),
+        "target": _defaults(TargetOptions),
+        "pipeline": {
+            **_defaults(ApplyOptions),
+            **{GROUP_KEYS[name]: value for name, value in _defaults(GroupBounds).items()},
+            **_defaults(PipelineOptions),
+        },
+        "spark": _defaults(EngineOptions),
     }
     lines, table = [], ""
     for line in text.split("\n"):
         if heading := _TABLE.match(line):
             table = heading[1]
         if key := _DEFAULT.match(line):
-            line = f"{line[: key.end() - 1]}{_toml(key[1], _default(models[table], key[1]))}{line[key.end() :]}"
+            line = f"{line[: key.end() - 1]}{_toml(key[1], defaults[table][key[1]])}{line[key.end() :]}"
         lines.append(line)
     return "\n".join(lines)
 
@@ -179,10 +185,10 @@ _TABLE: Final = re.compile(r"(?:#: )?\[([a-z]+)\]")
 _DEFAULT: Final = re.compile(r"#: ([a-z_]+) = @")
 
 
-def _default(options: Any, name: str) -> object:
-    (found,) = (field.default for field in dataclasses.fields(options) if field.name == name)
-    assert found is not dataclasses.MISSING and found is not None, f"{options.__name__}.{name} has no default to show"
-    return found
+def _defaults(options: type) -> dict[str, object]:
+    """Return the defaults of an options dataclass that can be shown."""
+    found = {field.name: field.default for field in dataclasses.fields(options)}
+    return {name: value for name, value in found.items() if value is not dataclasses.MISSING and value is not None}
 
 
 def _toml(key: str, value: object) -> str:

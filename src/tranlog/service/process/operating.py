@@ -271,7 +271,7 @@ class Operator:
                         pipeline=options.pipeline,
                         seqno=Seqno(seqno - 1),
                         channel=None,
-                        plan=options.plan(),
+                        plan=options.shard_plan(),
                         clock=self._clock,
                         watch_s=1.3,
                         take_over=False,

@@ -26,15 +26,6 @@ PLAN_KEYS: Final = frozenset(
     }
 )
 """The keys that a running process takes up."""
-_PLAN_FIELDS: Final = (
-    "channels",
-    "assignment",
-    "serial_shards",
-    "shard_map",
-    "shard_default",
-    "shard_by",
-    "shard_keys",
-)
 
 
 class ConfigFile:
@@ -64,12 +55,12 @@ class ConfigFile:
                 at_restart.add(f"pipeline.channels (the command line said {self._channels})")
             wanted = dataclasses.replace(wanted, channels=self._channels)
             try:
-                wanted.plan().check()
+                wanted.shard_plan().check()
             except ConfigError as exc:
                 raise ConfigError(option=f"{self._file}: {exc.option}", value=exc.value, why=exc.why) from exc
-        plan = {name: getattr(wanted, name) for name in _PLAN_FIELDS}
         return ReadAgain(
-            change=lambda options: dataclasses.replace(options, **plan), at_restart=tuple(sorted(at_restart))
+            change=lambda options: dataclasses.replace(options, channels=wanted.channels, plan=wanted.plan),
+            at_restart=tuple(sorted(at_restart)),
         )
 
 

@@ -1,0 +1,166 @@
+"""What a channel has taken and not committed yet: a plain list, its bounds, and how its changes are read.
+
+Owns when a group is full, and the counting of large transactions while they pass. What may be taken is `channel`'s.
+The hard idea: nothing of it is in the target, so it may be dropped at any time and read again from the position.
+
+Source: design/pipeline.md, "Applying".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tranlog.change import Change, Options
+from tranlog.clock import Clock
+from tranlog.errors import ConfigError, PayloadError
+from tranlog.log.reading.readable import ReadableTransaction
+from tranlog.log.records.format import RecordHeader
+from tranlog.payload import decode
+from tranlog.pipeline.applying.in_flight import Telling
+from tranlog.pipeline.filters.filter_chain import Chain, Place
+from tranlog.target.target import Unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBounds:
+    """How many source transactions may share a target transaction: up to the first of these that is reached.
+
+    Fewer, whenever the log has no more to give: a group never waits for company. A transaction of several fragments
+    goes alone and is streamed; so memory is bounded by `bytes` and one fragment, decoded.
+    """
+
+    transactions: int = 1_000
+    changes: int = 5_000
+    bytes: int = 1 << 20
+    seconds: float = 0.25
+
+    def check(self) -> None:
+        """Raise ConfigError for a bound that no group can keep."""
+        for name, value in (
+            ("transactions", self.transactions),
+            ("changes", self.changes),
+            ("bytes", self.bytes),
+            ("seconds", self.seconds),
+        ):
+            if value <= 0:
+                raise ConfigError(option=f"group_{name}", value=value, why="must be above 0")
+
+
+class Taken:
+    """One transaction that is the channel's; a stream is counted while it passes.
+
+    `shard`: under which the status counts it. `opens`: whether it opens a serial section.
+    """
+
+    __slots__ = ("bytes", "changes", "header", "opens", "serial", "shard", "unit")
+
+    unit: Unit
+
+    def __init__(self, header: RecordHeader, *, shard: str, serial: bool, opens: bool) -> None:
+        self.header = header
+        self.shard = shard
+        self.changes = 0
+        self.bytes = header.data_length
+        self.serial = serial
+        self.opens = opens
+
+
+class Group:
+    """The transactions of the next target transaction. `full`: commit it before another is taken. Threads: one."""
+
+    def __init__(self, bounds: GroupBounds, telling: Telling, clock: Clock) -> None:
+        self._bounds = bounds
+        self._telling = telling
+        self._clock = clock
+        self._changes = 0
+        self._bytes = 0
+        self._since = 0.0
+        self.taken: list[Taken] = []
+        self.full = False
+
+    def put(self, taken: Taken, metadata: Options, changes: tuple[Change, ...], *, alone: bool) -> None:
+        """Add a transaction of one fragment; `alone`: with nothing after it."""
+        self._add(taken, metadata, changes.__iter__)
+        bounds = self._bounds
+        taken.changes = len(changes)
+        self._changes += len(changes)
+        self._bytes += taken.bytes
+        self.full = (
+            alone
+            or len(self.taken) >= bounds.transactions
+            or self._changes >= bounds.changes
+            or self._bytes >= bounds.bytes
+        )
+
+    def put_stream(self, taken: Taken, transaction: ReadableTransaction, chain: Chain | None, token: int) -> None:
+        """Add a large transaction, by itself, which is read while it is applied. `token` is the channel's."""
+        self._telling.begin(taken.header.seqno, token, transaction.size_bytes)
+        # Only a serial transaction has statements, and only those ask for the metadata, in the last fragment.
+        metadata = _last_metadata(transaction) if taken.serial else ()
+        self._add(taken, metadata, lambda: _counting(transaction, taken, chain, self._telling))
+        self.full = True
+
+    def _add(self, taken: Taken, metadata: Options, changes: Callable[[], Iterator[Change]]) -> None:
+        if not self.taken:
+            self._since = self._clock.monotonic()
+        header = taken.header
+        taken.unit = Unit(
+            seqno=header.seqno,
+            epoch=header.epoch,
+            source_id=header.source_id,
+            event_id=header.event_id,
+            tstamp=header.tstamp,
+            metadata=metadata,
+            changes=changes,
+        )
+        self.taken.append(taken)
+
+    def late(self, now_s: float) -> bool:
+        """Whether it has been open for as long as a group may be; `now_s` is the monotonic clock's."""
+        return bool(self.taken) and now_s - self._since >= self._bounds.seconds
+
+    def drop(self) -> None:
+        """Begin another: this one is committed, or is to be read again."""
+        self.taken = []
+        self._changes = self._bytes = 0
+        self.full = False
+
+    def close(self) -> None:
+        """Tell nothing any more of a large transaction; closing twice is harmless."""
+        self._telling.close()
+
+
+def _counting(
+    transaction: ReadableTransaction, taken: Taken, chain: Chain | None, telling: Telling
+) -> Iterator[Change]:
+    """Yield a large transaction's changes, what filters leave of them, counting; each new iteration counts anew."""
+    taken.changes = taken.bytes = 0
+    if chain is None:
+        for changes in _decoding(transaction, taken, telling):
+            taken.changes += len(changes)
+            yield from changes
+        return
+    found = (change for changes in _decoding(transaction, taken, telling) for change in changes)
+    for change in chain.stream(found, Place(taken.header.seqno, taken.header.event_id)):
+        taken.changes += 1
+        yield change
+
+
+def _decoding(transaction: ReadableTransaction, taken: Taken, telling: Telling) -> Iterator[tuple[Change, ...]]:
+    read_bytes = 0
+    for record in transaction.records():
+        telling.at(taken.changes, read_bytes)  # of the records before this one
+        read_bytes += record.header.record_length
+        taken.bytes += record.header.data_length
+        try:
+            yield decode(record.payload).changes
+        except PayloadError as exc:
+            raise PayloadError(why=exc.why, seqno=record.header.seqno) from exc
+    telling.at(taken.changes, None, now=True)
+
+
+def _last_metadata(transaction: ReadableTransaction) -> Options:
+    (raw,) = deque(transaction.payloads(), maxlen=1)
+    return decode(raw).metadata
