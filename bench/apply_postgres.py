@@ -22,7 +22,7 @@ from shop import PIPELINE, SHARDS, CatchUp, Shop, applied, configure, fresh_targ
 from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.target.target import Advance, ChannelRow, Unit
+from tranlog.target.target import Advance, ApplyUnit, ChannelRow
 from tranlog.testing.servers import PostgresServer
 
 TRANSACTIONS = 200_000
@@ -58,7 +58,7 @@ def apply_plainly(folder: Path, options: TargetOptions) -> None:
         done = 0
         with reader.cursor(committed_only=True) as cursor:
             while True:
-                units: list[Unit] = []
+                units: list[ApplyUnit] = []
                 changes = size = 0
                 while (
                     len(units) < bounds.transactions
@@ -70,7 +70,7 @@ def apply_plainly(folder: Path, options: TargetOptions) -> None:
                     changes += len(payload.changes)
                     size += header.data_length
                     units.append(
-                        Unit(
+                        ApplyUnit(
                             seqno=header.seqno,
                             epoch=header.epoch,
                             source_id=header.source_id,

@@ -28,7 +28,7 @@ from tranlog.pipeline.applying.task import ChannelTask, TaskEnd
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.target.target import Advance, ChannelRow, Unit
+from tranlog.target.target import Advance, ApplyUnit, ChannelRow
 from tranlog.testing.servers import PostgresServer
 from tranlog.types import LogicalType
 
@@ -122,7 +122,7 @@ def main() -> int:
 
         def apply() -> None:
             applied = NO_SEQNO
-            units: list[Unit] = []
+            units: list[ApplyUnit] = []
             with reader.cursor() as cursor:
                 while (transaction := cursor.next()) is not None:
                     header, payload = transaction.header, transaction.payload()
@@ -131,7 +131,7 @@ def main() -> int:
                         return iter(of.changes)
 
                     units.append(
-                        Unit(
+                        ApplyUnit(
                             seqno=header.seqno,
                             epoch=header.epoch,
                             source_id=header.source_id,

@@ -39,7 +39,7 @@ from tranlog.pipeline.spark.window import Item, Window, WindowReader, split_wind
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.target.target import Advance, Applied, ChannelRow, Target, Unit
+from tranlog.target.target import Advance, Applied, ApplyUnit, ChannelRow, Target
 from tranlog.types import LogicalType
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class PositionsOnly:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def apply(self, units: Sequence[Unit], advance: Advance) -> Applied:
+    def apply(self, units: Sequence[ApplyUnit], advance: Advance) -> Applied:
         changes = sum(1 for unit in units for _ in unit.changes())
         self._target.positions.publish(advance)
         return Applied(transactions=len(units), changes=changes, statements=0)

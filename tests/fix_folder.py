@@ -29,7 +29,7 @@ from tranlog.target.binding import key_text
 from tranlog.target.options import TargetOptions
 from tranlog.target.options import open_target as open_product
 from tranlog.target.recorded import passed_over, rows_are_here, shortened, text_of
-from tranlog.target.target import Advance, Applied, ChannelRow, Meeting, PipelineRow, RefusedError, Target, Unit
+from tranlog.target.target import Advance, Applied, ApplyUnit, ChannelRow, Meeting, PipelineRow, RefusedError, Target
 from tranlog.types import UNCHANGED, Value, canonical
 
 logger = logging.getLogger("tranlog.folder")
@@ -366,7 +366,7 @@ class FolderRows:
         self._options = options
         self._warned = warned
 
-    def write(self, units: Sequence[Unit], advance: Advance, refused: RefusedError | None) -> Applied:
+    def write(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
         assert refused is None
         changes = ignored = 0
         for unit in units:
@@ -396,7 +396,7 @@ class FolderRows:
     def discard(self) -> None:
         pass
 
-    def _pass_over(self, unit: Unit, statement: Statement) -> None:
+    def _pass_over(self, unit: ApplyUnit, statement: Statement) -> None:
         why, emptied = passed_over(
             unit,
             statement,
@@ -444,7 +444,7 @@ class FolderRows:
 
 
 @contextmanager
-def named(unit: Unit, change: RowChange) -> Iterator[None]:
+def named(unit: ApplyUnit, change: RowChange) -> Iterator[None]:
     """Name the transaction, the table and the key of a change that does not fit."""
     try:
         yield

@@ -19,7 +19,7 @@ from tranlog.ids import NO_SEQNO, Epoch, Seqno
 from tranlog.target.database import SqlRows
 from tranlog.target.options import TargetOptions
 from tranlog.target.session import Session
-from tranlog.target.target import Advance, Applied, ChannelRow, Target, Unit
+from tranlog.target.target import Advance, Applied, ApplyUnit, ChannelRow, Target
 from tranlog.types import LogicalType, Value, canonical
 
 Row = tuple[Value, ...]
@@ -60,13 +60,15 @@ def delete(table: TableMap, row: Row) -> RowChange:
     return RowChange(table, Op.DELETE, row, None)
 
 
-def unit_of(seqno: int, changes: Sequence[Change] | Callable[[], Iterator[Change]], metadata: Options = ()) -> Unit:
+def unit_of(
+    seqno: int, changes: Sequence[Change] | Callable[[], Iterator[Change]], metadata: Options = ()
+) -> ApplyUnit:
     """A transaction of `changes`, or of what `changes` yields when it is applied."""
 
     def again() -> Iterator[Change]:
         return iter(changes() if callable(changes) else changes)
 
-    return Unit(
+    return ApplyUnit(
         seqno=Seqno(seqno),
         epoch=Epoch(1),
         source_id="source",

@@ -236,6 +236,20 @@ def test_tests_are_named_for_a_module_or_a_subject() -> None:
     assert [one for one in sorted(others) if f"`tests/{one}`" not in text] == []
 
 
+def classes_twice(modules: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the modules of each public class whose name another one has."""
+    found: dict[str, list[str]] = {}
+    for module, text in modules.items():
+        for name in re.findall(r"^class ([A-Z]\w*)", text, re.MULTILINE):
+            found.setdefault(name, []).append(module)
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_no_public_class_name_stands_twice() -> None:
+    assert classes_twice(read_source()) == {}
+    assert classes_twice({"a": "class Run:\n", "b": "class Run(Base):\nclass _Run:\n"}) == {"Run": ["a", "b"]}
+
+
 def test_folders_of_tests_are_no_packages() -> None:
     """Modules of one name in two folders are told apart by their path; an `__init__.py` would make them clash."""
     assert [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("__init__.py")] == []

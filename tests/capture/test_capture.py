@@ -23,7 +23,7 @@ from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.writing.log import Log, LogReader
 from tranlog.payload import decode
 from tranlog.source.source import Source
-from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, connect
+from tranlog.source.sqlite import SqliteConnection, SqliteSource, SqliteSourceOptions, connect
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
@@ -34,7 +34,7 @@ class Place:
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "source.db")
         self.log_path = str(directory / "log")
-        self.db: Connection = connect(self.path, fragment_bytes=2000)
+        self.db: SqliteConnection = connect(self.path, fragment_bytes=2000)
         self.db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
 
     def source(self) -> SqliteSource:

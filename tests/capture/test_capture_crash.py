@@ -23,7 +23,7 @@ from fix_sqlite import Replica, content
 from tranlog.capture.capture import Capture, CaptureOptions
 from tranlog.change import RowChange
 from tranlog.log.writing.log import Log, LogOptions, LogReader
-from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, connect
+from tranlog.source.sqlite import SqliteConnection, SqliteSource, SqliteSourceOptions, connect
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
 
@@ -311,7 +311,7 @@ def kill_at_random(tmp_path: Path, rng: random.Random, rounds: int) -> int:
     return transactions
 
 
-def wait_for_progress(db: Connection, running: list[subprocess.Popen[bytes]]) -> None:
+def wait_for_progress(db: SqliteConnection, running: list[subprocess.Popen[bytes]]) -> None:
     """Return when each writer has written and capture has freed something since the call."""
     asked = (
         "SELECT (SELECT max(rowid) FROM t WHERE n LIKE 'one%'), (SELECT max(rowid) FROM t WHERE n LIKE 'two%'), "

@@ -28,7 +28,7 @@ import pytest
 from fix_effort import Effort, few_of
 from fix_sqlite import Replica, content
 from tranlog.errors import SourceError
-from tranlog.source.sqlite import Connection, connect, recorder
+from tranlog.source.sqlite import SqliteConnection, connect, recorder
 from tranlog.source.sqlite.writer import CallBrokenOffError, ConnectionOwnerError
 
 pytestmark = pytest.mark.long
@@ -60,7 +60,7 @@ class Life:
     """A program that writes through one connection; each step leaves a mark in its transaction."""
 
     def __init__(self, path: str, seed: int, fragment_bytes: int) -> None:
-        self.db: Connection = connect(path, fragment_bytes=fragment_bytes, busy_timeout_s=0.1)
+        self.db: SqliteConnection = connect(path, fragment_bytes=fragment_bytes, busy_timeout_s=0.1)
         self.random = random.Random(seed)
         self.acknowledged: list[int] = []
         self.number = 0

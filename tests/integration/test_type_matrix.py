@@ -44,7 +44,7 @@ from tranlog.source.source import Source, TableReader
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, SqliteTables, connect
 from tranlog.target.database import SqlRows
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.target.target import Advance, ChannelRow, Target, Unit
+from tranlog.target.target import Advance, ApplyUnit, ChannelRow, Target
 from tranlog.testing.servers import MariaDbAddress, MariaDbServer, PostgresAddress
 from tranlog.types import F32, CharsetBytes, LogicalType, Value, canonical
 
@@ -245,15 +245,15 @@ class Applier:
         self.token = target.positions.claim(pipeline=PIPELINE, channel=0, driver_token=driver).token
         self.at = NO_SEQNO
 
-    def apply(self, units: Sequence[Unit]) -> None:
+    def apply(self, units: Sequence[ApplyUnit]) -> None:
         """Apply source transactions in one target transaction; none at all when this raises."""
         self._move(units[-1], lambda advance: self.target.apply(units, advance))
 
-    def pass_over(self, unit: Unit) -> None:
+    def pass_over(self, unit: ApplyUnit) -> None:
         """Move the position past a transaction that the target refuses."""
         self._move(unit, self.target.positions.publish)
 
-    def _move(self, last: Unit, move: Callable[[Advance], object]) -> None:
+    def _move(self, last: ApplyUnit, move: Callable[[Advance], object]) -> None:
         move(
             Advance(
                 pipeline=PIPELINE,
@@ -271,7 +271,7 @@ class Applier:
         self.at = last.seqno
 
 
-def units_by_table(log: LogReader) -> Iterator[tuple[str, list[Unit]]]:
+def units_by_table(log: LogReader) -> Iterator[tuple[str, list[ApplyUnit]]]:
     """Yield the transactions that insert into each table, which follow each other; with "" those of another kind."""
     with log.cursor(committed_only=True) as cursor:
         for table, run in groupby(iter(cursor.next, None), key=table_of):
@@ -279,7 +279,7 @@ def units_by_table(log: LogReader) -> Iterator[tuple[str, list[Unit]]]:
             for transaction in run:
                 header, payload = transaction.header, transaction.payload()
                 units.append(
-                    Unit(
+                    ApplyUnit(
                         seqno=header.seqno,
                         epoch=header.epoch,
                         source_id=header.source_id,

@@ -18,7 +18,7 @@ import pytest
 from tranlog.change import Change, Column, ForeignKey, Op, RowChange, Statement, TableMap
 from tranlog.errors import ConfigError, FilterError, TargetTableError
 from tranlog.ids import Seqno
-from tranlog.pipeline.filters.filter_chain import Chain, Place
+from tranlog.pipeline.filters.filter_chain import Chain, ChangePlace
 from tranlog.pipeline.filters.filters import (
     Delay,
     DropColumns,
@@ -36,7 +36,7 @@ from tranlog.pipeline.filters.filters import (
 )
 from tranlog.types import UNCHANGED, CharsetBytes, Date, Instant, LogicalType, Value, ZeroDate
 
-HERE = Place(Seqno(7), "event 7")
+HERE = ChangePlace(Seqno(7), "event 7")
 SALT = "a secret"
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tranlog.change import Change, Column, Op, RowChange, TableMap
 from tranlog.errors import ConfigError, FilterError, TargetTableError
 from tranlog.ids import Seqno
-from tranlog.pipeline.filters.filter_chain import Chain, Place
+from tranlog.pipeline.filters.filter_chain import Chain, ChangePlace
 from tranlog.pipeline.filters.filters import (
     DropColumns,
     EachBatch,
@@ -150,7 +150,7 @@ def test_filter_then_apply_is_apply_then_filter(given_filters: list[Filter], wan
     for number, changes in enumerate(transactions(wanted)):
         apply(source, changes)
         try:
-            left = list(chain.stream(changes, Place(Seqno(number), f"event {number}")))
+            left = list(chain.stream(changes, ChangePlace(Seqno(number), f"event {number}")))
         except (FilterError, TargetTableError) as exc:
             refused = exc.why
             break

@@ -13,12 +13,12 @@ from tranlog.pipeline.rules.progress import (
     Ahead,
     Counters,
     Drain,
-    Held,
+    HeldElsewhere,
     InLog,
     Known,
     Lag,
-    Lost,
-    Purged,
+    LostPosition,
+    PurgedAway,
     Resubmissions,
     Run,
     StartPlan,
@@ -116,7 +116,7 @@ def test_a_fresh_start_begins_with_the_first_that_the_log_holds() -> None:
 
 def test_a_fresh_start_begins_where_it_is_told_to() -> None:
     assert positions(start(None, [], begin=40)) == [(0, 39, 0), (1, 39, 0)]
-    assert start(None, [], begin=9) == Purged(channel=0, seqno=Seqno(9), first=Seqno(10))
+    assert start(None, [], begin=9) == PurgedAway(channel=0, seqno=Seqno(9), first=Seqno(10))
 
 
 def test_an_unchanged_plan_goes_on_from_each_position() -> None:
@@ -138,9 +138,9 @@ def test_a_channel_without_a_position_starts_where_the_pipeline_was_told_to() ->
     anew = replace(pipeline(ShardPlan(channels=3)), channels=0)
     assert positions(start(anew, [], ShardPlan(channels=3), begin=20)) == [(0, 19, 0), (1, 19, 0), (2, 19, 0)]
     assert positions(start(anew, [])) == [(0, 9, 0), (1, 9, 0)]
-    assert start(anew, [], begin=9) == Purged(channel=0, seqno=Seqno(9), first=Seqno(10))
+    assert start(anew, [], begin=9) == PurgedAway(channel=0, seqno=Seqno(9), first=Seqno(10))
     refused = start(pipeline(ShardPlan(channels=3)), [at(1, 60)], ShardPlan(channels=3), begin=20)
-    assert isinstance(refused, Lost)
+    assert isinstance(refused, LostPosition)
     assert refused.why == "tranlog_channel has no row of its channels 0, 2, of 3"
     assert "`tranlog position set SEQNO --channel 0`" in refused.remedy
 
@@ -204,7 +204,7 @@ def test_what_a_target_has_lost_is_refused(
     """Issue 7, "Bad input": whatever is missing, nothing begins at another place for it, and --start is no answer."""
     for wanted, begin in ((TWO, None), (TWO, 40), (ShardPlan(channels=3), None)):
         refused = start(row, rows, wanted, begin=begin, shards=shards, known=told)
-        assert isinstance(refused, Lost) and why in refused.why and refused.upto == upto
+        assert isinstance(refused, LostPosition) and why in refused.why and refused.upto == upto
         assert all(step in refused.remedy for step in steps)
 
 
@@ -276,7 +276,7 @@ def test_another_plan_over_channels_that_have_applied_nothing() -> None:
 
 def test_a_driver_that_is_alive_is_left_alone() -> None:
     rows = [at(0, 60), at(1, 45)]
-    assert start(pipeline(TWO), rows, alive=True) == Held(holder="other")
+    assert start(pipeline(TWO), rows, alive=True) == HeldElsewhere(holder="other")
     assert isinstance(start(pipeline(TWO), rows, alive=True, take_over=True), Run)
 
 
@@ -292,9 +292,9 @@ def test_a_position_that_is_not_in_this_log_is_refused() -> None:
 
 
 def test_a_position_that_was_overtaken_by_retention_is_refused() -> None:
-    assert start(pipeline(TWO), [at(0, 60), at(1, 8)]) == Purged(channel=1, seqno=Seqno(9), first=Seqno(10))
+    assert start(pipeline(TWO), [at(0, 60), at(1, 8)]) == PurgedAway(channel=1, seqno=Seqno(9), first=Seqno(10))
     nothing = ChannelRow(channel=1, applied_seqno=Seqno(5))
-    assert start(pipeline(TWO), [at(0, 60), nothing]) == Purged(channel=1, seqno=Seqno(6), first=Seqno(10))
+    assert start(pipeline(TWO), [at(0, 60), nothing]) == PurgedAway(channel=1, seqno=Seqno(6), first=Seqno(10))
 
 
 def check(row: ChannelRow, first: int = FIRST) -> object:

@@ -20,7 +20,7 @@ from tranlog.log.writing.log import Log, LogOptions
 from tranlog.service.commands import cli
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.thl import thl
-from tranlog.service.thl.either_codec import Form, open_log
+from tranlog.service.thl.either_codec import ShownForm, open_log
 from tranlog.service.thl.thl_list import style_of
 
 SMALL = LogOptions(segment_bytes=2_000)
@@ -82,7 +82,7 @@ def test_tail_keeps_what_it_has_not_printed(tmp_path: Path, capsys: pytest.Captu
         shown = open_log(path)
         stop = threading.Event()
         style = style_of(specs=False, charset=None, hexadecimal=False, timezone="UTC")
-        lines = shown.follow(3, Form.HEADERS_JSON, style, stop, "audit")
+        lines = shown.follow(3, ShownForm.HEADERS_JSON, style, stop, "audit")
         next(lines)
         assert log.purge(below=Seqno(30)) == [] and [one.name for one in read_holds(path)] == ["audit"]
         stop.set()

@@ -18,7 +18,7 @@ from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.thl import thl
-from tranlog.service.thl.thl_list import NotFound, Shown, Wanted, choose
+from tranlog.service.thl.thl_list import NotFound, Wanted, WantedSeqnos, choose
 from tranlog.types import LogicalType
 
 AT = 1309533317000  # 2011-07-01 15:15:17 UTC
@@ -233,7 +233,7 @@ def test_bad_usage(line: str, told: str, log_dir: Path, capsys: pytest.CaptureFi
             -1,
             NotFound(message="Unable to find sequence number: 5", code=ExitCode.CHECK_FAILED),
         ),
-        (Wanted(low=None, high=None), 10, 20, Shown(low=Seqno(10), high=Seqno(20))),
+        (Wanted(low=None, high=None), 10, 20, WantedSeqnos(low=Seqno(10), high=Seqno(20))),
         (
             Wanted(low=3, high=3),
             10,
@@ -244,7 +244,7 @@ def test_bad_usage(line: str, told: str, log_dir: Path, capsys: pytest.CaptureFi
             Wanted(low=3, high=12),
             10,
             20,
-            Shown(low=Seqno(10), high=Seqno(12), note="seqno 3 to 9 are not in this log: it starts at 10"),
+            WantedSeqnos(low=Seqno(10), high=Seqno(12), note="seqno 3 to 9 are not in this log: it starts at 10"),
         ),
         (
             Wanted(low=None, high=9),
@@ -254,7 +254,7 @@ def test_bad_usage(line: str, told: str, log_dir: Path, capsys: pytest.CaptureFi
         ),
     ],
 )
-def test_what_of_a_range_is_there(wanted: Wanted, first: int, last: int, chosen: Shown | NotFound) -> None:
+def test_what_of_a_range_is_there(wanted: Wanted, first: int, last: int, chosen: WantedSeqnos | NotFound) -> None:
     assert choose(wanted, first, last) == chosen
 
 

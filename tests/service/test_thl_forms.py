@@ -13,7 +13,7 @@ import pytest
 
 from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, TableMap
 from tranlog.ids import Seqno
-from tranlog.log.upkeep.native_purge import End, Front, Refused, plan_purge
+from tranlog.log.upkeep.native_purge import PurgeEnd, PurgeFront, PurgeRefused, plan_purge
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service.thl import thl
@@ -230,11 +230,11 @@ def test_fields_of_a_record_that_is_cut_short() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "plan"),
     [
-        (None, 30, Front(below=Seqno(31))),
-        (0, 30, Front(below=Seqno(31))),
-        (40, None, End(keep=Seqno(39))),
-        (40, 59, End(keep=Seqno(39))),
-        (59, 59, End(keep=Seqno(58))),
+        (None, 30, PurgeFront(below=Seqno(31))),
+        (0, 30, PurgeFront(below=Seqno(31))),
+        (40, None, PurgeEnd(keep=Seqno(39))),
+        (40, 59, PurgeEnd(keep=Seqno(39))),
+        (59, 59, PurgeEnd(keep=Seqno(58))),
     ],
 )
 def test_what_a_purge_means(low: int | None, high: int | None, plan: object) -> None:
@@ -253,7 +253,7 @@ def test_what_a_purge_means(low: int | None, high: int | None, plan: object) -> 
 )
 def test_what_a_purge_refuses(low: int | None, high: int | None, last: int, why: str) -> None:
     found = plan_purge(low, high, first=0 if last >= 0 else -1, last=last)
-    assert isinstance(found, Refused) and why in found.why
+    assert isinstance(found, PurgeRefused) and why in found.why
 
 
 def test_purge_from_the_front_takes_whole_segments(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,9 +48,9 @@ from tranlog.tungsten.records.record import (
     Damaged,
     EventRecord,
     FileHeader,
-    Partial,
-    RotateRecord,
+    PartialEvent,
     Short,
+    TungstenRotate,
     UnknownRecord,
 )
 from tranlog.tungsten.writing.directory import TungstenLog, purge
@@ -258,7 +258,7 @@ class _Case:
                     )
         newest = self.segments[max(self.segments)] if self.segments else b""
         return Facts(
-            unfinished_newest=bool(self.segments) and isinstance(parse_file_header(newest), Partial),
+            unfinished_newest=bool(self.segments) and isinstance(parse_file_header(newest), PartialEvent),
             java_objects=java,
             row_changes=rows,
             hole=_has_hole(self.segments),
@@ -510,7 +510,7 @@ def _has_hole(segments: Mapping[str, bytes]) -> bool:
     row = sorted((number, raw) for name, raw in segments.items() if (number := segment_number(name)) is not None)
     gaps = any(following != number + 1 for (number, _), (following, _) in pairwise(row))
     return gaps or not all(
-        isinstance(end, RotateRecord) for _, raw in row[:-1] for end in list(scan(raw, checked=True))[-1:]
+        isinstance(end, TungstenRotate) for _, raw in row[:-1] for end in list(scan(raw, checked=True))[-1:]
     )
 
 
@@ -523,7 +523,7 @@ def _same_place(one: str, other: str) -> bool:
 
 
 def _again(
-    raw: bytes, record: EventRecord | RotateRecord | UnknownRecord | Damaged | Short | BadLength
+    raw: bytes, record: EventRecord | TungstenRotate | UnknownRecord | Damaged | Short | BadLength
 ) -> bytes | None:
     """Return a record encoded again from what it decodes to, None for what is no sound record of a known type."""
     match record:
@@ -540,7 +540,7 @@ def _again(
                 payload=encode(decode(payload_of(raw, record))),
                 checksum=record.crc_type == 1,
             )
-        case RotateRecord(next_segment=number, crc_type=crc_type):
+        case TungstenRotate(next_segment=number, crc_type=crc_type):
             return encode_rotate(number, checksum=crc_type == 1)
     return None
 

@@ -35,7 +35,7 @@ from tranlog.tungsten.records.codec import (
 )
 from tranlog.tungsten.records.event import Event, JavaObject, RowChanges
 from tranlog.tungsten.records.payload import decode, decode_header, encode
-from tranlog.tungsten.records.record import EventRecord, FileHeader, Impossible, Outcome, Partial
+from tranlog.tungsten.records.record import EventRecord, FileHeader, ImpossibleEvent, Outcome, PartialEvent
 from tranlog.tungsten.records.values import to_value
 from tranlog.tungsten.writing.directory import purge
 
@@ -147,7 +147,7 @@ def test_payloads(fuzz: Fuzz, payloads: list[bytes]) -> None:
 def test_file_headers(fuzz: Fuzz) -> None:
     def read(raw: bytes) -> None:
         found = parse_file_header(raw)
-        assert isinstance(found, FileHeader | Partial | Impossible)
+        assert isinstance(found, FileHeader | PartialEvent | ImpossibleEvent)
         if isinstance(found, FileHeader) and found.minor == 1:
             assert encode_file_header(found.base_seqno) == raw[: FILE_HEADER.size]
 

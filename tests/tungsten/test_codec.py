@@ -33,11 +33,11 @@ from tranlog.tungsten.records.record import (
     Damaged,
     EventRecord,
     FileHeader,
-    Impossible,
+    ImpossibleEvent,
     Outcome,
-    Partial,
-    RotateRecord,
+    PartialEvent,
     Short,
+    TungstenRotate,
     UnknownRecord,
 )
 
@@ -101,7 +101,7 @@ def test_golden_records_again(case: str) -> None:
                     checksum=record.crc_type == 1,
                 )
                 assert again == raw[record.offset : record.end]
-            elif isinstance(record, RotateRecord):
+            elif isinstance(record, TungstenRotate):
                 again = encode_rotate(record.next_segment, checksum=record.crc_type == 1)
                 assert again == raw[record.offset : record.offset + record.length]
                 assert len(again) == 22
@@ -123,7 +123,7 @@ def test_an_event_there_and_back(checksum: bool) -> None:
 def test_a_rotate_record_there_and_back() -> None:
     """D, testRotationEvents: it holds a number, not a file name (B6-6)."""
     record = parse(encode_rotate(12, checksum=True))
-    assert isinstance(record, RotateRecord)
+    assert isinstance(record, TungstenRotate)
     assert record.next_segment == 12
 
 
@@ -209,11 +209,11 @@ def test_limits_of_a_record() -> None:
 def test_file_headers() -> None:
     """B1, "File header"; golden fail-bad-magic, fail-major-version, warn-minor-version."""
     assert parse_file_header(encode_file_header(-1)) == FileHeader(major=1, minor=1, base_seqno=-1)
-    assert parse_file_header(encode_file_header(54)[:15]) == Partial(15)
-    assert parse_file_header(b"") == Partial(0)
+    assert parse_file_header(encode_file_header(54)[:15]) == PartialEvent(15)
+    assert parse_file_header(b"") == PartialEvent(0)
     for case, word in (("fail-bad-magic", "magic"), ("fail-major-version", "major version 2")):
         found = parse_file_header(golden_segments(case)[1])
-        assert isinstance(found, Impossible)
+        assert isinstance(found, ImpossibleEvent)
         assert word in found.why
     minor = parse_file_header(golden_segments("warn-minor-version")[1])
     assert isinstance(minor, FileHeader)

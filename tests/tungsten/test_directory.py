@@ -39,7 +39,7 @@ from tranlog.testing.disk import PowerCut, SimDisk
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.records.codec import FILE_HEADER, encode_file_header, parse_file_header, segment_name
 from tranlog.tungsten.records.event import Event
-from tranlog.tungsten.rules.recovery import Place
+from tranlog.tungsten.rules.recovery import EventPlace
 from tranlog.tungsten.writing.directory import BUFFER_BYTES, TungstenLog, purge
 
 
@@ -112,7 +112,7 @@ def test_going_on_in_every_golden_log() -> None:
     for case, next_seqno in (("simple-100", 100), ("rotated-60", 60), ("filtered", 15), ("odd-order", 21)):
         disk = tear_off(case)
         with open_log(disk) as log:
-            assert log.next_place == Place(next_seqno)
+            assert log.next_place == EventPlace(next_seqno)
             log.append(make_event(next_seqno))
         assert read_places(disk, strict=False)[-1] == (next_seqno, 0)
 
@@ -126,7 +126,7 @@ def test_a_new_log_and_one_that_starts_above_0() -> None:
     with open_log(disk) as log:
         log.append(make_event(500))
     with open_log(disk) as log:
-        assert log.last_seqno == 500 and log.next_place == Place(501)
+        assert log.last_seqno == 500 and log.next_place == EventPlace(501)
     reader = TungstenReader.open(LOG, disk=disk)
     assert (reader.first_seqno, reader.last_seqno) == (500, 500)
     with pytest.raises(LogMissingError, match="/no/parent does not exist"):
@@ -147,7 +147,7 @@ def test_a_segment_that_a_crash_left_behind_a_torn_one() -> None:
     whole = segments_on(written(*events))[1]
     disk = on_disk({1: whole[:-5], 2: encode_file_header(3)})
     with open_log(disk) as log:
-        assert log.next_place == Place(2)
+        assert log.next_place == EventPlace(2)
         log.append(make_event(2))
     assert sorted(segments_on(disk)) == [1]
     assert read_places(disk) == [(0, 0), (1, 0), (2, 0)]
@@ -191,7 +191,7 @@ def test_parts_of_transactions_are_dropped_at_each_opening(openings: int) -> Non
         disk.kill()
         assert read_places(disk) == wanted
         with open_log(disk, segment_bytes=400) as again:
-            assert again.last_seqno == start + 2 and again.next_place == Place(start + 3)
+            assert again.last_seqno == start + 2 and again.next_place == EventPlace(start + 3)
             assert again.report.cuts != ()
         assert read_places(disk) == wanted
 
@@ -247,7 +247,7 @@ def test_a_filtered_range_at_the_end_survives_reopening() -> None:
     """B4 7: the ancestor's maximum is the range's start; the place behind it is ours to know."""
     disk = written(make_event(0), make_event(1, end=(9, 0)))
     with open_log(disk) as log:
-        assert (log.last_seqno, log.next_place) == (1, Place(10))
+        assert (log.last_seqno, log.next_place) == (1, EventPlace(10))
 
 
 def test_filtered_fragments_inside_a_transaction() -> None:
@@ -381,7 +381,7 @@ def test_a_full_disk_takes_back_what_was_not_committed() -> None:
     log.append(make_event(1, text="x" * 1000))
     with pytest.raises(DiskFullError, match="nothing of it is kept"):
         log.commit()
-    assert (log.last_seqno, log.next_place) == (0, Place(1))
+    assert (log.last_seqno, log.next_place) == (0, EventPlace(1))
     disk.room = None
     log.append(make_event(1))
     log.close()
@@ -400,7 +400,7 @@ def test_a_full_disk_in_a_large_transaction() -> None:
     disk.room = 1000
     with pytest.raises(DiskFullError):
         log.append(make_event(6, 1, last=False, text="x" * BUFFER_BYTES))
-    assert (log.last_seqno, log.next_place) == (5, Place(6))
+    assert (log.last_seqno, log.next_place) == (5, EventPlace(6))
     log.append(make_event(6))
     log.close()
     assert read_places(disk) == [(0, 0), (5, 0), (6, 0)]
@@ -512,7 +512,7 @@ def test_b7_2_a_purge_to_the_end_leaves_no_hole(low: int) -> None:
     assert [seqno for seqno, _ in read_places(disk)] == list(range(low))
     assert len(report.removed) + len(segments_on(disk)) == 7
     with open_log(disk) as log:
-        assert log.report.cuts == () and log.next_place == Place(low)
+        assert log.report.cuts == () and log.next_place == EventPlace(low)
         log.append(make_event(low))
     assert [seqno for seqno, _ in read_places(disk)] == list(range(low + 1))
 
@@ -553,7 +553,7 @@ def test_a_filtered_range_is_not_cut_through() -> None:
         purge(LOG, low=3, disk=disk)
     purge(LOG, low=6, disk=disk)
     with open_log(disk) as log:
-        assert log.next_place == Place(6)
+        assert log.next_place == EventPlace(6)
 
 
 def test_everything() -> None:

@@ -6,20 +6,20 @@ import random
 
 import pytest
 
-from tranlog.tungsten.records.record import FileHeader, Impossible, Partial, RotateRecord
+from tranlog.tungsten.records.record import FileHeader, ImpossibleEvent, PartialEvent, TungstenRotate
 from tranlog.tungsten.rules.recovery import (
     AgedSegment,
-    Continue,
-    Entry,
+    DirectoryEntry,
+    EventPlace,
     IndexEntry,
-    NewLog,
-    Place,
+    NewDirectory,
     PurgeSegments,
     PurgeTail,
     Refuse,
     RefusePurge,
-    SegmentScan,
     Torn,
+    TungstenContinue,
+    TungstenScan,
     order_problem,
     place_behind,
     plan_open,
@@ -30,16 +30,16 @@ from tranlog.tungsten.rules.recovery import (
 )
 
 
-def entry(number: int, base: int = 0, *, size: int = 1000) -> Entry:
-    return Entry(number=number, size=size, header=FileHeader(major=1, minor=1, base_seqno=base))
+def entry(number: int, base: int = 0, *, size: int = 1000) -> DirectoryEntry:
+    return DirectoryEntry(number=number, size=size, header=FileHeader(major=1, minor=1, base_seqno=base))
 
 
-def rotate(number: int) -> RotateRecord:
-    return RotateRecord(offset=900, length=22, next_segment=number, crc_type=1, crc=0)
+def rotate(number: int) -> TungstenRotate:
+    return TungstenRotate(offset=900, length=22, next_segment=number, crc_type=1, crc=0)
 
 
 def test_nothing_there() -> None:
-    assert plan_open([], {}) == NewLog()
+    assert plan_open([], {}) == NewDirectory()
 
 
 def test_a_hole_in_the_row() -> None:
@@ -52,31 +52,31 @@ def test_a_hole_in_the_row() -> None:
 
 def test_headers() -> None:
     """B4 3: an unfinished one is the newest's to have; another version is nobody's."""
-    torn = Entry(number=2, size=7, header=Partial(7))
+    torn = DirectoryEntry(number=2, size=7, header=PartialEvent(7))
     assert row_problem([entry(1), torn]) is None
     found = row_problem([entry(1), torn, entry(3, 9)])
     assert found is not None and "7 of the 16 bytes" in found.why
-    found = row_problem([Entry(number=1, size=99, header=Impossible("major version 2"))])
+    found = row_problem([DirectoryEntry(number=1, size=99, header=ImpossibleEvent("major version 2"))])
     assert found is not None and found.why == "major version 2"
 
 
 def test_only_the_newest_may_be_torn() -> None:
-    torn = SegmentScan(number=1, size=1000, base_seqno=-1, stop=Torn(500, "100 bytes of a record"), complete_end=500)
-    newest = SegmentScan(number=2, size=1000, base_seqno=5, rotate=rotate(3), complete_end=900, records_end=1000)
-    assert isinstance(plan_open([entry(1, -1)], {1: torn}), Continue)
+    torn = TungstenScan(number=1, size=1000, base_seqno=-1, stop=Torn(500, "100 bytes of a record"), complete_end=500)
+    newest = TungstenScan(number=2, size=1000, base_seqno=5, rotate=rotate(3), complete_end=900, records_end=1000)
+    assert isinstance(plan_open([entry(1, -1)], {1: torn}), TungstenContinue)
     refused = plan_open([entry(1, -1), entry(2, 5)], {1: torn, 2: newest})
     # Segment 2 holds no transaction, so that it goes, and 1 is the newest.
-    assert isinstance(refused, Continue)
+    assert isinstance(refused, TungstenContinue)
     assert [(cut.number, cut.whole) for cut in refused.cuts] == [(2, True), (1, False)]
 
 
 def test_a_newest_segment_that_goes_on_elsewhere() -> None:
     """After a rotate record the next segment is made, its number the record's."""
-    scan = SegmentScan(
+    scan = TungstenScan(
         number=4, size=922, base_seqno=27, rotate=rotate(5), complete_end=900, records_end=922, next_seqno=36
     )
     found = plan_open([entry(4, 27, size=922)], {4: scan})
-    assert found == Continue(tail=5, create=5, next_seqno=36)
+    assert found == TungstenContinue(tail=5, create=5, next_seqno=36)
 
 
 INDEX = [IndexEntry(number=n + 1, first_seqno=9 * n, last_seqno=9 * n + 8, bytes=3000) for n in range(6)]
@@ -114,7 +114,7 @@ def test_purging_an_empty_log() -> None:
 def test_order_against_a_model() -> None:
     """What is accepted, one after the other, is every seqno once and every fragment in its place."""
     rng = random.Random(11)
-    wanted: Place | None = None
+    wanted: EventPlace | None = None
     stored: list[tuple[int, int, bool]] = []
     for _ in range(3000):
         base = 0 if wanted is None else wanted.seqno
@@ -134,26 +134,26 @@ def test_order_against_a_model() -> None:
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
-        ((3, 0, True, None, None), Place(4)),
-        ((3, 1, False, None, None), Place(3, 2)),
-        ((3, 0, True, 9, 0), Place(10)),
-        ((7, 0, True, 7, 3), Place(8)),
-        ((8, 1, False, 8, 2), Place(8, 3)),
-        ((8, 0, True, 2, 0), Place(9)),
+        ((3, 0, True, None, None), EventPlace(4)),
+        ((3, 1, False, None, None), EventPlace(3, 2)),
+        ((3, 0, True, 9, 0), EventPlace(10)),
+        ((7, 0, True, 7, 3), EventPlace(8)),
+        ((8, 1, False, 8, 2), EventPlace(8, 3)),
+        ((8, 0, True, 2, 0), EventPlace(9)),
     ],
 )
-def test_places_behind(arguments: tuple[int, int, bool, int | None, int | None], place: Place) -> None:
+def test_places_behind(arguments: tuple[int, int, bool, int | None, int | None], place: EventPlace) -> None:
     """A filtered range moves the place to behind its end; an end below its start does not move it back."""
     assert place_behind(*arguments) == place
 
 
 def test_reading_takes_a_gap_between_transactions() -> None:
     """A2, A3: `online -base-seqno` goes on higher; a duplicate, or a gap inside a transaction, is damage (B7-22)."""
-    assert reading_problem(Place(5), 9, 0) is None
-    assert reading_problem(Place(5), 4, 0) is not None
-    assert reading_problem(Place(5), 9, 1) is not None
-    assert reading_problem(Place(5, 1), 6, 0) is not None
-    assert reading_problem(Place(5, 1), 5, 2) is not None
+    assert reading_problem(EventPlace(5), 9, 0) is None
+    assert reading_problem(EventPlace(5), 4, 0) is not None
+    assert reading_problem(EventPlace(5), 9, 1) is not None
+    assert reading_problem(EventPlace(5, 1), 6, 0) is not None
+    assert reading_problem(EventPlace(5, 1), 5, 2) is not None
 
 
 # --- retention -------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Settings(Protocol):
         """Return a key's value as `kind`, or `default` where the file has none. Raises ConfigError."""
 
 
-class Standing(NamedTuple):
+class SourceStanding(NamedTuple):
     """Where a source stands, for `status`; what it does not tell is empty or None.
 
     `waiting` counts transactions that are not captured. `retained_bytes` is what the source keeps for us.
@@ -99,9 +99,9 @@ class SourceKind(Protocol[OptionsT]):
         Raises SourceError.
         """
 
-    def standing(self, options: OptionsT, captured: str) -> Standing:
+    def standing(self, options: OptionsT, captured: str) -> SourceStanding:
         """Return where the source stands; `captured` is the last event id in the log. Raises SourceError."""
-        return Standing(now_at=self.event_id(options))
+        return SourceStanding(now_at=self.event_id(options))
 
 
 def source_kind(name: str) -> SourceKind[Any]:

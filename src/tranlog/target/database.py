@@ -28,7 +28,7 @@ from tranlog.target.once import Once
 from tranlog.target.position import OUR_TABLES, SqlPositions
 from tranlog.target.recorded import passed_over, rows_are_here, shortened, text_of
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, Session, open_session
-from tranlog.target.target import Advance, Applied, RefusedError, Target, Unit
+from tranlog.target.target import Advance, Applied, ApplyUnit, RefusedError, Target
 from tranlog.types import UNCHANGED, Value
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class SqlRows:
     def __post_init__(self) -> None:
         self.once = Once(self.session, self.dialect)
 
-    def write(self, units: Sequence[Unit], advance: Advance, refused: RefusedError | None) -> Applied:
+    def write(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
         writing = _Writing(self, units, advance)
         if refused is None:
             writing.send_in_batches()
@@ -246,7 +246,7 @@ class _Writing:
     """What one target transaction writes."""
 
     rows: SqlRows
-    units: Sequence[Unit]
+    units: Sequence[ApplyUnit]
     advance: Advance
     changes: int = 0
     statements: int = 0
@@ -271,7 +271,7 @@ class _Writing:
             for change in self._counted(unit):
                 yield seqno, change
 
-    def _counted(self, unit: Unit) -> Iterator[RowChange | Statement]:
+    def _counted(self, unit: ApplyUnit) -> Iterator[RowChange | Statement]:
         """Yield a unit's changes, those of sequences only where there are any, and count the rows."""
         has_sequences = self.rows.dialect.has_sequences
         for change in unit.changes():
@@ -321,7 +321,7 @@ class _Writing:
                         self._send_updates(unit.seqno, [c for c in part if isinstance(c, RowChange)])
             self._check_deferred(unit.seqno)
 
-    def _send_one(self, unit: Unit, change: RowChange | Statement) -> None:
+    def _send_one(self, unit: ApplyUnit, change: RowChange | Statement) -> None:
         if isinstance(change, Statement):
             self._run_statement(unit, change)
             return
@@ -391,7 +391,7 @@ class _Writing:
 
     # --- statements ---
 
-    def _run_statement(self, unit: Unit, statement: Statement) -> None:
+    def _run_statement(self, unit: ApplyUnit, statement: Statement) -> None:
         rows, dialect = self.rows, self.rows.dialect
         ignored, emptied = passed_over(
             unit,
@@ -434,7 +434,7 @@ class _Writing:
             return False
         return bool(self.rows.session.fetch(f"SELECT 1 FROM {self.rows.dialect.table_name(there)} LIMIT 1"))
 
-    def _run_apart(self, unit: Unit, statement: Statement, text: str) -> None:
+    def _run_apart(self, unit: ApplyUnit, statement: Statement, text: str) -> None:
         """Run a statement that commits, once, outside the target transaction; then begin that anew, guard first."""
         rows, session = self.rows, self.rows.session
         if self.rows_sent or len(self.units) > 1:

@@ -17,7 +17,7 @@ from tranlog.target.position import SqlPositions
 from tranlog.target.session import Session, open_session
 from tranlog.target.sqlite import SqliteSession
 from tranlog.target.sqlite_dialect import SQLITE
-from tranlog.target.target import Advance, Applied, RefusedError, Target, Unit
+from tranlog.target.target import Advance, Applied, ApplyUnit, RefusedError, Target
 from tranlog.types import Value
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class NullRows:
     """Rows that are read and not kept; see Rows for its methods."""
 
-    def write(self, units: Sequence[Unit], advance: Advance, refused: RefusedError | None) -> Applied:
+    def write(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
         changes = statements = 0
         for unit in units:
             for change in unit.changes():

@@ -21,7 +21,7 @@ from tranlog.errors import DdlStopError, TargetUnavailableError, TransientTarget
 from tranlog.ids import Seqno
 from tranlog.target.dialect import Dialect
 from tranlog.target.session import MisfitError, MissingTableError, Session
-from tranlog.target.target import Advance, Unit
+from tranlog.target.target import Advance, ApplyUnit
 
 STATEMENT_TABLE: Final = "tranlog_statement"
 CREATE_STATEMENT_TABLE: Final = """CREATE TABLE IF NOT EXISTS tranlog_statement (
@@ -146,7 +146,7 @@ class Begun:
     alive: bool
 
 
-def standing(begun: Begun | None, unit: Unit, *, session: str) -> Standing:
+def standing(begun: Begun | None, unit: ApplyUnit, *, session: str) -> Standing:
     """Tell how the unit's statement stands; `session` is the one that asks. Pure."""
     if begun is None or (begun.epoch, begun.seqno, begun.event_id) != (unit.epoch, unit.seqno, unit.event_id):
         return Standing.NEW  # a row about another transaction says nothing any more
@@ -164,7 +164,7 @@ class Once:
         self._standing: dict[str, tuple[str | int, bool]] = {}
         """By name: what a variable is in our session, and whether a session can set it."""
 
-    def run(self, advance: Advance, unit: Unit, number: int, statement: Statement, text: str) -> bool:
+    def run(self, advance: Advance, unit: ApplyUnit, number: int, statement: Statement, text: str) -> bool:
         """Run the unit's statement `number` if it has not run yet, outside any transaction; return whether it ran now.
 
         `text` is shown in messages. A position that is not ours any more is the next guard's to find: nothing runs.

@@ -13,13 +13,19 @@ from tranlog.change import Statement, TableName
 from tranlog.ddl import touched
 from tranlog.errors import DdlStopError
 from tranlog.statements import StatementKind, statement_kind
-from tranlog.target.target import Unit
+from tranlog.target.target import ApplyUnit
 
 BY_OPTION = 'ddl = "ignore"'
 
 
 def passed_over(
-    unit: Unit, statement: Statement, *, ignore_ddl: bool, kind: str, runs_ddl_of: Collection[str], has_sequences: bool
+    unit: ApplyUnit,
+    statement: Statement,
+    *,
+    ignore_ddl: bool,
+    kind: str,
+    runs_ddl_of: Collection[str],
+    has_sequences: bool,
 ) -> tuple[str, Sequence[TableName]]:
     """Return why a unit's statement is passed over, empty where it is to be run; and the tables that it empties.
 
@@ -45,7 +51,7 @@ def passed_over(
     raise DdlStopError(seqno=unit.seqno, text=shortened(sql), why=why)
 
 
-def rows_are_here(unit: Unit, statement: Statement, name: TableName) -> DdlStopError:
+def rows_are_here(unit: ApplyUnit, statement: Statement, name: TableName) -> DdlStopError:
     """Return the refusal to pass over a statement that takes rows away, while rows of `name` are still here.
 
     A name without a table stands for all of its schema.

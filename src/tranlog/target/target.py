@@ -97,7 +97,7 @@ class Meeting:
     token: int
 
 
-class Unit(msgspec.Struct, frozen=True, kw_only=True):
+class ApplyUnit(msgspec.Struct, frozen=True, kw_only=True):
     """One whole source transaction to apply. `changes()` gives its changes anew at each call, in order, streaming."""
 
     seqno: Seqno
@@ -127,14 +127,14 @@ class RefusedError(Exception):
     """The target refused changes that were sent together: sent one by one they may fit, or it is known which do not."""
 
 
-class Connection(Protocol):
+class TargetConnection(Protocol):
     """By what a target is reached; its positions and its rows share it."""
 
     def close(self) -> None:
         """Close; what is under way is rolled back. Closing twice is harmless."""
 
 
-class Positions(Protocol):
+class TargetPositions(Protocol):
     """What tranlog keeps at a target for itself: who runs a pipeline, where its channels stand, which shard is whose.
 
     Every method may raise TargetPositionError, where what is kept was changed or parts of it were removed: trying
@@ -224,10 +224,10 @@ class Positions(Protocol):
         """
 
 
-class Rows(Protocol):
+class TargetRows(Protocol):
     """The tables of a target: changes go in, rows are read back."""
 
-    def write(self, units: Sequence[Unit], advance: Advance, refused: RefusedError | None) -> Applied:
+    def write(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
         """Write whole source transactions in the target transaction that `advance` moves the position in.
 
         `refused` None: together, as is fastest. Otherwise it says why that was refused: change by change.
@@ -267,7 +267,9 @@ class Target:
     first, and claim again: the channel's row names the connection that a successor may end.
     """
 
-    def __init__(self, kind: str, where: str, connect: Callable[[], tuple[Connection, Positions, Rows]]) -> None:
+    def __init__(
+        self, kind: str, where: str, connect: Callable[[], tuple[TargetConnection, TargetPositions, TargetRows]]
+    ) -> None:
         self.kind = kind
         self.where = where
         """Where this target is, without a password, for messages."""
@@ -286,7 +288,7 @@ class Target:
         """Close; closing twice is harmless."""
         self.connection.close()
 
-    def apply(self, units: Sequence[Unit], advance: Advance) -> Applied:
+    def apply(self, units: Sequence[ApplyUnit], advance: Advance) -> Applied:
         """Apply whole source transactions and move the position, in one target transaction: exactly once.
 
         Raises ReplacedError, TargetPositionError, ConflictError, TargetTableError, DdlStopError; then nothing of this
@@ -299,7 +301,7 @@ class Target:
         except RefusedError as exc:
             return self._attempt(units, advance, exc)
 
-    def _attempt(self, units: Sequence[Unit], advance: Advance, refused: RefusedError | None) -> Applied:
+    def _attempt(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
         try:
             return self.positions.guarded(advance, lambda: self.rows.write(units, advance, refused))
         except BaseException:

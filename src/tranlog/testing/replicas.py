@@ -26,7 +26,7 @@ from tranlog.pipeline.filters.filters import Filter
 from tranlog.source.mariadb import MariadbSource, MariadbSourceOptions
 from tranlog.source.mariadb.position import BinlogPosition, gtid_text, parse_gtids
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.target.target import Advance, ChannelRow, Target, Unit
+from tranlog.target.target import Advance, ApplyUnit, ChannelRow, Target
 from tranlog.testing.servers import MariaDbAddress, MariaDbServer, OptionValue
 
 WAIT_S: Final = 60.0
@@ -259,7 +259,7 @@ class Replicas:
     def _write(self, changes: Sequence[Change], event_id: str, tstamp: int, metadata: Options) -> None:
         assert self._applier is not None
         seqno = Seqno(self._applied + 1)
-        unit = Unit(
+        unit = ApplyUnit(
             seqno=seqno,
             epoch=Epoch(1),
             source_id="source",

@@ -37,7 +37,7 @@ from fix_type_cases import SQLITE, TypeCase
 from tranlog.change import Statement
 from tranlog.errors import DiskFailedError, SourceError
 from tranlog.payload import decode
-from tranlog.source.sqlite import Connection, bulk, connect, raw
+from tranlog.source.sqlite import SqliteConnection, bulk, connect, raw
 from tranlog.source.sqlite.bulk import ROWS_LEAST
 from tranlog.source.sqlite.raw import Affinity, affinity
 from tranlog.source.sqlite.statement import PlainInsert
@@ -705,7 +705,7 @@ def test_triggers_run_and_rows_are_seen_behind_a_bulk(pair: Pair) -> None:
     pair.check()
 
 
-def insert_for_ever(db: Connection) -> None:
+def insert_for_ever(db: SqliteConnection) -> None:
     rows = [("x" * 100,)] * 20_000
     while True:
         db.executemany("INSERT INTO t VALUES(?)", rows)

@@ -24,7 +24,7 @@ from fix_effort import Effort
 from fix_sqlite import Replica, content
 from tranlog.compiled import why_plain
 from tranlog.errors import SourceError
-from tranlog.source.sqlite import Connection, connect
+from tranlog.source.sqlite import SqliteConnection, connect
 from tranlog.source.sqlite.hook import RowHook
 from tranlog.source.sqlite.writer import CallBrokenOffError, ConnectionOwnerError
 
@@ -33,7 +33,7 @@ class Place:
     """A captured database, and a replica of what its outbox says."""
 
     def __init__(self, path: Path) -> None:
-        self.db: Connection = connect(path)
+        self.db: SqliteConnection = connect(path)
         self.raw = apsw.Connection(str(path))
         self.replica = Replica()
         self.db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a, b UNIQUE)")
@@ -106,7 +106,7 @@ def test_an_exception_right_behind_a_commit(place: Place) -> None:
     db = place.db
     db.execute("BEGIN")
     db.execute("INSERT INTO u VALUES(1, 1)")
-    sys.settrace(_Once(Connection._reset_transaction, "line", 2, KeyboardInterrupt()))
+    sys.settrace(_Once(SqliteConnection._reset_transaction, "line", 2, KeyboardInterrupt()))
     try:
         with pytest.raises(KeyboardInterrupt):
             db.execute("COMMIT")
@@ -163,7 +163,7 @@ def test_the_next_call_says_that_the_last_was_broken_off(place: Place) -> None:
     db.execute("INSERT INTO u VALUES(1, 1)")
 
     def broken_off() -> None:
-        sys.settrace(_Once(Connection._statement_failed, "call", 1, KeyboardInterrupt()))
+        sys.settrace(_Once(SqliteConnection._statement_failed, "call", 1, KeyboardInterrupt()))
         try:
             with pytest.raises(KeyboardInterrupt):
                 db.execute("INSERT INTO t VALUES(1, 1, 1), (1, 1, 1)")

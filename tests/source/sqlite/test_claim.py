@@ -18,7 +18,7 @@ from tranlog.change import Fragment, RowChange
 from tranlog.errors import PositionLostError, SourceClaimedError, SourceError
 from tranlog.ids import Gtid
 from tranlog.log.writing.log import Log, LogReader
-from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, connect
+from tranlog.source.sqlite import SqliteConnection, SqliteSource, SqliteSourceOptions, connect
 from tranlog.source.sqlite.claim import FREE_BYTES, FREE_ROWS, PROGRESS_SUFFIX, read_progress
 from tranlog.source.sqlite.outbox import FREE_EVERY_COMMITS
 from tranlog.testing.clock import ManualClock
@@ -30,7 +30,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = str(folder / "source.db")
-        self.db: Connection = connect(self.path)
+        self.db: SqliteConnection = connect(self.path)
         self.db.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
         self.opened: list[tuple[SqliteSource, Log]] = []
         self.clock = ManualClock()
@@ -236,18 +236,18 @@ def test_a_missing_or_damaged_file_frees_nothing_and_is_written_anew(place: Plac
 @pytest.mark.parametrize("what", ["uuid", "history", "id", "token"])
 def test_a_file_that_says_something_else_frees_nothing(place: Place, what: str) -> None:
     """One that is whole, of another database, another history, or a row that is not there like that."""
-    from tranlog.source.sqlite.claim import Place as Row
-    from tranlog.source.sqlite.claim import Progress, write_progress
+    from tranlog.source.sqlite.claim import DurableUpTo, write_progress
+    from tranlog.source.sqlite.claim import OutboxPlace as Row
 
     place.insert(*range(5))
     place.caught_up()
     told = read_progress(place.path)
     assert told is not None and told.place.id == 6
     other = {
-        "uuid": Progress(uuid="0" * 36, history=told.history, place=told.place),
-        "history": Progress(uuid=told.uuid, history=bytes(16), place=told.place),
-        "id": Progress(uuid=told.uuid, history=told.history, place=Row(99, told.place.token)),
-        "token": Progress(uuid=told.uuid, history=told.history, place=Row(6, told.place.token ^ 1)),
+        "uuid": DurableUpTo(uuid="0" * 36, history=told.history, place=told.place),
+        "history": DurableUpTo(uuid=told.uuid, history=bytes(16), place=told.place),
+        "id": DurableUpTo(uuid=told.uuid, history=told.history, place=Row(99, told.place.token)),
+        "token": DurableUpTo(uuid=told.uuid, history=told.history, place=Row(6, told.place.token ^ 1)),
     }
     write_progress(place.path, other[what])
     place.insert_by_new_writer(5)

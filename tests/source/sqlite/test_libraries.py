@@ -17,18 +17,18 @@ import apsw
 import pytest
 
 from tranlog.errors import SourceSetupError
-from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, connect
+from tranlog.source.sqlite import SqliteConnection, SqliteSource, SqliteSourceOptions, connect
 
 
 @pytest.fixture
-def db(tmp_path: Path) -> Iterator[Connection]:
+def db(tmp_path: Path) -> Iterator[SqliteConnection]:
     db = connect(tmp_path / "s.db")
     db.execute("CREATE TABLE t(a)")
     yield db
     db.close()
 
 
-def test_pythons_own_library_is_refused_the_file(db: Connection, tmp_path: Path) -> None:
+def test_pythons_own_library_is_refused_the_file(db: SqliteConnection, tmp_path: Path) -> None:
     os.symlink(db.path, tmp_path / "link.db")
     for name in (db.path, Path(db.path), os.fsencode(db.path), str(tmp_path / "link.db"), os.path.relpath(db.path)):
         with pytest.raises(SourceSetupError, match="Two SQLite libraries in one process"):
@@ -43,7 +43,7 @@ def test_pythons_own_library_is_refused_the_file(db: Connection, tmp_path: Path)
     sqlite3.connect(":memory:").close()
 
 
-def test_it_may_have_the_file_when_ours_is_closed(db: Connection) -> None:
+def test_it_may_have_the_file_when_ours_is_closed(db: SqliteConnection) -> None:
     db.close()
     theirs = sqlite3.connect(db.path)
     assert theirs.execute("SELECT count(*) FROM t").fetchone() == (0,)
@@ -55,14 +55,14 @@ def test_it_may_have_the_file_when_ours_is_closed(db: Connection) -> None:
     connect(db.path).close()
 
 
-def test_a_file_that_a_program_reads_itself_is_refused(db: Connection) -> None:
+def test_a_file_that_a_program_reads_itself_is_refused(db: SqliteConnection) -> None:
     db.close()
     with open(db.path, "rb"), pytest.raises(SourceSetupError, match="open in this process already"):
         connect(db.path)
     connect(db.path).close()
 
 
-def test_more_connections_of_our_library_are_not(db: Connection) -> None:
+def test_more_connections_of_our_library_are_not(db: SqliteConnection) -> None:
     raw = apsw.Connection(db.path)
     second = connect(db.path)
     raw.execute("SELECT * FROM t").fetchall()
@@ -104,7 +104,7 @@ def test_a_connection_that_another_thread_is_using_is_no_obstacle(tmp_path: Path
         thread.join()
 
 
-def test_another_process_may_use_what_it_likes(db: Connection) -> None:
+def test_another_process_may_use_what_it_likes(db: SqliteConnection) -> None:
     code = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM t').fetchone()[0])"
     told = subprocess.run([sys.executable, "-c", code, db.path], capture_output=True, text=True, check=True)
     assert told.stdout == "0\n"

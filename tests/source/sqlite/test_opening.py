@@ -11,14 +11,14 @@ import apsw
 import pytest
 
 from tranlog.errors import SourceSetupError, TargetUnavailableError
-from tranlog.source.sqlite import Connection, connect, strip_copy
+from tranlog.source.sqlite import SqliteConnection, connect, strip_copy
 from tranlog.target.options import TargetOptions, open_target
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> str:
     """A copy of a database with two tables, one of which a trigger fills."""
-    shop: Connection = connect(tmp_path / "shop.db")
+    shop: SqliteConnection = connect(tmp_path / "shop.db")
     shop.execute("CREATE TABLE item(id INTEGER PRIMARY KEY, a)")
     shop.execute("CREATE TABLE trail(a)")
     shop.execute("CREATE TRIGGER on_item AFTER INSERT ON item BEGIN INSERT INTO trail VALUES(new.a); END")

@@ -16,7 +16,7 @@ import pytest
 from fix_sqlite import Replica, changes_of, content
 from tranlog.change import RowChange, Statement
 from tranlog.errors import SourceSetupError, UnsupportedTypeError
-from tranlog.source.sqlite import Connection, SqliteTables, connect, install
+from tranlog.source.sqlite import SqliteConnection, SqliteTables, connect, install
 from tranlog.source.sqlite.schema import read_schema
 
 
@@ -26,7 +26,7 @@ class Place:
     def __init__(self, path: Path) -> None:
         self.path = str(path)
         self.raw = apsw.Connection(self.path)
-        self.db: Connection = connect(self.path)
+        self.db: SqliteConnection = connect(self.path)
 
     def rows(self) -> list[tuple[str, tuple[Any, ...] | None]]:
         """Return the table of each row change in the outbox, and its after image."""
@@ -200,7 +200,7 @@ def test_a_create_table_costs_what_it_and_its_guards_do(place: Place, tmp_path: 
     """Of 400: reading all tables anew after each took two hundred times as long as SQLite needs for them."""
     plain = apsw.Connection(str(tmp_path / "plain.db"))
 
-    def cost(db: Connection | apsw.Connection) -> float:
+    def cost(db: SqliteConnection | apsw.Connection) -> float:
         begun = time.process_time()
         db.execute("BEGIN")
         for number in range(400):

@@ -29,7 +29,7 @@ from tranlog.errors import (
 )
 from tranlog.payload import decode
 from tranlog.shard import UNKNOWN_SHARD, ShardRuleKind
-from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, SqliteTables, connect, install
+from tranlog.source.sqlite import SqliteConnection, SqliteSource, SqliteSourceOptions, SqliteTables, connect, install
 from tranlog.source.sqlite.raw import ChangesDamagedError
 from tranlog.types import CharsetBytes
 
@@ -41,7 +41,7 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "source.db")
-        self.db: Connection = connect(self.path, fragment_bytes=2000)
+        self.db: SqliteConnection = connect(self.path, fragment_bytes=2000)
         self.sources: list[SqliteSource] = []
 
     def source(self, **options: object) -> SqliteSource:
@@ -328,7 +328,7 @@ def shards(fragments: list[Fragment]) -> list[str]:
     return [fragment.shard_id for fragment in fragments if fragment.last]
 
 
-def write_for_shards(db: Connection) -> None:
+def write_for_shards(db: SqliteConnection) -> None:
     db.execute("INSERT INTO t(a) VALUES(1)")
     db.execute("INSERT INTO u(a) VALUES(1)")
     with db:

@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from tranlog.source.sqlite.statement import PlainInsert, classify, is_blank, plain_insert
-from tranlog.source.sqlite.statement import StatementKind as Kind
+from tranlog.source.sqlite.statement import SqliteStatementKind as Kind
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from fix_sqlite import Replica, changes_of, content
 from tranlog.change import Change, Op, RowChange, Statement, TableName
 from tranlog.errors import ForeignWriterError, SourceError, SourceSetupError, UnsupportedTypeError
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.source.sqlite import Connection, SqliteSource, SqliteSourceOptions, connect, install
+from tranlog.source.sqlite import SqliteConnection, SqliteSource, SqliteSourceOptions, connect, install
 from tranlog.types import CharsetBytes
 
 
@@ -1192,4 +1192,4 @@ def test_connections_that_prepare_the_same_database_at_once(tmp_path: Path) -> N
 
 
 def test_a_connection_is_a_connection(captured: Captured) -> None:
-    assert isinstance(captured.db, Connection)
+    assert isinstance(captured.db, SqliteConnection)

@@ -67,7 +67,7 @@ NEAR_SEQNOS: Final = 16
 """A seek so far ahead goes on from where the cursor is; a longer one asks the index."""
 
 
-class LogView(Protocol):
+class CursorLog(Protocol):
     """What a cursor needs of the log it reads: the writer's own, or a reader's in another process."""
 
     @property
@@ -98,7 +98,9 @@ class StoredTransaction:
 
     __slots__ = ("_fragments", "_reference", "_start", "_view", "_window", "_window_start", "header")
 
-    def __init__(self, view: LogView, reader: SegmentReader, start: Lsn, fragments: int, header: RecordHeader) -> None:
+    def __init__(
+        self, view: CursorLog, reader: SegmentReader, start: Lsn, fragments: int, header: RecordHeader
+    ) -> None:
         self._view = view
         self._window = reader.window
         self._window_start = reader.start
@@ -265,7 +267,7 @@ class Cursor:
     A new cursor stands at the log's first transaction. Threads: one at a time; any number of cursors beside it.
     """
 
-    def __init__(self, view: LogView, *, committed_only: bool = False, kept: KeptHold | None = None) -> None:
+    def __init__(self, view: CursorLog, *, committed_only: bool = False, kept: KeptHold | None = None) -> None:
         self._view = view
         self._kept = kept
         self._committed_only = committed_only

@@ -50,7 +50,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class TransactionRun:
     """Good transactions one behind the other in a segment, both ends included; `epochs` as (first seqno, epoch).
 
     `start` is where the walk that found them began: all their bytes lie behind it, but for what a bad place splits.
@@ -96,7 +96,7 @@ class SegmentFindings:
     prev_seqno: Seqno | None
     torn_header: bool
     first_seqno: Seqno | None
-    runs: tuple[Run, ...]
+    runs: tuple[TransactionRun, ...]
     bad: tuple[BadPlace, ...]
     last: Seqno
     good_end: int

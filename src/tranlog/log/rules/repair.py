@@ -28,7 +28,7 @@ from tranlog.log.records.format import (
     encode_sync,
     segment_name,
 )
-from tranlog.log.rules.damage import BadPlace, Damage, LogFindings, Run, SegmentFindings
+from tranlog.log.rules.damage import BadPlace, Damage, LogFindings, SegmentFindings, TransactionRun
 
 
 class Keep(enum.StrEnum):
@@ -127,13 +127,13 @@ class NothingToRepair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Impossible:
+class CannotRepair:
     """What was asked for cannot be done."""
 
     why: str
 
 
-Decision: TypeAlias = RepairPlan | NothingToRepair | Impossible
+Decision: TypeAlias = RepairPlan | NothingToRepair | CannotRepair
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def _plan(findings: LogFindings, keep: Keep, now_ms: int, holds: Iterable[tuple[
         for one in breaks:
             if one.mark_lost or (one.hidden and findings.marks):
                 name = segment_name(segments[one.row].number)
-                return Impossible(
+                return CannotRepair(
                     why=f"at {name} a rollback mark may be damaged or missing, and without it what that abandoned "
                     "would come back; restore that segment, or keep what lies behind the damage (--keep back)"
                 )
@@ -231,7 +231,7 @@ def _keep_front(
         offset = lsn_offset(mark.dead_start)
         first = _Break(row, offset, row, cap=mark.matchpoint_seqno)
     if row < 0:
-        return Impossible(
+        return CannotRepair(
             why="nothing can be read before the damage; keep what lies behind it (--keep back), or clear the log by "
             "`tranlog reset --after`"
         )
@@ -256,13 +256,13 @@ def _keep_back(
 ) -> Decision:
     segments = findings.segments
     if row >= len(segments):
-        return Impossible(
+        return CannotRepair(
             why="the damage reaches into the newest segment, behind which there is none; keep what lies before the "
             "first damage (--keep front)"
         )
     first = _first_of(segments[row])
     if first is None:
-        return Impossible(
+        return CannotRepair(
             why="the damage reaches to the newest segment, of which nothing can be read; keep what lies before the "
             "first damage (--keep front)"
         )
@@ -272,7 +272,7 @@ def _keep_back(
     for name, restart in holds:
         if restart is None or restart < first:
             needed = "everything: it is damaged" if restart is None else f"seqno {restart}"
-            return Impossible(
+            return CannotRepair(
                 why=f"the log would begin at seqno {first}, but {name} still needs {needed}; drop that hold first, or "
                 "keep what lies before the damage (--keep front)"
             )
@@ -308,8 +308,8 @@ def _decided(
 ) -> RepairPlan:
     """Return the plan that keeps segments up to `row`, and of that one the bytes before `offset` (None: all)."""
     segments = findings.segments
-    kept: list[Run] = []
-    gone: list[Run] = []
+    kept: list[TransactionRun] = []
+    gone: list[TransactionRun] = []
     for at, one in enumerate(segments):
         for run in one.runs:
             stays = at < row or (at == row and (offset is None or run.start < offset))
@@ -350,7 +350,7 @@ def _unread(newest: SegmentFindings) -> int:
     return (newest.size if bad.resumes_at is None else bad.resumes_at) - bad.offset
 
 
-def _lost(gone: Sequence[Run], first: Seqno, last: Seqno, size: int, unread: int) -> Lost:
+def _lost(gone: Sequence[TransactionRun], first: Seqno, last: Seqno, size: int, unread: int) -> Lost:
     """Describe what goes of the seqnos `first` to `last`."""
     spans: list[Span] = []
     for span in sorted((span for run in gone for span in _spans(run)), key=lambda one: (one.first, one.epoch)):
@@ -370,7 +370,7 @@ def _lost(gone: Sequence[Run], first: Seqno, last: Seqno, size: int, unread: int
     return Lost(gtids=tuple(spans), unreadable=tuple(unreadable), unread_bytes=unread, bytes=size)
 
 
-def _spans(run: Run) -> Iterator[Span]:
+def _spans(run: TransactionRun) -> Iterator[Span]:
     for at, (first, epoch) in enumerate(run.epochs):
         last = run.epochs[at + 1][0] - 1 if at + 1 < len(run.epochs) else run.last
         if last >= max(first, run.first):
@@ -393,13 +393,13 @@ def _first_of(one: SegmentFindings) -> Seqno | None:
     return None if prev is None else Seqno(prev + 1)
 
 
-def _epochs_from(run: Run, first: int) -> tuple[tuple[Seqno, Epoch], ...]:
+def _epochs_from(run: TransactionRun, first: int) -> tuple[tuple[Seqno, Epoch], ...]:
     """Return a run's epochs from a seqno of it on."""
     here = [(seqno, epoch) for seqno, epoch in run.epochs if seqno <= first]
     return ((Seqno(first), here[-1][1]), *run.epochs[len(here) :]) if here else run.epochs
 
 
-def _last_living(segments: Sequence[SegmentFindings], kept: Sequence[Run], without: Seqno) -> Seqno:
+def _last_living(segments: Sequence[SegmentFindings], kept: Sequence[TransactionRun], without: Seqno) -> Seqno:
     """Return the last transaction of the stream in what is kept: physically the last, or a matchpoint behind it."""
     mark = segments[-1].mark
     if mark is not None and not any(run.first == one.first for run in segments[-1].runs for one in kept[-1:]):

@@ -21,51 +21,51 @@ from tranlog.log.writing.log import Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Front:
+class PurgeFront:
     """Whole segments with nothing at or above `below`."""
 
     below: Seqno
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class PurgeEnd:
     """Everything behind `keep`."""
 
     keep: Seqno
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class PurgeRefused:
     """Nothing may be removed."""
 
     why: str
 
 
-PurgePlan: TypeAlias = Front | End | Refused
+PurgePlan: TypeAlias = PurgeFront | PurgeEnd | PurgeRefused
 
 
 def plan_purge(low: int | None, high: int | None, *, first: int, last: int) -> PurgePlan:
     """Decide what a range of a log that holds `first` to `last` (-1: nothing) means. Ends included. Pure."""
     if last < 0:
-        return Refused(why="it is empty")
+        return PurgeRefused(why="it is empty")
     from_front = low is None or low <= first
     to_end = high is None or high >= last
     if from_front and to_end:
-        return Refused(why="that is all of it; `tranlog reset` removes it and keeps its GTIDs from coming again")
+        return PurgeRefused(why="that is all of it; `tranlog reset` removes it and keeps its GTIDs from coming again")
     if (low is not None and low > last) or (high is not None and high < first):
-        return Refused(why=f"it holds seqno {first} to {last}")
+        return PurgeRefused(why=f"it holds seqno {first} to {last}")
     if from_front:
         assert high is not None
-        return Front(below=Seqno(high + 1))
+        return PurgeFront(below=Seqno(high + 1))
     if to_end:
         assert low is not None
-        return End(keep=Seqno(low - 1))
+        return PurgeEnd(keep=Seqno(low - 1))
     where = f"low seqno={low} high seqno={high}"
-    return Refused(why=f"Deletion range invalid; must include one or both log end points: {where}")
+    return PurgeRefused(why=f"Deletion range invalid; must include one or both log end points: {where}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Purged:
+class PurgeOutcome:
     """What was done."""
 
     removed: tuple[str, ...] = ()
@@ -86,19 +86,19 @@ class Purged:
             yield f"abandoned everything after {self.mark.matchpoint}, up to seqno {self.mark.last_seqno}"
 
 
-def purge(path: str, *, low: int | None, high: int | None) -> Purged:
+def purge(path: str, *, low: int | None, high: int | None) -> PurgeOutcome:
     """Carry it out. Raises PurgeRangeError, LogLockedError, HoldError, RollbackError and what opening raises."""
     with LogReader.open(path) as reader:
         held = reader.range()
         plan = plan_purge(low, high, first=held.first_seqno, last=held.last_seqno)
-        if isinstance(plan, Refused):
+        if isinstance(plan, PurgeRefused):
             raise PurgeRangeError(path=path, why=plan.why)
-        kept = reader.header(plan.keep) if isinstance(plan, End) else None
+        kept = reader.header(plan.keep) if isinstance(plan, PurgeEnd) else None
         newest = reader.header(held.last_seqno)
     assert newest is not None
-    if isinstance(plan, Front):
+    if isinstance(plan, PurgeFront):
         with Log.open_for_upkeep(path) as log:
-            return Purged(removed=tuple(log.purge(below=plan.below)))
+            return PurgeOutcome(removed=tuple(log.purge(below=plan.below)))
     assert kept is not None
     with Log.open(path, source_id=newest.source_id) as log:
-        return Purged(mark=log.rollback(Gtid(kept.epoch, kept.seqno)))
+        return PurgeOutcome(mark=log.rollback(Gtid(kept.epoch, kept.seqno)))

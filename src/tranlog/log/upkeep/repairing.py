@@ -38,9 +38,9 @@ from tranlog.log.files.positions import POSITIONS_NAME, Positions, encode_positi
 from tranlog.log.records.format import segment_name
 from tranlog.log.records.spill import SPILL_TABLE_NAME, spill_name
 from tranlog.log.rules.repair import (
+    CannotRepair,
     CutOff,
     Decision,
-    Impossible,
     Keep,
     NothingToRepair,
     Remove,
@@ -128,7 +128,7 @@ def _look(
     findings = replace(findings, history=history)
     holds = [(one.name, one.restart_seqno) for one in read_holds(path, disk=disk)]
     decision: Decision = plan(findings, keep=keep, now_ms=clock.now_ms(), holds=holds)
-    if isinstance(decision, Impossible):
+    if isinstance(decision, CannotRepair):
         raise RepairRefusedError(path=path, why=decision.why)
     return report, decision, history
 

@@ -43,7 +43,7 @@ from tranlog.log.records.format import (
     segment_name,
 )
 from tranlog.log.records.spill import SPILL_HEADER_BYTES, Reference, parse_spill_header, spill_name
-from tranlog.log.rules.damage import BadPlace, Damage, LogFindings, Problem, Run, SegmentFindings
+from tranlog.log.rules.damage import BadPlace, Damage, LogFindings, Problem, SegmentFindings, TransactionRun
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.rules.recovery import (
     BadRecord,
@@ -303,7 +303,7 @@ def _without_lost(one: SegmentFindings, lost: Sequence[RecordHeader]) -> Segment
         here = [epoch for epoch in run.epochs if epoch[0] <= seqno + 1]
         behind = ((Seqno(seqno + 1), here[-1][1]), *run.epochs[len(here) :]) if here else run.epochs
         front = replace(run, last=Seqno(seqno - 1), epochs=before)
-        back = Run(start=end, first=Seqno(seqno + 1), last=run.last, epochs=behind)
+        back = TransactionRun(start=end, first=Seqno(seqno + 1), last=run.last, epochs=behind)
         runs[at : at + 1] = [part for part in (front, back) if part.first <= part.last]
         bad.append(
             BadPlace(
@@ -351,7 +351,7 @@ def _front(directory: str, disk: Disk, number: int) -> tuple[int, bytes | None]:
 class _Walk:
     """What was found in one segment so far."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[TransactionRun] = field(default_factory=list)
     bad: list[BadPlace] = field(default_factory=list)
     good_end: int = HEADER.size
     last: Seqno = NO_SEQNO
@@ -381,7 +381,7 @@ class _Walk:
                 before = (first, found.mark.epoch)
             if before is not None and (not epochs or epochs[0][0] > first):
                 epochs = ((max(before[0], first), before[1]), *epochs)
-            self.runs.append(Run(start=start, first=first, last=found.last_seqno, epochs=epochs))
+            self.runs.append(TransactionRun(start=start, first=first, last=found.last_seqno, epochs=epochs))
         if found.good_end > start or whole:
             self.good_end = found.good_end
 

@@ -17,7 +17,7 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.records.format import SEQNO_MAX
 from tranlog.log.records.spill import Reference
 from tranlog.log.rules.prefix import Extent
-from tranlog.log.writing.allocation import Allocation, Place, padding_for, referring, size_of
+from tranlog.log.writing.allocation import AllocatedPlace, Allocation, padding_for, referring, size_of
 from tranlog.log.writing.appending import Appending
 from tranlog.log.writing.log_end import LogEnd
 from tranlog.log.writing.spilling import SpilledTransaction
@@ -70,7 +70,7 @@ class Allocating:
             extent = Extent(seqno, (start,), end=stop, ids=(fragments[-1].source_id, event_id))
             extent.holder = me
             tstamp, checksum = fragments[-1].tstamp, end.options.checksum
-            place = Place(extent, Gtid(pending.epoch, seqno), before, tstamp, checksum=checksum)
+            place = AllocatedPlace(extent, Gtid(pending.epoch, seqno), before, tstamp, checksum=checksum)
             allocation = Allocation(self, place, fragments, padding=padding, spilled=spilled is not None)
             end.prefix.allocate(extent)
             pending.allocate(stop, extent.ids)

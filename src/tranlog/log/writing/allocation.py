@@ -117,7 +117,7 @@ def empty_records(size: int, ids: tuple[str, str], tstamp: int, gtid: Gtid, *, c
     return pieces
 
 
-class Place:
+class AllocatedPlace:
     """Where an allocated transaction goes: what the log knows of it until its bytes are there.
 
     The log holds this, the program the `Allocation`: so the log sees when the program has dropped it, as an exception
@@ -165,7 +165,13 @@ class Allocation:
     """
 
     def __init__(
-        self, log: Allocating, place: Place, fragments: Sequence[Fragment], *, padding: int, spilled: bool = False
+        self,
+        log: Allocating,
+        place: AllocatedPlace,
+        fragments: Sequence[Fragment],
+        *,
+        padding: int,
+        spilled: bool = False,
     ) -> None:
         """For `Log.allocate` only."""
         self.gtid = place.gtid

@@ -30,7 +30,7 @@ from tranlog.log.files.segments import Segments
 from tranlog.log.options import LogOptions
 from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.prefix import Extent, UnbrokenPrefix
-from tranlog.log.writing.allocation import Place
+from tranlog.log.writing.allocation import AllocatedPlace
 from tranlog.log.writing.index_flush import IndexFlush
 from tranlog.log.writing.journal import Journal
 from tranlog.log.writing.open_turn import OpenTurn
@@ -71,7 +71,7 @@ class LogEnd:
         self.spilling = Spilling(path, disk, clock, options, may_write=may_write, give_way=give_way, syncs=self.syncs)
         self.index_flush = IndexFlush(path, disk, clock, self.segments, options, give_way)
         self.prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
-        self.places: dict[Seqno, Place] = {}  # those of allocations neither complete nor abandoned
+        self.places: dict[Seqno, AllocatedPlace] = {}  # those of allocations neither complete nor abandoned
         self.turn: OpenTurn | None = None
         self.refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
         _WRITERS.add(self)

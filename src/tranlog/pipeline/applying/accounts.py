@@ -22,7 +22,7 @@ from tranlog.target.target import ChannelRow
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AccountEntry:
     """What a target transaction makes of the accounts. `whole`: it is the walk's whole way, with all that is pending.
 
     `changes`, `bytes`: as known before it; of a stream more is known after it.
@@ -89,7 +89,7 @@ class Accounts:
         stats.count(taken.shard, 1, seqno=header.seqno, event_id=header.event_id, latency_ms=latency_ms)
         return latency_ms
 
-    def entry(self, group: Sequence[Taken], walk: Walk, upto: Seqno) -> Entry:
+    def entry(self, group: Sequence[Taken], walk: Walk, upto: Seqno) -> AccountEntry:
         """Return what is to stand beside the position `upto`, when this group is in the target."""
         whole = upto == walk.passed
         counters = self._stored + (self.pending if whole else Counters())
@@ -114,9 +114,9 @@ class Accounts:
             stats.block = len(group)
             for taken in group:
                 stats.latency_ms = self._count(stats, taken)
-        return Entry(group, whole, counters, stats, changes, size)
+        return AccountEntry(group, whole, counters, stats, changes, size)
 
-    def book(self, entry: Entry, *, apply_us: int = 0, commit_us: int = 0) -> None:
+    def book(self, entry: AccountEntry, *, apply_us: int = 0, commit_us: int = 0) -> None:
         """Note that an entry is in the target, and what that took."""
         self._stored, self._stats = entry.counters, entry.stats
         if entry.group:

@@ -42,7 +42,7 @@ from tranlog.pipeline.applying.in_flight import Telling
 from tranlog.pipeline.applying.log_mark import open_log
 from tranlog.pipeline.applying.owners import Owners
 from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
-from tranlog.pipeline.filters.filter_chain import Chain, Place
+from tranlog.pipeline.filters.filter_chain import Chain, ChangePlace
 from tranlog.pipeline.rules.channels import (
     KEY_SHARD,
     SERIAL,
@@ -61,7 +61,7 @@ from tranlog.pipeline.rules.progress import (
     Counters,
     InLog,
     Named,
-    Purged,
+    PurgedAway,
     Waiting,
     check_position,
     nearest_limit,
@@ -243,7 +243,7 @@ class Channel:
                 return None if row.applied_seqno < first else reader.header(row.applied_seqno)
             case Ahead(channel=channel, gtid=gtid, why=why):
                 raise TargetAheadError(pipeline=self._task.options.pipeline, channel=channel, gtid=gtid, why=why)
-            case Purged(seqno=seqno):
+            case PurgedAway(seqno=seqno):
                 raise reader.purged(Seqno(seqno))
             case _:
                 assert_never(verdict)
@@ -311,7 +311,7 @@ class Channel:
                 self._found = reached(task.watch, header, lambda: content_of(cursor.current()))
                 walk.limit = self._limit()
             if watched is not None and header.tables:
-                watched.look_at(header.tables, Place(seqno, header.event_id))
+                watched.look_at(header.tables, ChangePlace(seqno, header.event_id))
             shard = header.shard_id if by_header else self._shard(header, here)
             owner = known.get(shard)
             if owner is None:
@@ -376,7 +376,7 @@ class Channel:
         if chain is not None and changes:
             accounts.spent("read_us")
             try:
-                changes = tuple(chain.stream(changes, Place(header.seqno, header.event_id)))
+                changes = tuple(chain.stream(changes, ChangePlace(header.seqno, header.event_id)))
             except (FilterError, TargetTableError):
                 if group.taken:
                     return False  # first all before it

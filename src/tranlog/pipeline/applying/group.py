@@ -19,8 +19,8 @@ from tranlog.log.reading.readable import ReadableTransaction
 from tranlog.log.records.format import RecordHeader
 from tranlog.payload import decode
 from tranlog.pipeline.applying.in_flight import Telling
-from tranlog.pipeline.filters.filter_chain import Chain, Place
-from tranlog.target.target import Unit
+from tranlog.pipeline.filters.filter_chain import Chain, ChangePlace
+from tranlog.target.target import ApplyUnit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Taken:
 
     __slots__ = ("bytes", "changes", "header", "opens", "serial", "shard", "unit")
 
-    unit: Unit
+    unit: ApplyUnit
 
     def __init__(self, header: RecordHeader, *, shard: str, serial: bool, opens: bool) -> None:
         self.header = header
@@ -106,7 +106,7 @@ class Group:
         if not self.taken:
             self._since = self._clock.monotonic()
         header = taken.header
-        taken.unit = Unit(
+        taken.unit = ApplyUnit(
             seqno=header.seqno,
             epoch=header.epoch,
             source_id=header.source_id,
@@ -143,7 +143,7 @@ def _counting(
             yield from changes
         return
     found = (change for changes in _decoding(transaction, taken, telling) for change in changes)
-    for change in chain.stream(found, Place(taken.header.seqno, taken.header.event_id)):
+    for change in chain.stream(found, ChangePlace(taken.header.seqno, taken.header.event_id)):
         taken.changes += 1
         yield change
 

@@ -33,7 +33,7 @@ from tranlog.errors import ConfigError
 from tranlog.log.reading.arrow import COLUMNS
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records.columns import Selection
-from tranlog.pipeline.datasource.datasource_options import SourceOptions, narrowed, parse_options
+from tranlog.pipeline.datasource.datasource_options import QueryOptions, narrowed, parse_options
 from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange, cut, last_of, read_range, spark_schema
 from tranlog.pipeline.datasource.datasource_stream import ThlStreamReader
 
@@ -65,7 +65,7 @@ class ThlDataSource(DataSource):
         """Return the reader of a stream of these columns. Raises ConfigError."""
         return ThlStreamReader(self._options(schema))
 
-    def _options(self, schema: StructType) -> SourceOptions:
+    def _options(self, schema: StructType) -> QueryOptions:
         """Return the options, with the columns that a `.schema(...)` names."""
         options = parse_options(self.options)
         for field in schema.fields:
@@ -82,7 +82,7 @@ class ThlDataSource(DataSource):
 class ThlReader(DataSourceReader):
     """Reads ranges of one log. It travels pickled from the process that plans to those that read."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: QueryOptions) -> None:
         self.options = options
 
     def partitions(self) -> list[InputPartition]:

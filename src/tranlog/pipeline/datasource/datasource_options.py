@@ -112,7 +112,7 @@ def check_gtid(log: LogReader, gtid: Gtid, what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
+class QueryOptions:
     """The options of a query, checked. Units are in their names; None leaves a thing to the log."""
 
     path: str
@@ -129,7 +129,7 @@ class SourceOptions:
     hold: str | None = None
 
 
-def parse_options(given: Mapping[str, str]) -> SourceOptions:
+def parse_options(given: Mapping[str, str]) -> QueryOptions:
     """Read Spark's options, whose names may be in any case. Raises ConfigError."""
     known = {name.lower(): name for name in OPTIONS}
     options: dict[str, str] = {}
@@ -146,7 +146,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         if column not in COLUMNS[unit]:
             why = f"one row per {unit} has the columns {', '.join(COLUMNS[unit])}"
             raise ConfigError(option="columns", value=column, why=why)
-    return SourceOptions(
+    return QueryOptions(
         path=path.removeprefix("file:"),
         start=_bound(options, "start"),
         end=_bound(options, "end"),

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 from tranlog.errors import NotInLogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.reading.reader import LogRange, LogReader
-from tranlog.pipeline.datasource.datasource_options import SourceOptions
+from tranlog.pipeline.datasource.datasource_options import QueryOptions
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -61,7 +61,7 @@ def spark_schema(columns: Iterable[str]) -> StructType:
     return StructType([StructField(column, _TYPES.get(column, StringType())) for column in columns])
 
 
-def last_of(found: LogRange, options: SourceOptions) -> Seqno:
+def last_of(found: LogRange, options: QueryOptions) -> Seqno:
     """Return how far the options let a query read."""
     return found.committed_seqno if options.upto == "committed" else found.last_seqno
 
@@ -80,7 +80,7 @@ def cut(reader: LogReader, low: int, high: int, wanted: int | None) -> Iterator[
         yield SeqnoRange(start, end - 1)
 
 
-def read_range(options: SourceOptions, partition: SeqnoRange) -> Iterator[RecordBatch]:
+def read_range(options: QueryOptions, partition: SeqnoRange) -> Iterator[RecordBatch]:
     """Yield the batches of a range, in the types that Spark expects. Raises what a cursor raises; NotInLogError."""
     if partition.high < partition.low:
         return

@@ -28,7 +28,7 @@ from tranlog.errors import NotInLogError, PurgedError
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
 from tranlog.log.files.positions import hold
 from tranlog.log.reading.reader import LogReader
-from tranlog.pipeline.datasource.datasource_options import SourceOptions, check_gtid
+from tranlog.pipeline.datasource.datasource_options import QueryOptions, check_gtid
 from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange, cut, last_of, read_range
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ Offset = dict[str, Any]
 class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches beside the driver, and reads them, as a copy of itself, in the workers."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: QueryOptions) -> None:
         self.options = options
         self._log: LogReader | None = None
         self._target: Seqno | None = None

@@ -28,10 +28,10 @@ from tranlog.pipeline.rules.limits import SeqnoRanges
 from tranlog.pipeline.rules.progress import (
     Ahead,
     Drain,
-    Held,
+    HeldElsewhere,
     LastError,
-    Lost,
-    Purged,
+    LostPosition,
+    PurgedAway,
     Run,
     applied_nothing,
     plan_start,
@@ -122,13 +122,13 @@ class Lease:
         match plan:
             case Run() | Drain():
                 return plan
-            case Held(holder=holder):
+            case HeldElsewhere(holder=holder):
                 raise PipelineHeldError(pipeline=name, holder=holder)
             case Ahead(channel=channel, gtid=gtid, why=why):
                 raise TargetAheadError(pipeline=name, channel=channel, gtid=gtid, why=why)
-            case Purged(seqno=seqno):
+            case PurgedAway(seqno=seqno):
                 raise self._reader.purged(Seqno(seqno))
-            case Lost(why=why, upto=upto, remedy=remedy):
+            case LostPosition(why=why, upto=upto, remedy=remedy):
                 raise TargetPositionError(where=target.where, pipeline=name, why=why, upto=upto, remedy=remedy)
             case _:
                 assert_never(plan)

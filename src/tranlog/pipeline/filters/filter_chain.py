@@ -44,14 +44,14 @@ Row: TypeAlias = tuple[Value, ...]
 RowFunction: TypeAlias = Callable[[Row], Row]
 
 
-class Place(NamedTuple):
+class ChangePlace(NamedTuple):
     """Which transaction a change belongs to, for messages."""
 
     seqno: Seqno | None
     event_id: str | None
 
 
-NOWHERE: Final = Place(None, None)
+NOWHERE: Final = ChangePlace(None, None)
 """The place of a table that was not met in a transaction."""
 
 
@@ -116,7 +116,7 @@ class Chain:
             dropped = self._dropped[tables] = all([names.name(table, NOWHERE) is None for table in tables])
         return dropped
 
-    def look_at(self, tables: tuple[TableName, ...], place: Place) -> None:
+    def look_at(self, tables: tuple[TableName, ...], place: ChangePlace) -> None:
         """Note the tables of any channel's transaction. Raises TargetTableError where two would become one."""
         if self._names is None or tables in self._looked_at:
             return
@@ -126,7 +126,7 @@ class Chain:
             self._looked_at.clear()
         self._looked_at.add(tables)
 
-    def stream(self, changes: Iterable[Change], place: Place = NOWHERE) -> Iterator[Change]:
+    def stream(self, changes: Iterable[Change], place: ChangePlace = NOWHERE) -> Iterator[Change]:
         """Yield what is left of a transaction's changes, in order.
 
         Raises FilterError, which names filter, table, seqno and event id; TargetTableError as `look_at` does.
@@ -194,7 +194,7 @@ class _TableStep:
         self._homes: dict[TableName, TableName] = {}
         """By a name behind the filters: the table that has it."""
 
-    def name(self, name: TableName, place: Place) -> TableName | None:
+    def name(self, name: TableName, place: ChangePlace) -> TableName | None:
         """Return a table's name behind these filters, None where it is left out."""
         try:
             return self._names[name]
@@ -213,7 +213,7 @@ class _TableStep:
         self._names[name] = found
         return found
 
-    def table(self, found: FilteredTable, place: Place) -> FilteredTable | None:
+    def table(self, found: FilteredTable, place: ChangePlace) -> FilteredTable | None:
         """Return a table behind these filters. Raises FilterError."""
         source = found.table.name
         if self.name((found.table.schema, found.table.table), place) is None:
@@ -229,7 +229,7 @@ class _TableStep:
             found = after
         return found
 
-    def _plan(self, table: TableMap, place: Place) -> _TablePlan | None:
+    def _plan(self, table: TableMap, place: ChangePlace) -> _TablePlan | None:
         found = self.table(FilteredTable.of(table), place)
         if len(self._plans) >= _REMEMBERED:
             self._plans.clear()
@@ -240,7 +240,7 @@ class _TableStep:
         self._plans[table] = plan
         return plan
 
-    def run(self, changes: Iterable[Change], place: Place) -> Iterator[Change]:
+    def run(self, changes: Iterable[Change], place: ChangePlace) -> Iterator[Change]:
         """Yield what is left of changes."""
         plans = self._plans
         last: TableMap | None = None
@@ -271,7 +271,7 @@ class _TableStep:
                 before, after = None if before is None else row(before), None if after is None else row(after)
                 yield RowChange(behind, op, before, after)
 
-    def _goes_on(self, statement: Statement, place: Place) -> bool:
+    def _goes_on(self, statement: Statement, place: ChangePlace) -> bool:
         """Whether a statement goes on. Raises FilterError where a filter stops at it."""
         if not (statement.ddl and self._ddl_ignored):
             for name, one in self._filters:
@@ -307,7 +307,7 @@ class _TransactionStep:
         self._function = function
         self._changes_max = changes_max
 
-    def run(self, changes: Iterable[Change], place: Place) -> Iterator[Change]:
+    def run(self, changes: Iterable[Change], place: ChangePlace) -> Iterator[Change]:
         """Yield what the function returns; it is not called for a transaction without changes."""
         given: list[Change] = []
         for change in changes:
@@ -332,7 +332,7 @@ class _TransactionStep:
                 raise self._error(f"change {number} that it returned {why}", place)
             yield change
 
-    def _error(self, why: str, place: Place) -> FilterError:
+    def _error(self, why: str, place: ChangePlace) -> FilterError:
         return FilterError(filter=self.name, why=why, seqno=place.seqno, event_id=place.event_id)
 
 
@@ -362,7 +362,7 @@ class _BatchStep:
         self._function = function
         self._rows = rows
 
-    def run(self, changes: Iterable[Change], place: Place) -> Iterator[Change]:
+    def run(self, changes: Iterable[Change], place: ChangePlace) -> Iterator[Change]:
         """Yield what the function leaves of each run of changes of one table."""
         run: list[RowChange] = []
         for change in changes:
@@ -376,7 +376,7 @@ class _BatchStep:
         if run:
             yield from self._call(run, place)
 
-    def _call(self, run: list[RowChange], place: Place) -> Sequence[RowChange]:
+    def _call(self, run: list[RowChange], place: ChangePlace) -> Sequence[RowChange]:
         from tranlog.pipeline.filters.filter_batches import BatchMismatch, batch_of, changes_of
 
         table = run[0].table.name
@@ -390,7 +390,7 @@ class _BatchStep:
         except BatchMismatch as exc:
             raise self._error(str(exc), table, place) from exc
 
-    def _error(self, why: str, table: str, place: Place) -> FilterError:
+    def _error(self, why: str, table: str, place: ChangePlace) -> FilterError:
         return FilterError(filter=self.name, why=why, table=table, seqno=place.seqno, event_id=place.event_id)
 
 

@@ -59,7 +59,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Purged:
+class PurgedAway:
     """The transactions behind the position are gone from the log."""
 
     channel: int
@@ -67,7 +67,7 @@ class Purged:
     first: Seqno
 
 
-PositionVerdict: TypeAlias = InLog | Ahead | Purged
+PositionVerdict: TypeAlias = InLog | Ahead | PurgedAway
 
 
 def check_position(row: ChannelRow, *, first: Seqno, header_at: HeaderAt) -> PositionVerdict:
@@ -79,7 +79,7 @@ def check_position(row: ChannelRow, *, first: Seqno, header_at: HeaderAt) -> Pos
     """
     seqno = row.applied_seqno
     if seqno < first - 1:
-        return Purged(channel=row.channel, seqno=Seqno(seqno + 1), first=first)
+        return PurgedAway(channel=row.channel, seqno=Seqno(seqno + 1), first=first)
     if row.epoch == NO_EPOCH and not row.event_id:
         return InLog()
     gtid = Gtid(row.epoch, seqno)
@@ -127,7 +127,7 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldElsewhere:
     """Another driver is alive."""
 
     holder: str
@@ -147,7 +147,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class LostPosition:
     """The target's record of positions is gone or not whole. `upto`: what is known to have been applied here."""
 
     why: str
@@ -155,7 +155,7 @@ class Lost:
     remedy: str
 
 
-StartPlan: TypeAlias = Run | Drain | Held | Ahead | Purged | Lost
+StartPlan: TypeAlias = Run | Drain | HeldElsewhere | Ahead | PurgedAway | LostPosition
 
 _RESTORE: Final = (
     "Restore tranlog's own tables at the target, and only as of the very moment that its rows are as of; or "
@@ -184,7 +184,7 @@ def plan_start(
     ConfigError for a stored rule of no release.
     """
     if alive and not take_over and pipeline is not None:
-        return Held(holder=pipeline.holder)
+        return HeldElsewhere(holder=pipeline.holder)
     begin = Seqno((first if start is None else start) - 1)
     stored = {row.channel: row for row in rows}
     for row in stored.values():
@@ -196,7 +196,7 @@ def plan_start(
         return lost
     if pipeline is None or not stored:  # it never ran, or is to begin anew
         if begin < first - 1:
-            return Purged(channel=0, seqno=Seqno(begin + 1), first=first)
+            return PurgedAway(channel=0, seqno=Seqno(begin + 1), first=first)
         fresh = tuple(ChannelRow(channel=channel, applied_seqno=begin) for channel in range(wanted.channels))
         token = 0 if pipeline is None else pipeline.token
         return Run(plan=wanted, rows=fresh, expected_token=token, keep_assignment=False)
@@ -226,7 +226,7 @@ def plan_start(
 
 def _find_lost(
     pipeline: PipelineRow | None, stored: dict[int, ChannelRow], *, shards: int, known: Known | None, first: Seqno
-) -> Lost | None:
+) -> LostPosition | None:
     """Say what of the target's record is not there, though it must have been; None: it is whole, or never was."""
     here = None if known is None or known.target else known.upto
     if pipeline is None and not stored:
@@ -237,7 +237,7 @@ def _find_lost(
             f"{_RESTORE}give the configuration the channels and shards that it last ran with, look where channel 0 "
             "stands (`tranlog position get`), and put it there: `tranlog position set SEQNO --channel 0`"
         )
-        return Lost(why=why, upto=here, remedy=remedy)
+        return LostPosition(why=why, upto=here, remedy=remedy)
     if not pipeline.channels and not stored:  # `tranlog position reset`
         return None
     missing = set(range(pipeline.channels)) - stored.keys()
@@ -247,21 +247,23 @@ def _find_lost(
         remedy = f"{_RESTORE}{_COMPARE}SEQNO{one}`"
         if not stored:
             remedy += "; or, to begin anew at a target without these rows, `tranlog position reset`"
-        return Lost(why=why, upto=here, remedy=remedy)
+        return LostPosition(why=why, upto=here, remedy=remedy)
     if len(stored) > pipeline.channels:
         why = f"tranlog_channel has rows of its {_channels(stored)}, and tranlog_pipeline says {pipeline.channels}"
-        return Lost(why=why, upto=here, remedy=f"{_RESTORE}{_COMPARE}SEQNO`")
+        return LostPosition(why=why, upto=here, remedy=f"{_RESTORE}{_COMPARE}SEQNO`")
     positions = {row.applied_seqno for row in stored.values()}
     if shards < pipeline.shards and len(positions) > 1:
         why = (
             f"tranlog_shard has the channels of {shards} shards, of {pipeline.shards}, and the channels stand apart, "
             f"from seqno {min(positions)} to {max(positions)}: divided anew, shards would come twice or not at all"
         )
-        return Lost(why=why, upto=here, remedy=f"{_RESTORE}{_COMPARE}SEQNO`, behind which shards are divided anew")
+        return LostPosition(
+            why=why, upto=here, remedy=f"{_RESTORE}{_COMPARE}SEQNO`, behind which shards are divided anew"
+        )
     return None
 
 
-def _all_lost(known: Known, first: Seqno) -> Lost | None:
+def _all_lost(known: Known, first: Seqno) -> LostPosition | None:
     """Say what it means that the target has nothing of a pipeline of which the log knows something."""
     if known.target:
         upto = "" if known.upto is None or known.upto < 0 else f", which has everything up to seqno {known.upto}"
@@ -271,7 +273,7 @@ def _all_lost(known: Known, first: Seqno) -> Lost | None:
             "has taken the other's place: with its rows, find out up to where they are, and run "
             "`tranlog position set SEQNO`; without them, `tranlog position reset`"
         )
-        return Lost(why=why, upto=None, remedy=remedy)
+        return LostPosition(why=why, upto=None, remedy=remedy)
     if known.upto is not None and known.upto < first and not known.begun:
         return None  # nothing that the log still has was applied
     remedy = (
@@ -280,10 +282,12 @@ def _all_lost(known: Known, first: Seqno) -> Lost | None:
     )
     if known.upto is None:
         why = "it has no position of it; it had one, since the log's hold of it is there, damaged"
-        return Lost(why=why, upto=None, remedy=remedy)
+        return LostPosition(why=why, upto=None, remedy=remedy)
     if known.upto < 0:
-        return Lost(why="it has no position of it, and by the log's hold it had begun here", upto=None, remedy=remedy)
-    return Lost(why="it has no position of it any more", upto=known.upto, remedy=remedy)
+        return LostPosition(
+            why="it has no position of it, and by the log's hold it had begun here", upto=None, remedy=remedy
+        )
+    return LostPosition(why="it has no position of it any more", upto=known.upto, remedy=remedy)
 
 
 def _channels(numbers: Iterable[int]) -> str:

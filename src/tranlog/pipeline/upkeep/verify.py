@@ -26,7 +26,7 @@ from tranlog.payload import encode_row
 from tranlog.pipeline.filters.filter_chain import Chain, RowFunction, row_function
 from tranlog.pipeline.filters.filters import Filter
 from tranlog.source.source import TableReader
-from tranlog.target.target import Rows
+from tranlog.target.target import TargetRows
 from tranlog.types import Tag, Value, canonical, value_text
 
 BUCKETS: Final = 4096
@@ -166,7 +166,7 @@ def compare_behind(chain: Chain, table: TableMap) -> Comparison | None:
 
 def verify_tables(
     reader: TableReader,
-    target: Rows,
+    target: TargetRows,
     *,
     tables: Sequence[TableMap],
     differences: int,
@@ -189,7 +189,7 @@ def verify_tables(
 
 
 def _verify_table(
-    reader: TableReader, target: Rows, comparison: Comparison, differences: int, report: Report
+    reader: TableReader, target: TargetRows, comparison: Comparison, differences: int, report: Report
 ) -> TableVerdict:
     table = comparison.compared
     here, there = f"{comparison.source.name} at the source", f"{table.name} at the target"

@@ -49,14 +49,14 @@ class Tone(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class StyledText:
     """A piece of a line. Shape: printable letters only."""
 
     text: str
     tone: Tone = Tone.PLAIN
 
 
-Line: TypeAlias = tuple[Span, ...]
+Line: TypeAlias = tuple[StyledText, ...]
 
 
 class Order(enum.StrEnum):
@@ -130,7 +130,7 @@ def plain(shown: Shown) -> list[str]:
         lines += [(), *_channels(shown, paced, None)]
         if shown.now.shards:
             lines += [(), *_shards(shown.now.shards, None)]
-        lines.append((Span(text=LEGEND),))
+        lines.append((StyledText(text=LEGEND),))
     return ["".join(span.text for span in line).rstrip() for line in lines]
 
 
@@ -149,7 +149,7 @@ def _tables(shown: Shown, columns: int, room: int) -> Iterator[Line]:
     yield ()
     if len(channels) > most > 1:
         left = len(channels) - most + 1
-        channels = [*channels[: most - 1], _cut((Span(text=f"and {left} more", tone=Tone.DIM),), columns)]
+        channels = [*channels[: most - 1], _cut((StyledText(text=f"and {left} more", tone=Tone.DIM),), columns)]
     yield from channels
     if shards:
         yield ()
@@ -163,39 +163,39 @@ def _head(shown: Shown, columns: int | None) -> list[Line]:
     now, paced = shown.now, _paced(shown)
     name = now.service if now.service in ("", now.pipeline) else f"{now.service}/"
     name = now.pipeline if name in ("", now.pipeline) else name + now.pipeline
-    first = [Span(text=f"tranlog top  {_safe(name)}  ", tone=Tone.BOLD)]
+    first = [StyledText(text=f"tranlog top  {_safe(name)}  ", tone=Tone.BOLD)]
     if shown.away is None:
-        first.append(Span(text=now.state.value, tone=_state_tone(now.state)))
-        first.append(Span(text=f" for {duration(now.now_ms - now.since_ms)}"))
+        first.append(StyledText(text=now.state.value, tone=_state_tone(now.state)))
+        first.append(StyledText(text=f" for {duration(now.now_ms - now.since_ms)}"))
         if now.limit:
-            first.append(Span(text=f", until {_safe(now.limit)}"))
+            first.append(StyledText(text=f", until {_safe(now.limit)}"))
     else:
-        first.append(Span(text=f"AWAY for {duration(round(shown.away_s * 1000))}", tone=Tone.BAD))
+        first.append(StyledText(text=f"AWAY for {duration(round(shown.away_s * 1000))}", tone=Tone.BAD))
     if shown.paused:
-        first.append(Span(text="  paused", tone=Tone.WARNING))
+        first.append(StyledText(text="  paused", tone=Tone.WARNING))
     clock = datetime.fromtimestamp(now.now_ms / 1000, UTC).strftime("%H:%M:%S UTC")
     lines = [_with_right(tuple(first), clock, columns)]
     if shown.away is not None:
         lines += _wrapped(shown.away, columns, Tone.BAD)
-        lines.append((Span(text="Waiting for it to come back."),))
+        lines.append((StyledText(text="Waiting for it to come back."),))
         return lines
-    lines.append((Span(text=_route(now, columns)),))
+    lines.append((StyledText(text=_route(now, columns)),))
     lag = "for how long is not known" if now.lag_ms is None else duration(now.lag_ms)
     lines.append(
         (
-            Span(text=f"log {_seqno(now.first_seqno)} to {_seqno(now.last_seqno)}"),
-            Span(text=f", committed {_seqno(now.committed_seqno)}"),
-            Span(text=f"  applied {_seqno(now.applied_seqno)}", tone=Tone.BOLD),
-            Span(text=f"  behind {max(0, now.committed_seqno - now.applied_seqno)}, {lag}"),
+            StyledText(text=f"log {_seqno(now.first_seqno)} to {_seqno(now.last_seqno)}"),
+            StyledText(text=f", committed {_seqno(now.committed_seqno)}"),
+            StyledText(text=f"  applied {_seqno(now.applied_seqno)}", tone=Tone.BOLD),
+            StyledText(text=f"  behind {max(0, now.committed_seqno - now.applied_seqno)}, {lag}"),
         )
     )
     lines.append(
         (
-            Span(text=f"in {_rate(paced.logged_per_s)} tx/s  out {_rate(paced.transactions_per_s)} tx/s, "),
-            Span(
+            StyledText(text=f"in {_rate(paced.logged_per_s)} tx/s  out {_rate(paced.transactions_per_s)} tx/s, "),
+            StyledText(
                 text=f"{_rate(paced.changes_per_s)} rows/s  {now.sections} serial sections  {now.shards_known} shards"
             ),
-            *([Span(text=f"  {now.retries} reconnects", tone=Tone.WARNING)] if now.retries else []),
+            *([StyledText(text=f"  {now.retries} reconnects", tone=Tone.WARNING)] if now.retries else []),
         )
     )
     if now.pending is not None:
@@ -234,27 +234,27 @@ def _with_right(line: Line, right: str, columns: int | None) -> Line:
     """Put a text at a line's end, or, where it does not fit, nothing."""
     used = sum(cell_len(span.text) for span in line)
     gap = 2 if columns is None else columns - used - len(right)
-    return line if gap < 2 else (*line, Span(text=" " * gap + right, tone=Tone.DIM))
+    return line if gap < 2 else (*line, StyledText(text=" " * gap + right, tone=Tone.DIM))
 
 
 def _wrapped(text: str, columns: int | None, tone: Tone) -> list[Line]:
     """Return an error in a few lines: it must be read, not guessed."""
     text = _safe(text)
     if columns is None:
-        return [(Span(text=text, tone=tone),)]
+        return [(StyledText(text=text, tone=tone),)]
     lines: list[str] = [""]
     for word in text.split():
         if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > columns:
             lines.append(word)
         else:
             lines[-1] = f"{lines[-1]} {word}".lstrip()
-    return [(Span(text=line, tone=tone),) for line in lines[:_ERROR_LINES]]
+    return [(StyledText(text=line, tone=tone),) for line in lines[:_ERROR_LINES]]
 
 
 def _footer(shown: Shown) -> Line:
     pause = "go on" if shown.paused else "pause"
     return (
-        Span(
+        StyledText(
             text=f"q quit  p {pause}  s sort: {shown.order}  +/- every {shown.interval_s:g} s  {LEGEND}", tone=Tone.DIM
         ),
     )
@@ -272,7 +272,7 @@ class _Column:
     left: bool = False
 
 
-def _table(columns: Sequence[_Column], rows: Sequence[Sequence[Span]], width: int | None) -> Iterator[Line]:
+def _table(columns: Sequence[_Column], rows: Sequence[Sequence[StyledText]], width: int | None) -> Iterator[Line]:
     widths = [max([len(column.title), *(cell_len(row[at].text) for row in rows)]) for at, column in enumerate(columns)]
     kept = list(range(len(columns)))
     while width is not None and sum(widths[at] + 2 for at in kept) - 2 > width:
@@ -280,14 +280,14 @@ def _table(columns: Sequence[_Column], rows: Sequence[Sequence[Span]], width: in
         if not columns[spare].spare:
             break
         kept.remove(spare)
-    titles = [Span(text=column.title, tone=Tone.TITLE) for column in columns]
+    titles = [StyledText(text=column.title, tone=Tone.TITLE) for column in columns]
     for row in (titles, *rows):
-        line: list[Span] = []
+        line: list[StyledText] = []
         for at in kept:
             gap = " " * (widths[at] - cell_len(row[at].text))
             text = row[at].text + gap if columns[at].left else gap + row[at].text
-            line.append(Span(text=text, tone=row[at].tone))
-            line.append(Span(text="  "))
+            line.append(StyledText(text=text, tone=row[at].tone))
+            line.append(StyledText(text="  "))
         yield tuple(line[:-1])
 
 
@@ -320,20 +320,20 @@ def _channels(shown: Shown, paced: Pace, width: int | None) -> Iterator[Line]:
             what = f"{what} {one.in_flight.text}"
         rows.append(
             (
-                Span(text=str(one.channel)),
-                Span(text=what, tone=_DOING_TONES[moves.doing]),
-                Span(text=_seqno(one.applied_seqno)),
-                Span(text=str(one.behind)),
-                Span(text=duration(one.latency_ms)),
-                Span(text=_rate(moves.transactions_per_s)),
-                Span(text=_rate(moves.changes_per_s)),
-                Span(text=bar(one, moves)),
+                StyledText(text=str(one.channel)),
+                StyledText(text=what, tone=_DOING_TONES[moves.doing]),
+                StyledText(text=_seqno(one.applied_seqno)),
+                StyledText(text=str(one.behind)),
+                StyledText(text=duration(one.latency_ms)),
+                StyledText(text=_rate(moves.transactions_per_s)),
+                StyledText(text=_rate(moves.changes_per_s)),
+                StyledText(text=bar(one, moves)),
             )
         )
     if rows:
         yield from _table(_CHANNEL_COLUMNS, rows, width)
     else:
-        yield (Span(text="This pipeline has no channels yet.", tone=Tone.DIM),)
+        yield (StyledText(text="This pipeline has no channels yet.", tone=Tone.DIM),)
 
 
 def bar(now: ChannelNow, moves: ChannelPace) -> str:
@@ -361,11 +361,11 @@ _SHARD_CELLS: Final = 40
 def _shards(shards: Sequence[ShardNow], width: int | None) -> Iterator[Line]:
     rows = [
         (
-            Span(text=_clipped(_safe(one.shard), _SHARD_CELLS)),
-            Span(text=str(one.channel)),
-            Span(text=duration(one.latency_ms)),
-            Span(text=_seqno(one.applied_seqno)),
-            Span(text=str(one.transactions)),
+            StyledText(text=_clipped(_safe(one.shard), _SHARD_CELLS)),
+            StyledText(text=str(one.channel)),
+            StyledText(text=duration(one.latency_ms)),
+            StyledText(text=_seqno(one.applied_seqno)),
+            StyledText(text=str(one.transactions)),
         )
         for one in shards
     ]
@@ -394,12 +394,12 @@ def _clipped_front(text: str, cells: int) -> str:
 
 def _cut(line: Line, columns: int) -> Line:
     """Return as much of a line as its cells have room for."""
-    kept: list[Span] = []
+    kept: list[StyledText] = []
     left = columns
     for span in line:
         cells = cell_len(span.text)
         if cells > left:
-            kept.append(Span(text=set_cell_size(span.text, left), tone=span.tone))
+            kept.append(StyledText(text=set_cell_size(span.text, left), tone=span.tone))
             break
         kept.append(span)
         left -= cells

@@ -48,7 +48,7 @@ def _nobody(seqno: int) -> None:
     """Take no notice."""
 
 
-class Form(enum.Enum):
+class ShownForm(enum.Enum):
     """What a listing prints of each fragment."""
 
     TEXT = "text"
@@ -103,13 +103,15 @@ class ShownLog(Protocol):
     def look_up(self, sought: Sought, scanned: Scanned) -> Seqno | NotThere:
         """Return the seqno of what is sought."""
 
-    def lines(self, low: int, high: int, form: Form, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
+    def lines(self, low: int, high: int, form: ShownForm, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
         """Yield what `form` shows of each fragment from `low` to `high`, both included; `low` must be there.
 
         `passed` is told now and then how far it is.
         """
 
-    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event, hold: str | None) -> Iterator[str]:
+    def follow(
+        self, seqno: int, form: ShownForm, style: Style, stop: threading.Event, hold: str | None
+    ) -> Iterator[str]:
         """Yield the same from `seqno` on until `stop`, waiting for what comes, with a hold of that name, if any."""
 
     def close(self) -> None:
@@ -185,7 +187,7 @@ class NativeShown:
                 found = find_event(self.reader, sought, scanned=scanned)
         return _not_there(sought) if found is None else found.seqno
 
-    def lines(self, low: int, high: int, form: Form, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
+    def lines(self, low: int, high: int, form: ShownForm, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
         """See ShownLog."""
         with self.reader.cursor() as cursor:
             cursor.seek(Seqno(low))
@@ -197,7 +199,9 @@ class NativeShown:
                     passed(seqno)
                 yield from _transaction_lines(transaction, form, style)
 
-    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event, hold: str | None) -> Iterator[str]:
+    def follow(
+        self, seqno: int, form: ShownForm, style: Style, stop: threading.Event, hold: str | None
+    ) -> Iterator[str]:
         """See ShownLog."""
         with self.reader.cursor(hold=hold) as cursor:
             cursor.seek(Seqno(seqno))
@@ -206,7 +210,7 @@ class NativeShown:
                 if transaction is not None:
                     yield from _transaction_lines(transaction, form, style)
 
-    def abandoned(self, low: int, high: int | None, form: Form, style: Style) -> Iterator[str]:
+    def abandoned(self, low: int, high: int | None, form: ShownForm, style: Style) -> Iterator[str]:
         """Yield what rollbacks abandoned, in the forms of any other listing; a line with the mark before each run."""
         shown: RollbackMark | None = None
         for mark, record in self.reader.abandoned():
@@ -217,7 +221,7 @@ class NativeShown:
                 shown = mark
                 yield (
                     listing.mark_json(mark)
-                    if form is Form.HEADERS_JSON or form is Form.JSON
+                    if form is ShownForm.HEADERS_JSON or form is ShownForm.JSON
                     else listing.mark_line(mark)
                 )
             yield from _record_lines(record.header, partial(_decode, record), form, style)
@@ -227,8 +231,8 @@ class NativeShown:
         self.reader.close()
 
 
-def _transaction_lines(transaction: StoredTransaction, form: Form, style: Style) -> Iterator[str]:
-    headers_only = form is Form.HEADERS or form is Form.HEADERS_JSON
+def _transaction_lines(transaction: StoredTransaction, form: ShownForm, style: Style) -> Iterator[str]:
+    headers_only = form is ShownForm.HEADERS or form is ShownForm.HEADERS_JSON
     if headers_only and transaction.fragments == 1:
         yield from _record_lines(transaction.header, None, form, style)
         return
@@ -237,22 +241,22 @@ def _transaction_lines(transaction: StoredTransaction, form: Form, style: Style)
 
 
 def _record_lines(
-    header: RecordHeader, payload: Callable[[], Payload] | None, form: Form, style: Style
+    header: RecordHeader, payload: Callable[[], Payload] | None, form: ShownForm, style: Style
 ) -> Iterator[str]:
     match form:
-        case Form.HEADERS:
+        case ShownForm.HEADERS:
             yield text.header_line(header, style.zone)
             return
-        case Form.HEADERS_JSON:
+        case ShownForm.HEADERS_JSON:
             yield text.header_json(header, style.zone)
             return
     assert payload is not None
     match form:
-        case Form.TEXT:
+        case ShownForm.TEXT:
             yield from listing.fragment_lines(header, payload(), style)
-        case Form.SQL:
+        case ShownForm.SQL:
             yield from listing.sql_lines(header, payload(), style)
-        case Form.JSON:
+        case ShownForm.JSON:
             yield listing.fragment_json(header, payload(), style.zone)
 
 
@@ -344,7 +348,7 @@ class TungstenShown:
             while (stored := cursor.next()) is not None:
                 yield stored
 
-    def lines(self, low: int, high: int, form: Form, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
+    def lines(self, low: int, high: int, form: ShownForm, style: Style, passed: Scanned = _nobody) -> Iterator[str]:
         """See ShownLog."""
         with self.reader.cursor(strict=False) as cursor:
             if low > self.reader.first_seqno and cursor.seek(low) is not Seek.FOUND:
@@ -356,7 +360,9 @@ class TungstenShown:
                     passed(stored.record.seqno)
                 yield from _event_lines(stored, form, style)
 
-    def follow(self, seqno: int, form: Form, style: Style, stop: threading.Event, hold: str | None) -> Iterator[str]:
+    def follow(
+        self, seqno: int, form: ShownForm, style: Style, stop: threading.Event, hold: str | None
+    ) -> Iterator[str]:
         """See ShownLog."""
         with self.reader.cursor(strict=False) as cursor:
             if seqno > self.reader.first_seqno:
@@ -372,17 +378,17 @@ class TungstenShown:
         """See ShownLog."""
 
 
-def _event_lines(stored: StoredEvent, form: Form, style: Style) -> Iterator[str]:
+def _event_lines(stored: StoredEvent, form: ShownForm, style: Style) -> Iterator[str]:
     match form:
-        case Form.HEADERS:
+        case ShownForm.HEADERS:
             yield text.header_line(stored.record, style.zone)
-        case Form.HEADERS_JSON:
+        case ShownForm.HEADERS_JSON:
             yield text.header_json(stored.record, style.zone)
-        case Form.TEXT:
+        case ShownForm.TEXT:
             yield from text.event_lines(stored.record, stored.event(), style)
-        case Form.SQL:
+        case ShownForm.SQL:
             yield from text.sql_lines(stored.record, stored.event(), style)
-        case Form.JSON:
+        case ShownForm.JSON:
             yield _event_json(stored, style)
 
 

@@ -293,7 +293,7 @@ class SegmentShown(msgspec.Struct, frozen=True, kw_only=True):
     modified_ms: int
 
 
-class Overview(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class LogOverview(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What `thl info` tells. `events` counts transactions: one per seqno."""
 
     directory: str
@@ -309,9 +309,9 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def overview(
     directory: str, segments: Sequence[SegmentShown], *, first: int, last: int, history: bytes | None
-) -> Overview:
+) -> LogOverview:
     """Put the overview together; -1 for both ends of a log without a transaction."""
-    return Overview(
+    return LogOverview(
         directory=directory.rstrip("/") + "/",
         files=len(segments),
         bytes=sum(segment.bytes for segment in segments),
@@ -324,7 +324,7 @@ def overview(
     )
 
 
-def overview_lines(shown: Overview) -> Iterator[str]:
+def overview_lines(shown: LogOverview) -> Iterator[str]:
     """Yield the lines of `thl info`."""
     yield f"log directory = {shown.directory}"
     yield f"log files = {shown.files}"

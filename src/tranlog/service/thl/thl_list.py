@@ -25,10 +25,10 @@ from tranlog.log.records.format import segment_number
 from tranlog.service.frame.command import Progress, log_of, say, stop_signals
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.thl.either_codec import (
-    Form,
     NativeShown,
     NotThere,
     SegmentLine,
+    ShownForm,
     ShownLog,
     Sought,
     open_log,
@@ -45,7 +45,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class WantedSeqnos:
     """What of the wanted seqnos the log holds. `note` says what is missing from a listing that shows the rest."""
 
     low: Seqno
@@ -61,7 +61,7 @@ class NotFound:
     code: ExitCode
 
 
-def choose(wanted: Wanted, first: int, last: int) -> Shown | NotFound:
+def choose(wanted: Wanted, first: int, last: int) -> WantedSeqnos | NotFound:
     """Decide what to show of a log that holds `first` to `last` (-1: nothing). Pure.
 
     Source: conformance/tungsten.md A9, `list`; B7-23.
@@ -81,7 +81,7 @@ def choose(wanted: Wanted, first: int, last: int) -> Shown | NotFound:
         notes.append(f"seqno {low} to {first - 1} are not in this log: it starts at {first}")
     if high > last:
         notes.append(f"the log ends at seqno {last}")
-    return Shown(low=Seqno(max(low, first)), high=Seqno(min(high, last)), note="; ".join(notes))
+    return WantedSeqnos(low=Seqno(max(low, first)), high=Seqno(min(high, last)), note="; ".join(notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,15 +164,15 @@ def select(
     return Wanted(low=low, high=high)
 
 
-def form_of(*, sql: bool, headers: bool, as_json: bool) -> Form:
+def form_of(*, sql: bool, headers: bool, as_json: bool) -> ShownForm:
     """Return the form that these options ask for. Raises typer.BadParameter."""
     if sql and (headers or as_json):
         raise typer.BadParameter(f"stands alone, without {'-headers' if headers else '-json'}", param_hint="-sql")
     if sql:
-        return Form.SQL
+        return ShownForm.SQL
     if headers:
-        return Form.HEADERS_JSON if as_json else Form.HEADERS
-    return Form.JSON if as_json else Form.TEXT
+        return ShownForm.HEADERS_JSON if as_json else ShownForm.HEADERS
+    return ShownForm.JSON if as_json else ShownForm.TEXT
 
 
 def style_of(*, specs: bool, charset: str | None, hexadecimal: bool, timezone: str) -> Style:
@@ -296,15 +296,15 @@ def list_(
             return ExitCode.DONE
         wanted = resolve(log, selection)
         found = choose(wanted, *log.ends()) if isinstance(wanted, Wanted) else wanted
-        if isinstance(found, Shown) and found.low == found.high and not log.holds(found.low):
+        if isinstance(found, WantedSeqnos) and found.low == found.high and not log.holds(found.low):
             found = NotFound(message=f"Unable to find sequence number: {found.low}", code=ExitCode.CHECK_FAILED)
         match found:
             case NotFound(message=message, code=code):
-                if form is Form.HEADERS_JSON and code is ExitCode.DONE:
+                if form is ShownForm.HEADERS_JSON and code is ExitCode.DONE:
                     print("[\n]")
                 say(message)
                 return code
-            case Shown(low=first, high=end, note=told):
+            case WantedSeqnos(low=first, high=end, note=told):
                 if told:
                     say(told)
                 with Progress(quiet=sys.stdout.isatty()) as progress:  # on a terminal the lines are the progress
@@ -318,8 +318,8 @@ def list_(
     return ExitCode.DONE
 
 
-def _print(lines: Iterator[str], form: Form) -> None:
-    for line in json_array(lines) if form is Form.HEADERS_JSON else lines:
+def _print(lines: Iterator[str], form: ShownForm) -> None:
+    for line in json_array(lines) if form is ShownForm.HEADERS_JSON else lines:
         print(line)
 
 

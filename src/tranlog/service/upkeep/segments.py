@@ -70,7 +70,7 @@ def log_of(ctx: typer.Context, directory: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentRow:
+class ListedSegment:
     """One segment. GTIDs are None where no transaction lives in it; `created_at` is ms since 1970.
 
     `bytes` are those that were written, `on_disk` what the file system has set aside for them.
@@ -113,11 +113,11 @@ class LogExtent:
         return (self.last_event - self.first_event) / 1000
 
 
-def segment_rows(reader: LogReader, *, report: Report) -> list[SegmentRow]:
+def segment_rows(reader: LogReader, *, report: Report) -> list[ListedSegment]:
     """Describe each segment, first to newest. Raises CorruptRecordError, LogUnreadableError, SegmentGoneError."""
     held = reader.range()
     stats = reader.index()
-    rows: list[SegmentRow] = []
+    rows: list[ListedSegment] = []
     firsts = [_gtid(reader, one.first_seqno) if _lives(one) else None for one in stats]
     for at, one in enumerate(stats):
         report(f"segments: {at + 1} of {len(stats)}")
@@ -128,7 +128,7 @@ def segment_rows(reader: LogReader, *, report: Report) -> list[SegmentRow]:
             known = behind is not None and behind.epoch == first.epoch
             last = Gtid(first.epoch, one.last_seqno) if known else _gtid(reader, min(one.last_seqno, held.last_seqno))
         rows.append(
-            SegmentRow(
+            ListedSegment(
                 number=one.number,
                 name=one.name,
                 first_gtid=first,
@@ -141,19 +141,19 @@ def segment_rows(reader: LogReader, *, report: Report) -> list[SegmentRow]:
     return rows
 
 
-def tungsten_rows(reader: TungstenReader, *, report: Report) -> list[SegmentRow]:
+def tungsten_rows(reader: TungstenReader, *, report: Report) -> list[ListedSegment]:
     """Describe each segment of the Java replicator's. Created is the file's time: its records have none of the writer.
 
     Raises CorruptRecordError, LogUnreadableError, SegmentGoneError.
     """
-    rows: list[SegmentRow] = []
+    rows: list[ListedSegment] = []
     disk = OsDisk()
     entries = reader.index()
     with reader.cursor(strict=False) as cursor:
         for at, one in enumerate(entries):
             report(f"segments: {at + 1} of {len(entries)}")
             rows.append(
-                SegmentRow(
+                ListedSegment(
                     number=segment_number(one.name) or 0,
                     name=one.name,
                     first_gtid=_ancestors_gtid(cursor, one.first_seqno),
@@ -249,7 +249,7 @@ def _last_event(reader: LogReader, cursor: Cursor, stats: Sequence[SegmentStat],
 # --- its text --------------------------------------------------------------------------------------------
 
 
-def segment_lines(rows: Sequence[SegmentRow]) -> Iterator[str]:
+def segment_lines(rows: Sequence[ListedSegment]) -> Iterator[str]:
     """Yield the lines of `tranlog log segments`."""
     for row in rows:
         span = "no transaction" if row.first_gtid is None else f"{row.first_gtid} to {row.last_gtid}"
@@ -257,7 +257,7 @@ def segment_lines(rows: Sequence[SegmentRow]) -> Iterator[str]:
         yield f"{row.name}  {span}  {created}  {row.bytes} bytes, {row.on_disk} on disk"
 
 
-def segment_json(row: SegmentRow) -> dict[str, object]:
+def segment_json(row: ListedSegment) -> dict[str, object]:
     """Return one segment for a program."""
     return {
         "number": row.number,

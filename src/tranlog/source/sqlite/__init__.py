@@ -5,14 +5,14 @@ keeps what a statement or savepoint may still take back (`buffer`, `statement`) 
 (`outbox`); capture reads that (`source`). What tables look like, and the guards on them, is `schema`'s.
 """
 
-from tranlog.source.sqlite.cursor import Cursor
+from tranlog.source.sqlite.cursor import SqliteCursor
 from tranlog.source.sqlite.opening import install, strip_copy
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions, SqliteTables
-from tranlog.source.sqlite.writer import Connection, connect
+from tranlog.source.sqlite.writer import SqliteConnection, connect
 
 __all__ = [
-    "Connection",
-    "Cursor",
+    "SqliteConnection",
+    "SqliteCursor",
     "SqliteSource",
     "SqliteSourceOptions",
     "SqliteTables",

@@ -39,7 +39,7 @@ ORDER BY id LIMIT {FREE_ROWS}"""
 _FREE: Final = f"DELETE FROM main.{OUTBOX_TABLE} WHERE id <= ?"
 
 
-class Claim(NamedTuple):
+class SourceClaim(NamedTuple):
     """The one log that a source is for: the identity of its history, and of the directory that goes on with it."""
 
     history: bytes
@@ -49,7 +49,7 @@ class Claim(NamedTuple):
         return f"history {self.history.hex()}, holder {self.holder}"
 
 
-class Place(NamedTuple):
+class OutboxPlace(NamedTuple):
     """A row of the outbox: its id, and the random token that tells it from another one with that id."""
 
     id: int
@@ -65,10 +65,10 @@ _TOKEN_MASK: Final = (1 << 64) - 1
 _EVENT_ID: Final = re.compile(r"(.+):([0-9]{1,19}):([0-9a-f]{16})")
 
 
-def place_of(event_id: str) -> tuple[str, Place] | None:
+def place_of(event_id: str) -> tuple[str, OutboxPlace] | None:
     """Return the uuid and the row that an event id names; None for what is no event id of a SQLite source."""
     found = _EVENT_ID.fullmatch(event_id)
-    return None if found is None else (found[1], Place(int(found[2]), _signed(found[3])))
+    return None if found is None else (found[1], OutboxPlace(int(found[2]), _signed(found[3])))
 
 
 def _signed(token: str) -> int:
@@ -78,15 +78,15 @@ def _signed(token: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class DurableUpTo:
     """What the progress file says: the last row of the database `uuid` that the log of `history` holds durably."""
 
     uuid: str
     history: bytes
-    place: Place
+    place: OutboxPlace
 
 
-def read_progress(path: str) -> Progress | None:
+def read_progress(path: str) -> DurableUpTo | None:
     """Return what stands beside the database at `path`; None where nothing readable does."""
     try:
         fd = os.open(path + PROGRESS_SUFFIX, os.O_RDONLY | os.O_CLOEXEC)
@@ -99,11 +99,11 @@ def read_progress(path: str) -> Progress | None:
     found = _PROGRESS.match(raw)
     if found is None or raw[found.end() :] != _check_of(found[0]):
         return None
-    place = Place(int(found[3]), _signed(found[4].decode()))
-    return Progress(uuid=found[1].decode(), history=bytes.fromhex(found[2].decode()), place=place)
+    place = OutboxPlace(int(found[3]), _signed(found[4].decode()))
+    return DurableUpTo(uuid=found[1].decode(), history=bytes.fromhex(found[2].decode()), place=place)
 
 
-def write_progress(path: str, progress: Progress) -> None:
+def write_progress(path: str, progress: DurableUpTo) -> None:
     """Write the progress file, durable and in one step. Raises OSError."""
     number, token = progress.place.text.split(":")
     body = f"tranlog 1 {progress.uuid} {progress.history.hex()} {number} {token} ".encode()
@@ -127,7 +127,7 @@ def _check_of(body: bytes) -> bytes:
     return b"%08x\n" % zlib.crc32(body)
 
 
-def free(db: apsw.Connection, progress: Progress, *, below: int) -> tuple[int, bool]:
+def free(db: apsw.Connection, progress: DurableUpTo, *, below: int) -> tuple[int, bool]:
     """Delete rows of the outbox below an id, in the transaction that is open for writing.
 
     Shape: the oldest first, so what is left has no gap. Of rows that are larger than `FREE_BYTES` one goes at a time.

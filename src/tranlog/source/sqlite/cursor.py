@@ -1,6 +1,6 @@
 """What runs a statement on a captured connection, and tells the connection what becomes of it.
 
-Owns `Cursor`, and the parting of a script into statements. What a statement does to the transaction's record is
+Owns `SqliteCursor`, and the parting of a script into statements. What a statement does to the transaction's record is
 `writer`'s. The hard idea: a call sets `Connection._call` before it does anything and takes it back as the last thing,
 so a call that an exception broke off between any two lines is known by it.
 """
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 import apsw
 
 from tranlog.source.sqlite.bulk import ROWS_LEAST
-from tranlog.source.sqlite.statement import StatementKind, classify, is_blank, plain_insert, semicolons
+from tranlog.source.sqlite.statement import SqliteStatementKind, classify, is_blank, plain_insert, semicolons
 
 if TYPE_CHECKING:
-    from tranlog.source.sqlite.writer import Connection
+    from tranlog.source.sqlite.writer import SqliteConnection
 
 Bindings: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
-_OTHER = StatementKind.OTHER
-_ROLLBACK = StatementKind.ROLLBACK
-_FAMILIAR_KINDS = frozenset((_OTHER, StatementKind.BEGIN, StatementKind.COMMIT, _ROLLBACK))
+_OTHER = SqliteStatementKind.OTHER
+_ROLLBACK = SqliteStatementKind.ROLLBACK
+_FAMILIAR_KINDS = frozenset((_OTHER, SqliteStatementKind.BEGIN, SqliteStatementKind.COMMIT, _ROLLBACK))
 _FAMILIAR_MOST = 1000
 _FAMILIAR_LENGTH = 1000  # of a text in characters: a program makes longer ones anew each time
 _NO_ROWS: Iterator[tuple[Any, ...]] = iter(())
@@ -51,7 +51,7 @@ def only_statement(sql: str) -> str:
     return first
 
 
-class Cursor:
+class SqliteCursor:
     """Runs statements and holds their rows. Threads: as its connection.
 
     A statement is known by its text when it comes again: SQLite need not be asked what it is, by a tracer that sees it
@@ -64,7 +64,7 @@ class Cursor:
         *("own_transaction", "rowcount", "rows_changed", "running", "savepoint", "sql", "total", "versions", "writes"),
     )
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: SqliteConnection) -> None:
         self.connection = connection
         connection._check_owner()
         self.rowcount = -1
@@ -107,7 +107,7 @@ class Cursor:
             self.connection._before_write(self)
         return True
 
-    def execute(self, sql: str, bindings: Bindings | None = None) -> Cursor:
+    def execute(self, sql: str, bindings: Bindings | None = None) -> SqliteCursor:
         """Run one statement."""
         connection, inner = self.connection, self._inner
         outer = connection._call
@@ -160,7 +160,7 @@ class Cursor:
             raise
         return self
 
-    def executemany(self, sql: str, bindings: Iterable[Bindings]) -> Cursor:
+    def executemany(self, sql: str, bindings: Iterable[Bindings]) -> SqliteCursor:
         """Run one statement once for each of the bindings; outside a transaction each commits by itself."""
         connection = self.connection
         outer = connection._call
@@ -202,7 +202,7 @@ class Cursor:
         self.rowcount = count
         return self
 
-    def _failed(self, error: BaseException, outer: Cursor | None) -> None:
+    def _failed(self, error: BaseException, outer: SqliteCursor | None) -> None:
         self._inner.exec_trace = None
         self._inner.close(True)  # the statement is over, also when it was a row that could not be read
         self._rows = _NO_ROWS
@@ -246,5 +246,5 @@ class Cursor:
         self._rows = _NO_ROWS
 
 
-CALLS: Final = (Cursor.execute.__code__, Cursor.executemany.__code__)
+CALLS: Final = (SqliteCursor.execute.__code__, SqliteCursor.executemany.__code__)
 """What runs while a call is in progress."""

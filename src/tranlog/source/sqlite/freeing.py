@@ -16,7 +16,7 @@ import apsw
 
 from tranlog.clock import Clock
 from tranlog.errors import SourceUnavailableError
-from tranlog.source.sqlite.claim import Claim, Place, Progress, free, write_progress
+from tranlog.source.sqlite.claim import DurableUpTo, OutboxPlace, SourceClaim, free, write_progress
 from tranlog.source.sqlite.opening import Patience, db_transaction
 from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
 
@@ -38,15 +38,15 @@ class OutboxFreeing:
 
     path: str
     uuid: str
-    claim: Claim | None
+    claim: SourceClaim | None
     reader: apsw.Connection
     open_writer: Callable[[], tuple[apsw.Connection, Patience]]
     clock: Clock
     warned: set[str]
     """What was warned of, also before this start."""
     _writer: apsw.Connection | None = None
-    _durable: Place | None = None
-    _told: Place | None = None
+    _durable: OutboxPlace | None = None
+    _told: OutboxPlace | None = None
     _tell_at: float = 0.0
     _free_at: float = 0.0
     _due: deque[tuple[float, int]] = field(default_factory=deque)
@@ -54,7 +54,7 @@ class OutboxFreeing:
     _overdue: int = 0
     _freed: int = 0
 
-    def release(self, place: Place) -> None:
+    def release(self, place: OutboxPlace) -> None:
         """Let writers free what lies below a row; the row itself stays until a later one is durable."""
         self._durable = place
         due, now = self._due, self.clock.monotonic()
@@ -75,7 +75,7 @@ class OutboxFreeing:
         try:
             if reader.execute(f"SELECT history, holder FROM main.{SOURCE_TABLE}").fetchall() != [claim]:
                 return  # the next look says whose it is
-            write_progress(reader.filename, Progress(uuid=self.uuid, history=claim.history, place=place))
+            write_progress(reader.filename, DurableUpTo(uuid=self.uuid, history=claim.history, place=place))
         except (apsw.Error, OSError) as exc:
             if "progress file" not in self.warned:
                 self.warned.add("progress file")
@@ -107,7 +107,7 @@ class OutboxFreeing:
                 self._writer.execute("PRAGMA main.synchronous=NORMAL")
                 patience.timeout_s = 0
             with db_transaction(self._writer, write=True):
-                free(self._writer, Progress(uuid=self.uuid, history=claim.history, place=place), below=self._overdue)
+                free(self._writer, DurableUpTo(uuid=self.uuid, history=claim.history, place=place), below=self._overdue)
         except (apsw.FullError, apsw.BusyError):
             return  # writers go first; the rows stay until the next time, and nothing depends on it
         except apsw.Error as exc:

@@ -14,8 +14,8 @@ import apsw
 
 from tranlog.errors import SourceUnavailableError
 from tranlog.shard import ShardRuleKind
-from tranlog.source.kinds import Settings, SourceKind, Standing, take_shard_rule
-from tranlog.source.sqlite.claim import Place, place_of
+from tranlog.source.kinds import Settings, SourceKind, SourceStanding, take_shard_rule
+from tranlog.source.sqlite.claim import OutboxPlace, place_of
 from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions, SqliteTables
 
@@ -55,12 +55,12 @@ path = "source.db"  # writers open it by tranlog.source.sqlite.connect, which ma
 
     def event_id(self, options: SqliteSourceOptions) -> str:
         row = _read_outbox(options.path, _LAST)
-        return "" if row is None else f"{row[0]}:{Place(*row[1:]).text}"
+        return "" if row is None else f"{row[0]}:{OutboxPlace(*row[1:]).text}"
 
-    def standing(self, options: SqliteSourceOptions, captured: str) -> Standing:
+    def standing(self, options: SqliteSourceOptions, captured: str) -> SourceStanding:
         found = place_of(captured)
         row = _read_outbox(options.path, _HELD, 0 if found is None else found[1].id)
-        return Standing(waiting=0, retained_bytes=0) if row is None else Standing("", row[0], row[1] or 0)
+        return SourceStanding(waiting=0, retained_bytes=0) if row is None else SourceStanding("", row[0], row[1] or 0)
 
 
 KIND: Final = SqliteKind()

@@ -189,14 +189,14 @@ class PieceTable(NamedTuple):
     shard: str
 
 
-class Piece(NamedTuple):
+class RawPiece(NamedTuple):
     """A piece as it was read. `changes` is to be gone through once; the images are `payload.encode_row` bytes."""
 
     tables: list[PieceTable]
     changes: Iterator[tuple[TableMap, Op, bytes] | Statement]
 
 
-def read_piece(raw: bytes) -> Piece:
+def read_piece(raw: bytes) -> RawPiece:
     """Read what `encode_piece` wrote. Raises ChangesDamagedError, also while `changes` is gone through.
 
     Shape: time and memory are proportional to `raw`.
@@ -206,7 +206,7 @@ def read_piece(raw: bytes) -> Piece:
         tables = {number: _piece_table(encoded, shard) for number, encoded, shard in listed}
     except (ValueError, IndexError, RecursionError) as exc:
         raise ChangesDamagedError(why=_reason(exc)) from exc
-    return Piece(list(tables.values()), _changes(tables, changes))
+    return RawPiece(list(tables.values()), _changes(tables, changes))
 
 
 def _reason(exc: Exception) -> str:

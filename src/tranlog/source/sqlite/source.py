@@ -42,7 +42,7 @@ from tranlog.errors import (
 )
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
-from tranlog.source.sqlite.claim import Claim, Place, place_of, read_progress, sync_wal
+from tranlog.source.sqlite.claim import OutboxPlace, SourceClaim, place_of, read_progress, sync_wal
 from tranlog.source.sqlite.freeing import OutboxFreeing
 from tranlog.source.sqlite.opening import Patience, db_transaction, open_database
 from tranlog.source.sqlite.raw import SCHEMA, ChangesDamagedError, read_piece
@@ -129,7 +129,7 @@ class SqliteSource:
         self._stopped = threading.Event()
         self._reader: apsw.Connection | None = None
         self._freeing: OutboxFreeing | None = None
-        self._claim: Claim | None = None
+        self._claim: SourceClaim | None = None
         self._take = False
         self._uuid = ""
         self._after = 0
@@ -161,7 +161,7 @@ class SqliteSource:
 
     def claim(self, *, history: bytes, holder: str, take: bool = False) -> None:
         """Say whose the source is to be from the next start on; see `ClaimedSource.claim`."""
-        self._claim = Claim(history, holder)
+        self._claim = SourceClaim(history, holder)
         self._take = take
 
     def start(self, event_id: str | None) -> None:
@@ -218,7 +218,9 @@ class SqliteSource:
             if write:
                 db.execute(f"UPDATE main.{SOURCE_TABLE} SET history = ?, holder = ?", ours)
 
-    def _position(self, db: apsw.Connection, event_id: str | None, theirs: Claim | None) -> tuple[int, int | None]:
+    def _position(
+        self, db: apsw.Connection, event_id: str | None, theirs: SourceClaim | None
+    ) -> tuple[int, int | None]:
         """Return the outbox id to read after, and the token of that row."""
         path = self.options.path
         if event_id is None:
@@ -234,7 +236,7 @@ class SqliteSource:
             return place
         raise PositionLostError(event_id=event_id, why=self._where_it_went(db, place.id))
 
-    def _beginning(self, db: apsw.Connection, theirs: Claim | None) -> tuple[int, int | None]:
+    def _beginning(self, db: apsw.Connection, theirs: SourceClaim | None) -> tuple[int, int | None]:
         """Return where a log without any event begins: with what no log has had before, as far as anybody knows.
 
         Ids begin at 1 and have no gap, so a smaller one that is missing was freed, and then the oldest transaction
@@ -335,7 +337,7 @@ class SqliteSource:
             while rows := self._rows():
                 while rows:
                     number, token, last, tstamp, changes = rows.popleft()
-                    place = Place(number, token)
+                    place = OutboxPlace(number, token)
                     fragment = self._fragment(place, tstamp, changes, first=complete, last=bool(last))
                     del changes
                     self._after, self._token = place
@@ -385,10 +387,10 @@ class SqliteSource:
         ((history, holder, token),) = db.execute(_LOOK, (self._after,)).fetchall() or ((None, None, None),)
         if self._claim is not None and history is not None and (history, holder) != self._claim:
             assert isinstance(history, bytes) and isinstance(holder, str)
-            theirs = Claim(history, holder)
+            theirs = SourceClaim(history, holder)
             raise SourceClaimedError(where=self.options.path, claim=str(theirs), ours=str(self._claim))
         if self._token is not None and token != self._token:
-            at = f"{self._uuid}:{Place(self._after, self._token).text}"
+            at = f"{self._uuid}:{OutboxPlace(self._after, self._token).text}"
             raise PositionLostError(event_id=at, why=self._where_it_went(db, self._after))
         if self._claim is not None and history is None:
             raise SourceError(
@@ -396,7 +398,7 @@ class SqliteSource:
                 "is still there. Start capture again"
             )
 
-    def _fragment(self, place: Place, tstamp: int, changes: bytes, *, first: bool, last: bool) -> Fragment:
+    def _fragment(self, place: OutboxPlace, tstamp: int, changes: bytes, *, first: bool, last: bool) -> Fragment:
         """Return the fragment that a row of the outbox becomes; `first` and `last` of its transaction."""
         packer = self._packer
         if first:
@@ -502,10 +504,10 @@ class SqliteSource:
         return self._reader
 
 
-def _claim_of(installed: Installed) -> Claim | None:
+def _claim_of(installed: Installed) -> SourceClaim | None:
     if installed.history is None or installed.holder is None:
         return None
-    return Claim(installed.history, installed.holder)
+    return SourceClaim(installed.history, installed.holder)
 
 
 class SqliteTables:

@@ -15,7 +15,7 @@ from functools import lru_cache
 import msgspec
 
 
-class StatementKind(enum.Enum):
+class SqliteStatementKind(enum.Enum):
     """The statements that a capturing connection treats each in its own way."""
 
     BEGIN = "begin"
@@ -49,7 +49,7 @@ class PlainInsert(msgspec.Struct, frozen=True):
 class StatementClass(msgspec.Struct, frozen=True):
     """The verdict on a text: its kind, and the savepoint that it names, folded as SQLite compares names."""
 
-    kind: StatementKind
+    kind: SqliteStatementKind
     savepoint: str = ""
 
 
@@ -70,18 +70,18 @@ _MARK = re.compile(r"\s*([.,()])\s*", re.ASCII)
 _UPPER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
 _BY_FIRST_WORD = {
-    "begin": StatementKind.BEGIN,
-    "commit": StatementKind.COMMIT,
-    "end": StatementKind.COMMIT,
-    "rollback": StatementKind.ROLLBACK,
-    "savepoint": StatementKind.SAVEPOINT,
-    "release": StatementKind.RELEASE,
-    "create": StatementKind.CREATE,
-    "alter": StatementKind.DDL,
-    "drop": StatementKind.DDL,
-    "pragma": StatementKind.PRAGMA,
-    "attach": StatementKind.ATTACH,
-    "vacuum": StatementKind.VACUUM,
+    "begin": SqliteStatementKind.BEGIN,
+    "commit": SqliteStatementKind.COMMIT,
+    "end": SqliteStatementKind.COMMIT,
+    "rollback": SqliteStatementKind.ROLLBACK,
+    "savepoint": SqliteStatementKind.SAVEPOINT,
+    "release": SqliteStatementKind.RELEASE,
+    "create": SqliteStatementKind.CREATE,
+    "alter": SqliteStatementKind.DDL,
+    "drop": SqliteStatementKind.DDL,
+    "pragma": SqliteStatementKind.PRAGMA,
+    "attach": SqliteStatementKind.ATTACH,
+    "vacuum": SqliteStatementKind.VACUUM,
 }
 
 
@@ -144,18 +144,18 @@ def classify(sql: str) -> StatementClass:
 def _classify(sql: str) -> StatementClass:
     words = _words(sql, 6)
     if not words or words[0][1]:
-        return StatementClass(StatementKind.EMPTY if is_blank(sql) else StatementKind.OTHER)
-    kind = _BY_FIRST_WORD.get(fold(words[0][0]), StatementKind.OTHER)
+        return StatementClass(SqliteStatementKind.EMPTY if is_blank(sql) else SqliteStatementKind.OTHER)
+    kind = _BY_FIRST_WORD.get(fold(words[0][0]), SqliteStatementKind.OTHER)
     rest = words[1:]
-    if kind is StatementKind.SAVEPOINT or kind is StatementKind.RELEASE:
+    if kind is SqliteStatementKind.SAVEPOINT or kind is SqliteStatementKind.RELEASE:
         return StatementClass(kind, _savepoint_name(rest))
-    if kind is StatementKind.ROLLBACK:
+    if kind is SqliteStatementKind.ROLLBACK:
         if _begins(rest, "transaction"):
             rest = rest[1:]
             if not _begins(rest, "to"):  # a transaction may have a name, which means nothing
                 rest = rest[1:]
         if _begins(rest, "to"):
-            return StatementClass(StatementKind.ROLLBACK_TO, _savepoint_name(rest[1:]))
+            return StatementClass(SqliteStatementKind.ROLLBACK_TO, _savepoint_name(rest[1:]))
     return StatementClass(kind)
 
 

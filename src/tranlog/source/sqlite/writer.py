@@ -33,7 +33,7 @@ from tranlog.clock import Clock, SystemClock
 from tranlog.errors import SourceError, SourceSetupError
 from tranlog.source.packer import FRAGMENT_BYTES
 from tranlog.source.sqlite.bulk import BoundRows, BulkInsert, bulk_insert
-from tranlog.source.sqlite.cursor import CALLS, Bindings, Cursor, split_script
+from tranlog.source.sqlite.cursor import CALLS, Bindings, SqliteCursor, split_script
 from tranlog.source.sqlite.hook import RowHook
 from tranlog.source.sqlite.opening import open_database
 from tranlog.source.sqlite.outbox import OutboxWriter
@@ -57,7 +57,7 @@ from tranlog.source.sqlite.schema import (
 )
 from tranlog.source.sqlite.statement import (
     PlainInsert,
-    StatementKind,
+    SqliteStatementKind,
     fold,
 )
 
@@ -66,10 +66,12 @@ logger = logging.getLogger(__name__)
 FLUSH_FRAGMENTS = 4
 """From so many fragments' bytes on, outside any savepoint, a transaction's changes go to the outbox before COMMIT."""
 
-_OTHER = StatementKind.OTHER
-_BEGIN = StatementKind.BEGIN  # names of this module: looking a member up in its class costs more than the comparison
-_COMMIT = StatementKind.COMMIT
-_ROLLBACK = StatementKind.ROLLBACK
+_OTHER = SqliteStatementKind.OTHER
+_BEGIN = (
+    SqliteStatementKind.BEGIN
+)  # names of this module: looking a member up in its class costs more than the comparison
+_COMMIT = SqliteStatementKind.COMMIT
+_ROLLBACK = SqliteStatementKind.ROLLBACK
 _BULKS_MOST = 1000
 _PARTS_OF_PIECE = 8  # rows that are noted together take this part of a piece at most
 _ROWS_WITHOUT_GUARDS = 100  # a row costs half as much again with them; to change it, all statements are prepared anew
@@ -108,7 +110,7 @@ def connect(
     busy_timeout_s: float = 10.0,
     fragment_bytes: int = FRAGMENT_BYTES,
     clock: Clock | None = None,
-) -> Connection:
+) -> SqliteConnection:
     """Open a SQLite database for writing under capture, creating and preparing it where that was not done yet.
 
     Preparing means: WAL mode, our two tables, a guard on every table. Rows that are there by then belong to the
@@ -118,10 +120,10 @@ def connect(
     Raises: SourceSetupError; and apsw's errors, as its own connection would.
     Threads: one at a time.
     """
-    return Connection(os.fspath(path), busy_timeout_s=busy_timeout_s, fragment_bytes=fragment_bytes, clock=clock)
+    return SqliteConnection(os.fspath(path), busy_timeout_s=busy_timeout_s, fragment_bytes=fragment_bytes, clock=clock)
 
 
-class Connection:
+class SqliteConnection:
     """A connection to a captured database, with the surface of the usual ones.
 
     Outside a transaction each statement commits by itself; BEGIN, COMMIT, ROLLBACK, SAVEPOINT and their kin work as
@@ -175,7 +177,7 @@ class Connection:
         )
         self._flush_bytes = FLUSH_FRAGMENTS * fragment_bytes
         self._thread = get_ident()
-        self._call: Cursor | None = None  # whose call is in progress; one that was broken off stays here
+        self._call: SqliteCursor | None = None  # whose call is in progress; one that was broken off stays here
         self._running = 0  # writing statements in progress; more than one when an SQL function runs SQL
         self._checked = False  # the write lock is held and the schema known
         self._ddl_seen = False
@@ -185,7 +187,7 @@ class Connection:
         self._changes_of_setup = self._db.total_changes()
         self._changes_before: int | None = 0  # what changes() would say without our own statements
         self._withs: list[str | None] = []
-        self._familiar: dict[str, StatementKind] = {}
+        self._familiar: dict[str, SqliteStatementKind] = {}
         self._part_bytes = self._hook.entry_bytes = fragment_bytes // _PARTS_OF_PIECE
         self._bulks: dict[PlainInsert, BulkInsert | None] = {}  # under this schema
         self._own_functions = False  # functions or collations of the user's, which may run SQL
@@ -197,24 +199,24 @@ class Connection:
 
     # --- the surface that people know ---
 
-    def cursor(self) -> Cursor:
+    def cursor(self) -> SqliteCursor:
         """Return a new cursor."""
-        return Cursor(self)
+        return SqliteCursor(self)
 
-    def execute(self, sql: str, bindings: Bindings | None = None) -> Cursor:
+    def execute(self, sql: str, bindings: Bindings | None = None) -> SqliteCursor:
         """Run one statement in a new cursor and return it."""
-        return Cursor(self).execute(sql, bindings)
+        return SqliteCursor(self).execute(sql, bindings)
 
-    def executemany(self, sql: str, bindings: Iterable[Bindings]) -> Cursor:
+    def executemany(self, sql: str, bindings: Iterable[Bindings]) -> SqliteCursor:
         """Run one statement once for each of the bindings.
 
         Inside a transaction an INSERT of bare placeholders with its rows in a list costs least: see decision 0008.
         """
-        return Cursor(self).executemany(sql, bindings)
+        return SqliteCursor(self).executemany(sql, bindings)
 
-    def executescript(self, script: str) -> Cursor:
+    def executescript(self, script: str) -> SqliteCursor:
         """Run statements one after the other, dropping their rows; the first that fails ends it."""
-        cursor = Cursor(self)
+        cursor = SqliteCursor(self)
         for statement in split_script(script):
             cursor.execute(statement).fetchall()
         return cursor
@@ -229,7 +231,7 @@ class Connection:
         if self._db.in_transaction:
             self.execute("ROLLBACK")
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> SqliteConnection:
         depth = len(self._withs)
         name = f"_tranlog_with_{depth}" if self._db.in_transaction else None
         try:
@@ -291,7 +293,7 @@ class Connection:
             return self._db.changes()  # perhaps asked inside a statement, in a trigger that has changed something
         return self._changes_before
 
-    def _has_counted(self, run: Cursor) -> bool:
+    def _has_counted(self, run: SqliteCursor) -> bool:
         """Whether SQLite has counted changes since a statement began."""
         return run.writes and (self._db.total_changes(), self._db.changes()) != (run.total, run.changes)
 
@@ -338,7 +340,7 @@ class Connection:
         if get_ident() != self._thread:
             raise ConnectionOwnerError(path=self.path, where="process" if self._thread == _NO_THREAD else "thread")
 
-    def _is_calling(self, cursor: Cursor) -> bool:
+    def _is_calling(self, cursor: SqliteCursor) -> bool:
         """Whether the call on a cursor is still going on, below this one: SQL that runs in an SQL function."""
         frame = sys._getframe(2).f_back  # that one may be a new call on the same cursor
         while frame is not None and not (frame.f_code in CALLS and frame.f_locals["self"] is cursor):
@@ -367,7 +369,7 @@ class Connection:
 
     # --- a statement's life; called by Cursor ---
 
-    def _before_special(self, run: Cursor, inner: apsw.Cursor) -> None:
+    def _before_special(self, run: SqliteCursor, inner: apsw.Cursor) -> None:
         """Get ready for a statement of a kind of its own; what it raises keeps the statement from running."""
         kind = run.kind
         if kind is _COMMIT:
@@ -375,7 +377,7 @@ class Connection:
                 self._before_commit()
         elif kind is _BEGIN or kind is _ROLLBACK:
             pass
-        elif kind is StatementKind.CREATE or kind is StatementKind.DDL:
+        elif kind is SqliteStatementKind.CREATE or kind is SqliteStatementKind.DDL:
             if inner.is_readonly or inner.is_explain:
                 run.lazy = True
             elif not run.writes:
@@ -383,15 +385,15 @@ class Connection:
                 if not self._ddl_seen:
                     self._tables_before = table_states(self._db)
                 run.versions = self._versions()
-        elif kind is StatementKind.RELEASE:
+        elif kind is SqliteStatementKind.RELEASE:
             if self._by_savepoint and self._buffer.outermost(run.savepoint):
                 self._before_commit()
-        elif kind is StatementKind.SAVEPOINT:
+        elif kind is SqliteStatementKind.SAVEPOINT:
             run.opens = not self._db.in_transaction
-        elif kind is StatementKind.ATTACH or kind is StatementKind.VACUUM:
+        elif kind is SqliteStatementKind.ATTACH or kind is SqliteStatementKind.VACUUM:
             self._hook.others = True
 
-    def _before_write(self, run: Cursor) -> None:
+    def _before_write(self, run: SqliteCursor) -> None:
         db = self._db
         if self._unseen:
             self._see_rows()
@@ -418,7 +420,7 @@ class Connection:
         run.writes = True
         self._running += 1
 
-    def _each(self, run: Cursor, bindings: Iterable[Bindings]) -> Iterator[Bindings]:
+    def _each(self, run: SqliteCursor, bindings: Iterable[Bindings]) -> Iterator[Bindings]:
         """Yield the bindings of an `executemany` in a transaction.
 
         Asking for the next one says that those before are done. So the tracer has to see only the first statement, and
@@ -435,7 +437,7 @@ class Connection:
                 self._between_rows(run)
             yield values
 
-    def _between_rows(self, run: Cursor) -> None:
+    def _between_rows(self, run: SqliteCursor) -> None:
         """Note that the last statement of an `executemany` ran to its end, and that another one comes."""
         recorder, buffer = self._recorder, self._buffer
         if not self._db.in_transaction:
@@ -452,7 +454,9 @@ class Connection:
 
     # --- many rows at once ---
 
-    def _insert_many(self, run: Cursor, inner: apsw.Cursor, insert: PlainInsert, given: Sequence[Bindings]) -> None:
+    def _insert_many(
+        self, run: SqliteCursor, inner: apsw.Cursor, insert: PlainInsert, given: Sequence[Bindings]
+    ) -> None:
         """Run an INSERT for each of the bindings, in a transaction; what it can without the hook goes without it."""
         self._before_write(run)
         bulk = self._bulk_of(insert)
@@ -490,7 +494,7 @@ class Connection:
             self._bulks[insert] = bulk
         return self._bulks[insert]
 
-    def _insert_bound(self, run: Cursor, inner: apsw.Cursor, bulk: BulkInsert, bound: BoundRows) -> None:
+    def _insert_bound(self, run: SqliteCursor, inner: apsw.Cursor, bulk: BulkInsert, bound: BoundRows) -> None:
         """Insert rows that are stored as they are bound: unseen by the hook, noted together."""
         db, hook, table = self._db, self._hook, bulk.table
         highest: int | None = None
@@ -558,7 +562,7 @@ class Connection:
         if schema.triggers != triggers:
             self._see_rows()
 
-    def _after_statement(self, run: Cursor) -> None:
+    def _after_statement(self, run: SqliteCursor) -> None:
         """Note that a statement ran to its end."""
         if run.writes:
             recorder = self._recorder
@@ -576,7 +580,7 @@ class Connection:
         if run.own_transaction:
             self._commit_own()
 
-    def _after_special(self, run: Cursor) -> None:
+    def _after_special(self, run: SqliteCursor) -> None:
         kind = run.kind
         if kind is _BEGIN:
             return
@@ -584,28 +588,28 @@ class Connection:
             self._reset_transaction()
             return
         match kind:
-            case StatementKind.CREATE | StatementKind.DDL:
+            case SqliteStatementKind.CREATE | SqliteStatementKind.DDL:
                 if run.writes:
                     self._after_ddl(run)
-            case StatementKind.SAVEPOINT:
+            case SqliteStatementKind.SAVEPOINT:
                 self._by_savepoint = self._by_savepoint or run.opens
                 self._buffer.savepoint(run.savepoint)
-            case StatementKind.RELEASE:
+            case SqliteStatementKind.RELEASE:
                 if self._db.in_transaction:
                     self._buffer.release(run.savepoint)
                 else:
                     self._reset_transaction()
-            case StatementKind.ROLLBACK_TO:
+            case SqliteStatementKind.ROLLBACK_TO:
                 self._buffer.rollback_to(run.savepoint)
                 self._schema_may_be_back()
-            case StatementKind.PRAGMA:
+            case SqliteStatementKind.PRAGMA:
                 self._after_pragma()
-            case StatementKind.ATTACH:
+            case SqliteStatementKind.ATTACH:
                 self._after_attach()
             case _:
                 pass
 
-    def _statement_failed(self, run: Cursor, error: BaseException) -> None:
+    def _statement_failed(self, run: SqliteCursor, error: BaseException) -> None:
         """Bring the buffer to what a statement that raised has left in the database, or roll back."""
         db, recorder, hook, buffer = self._db, self._recorder, self._hook, self._buffer
         if run.writes:
@@ -633,7 +637,7 @@ class Connection:
             elif len(buffer) > run.mark and recorder.kept(run.mark) is False:
                 buffer.cut(run.mark)
             self._schema_may_be_back()
-        elif kind is StatementKind.PRAGMA or kind is StatementKind.ATTACH:
+        elif kind is SqliteStatementKind.PRAGMA or kind is SqliteStatementKind.ATTACH:
             if not isinstance(error, SourceSetupError):
                 self._after_pragma()
                 self._after_attach()
@@ -680,7 +684,7 @@ class Connection:
 
     # --- schema, settings ---
 
-    def _after_ddl(self, run: Cursor) -> None:
+    def _after_ddl(self, run: SqliteCursor) -> None:
         """Record a statement that changed the schema, and guard what it made."""
         db, known, recorder, hook = self._db, self._schema, self._recorder, self._hook
         assert run.versions is not None
@@ -691,7 +695,7 @@ class Connection:
             return  # or IF NOT EXISTS, or another database's
         # Whatever ends what follows: the schema has changed, and the log must say so.
         hook.poison = uncertain = SourceUncertainError(table="the schema")
-        created = run.kind is StatementKind.CREATE and known.version == main_before
+        created = run.kind is SqliteStatementKind.CREATE and known.version == main_before
         schema = read_schema(db, known, created=created)
         for name in (SOURCE_TABLE, OUTBOX_TABLE):
             if name not in schema.texts:
@@ -705,7 +709,7 @@ class Connection:
                     "does not tell its changes",
                     remedy="Make the column STORED, or the table an ordinary one",
                 )
-        made = schema.plans.keys() - known.plans.keys() if run.kind is StatementKind.CREATE else set()
+        made = schema.plans.keys() - known.plans.keys() if run.kind is SqliteStatementKind.CREATE else set()
         adopted = [t for t in schema.unguarded if t in made or t in known.plans.keys() - known.unguarded]
         if adopted:
             schema = guard_tables(db, schema, adopted)
@@ -837,7 +841,7 @@ def _is_certain(error: BaseException) -> bool:
 
 _HOOK = [getattr(method, "__code__", None) for method in (RowHook.on_row, RowHook.pack)]  # compiled they have no lines
 _REFUSALS = (apsw.SQLError, apsw.BusyError, apsw.ConstraintError, apsw.BindingsError, SourceSetupError)
-_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+_connections: weakref.WeakSet[SqliteConnection] = weakref.WeakSet()
 
 
 def _after_fork() -> None:

@@ -42,12 +42,20 @@ from tranlog.tungsten.records.record import (
     EventRecord,
     FileHeader,
     Outcome,
-    Partial,
-    RotateRecord,
+    PartialEvent,
     Short,
+    TungstenRotate,
     UnknownRecord,
 )
-from tranlog.tungsten.rules.recovery import Entry, Place, Refuse, SegmentScan, Torn, order_problem, place_behind
+from tranlog.tungsten.rules.recovery import (
+    DirectoryEntry,
+    EventPlace,
+    Refuse,
+    Torn,
+    TungstenScan,
+    order_problem,
+    place_behind,
+)
 
 WINDOW_BYTES: Final = 1 << 20
 _HEADER_PROBE: Final = 256
@@ -58,14 +66,14 @@ def join(directory: str, name: str) -> str:
     return posixpath.join(directory, name)
 
 
-def list_entries(path: str, disk: Disk) -> list[Entry]:
+def list_entries(path: str, disk: Disk) -> list[DirectoryEntry]:
     """Return the segments with their headers, rising. Raises LogMissingError, LogUnreadableError, NativeLogError."""
     names = _names_in(path, disk)
     numbers = sorted(number for number in map(segment_number, names) if number is not None)
     return [read_entry(path, number, disk) for number in numbers]
 
 
-def read_entry(path: str, number: int, disk: Disk) -> Entry:
+def read_entry(path: str, number: int, disk: Disk) -> DirectoryEntry:
     """Read what a segment's first bytes say. Raises SegmentGoneError, LogUnreadableError, NativeLogError."""
     name = segment_name(number)
     try:
@@ -79,15 +87,15 @@ def read_entry(path: str, number: int, disk: Disk) -> Entry:
         if is_native(raw):
             raise NativeLogError(path=path, segment=name)
         if len(raw) <= FILE_HEADER.size and not any(raw):  # a loss of power can leave the length and not the bytes
-            return Entry(number=number, size=len(raw), header=Partial(0))
-        return Entry(number=number, size=file.size(), header=parse_file_header(raw))
+            return DirectoryEntry(number=number, size=len(raw), header=PartialEvent(0))
+        return DirectoryEntry(number=number, size=file.size(), header=parse_file_header(raw))
     except OSError as exc:
         raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
     finally:
         file.close()
 
 
-def notes_of(entries: list[Entry]) -> list[str]:
+def notes_of(entries: list[DirectoryEntry]) -> list[str]:
     """Return what is odd about the headers but no error."""
     notes = []
     for entry in entries:
@@ -98,7 +106,7 @@ def notes_of(entries: list[Entry]) -> list[str]:
     return notes
 
 
-class SegmentReader:
+class TungstenSegment:
     """Records of one segment by their offset, through a window."""
 
     __slots__ = ("_checked", "_raw", "_start", "file", "number", "path")
@@ -207,7 +215,7 @@ def torn_end(outcome: Short | BadLength, size: int, offset: int) -> Torn | None:
     return Torn(offset, f"{left} bytes of a record") if left > 0 else None
 
 
-def event_header(reader: SegmentReader, record: EventRecord) -> EventHeader | None:
+def event_header(reader: TungstenSegment, record: EventRecord) -> EventHeader | None:
     """Read the header in a payload, None for a Java object. Raises PayloadError."""
     try:
         return decode_header(reader.payload(record))
@@ -215,7 +223,7 @@ def event_header(reader: SegmentReader, record: EventRecord) -> EventHeader | No
         raise PayloadError(why=exc.why, seqno=record.seqno) from exc
 
 
-def place_of(reader: SegmentReader, record: EventRecord) -> Place:
+def place_of(reader: TungstenSegment, record: EventRecord) -> EventPlace:
     """Return where the event behind `record` belongs, a filtered range's end heeded."""
     payload = reader.payload(record)
     header: EventHeader | None = None
@@ -229,17 +237,17 @@ def place_of(reader: SegmentReader, record: EventRecord) -> Place:
     return place_behind(record.seqno, record.fragno, record.last_frag, header.seqno_end, header.fragno_end)
 
 
-def scan_segment(path: str, entry: Entry, disk: Disk, *, checked: bool = True) -> SegmentScan:
+def scan_segment(path: str, entry: DirectoryEntry, disk: Disk, *, checked: bool = True) -> TungstenScan:
     """Read all records of a segment with a sound header, up to its end or the first damage."""
     assert isinstance(entry.header, FileHeader)
-    reader = SegmentReader(path, entry.number, disk, checked=checked)
+    reader = TungstenSegment(path, entry.number, disk, checked=checked)
     first: EventRecord | None = None
     last: EventRecord | None = None
-    rotate: RotateRecord | None = None
+    rotate: TungstenRotate | None = None
     unknown: UnknownRecord | None = None
     stop: Torn | Damaged | None = None
     order: str | None = None
-    wanted: Place | None = None
+    wanted: EventPlace | None = None
     complete_end = at = FILE_HEADER.size
     open_fragments = transactions = fragments = next_seqno = 0
     plain_last = -1
@@ -249,7 +257,7 @@ def scan_segment(path: str, entry: Entry, disk: Disk, *, checked: bool = True) -
                 at, before, count = reader.pass_plain(at, wanted.seqno)
                 if count:
                     plain_last = before
-                    wanted = Place(wanted.seqno + count)
+                    wanted = EventPlace(wanted.seqno + count)
                     next_seqno = max(next_seqno, wanted.seqno)
                     transactions += count
                     fragments += count
@@ -264,7 +272,7 @@ def scan_segment(path: str, entry: Entry, disk: Disk, *, checked: bool = True) -
             if rotate is not None:
                 stop = Torn(at, "records behind the rotate record")
                 break
-            if isinstance(outcome, RotateRecord):
+            if isinstance(outcome, TungstenRotate):
                 rotate = outcome
             elif isinstance(outcome, UnknownRecord):
                 unknown = unknown or outcome
@@ -272,7 +280,7 @@ def scan_segment(path: str, entry: Entry, disk: Disk, *, checked: bool = True) -
                 first = first or outcome
                 fragments += 1
                 if order is None:
-                    why = order_problem(wanted or Place(outcome.seqno), outcome.seqno, outcome.fragno)
+                    why = order_problem(wanted or EventPlace(outcome.seqno), outcome.seqno, outcome.fragno)
                     if why is not None:
                         order = f"offset {at}: {why}"
                 wanted = place_of(reader, outcome)
@@ -288,7 +296,7 @@ def scan_segment(path: str, entry: Entry, disk: Disk, *, checked: bool = True) -
         if last is not None and plain_last > last.offset:
             newest = reader.record(plain_last)
             last = newest if isinstance(newest, EventRecord) else last
-        return SegmentScan(
+        return TungstenScan(
             number=entry.number,
             size=reader.size(),
             base_seqno=entry.header.base_seqno,
@@ -309,7 +317,7 @@ def scan_segment(path: str, entry: Entry, disk: Disk, *, checked: bool = True) -
         reader.close()
 
 
-def scan_all(path: str, entries: list[Entry], disk: Disk, *, checked: bool) -> dict[int, SegmentScan]:
+def scan_all(path: str, entries: list[DirectoryEntry], disk: Disk, *, checked: bool) -> dict[int, TungstenScan]:
     """Scan every segment that has a header, by number."""
     return {
         entry.number: scan_segment(path, entry, disk, checked=checked)

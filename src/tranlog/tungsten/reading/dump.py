@@ -36,9 +36,9 @@ from tranlog.tungsten.records.record import (
     Damaged,
     EventRecord,
     FileHeader,
-    Partial,
-    RotateRecord,
+    PartialEvent,
     Short,
+    TungstenRotate,
     UnknownRecord,
 )
 from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of
@@ -52,7 +52,7 @@ def dump_segment(name: str, raw: bytes, *, checked: bool) -> Iterator[Json]:
     """Yield a segment in the form of `dump.jsonl`; an error's text is `error` alone, since the wording is ours."""
     header = parse_file_header(raw)
     if not isinstance(header, FileHeader):
-        if isinstance(header, Partial):
+        if isinstance(header, PartialEvent):
             yield {"file": name, "size": len(raw), "error": "error"}
         return
     yield {"file": name, "size": len(raw), "baseSeqno": header.base_seqno}
@@ -65,7 +65,7 @@ def dump_segment(name: str, raw: bytes, *, checked: bool) -> Iterator[Json]:
         at = outcome.offset + outcome.length
 
 
-def _dump_record(raw: bytes, record: EventRecord | RotateRecord | UnknownRecord | Damaged) -> Json:
+def _dump_record(raw: bytes, record: EventRecord | TungstenRotate | UnknownRecord | Damaged) -> Json:
     kind = raw[record.offset + 4]
     line: dict[str, Json] = {
         "offset": record.offset,
@@ -78,7 +78,7 @@ def _dump_record(raw: bytes, record: EventRecord | RotateRecord | UnknownRecord 
     match record:
         case Damaged():
             line["error"] = "error"
-        case RotateRecord(next_segment=number):
+        case TungstenRotate(next_segment=number):
             line["rotateIndex"] = number
         case EventRecord():
             line |= {

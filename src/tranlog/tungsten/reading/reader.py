@@ -18,7 +18,7 @@ from types import TracebackType
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import CorruptRecordError, LogMissingError, PayloadError, PurgedError
 from tranlog.tungsten.files.segments import (
-    SegmentReader,
+    TungstenSegment,
     damage_error,
     event_header,
     join,
@@ -38,12 +38,20 @@ from tranlog.tungsten.records.record import (
     EventRecord,
     FileHeader,
     Outcome,
-    Partial,
-    RotateRecord,
+    PartialEvent,
     Short,
+    TungstenRotate,
     UnknownRecord,
 )
-from tranlog.tungsten.rules.recovery import Entry, IndexEntry, Place, Torn, reading_problem, rotate_problem, row_problem
+from tranlog.tungsten.rules.recovery import (
+    DirectoryEntry,
+    EventPlace,
+    IndexEntry,
+    Torn,
+    reading_problem,
+    rotate_problem,
+    row_problem,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +102,7 @@ class TungstenReader:
         """What is odd but no error: another minor version, an unfinished end."""
         self.order_notes: tuple[str, ...] = ()
         """Events out of order in the newest segments (B7-22): an error to a strict cursor, not to this."""
-        self._entries: list[Entry] = []
+        self._entries: list[DirectoryEntry] = []
         self._first_number = 1
         self._last_place = -1
         self._bases: list[int] = []
@@ -125,7 +133,7 @@ class TungstenReader:
         notes = notes_of(entries)
         order_notes = []
         whole = list(entries)
-        if isinstance(whole[-1].header, Partial):
+        if isinstance(whole[-1].header, PartialEvent):
             notes.append(f"{whole[-1].name} is passed over: its header was not finished")
             whole.pop()
         self._entries = whole
@@ -158,12 +166,12 @@ class TungstenReader:
         self.notes = tuple(notes)
         self.order_notes = tuple(order_notes)
 
-    def _base(self, entry: Entry) -> int:
+    def _base(self, entry: DirectoryEntry) -> int:
         """Return a segment's first seqno: its header's, or its first record's where that has none; -1 for neither."""
         assert isinstance(entry.header, FileHeader)
         if entry.header.base_seqno != NO_BASE:
             return entry.header.base_seqno
-        reader = SegmentReader(self.path, entry.number, self.disk, checked=self.checked)
+        reader = TungstenSegment(self.path, entry.number, self.disk, checked=self.checked)
         try:
             outcome = reader.record(FILE_HEADER.size)
             return outcome.seqno if isinstance(outcome, EventRecord) else -1
@@ -199,7 +207,7 @@ class TungstenReader:
             out.append(IndexEntry(number=entry.number, first_seqno=first, last_seqno=last, bytes=entry.size))
         return out
 
-    def segments(self) -> list[Entry]:
+    def segments(self) -> list[DirectoryEntry]:
         """Return the segments with a finished header, rising."""
         return list(self._entries)
 
@@ -240,14 +248,14 @@ class TungstenCursor:
         self._reader = reader
         self._only = only
         self._strict = strict
-        self._segment: SegmentReader | None = None
+        self._segment: TungstenSegment | None = None
         self._at = 0
         self._whole_at = 0  # the end of the last complete transaction in the segment
-        self._run: list[tuple[EventRecord, SegmentReader]] = []
-        self._ready: deque[tuple[EventRecord, SegmentReader]] = deque()
-        self._retired: list[SegmentReader] = []
-        self._wanted: Place | None = None
-        self._last_whole: Place | None = None
+        self._run: list[tuple[EventRecord, TungstenSegment]] = []
+        self._ready: deque[tuple[EventRecord, TungstenSegment]] = deque()
+        self._retired: list[TungstenSegment] = []
+        self._wanted: EventPlace | None = None
+        self._last_whole: EventPlace | None = None
         self._last: int | None = None
         self._open(reader.first_number())
 
@@ -268,7 +276,7 @@ class TungstenCursor:
     def _open(self, number: int) -> None:
         if self._segment is not None:
             self._retired.append(self._segment)
-        self._segment = SegmentReader(self._reader.path, number, self._reader.disk, checked=self._reader.checked)
+        self._segment = TungstenSegment(self._reader.path, number, self._reader.disk, checked=self._reader.checked)
         self._at = self._whole_at = FILE_HEADER.size
 
     def _restart(self, number: int) -> None:
@@ -337,7 +345,7 @@ class TungstenCursor:
             self._close_retired()
         return StoredEvent(record, segment_name(segment.number), payload)
 
-    def next_run(self) -> list[tuple[EventRecord, SegmentReader]] | None:
+    def next_run(self) -> list[tuple[EventRecord, TungstenSegment]] | None:
         """Return the records of the next complete transaction, payloads unread, or None where the log ends for now.
 
         Shape: each with a reader of its segment, which is good until the next call. Of a cursor that is not strict,
@@ -382,7 +390,7 @@ class TungstenCursor:
             self._take(outcome, segment)
             self._at = outcome.end
             return True
-        if isinstance(outcome, RotateRecord):
+        if isinstance(outcome, TungstenRotate):
             return self._rotate(outcome, segment)
         self._raise_damage(outcome)
         if self._reader.later_exists(segment.number):
@@ -394,7 +402,7 @@ class TungstenCursor:
             raise self._damaged(self._at, f"{why}, and segments follow")
         return False
 
-    def _take(self, record: EventRecord, segment: SegmentReader) -> None:
+    def _take(self, record: EventRecord, segment: TungstenSegment) -> None:
         if self._strict:
             why = reading_problem(self._wanted, record.seqno, record.fragno)
             if why is not None:
@@ -409,7 +417,7 @@ class TungstenCursor:
             self._ready.extend(self._run)
             self._run.clear()
 
-    def _rotate(self, record: RotateRecord, segment: SegmentReader) -> bool:
+    def _rotate(self, record: TungstenRotate, segment: TungstenSegment) -> bool:
         wanted = next_number(segment.number)
         if record.next_segment != wanted:
             raise self._damaged(record.offset, rotate_problem(record, segment.number))
@@ -425,10 +433,10 @@ class TungstenCursor:
                 )
             return False
         entry = read_entry(self._reader.path, wanted, self._reader.disk)
-        if isinstance(entry.header, Partial) and not self._reader.later_exists(wanted):
+        if isinstance(entry.header, PartialEvent) and not self._reader.later_exists(wanted):
             return False
         if not isinstance(entry.header, FileHeader):
-            why = entry.header.why if not isinstance(entry.header, Partial) else "its header was not finished"
+            why = entry.header.why if not isinstance(entry.header, PartialEvent) else "its header was not finished"
             raise CorruptRecordError(segment=entry.name, offset=0, seqno=self._last, why=why)
         self._open(wanted)
         return True

@@ -15,7 +15,7 @@ import msgspec
 from tranlog.change import TableName
 from tranlog.errors import PayloadError
 from tranlog.log.records.format import TABLE_ITEMS_MAX
-from tranlog.tungsten.files.segments import SegmentReader, event_header
+from tranlog.tungsten.files.segments import TungstenSegment, event_header
 from tranlog.tungsten.reading.reader import TungstenCursor, TungstenReader
 from tranlog.tungsten.records.record import EventRecord
 from tranlog.tungsten.rules.arrange import Piece, Whole, arrange
@@ -34,7 +34,7 @@ class WholeReader:
         self._from = wanted
         self._follows: int | None = None  # the lowest seqno that may come, by what was read
         self._ready: deque[Whole] = deque()
-        self._segments: dict[int, SegmentReader] = {}
+        self._segments: dict[int, TungstenSegment] = {}
         self.left_out: list[Piece] = []
 
     def next(self) -> Whole | None:
@@ -91,7 +91,7 @@ def fillers(first: int, last: int, like: Outer) -> Iterator[NativeFragment]:
         yield missing_fragment(msgspec.structs.replace(like, seqno=seqno, fragno=0, last_frag=True))
 
 
-def range_end(segment: SegmentReader, record: EventRecord) -> tuple[int, int] | None:
+def range_end(segment: TungstenSegment, record: EventRecord) -> tuple[int, int] | None:
     """Return the (seqno, fragno) up to which a filtered range reaches, None for any other event."""
     if not segment.payload(record).endswith(b"\0"):  # only then its body can be empty, as every filtered event's is
         return None

@@ -34,7 +34,7 @@ from tranlog.log.reading.reader import IndexEntry, LogRange, LogReader
 from tranlog.log.records.format import Record, RecordHeader
 from tranlog.payload import Payload
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.tungsten.files.segments import Codec, SegmentReader, codec_of
+from tranlog.tungsten.files.segments import Codec, TungstenSegment, codec_of
 from tranlog.tungsten.reading.reader import Seek, TungstenCursor, TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, stand_before, translated, with_tables
 from tranlog.tungsten.records.codec import segment_name, segment_number
@@ -346,7 +346,7 @@ class TranslatedTransaction:
             return
         assert self._whole is not None
         number = self._whole.pieces[0].segment
-        segment = SegmentReader(self._log.path, number, self._log.disk, checked=self._log.checked)
+        segment = TungstenSegment(self._log.path, number, self._log.disk, checked=self._log.checked)
         try:
 
             def payload_of(piece: Piece) -> bytes:
@@ -389,7 +389,7 @@ class TranslatedTransaction:
         if self._whole is None:
             return []
         number = self._whole.pieces[0].segment
-        segment = SegmentReader(self._log.path, number, self._log.disk, checked=self._log.checked)
+        segment = TungstenSegment(self._log.path, number, self._log.disk, checked=self._log.checked)
         try:
             return [segment.payload(piece.record) for piece in self._whole.pieces]
         finally:

@@ -23,12 +23,12 @@ from tranlog.tungsten.records.record import (
     Damaged,
     EventRecord,
     FileHeader,
-    Impossible,
+    ImpossibleEvent,
     Outcome,
-    Partial,
-    RotateRecord,
+    PartialEvent,
     Short,
     Sound,
+    TungstenRotate,
     UnknownRecord,
 )
 
@@ -131,15 +131,15 @@ def write_utf(text: str) -> bytes:
 # --- reading ---------------------------------------------------------------------------------------------
 
 
-def parse_file_header(raw: bytes) -> FileHeader | Partial | Impossible:
+def parse_file_header(raw: bytes) -> FileHeader | PartialEvent | ImpossibleEvent:
     """Read what a segment begins with. A minor version that we do not know is the caller's to warn about."""
     if len(raw) < FILE_HEADER.size:
-        return Partial(len(raw))
+        return PartialEvent(len(raw))
     magic, major, minor, base_seqno = FILE_HEADER.unpack_from(raw)
     if magic != MAGIC_NUMBER:
-        return Impossible(f"invalid magic number {magic:08x}: no file of the replicator's log")
+        return ImpossibleEvent(f"invalid magic number {magic:08x}: no file of the replicator's log")
     if major != MAJOR_VERSION:
-        return Impossible(f"incompatible major version {major}; this is version {MAJOR_VERSION}.{MINOR_VERSION}")
+        return ImpossibleEvent(f"incompatible major version {major}; this is version {MAJOR_VERSION}.{MINOR_VERSION}")
     return FileHeader(major=major, minor=minor, base_seqno=base_seqno)
 
 
@@ -194,7 +194,7 @@ def parse_record(raw: bytes, at: int, offset: int, *, checked: bool) -> Outcome:
         elif kind == ROTATE_TYPE:
             if end - at - 4 == _ROTATE.size:
                 number: int = _ROTATE.unpack_from(raw, at + 4)[1]
-                return RotateRecord(offset=offset, length=length, next_segment=number, crc_type=crc_type, crc=crc)
+                return TungstenRotate(offset=offset, length=length, next_segment=number, crc_type=crc_type, crc=crc)
             why = f"a rotate record of {length} bytes"
         else:
             return UnknownRecord(offset=offset, length=length, record_type=kind, crc_type=crc_type, crc=crc)

@@ -23,13 +23,13 @@ class FileHeader(msgspec.Struct, frozen=True, kw_only=True):
     base_seqno: int
 
 
-class Partial(msgspec.Struct, frozen=True):
+class PartialEvent(msgspec.Struct, frozen=True):
     """Fewer bytes than a file header has."""
 
     size: int
 
 
-class Impossible(msgspec.Struct, frozen=True):
+class ImpossibleEvent(msgspec.Struct, frozen=True):
     """Bytes that no segment of the replicator begins with."""
 
     why: str
@@ -67,7 +67,7 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.offset + self.length
 
 
-class RotateRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TungstenRotate(msgspec.Struct, frozen=True, kw_only=True):
     """The last record of a segment; the log goes on in the segment of that number."""
 
     offset: int
@@ -110,5 +110,5 @@ class BadLength(msgspec.Struct, frozen=True):
     record_length: int
 
 
-Sound: TypeAlias = EventRecord | RotateRecord | UnknownRecord
+Sound: TypeAlias = EventRecord | TungstenRotate | UnknownRecord
 Outcome: TypeAlias = Sound | Damaged | Short | BadLength

@@ -22,21 +22,21 @@ from tranlog.tungsten.records.record import (
     Damaged,
     EventRecord,
     FileHeader,
-    Impossible,
-    Partial,
-    RotateRecord,
+    ImpossibleEvent,
+    PartialEvent,
+    TungstenRotate,
     UnknownRecord,
 )
 
 UNKNOWN_END: Final = (1 << 63) - 1
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class DirectoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A segment by its file: what its first 16 bytes say."""
 
     number: int
     size: int
-    header: FileHeader | Partial | Impossible
+    header: FileHeader | PartialEvent | ImpossibleEvent
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class Torn(msgspec.Struct, frozen=True):
     why: str
 
 
-class SegmentScan(msgspec.Struct, frozen=True, kw_only=True):
+class TungstenScan(msgspec.Struct, frozen=True, kw_only=True):
     """What all records of a segment add up to.
 
     `last` is the last event with the mark of the last fragment, `complete_end` the byte behind it, `next_seqno` the
@@ -68,7 +68,7 @@ class SegmentScan(msgspec.Struct, frozen=True, kw_only=True):
     last: EventRecord | None = None
     complete_end: int = FILE_HEADER.size
     records_end: int = FILE_HEADER.size
-    rotate: RotateRecord | None = None
+    rotate: TungstenRotate | None = None
     stop: Torn | Damaged | None = None
     unknown: UnknownRecord | None = None
     open_fragments: int = 0
@@ -81,7 +81,7 @@ class SegmentScan(msgspec.Struct, frozen=True, kw_only=True):
 # --- opening for writing ---------------------------------------------------------------------------------
 
 
-class NewLog(msgspec.Struct, frozen=True):
+class NewDirectory(msgspec.Struct, frozen=True):
     """There is no segment: begin with number 1."""
 
 
@@ -104,7 +104,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Continue(msgspec.Struct, frozen=True, kw_only=True):
+class TungstenContinue(msgspec.Struct, frozen=True, kw_only=True):
     """Cut what is listed, the newest first, and go on: in segment `tail`, or in a new one of number `create`."""
 
     tail: int
@@ -115,7 +115,7 @@ class Continue(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def row_problem(entries: Sequence[Entry]) -> Refuse | None:
+def row_problem(entries: Sequence[DirectoryEntry]) -> Refuse | None:
     """Find a segment that is missing from the row, or whose header is not one.
 
     Where only the newest's header was not finished, that is an end, not damage.
@@ -134,15 +134,15 @@ def row_problem(entries: Sequence[Entry]) -> Refuse | None:
     for place, entry in enumerate(entries):
         seqno = _begun(entries[place - 1]) if place else None
         match entry.header:
-            case Impossible(why=why):
+            case ImpossibleEvent(why=why):
                 return Refuse(segment=entry.name, offset=0, seqno=seqno, why=why)
-            case Partial(size=size) if place < len(entries) - 1:
+            case PartialEvent(size=size) if place < len(entries) - 1:
                 why = f"the segment has {size} of the {FILE_HEADER.size} bytes of its header, and others follow it"
                 return Refuse(segment=entry.name, offset=0, seqno=seqno, why=why)
     return None
 
 
-def _begun(entry: Entry) -> int | None:
+def _begun(entry: DirectoryEntry) -> int | None:
     """Return the seqno with which a segment begins, as its header says; what is behind it is at or after that."""
     header = entry.header
     if not isinstance(header, FileHeader):
@@ -150,10 +150,12 @@ def _begun(entry: Entry) -> int | None:
     return 0 if header.base_seqno == NO_BASE else header.base_seqno
 
 
-def plan_open(entries: Sequence[Entry], scans: Mapping[int, SegmentScan]) -> NewLog | Refuse | Continue:
+def plan_open(
+    entries: Sequence[DirectoryEntry], scans: Mapping[int, TungstenScan]
+) -> NewDirectory | Refuse | TungstenContinue:
     """Decide how a log is opened for writing. `scans` holds every segment's, by number, or only the last ones'."""
     if not entries:
-        return NewLog()
+        return NewDirectory()
     refused = row_problem(entries)
     if refused is not None:
         return refused
@@ -171,7 +173,7 @@ def plan_open(entries: Sequence[Entry], scans: Mapping[int, SegmentScan]) -> New
         why = "its header was not finished" if scan is None else "it holds no complete transaction"
         cuts.append(Cut(number=entry.number, offset=0, size=entry.size, whole=True, why=why))
         if place == 0:
-            return Continue(tail=entry.number, cuts=tuple(cuts), create=entry.number)
+            return TungstenContinue(tail=entry.number, cuts=tuple(cuts), create=entry.number)
         place -= 1
         if linked:
             break
@@ -192,19 +194,21 @@ def plan_open(entries: Sequence[Entry], scans: Mapping[int, SegmentScan]) -> New
     )
     if tail.rotate is not None and tail.stop is None and not tail.open_fragments:
         create = next_number(tail.number)
-        return Continue(tail=create, cuts=tuple(cuts), create=create, last=last, next_seqno=next_seqno, notes=notes)
+        return TungstenContinue(
+            tail=create, cuts=tuple(cuts), create=create, last=last, next_seqno=next_seqno, notes=notes
+        )
     if tail.size > tail.complete_end:
         why = tail.stop.why if isinstance(tail.stop, Torn) else "the last fragment of its transaction never came"
         offset = tail.complete_end
         cuts.append(Cut(number=tail.number, offset=offset, size=tail.size - offset, whole=False, why=why))
-    return Continue(tail=tail.number, cuts=tuple(cuts), last=last, next_seqno=next_seqno, notes=notes)
+    return TungstenContinue(tail=tail.number, cuts=tuple(cuts), last=last, next_seqno=next_seqno, notes=notes)
 
 
-def _is_older(scan: SegmentScan, entries: Sequence[Entry], place: int) -> bool:
+def _is_older(scan: TungstenScan, entries: Sequence[DirectoryEntry], place: int) -> bool:
     return any(entry.number == scan.number for entry in entries[:place])
 
 
-def _damage(scan: SegmentScan) -> Refuse | None:
+def _damage(scan: TungstenScan) -> Refuse | None:
     name = segment_name(scan.number)
     seqno = None if scan.last is None else scan.last.seqno
     if isinstance(scan.stop, Damaged):
@@ -215,7 +219,7 @@ def _damage(scan: SegmentScan) -> Refuse | None:
     return None
 
 
-def _older_problem(scan: SegmentScan) -> Refuse | None:
+def _older_problem(scan: TungstenScan) -> Refuse | None:
     """Find what is wrong with a segment that others follow."""
     refused = _damage(scan)
     if refused is not None:
@@ -235,12 +239,12 @@ def _older_problem(scan: SegmentScan) -> Refuse | None:
     return None
 
 
-def rotate_problem(rotate: RotateRecord, number: int) -> str:
+def rotate_problem(rotate: TungstenRotate, number: int) -> str:
     """Say what is wrong with a rotate record that does not lead to the next segment (B7-12: backwards, for ever)."""
     return f"its rotate record leads to segment {rotate.next_segment}, not to {segment_name(next_number(number))}"
 
 
-def _base_problem(scans: Sequence[SegmentScan]) -> Refuse | None:
+def _base_problem(scans: Sequence[TungstenScan]) -> Refuse | None:
     """Find a header that claims seqnos which an earlier segment holds: seeking would go astray."""
     last: int | None = None
     for scan in scans:
@@ -252,7 +256,7 @@ def _base_problem(scans: Sequence[SegmentScan]) -> Refuse | None:
     return None
 
 
-def _last_complete(scans: Mapping[int, SegmentScan], entries: Sequence[Entry]) -> EventRecord | None:
+def _last_complete(scans: Mapping[int, TungstenScan], entries: Sequence[DirectoryEntry]) -> EventRecord | None:
     for entry in reversed(entries):
         scan = scans.get(entry.number)
         if scan is not None and scan.last is not None:
@@ -263,14 +267,14 @@ def _last_complete(scans: Mapping[int, SegmentScan], entries: Sequence[Entry]) -
 # --- order -----------------------------------------------------------------------------------------------
 
 
-class Place(msgspec.Struct, frozen=True):
+class EventPlace(msgspec.Struct, frozen=True):
     """Where the next event belongs: its seqno, and its fragment where a transaction is open."""
 
     seqno: int
     fragno: int = 0
 
 
-def order_problem(wanted: Place | None, seqno: int, fragno: int) -> str | None:
+def order_problem(wanted: EventPlace | None, seqno: int, fragno: int) -> str | None:
     """Say why an event does not belong behind what is stored; None where it does. `wanted` is None in an empty log.
 
     Source: B7-22: the ancestor stores duplicates, gaps and a second open transaction.
@@ -291,7 +295,7 @@ def order_problem(wanted: Place | None, seqno: int, fragno: int) -> str | None:
     return f"seqno {seqno} begins with fragment {fragno}"
 
 
-def reading_problem(wanted: Place | None, seqno: int, fragno: int) -> str | None:
+def reading_problem(wanted: EventPlace | None, seqno: int, fragno: int) -> str | None:
     """Say why an event that is read does not follow the one before it; None where it does.
 
     Between transactions seqnos may be missing: a replicator that is told to (`online -base-seqno`) goes on higher.
@@ -301,12 +305,12 @@ def reading_problem(wanted: Place | None, seqno: int, fragno: int) -> str | None
     return None if gap else why
 
 
-def place_behind(seqno: int, fragno: int, last_frag: bool, seqno_end: int | None, fragno_end: int | None) -> Place:
+def place_behind(seqno: int, fragno: int, last_frag: bool, seqno_end: int | None, fragno_end: int | None) -> EventPlace:
     """Return where the next event belongs behind one; `seqno_end` and `fragno_end` are a filtered range's."""
     end = seqno if seqno_end is None else max(seqno, seqno_end)
     if last_frag:
-        return Place(end + 1)
-    return Place(end, (fragno if fragno_end is None else fragno_end) + 1)
+        return EventPlace(end + 1)
+    return EventPlace(end, (fragno if fragno_end is None else fragno_end) + 1)
 
 
 # --- purge -----------------------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ from tranlog.log.rules.damage import Problem
 from tranlog.log.rules.repair import CutOff, Keep, Lost, NothingToRepair, Remove, RepairPlan, Span, Step
 from tranlog.log.upkeep.repairing import Agree, RepairOutcome, write_report
 from tranlog.log.upkeep.verify import Progress, VerifyReport
-from tranlog.tungsten.files.segments import SegmentReader, join, list_entries, place_of
+from tranlog.tungsten.files.segments import TungstenSegment, join, list_entries, place_of
 from tranlog.tungsten.records.codec import FILE_HEADER, segment_name, segment_number
-from tranlog.tungsten.records.record import BadLength, EventRecord, FileHeader, RotateRecord, Short
-from tranlog.tungsten.rules.recovery import Entry
+from tranlog.tungsten.records.record import BadLength, EventRecord, FileHeader, Short, TungstenRotate
+from tranlog.tungsten.rules.recovery import DirectoryEntry
 from tranlog.tungsten.upkeep.verify import verify
 from tranlog.tungsten.writing.directory import LOCK_NAME, take_lock
 
@@ -92,7 +92,7 @@ def _number(problem: Problem) -> int:
 # --- what goes -------------------------------------------------------------------------------------------
 
 
-def _keep_front(path: str, disk: Disk, entries: Sequence[Entry], wrong: tuple[int, int]) -> RepairPlan:
+def _keep_front(path: str, disk: Disk, entries: Sequence[DirectoryEntry], wrong: tuple[int, int]) -> RepairPlan:
     """Keep the whole transactions before `wrong` (segment, offset). Raises RepairRefusedError where there are none."""
     stays, goes = _Held(), _Held()
     steps: list[Step] = [Remove(segment=one.number, size=one.size) for one in entries if one.number > wrong[0]]
@@ -117,7 +117,7 @@ def _keep_front(path: str, disk: Disk, entries: Sequence[Entry], wrong: tuple[in
     return _plan(Keep.FRONT, steps, stays, goes, after=True)
 
 
-def _keep_back(path: str, disk: Disk, entries: Sequence[Entry], wrong: tuple[int, int]) -> RepairPlan:
+def _keep_back(path: str, disk: Disk, entries: Sequence[DirectoryEntry], wrong: tuple[int, int]) -> RepairPlan:
     """Keep the segments behind that of `wrong`. Raises RepairRefusedError where there are none."""
     back = [one for one in entries if one.number > wrong[0] and isinstance(one.header, FileHeader)]
     stays, goes = _Held(), _Held()
@@ -133,7 +133,7 @@ def _keep_back(path: str, disk: Disk, entries: Sequence[Entry], wrong: tuple[int
     return _plan(Keep.BACK, steps, stays, goes, after=False)
 
 
-def _whole_before(path: str, disk: Disk, entry: Entry, wrong: tuple[int, int]) -> int:
+def _whole_before(path: str, disk: Disk, entry: DirectoryEntry, wrong: tuple[int, int]) -> int:
     """Return where a segment's last whole transaction before `wrong` ends: what leads on from there has to go too."""
     number, offset = wrong
     if not isinstance(entry.header, FileHeader):
@@ -149,13 +149,13 @@ def _whole_before(path: str, disk: Disk, entry: Entry, wrong: tuple[int, int]) -
     return at
 
 
-def _records(path: str, disk: Disk, entry: Entry) -> Iterator[EventRecord | RotateRecord]:
+def _records(path: str, disk: Disk, entry: DirectoryEntry) -> Iterator[EventRecord | TungstenRotate]:
     """Yield what is sound in a segment, passing over what is not as far as lengths lead."""
-    reader = SegmentReader(path, entry.number, disk, checked=True)
+    reader = TungstenSegment(path, entry.number, disk, checked=True)
     at = FILE_HEADER.size
     try:
         while not isinstance(found := reader.record(at), Short | BadLength):
-            if isinstance(found, EventRecord | RotateRecord):
+            if isinstance(found, EventRecord | TungstenRotate):
                 yield found
             at = found.offset + found.length
     finally:
@@ -172,12 +172,12 @@ class _Held:
     unread: int = 0
     _open: tuple[int, int] | None = None
 
-    def take(self, path: str, disk: Disk, entry: Entry, start: int, end: int) -> None:
+    def take(self, path: str, disk: Disk, entry: DirectoryEntry, start: int, end: int) -> None:
         """Look at the bytes `start` to `end` of a segment."""
         self.bytes += end - start
         read_to = max(start, FILE_HEADER.size)
         if isinstance(entry.header, FileHeader):
-            reader = SegmentReader(path, entry.number, disk, checked=True)
+            reader = TungstenSegment(path, entry.number, disk, checked=True)
             try:
                 for record in _records(path, disk, entry):
                     if record.offset < start:

@@ -15,7 +15,7 @@ from tranlog.errors import PayloadError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.rules.damage import Damage, Problem
 from tranlog.log.upkeep.verify import VerifyReport
-from tranlog.tungsten.files.segments import SegmentReader, list_entries, place_of, torn_end
+from tranlog.tungsten.files.segments import TungstenSegment, list_entries, place_of, torn_end
 from tranlog.tungsten.records.codec import FILE_HEADER, next_number
 from tranlog.tungsten.records.payload import decode
 from tranlog.tungsten.records.record import (
@@ -23,11 +23,11 @@ from tranlog.tungsten.records.record import (
     Damaged,
     EventRecord,
     FileHeader,
-    RotateRecord,
     Short,
+    TungstenRotate,
     UnknownRecord,
 )
-from tranlog.tungsten.rules.recovery import Entry, Place, reading_problem, rotate_problem, row_problem
+from tranlog.tungsten.rules.recovery import DirectoryEntry, EventPlace, reading_problem, rotate_problem, row_problem
 
 
 def verify(
@@ -77,7 +77,7 @@ class _Walk:
         self._checked = checked
         self._progress = progress
         self._done = 0
-        self._wanted: Place | None = None
+        self._wanted: EventPlace | None = None
         self._seqno: int | None = None
         self.total = total
         self.records = self.transactions = self.fragments = self.unchecked = 0
@@ -90,7 +90,7 @@ class _Walk:
             Problem(segment=segment, offset=offset, seqno=None if seqno is None else Seqno(seqno), why=why, kind=kind)
         )
 
-    def segment(self, entry: Entry, *, newest: bool) -> None:
+    def segment(self, entry: DirectoryEntry, *, newest: bool) -> None:
         """Check one segment from its header to its end."""
         if not isinstance(entry.header, FileHeader):
             if newest and entry.size < FILE_HEADER.size:
@@ -99,8 +99,8 @@ class _Walk:
                 why = getattr(entry.header, "why", "its header was not finished")
                 self.fault(entry.name, 0, self._seqno, why, Damage.HEADER)
             return
-        reader = SegmentReader(self._path, entry.number, self._disk, checked=self._checked)
-        rotate: RotateRecord | None = None
+        reader = TungstenSegment(self._path, entry.number, self._disk, checked=self._checked)
+        rotate: TungstenRotate | None = None
         at = FILE_HEADER.size
         try:
             while True:
@@ -108,7 +108,7 @@ class _Walk:
                 if isinstance(outcome, Short | BadLength):
                     break
                 self.records += 1
-                rotate = outcome if isinstance(outcome, RotateRecord) else None
+                rotate = outcome if isinstance(outcome, TungstenRotate) else None
                 self._take(entry, reader, outcome)
                 at = outcome.offset + outcome.length
                 if self._progress is not None and self.records % 1024 == 0:
@@ -132,7 +132,10 @@ class _Walk:
             self.fault(entry.name, at, self._seqno, why, Damage.ROTATE)
 
     def _take(
-        self, entry: Entry, reader: SegmentReader, outcome: EventRecord | RotateRecord | UnknownRecord | Damaged
+        self,
+        entry: DirectoryEntry,
+        reader: TungstenSegment,
+        outcome: EventRecord | TungstenRotate | UnknownRecord | Damaged,
     ) -> None:
         match outcome:
             case Damaged():
@@ -141,14 +144,14 @@ class _Walk:
             case UnknownRecord(record_type=kind):
                 why = f"record type {kind}, which is none of the replicator's"
                 self.fault(entry.name, outcome.offset, self._seqno, why, Damage.RECORD)
-            case RotateRecord(next_segment=number):
+            case TungstenRotate(next_segment=number):
                 if number != next_number(entry.number):
                     why = rotate_problem(outcome, entry.number)
                     self.fault(entry.name, outcome.offset, self._seqno, why, Damage.ROTATE)
             case EventRecord():
                 self._event(entry, reader, outcome)
 
-    def _event(self, entry: Entry, reader: SegmentReader, record: EventRecord) -> None:
+    def _event(self, entry: DirectoryEntry, reader: TungstenSegment, record: EventRecord) -> None:
         self.fragments += 1
         self.unchecked += record.crc_type == 0
         why = reading_problem(self._wanted, record.seqno, record.fragno) if self._wanted is not None else None

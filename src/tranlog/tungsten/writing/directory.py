@@ -35,7 +35,7 @@ from tranlog.errors import (
 )
 from tranlog.tungsten.files.segments import (
     WINDOW_BYTES,
-    SegmentReader,
+    TungstenSegment,
     damage_error,
     join,
     list_entries,
@@ -56,19 +56,19 @@ from tranlog.tungsten.records.codec import (
 )
 from tranlog.tungsten.records.event import Event
 from tranlog.tungsten.records.payload import encode
-from tranlog.tungsten.records.record import BadLength, Damaged, EventRecord, FileHeader, RotateRecord, Short
+from tranlog.tungsten.records.record import BadLength, Damaged, EventRecord, FileHeader, Short, TungstenRotate
 from tranlog.tungsten.rules.recovery import (
     UNKNOWN_END,
     AgedSegment,
-    Continue,
     Cut,
-    Entry,
-    NewLog,
-    Place,
+    DirectoryEntry,
+    EventPlace,
+    NewDirectory,
     PurgeSegments,
     PurgeTail,
     Refuse,
     RefusePurge,
+    TungstenContinue,
     order_problem,
     place_behind,
     plan_open,
@@ -133,11 +133,11 @@ class TungstenLog:
         self._number = 0
         self._end = 0
         self._buffer = bytearray()
-        self._place: Place | None = None
+        self._place: EventPlace | None = None
         self._synced_end = 0
         # The end of the last whole transaction, the place behind it, and its seqno: of all, and of what is durable.
-        self._whole: tuple[int, Place | None, int] = (0, None, -1)
-        self._durable: tuple[int, Place | None, int] = self._whole
+        self._whole: tuple[int, EventPlace | None, int] = (0, None, -1)
+        self._durable: tuple[int, EventPlace | None, int] = self._whole
         self._closed: str | None = None
         self.last_seqno = -1
         """The last complete transaction's seqno; -1 in an empty log."""
@@ -192,18 +192,18 @@ class TungstenLog:
         match plan:
             case Refuse():
                 raise damage_error(plan)
-            case NewLog():
+            case NewDirectory():
                 with contextlib.suppress(PermissionError):  # who may not list the parent did not create the directory
                     self._disk.sync_dir(posixpath.dirname(self.path) or ".")
                 self._create(1, NO_BASE)
                 self.report = OpeningReport(created=True)
-            case Continue():
+            case TungstenContinue():
                 self._continue(plan, entries)
         self._begin()
 
-    def _continue(self, plan: Continue, entries: list[Entry]) -> None:
+    def _continue(self, plan: TungstenContinue, entries: list[DirectoryEntry]) -> None:
         if plan.last is not None:
-            self._place = Place(plan.next_seqno)
+            self._place = EventPlace(plan.next_seqno)
             self.last_seqno = plan.last.seqno
         kept = [name for name in [self._keep(cut) for cut in plan.cuts] if name is not None]
         for cut in plan.cuts:
@@ -222,7 +222,7 @@ class TungstenLog:
             created=False, cuts=plan.cuts, kept_in=tuple(kept), notes=(*notes_of(entries), *plan.notes)
         )
 
-    def _base(self, entries: list[Entry]) -> int:
+    def _base(self, entries: list[DirectoryEntry]) -> int:
         if self._place is not None:
             return self._place.seqno
         bases = [entry.header.base_seqno for entry in entries if isinstance(entry.header, FileHeader)]
@@ -299,7 +299,7 @@ class TungstenLog:
         self._whole = self._durable = (self._end, self._place, self.last_seqno)
 
     @property
-    def next_place(self) -> Place | None:
+    def next_place(self) -> EventPlace | None:
         """Which seqno and fragment is to come; None in a log that never held any."""
         return self._place
 
@@ -571,14 +571,14 @@ def _remove(path: str, numbers: tuple[int, ...], disk: Disk) -> tuple[str, ...]:
 
 def _cut_offset(path: str, number: int, seqno: int, disk: Disk) -> int:
     """Return where the first record of `seqno` or above stands. Raises PurgeRangeError inside a filtered range."""
-    reader = SegmentReader(path, number, disk, checked=True)
+    reader = TungstenSegment(path, number, disk, checked=True)
     try:
         at = FILE_HEADER.size
-        place: Place | None = None
+        place: EventPlace | None = None
         while True:
             outcome = reader.record(at)
             if not isinstance(outcome, EventRecord):
-                if isinstance(outcome, RotateRecord | Short | BadLength):
+                if isinstance(outcome, TungstenRotate | Short | BadLength):
                     break
                 why = outcome.why if isinstance(outcome, Damaged) else f"record type {outcome.record_type}"
                 raise CorruptRecordError(segment=segment_name(number), offset=at, seqno=None, why=why)
