@@ -115,6 +115,8 @@ kinds_of_column = (
 )
 """What a column of one `executemany` holds."""
 keys = st.integers(1, 400)
+far_keys = st.integers(-(1 << 63), (1 << 63) - (1 << 40))
+"""Not up to the largest: after that one SQLite draws rowids at random, and the two databases differ."""
 
 
 @st.composite
@@ -131,7 +133,7 @@ def bulks(draw: st.DrawFn) -> tuple[str, list[Any]]:
     strategies: list[st.SearchStrategy[Any]] = []
     for column in columns:
         if column in ("id", "n", "up"):
-            one: st.SearchStrategy[Any] = draw(st.sampled_from([keys, keys, st.none(), keys | st.none(), integers]))
+            one: st.SearchStrategy[Any] = draw(st.sampled_from([keys, keys, st.none(), keys | st.none(), far_keys]))
         elif table == "strict":
             one = draw(
                 st.sampled_from(
