@@ -236,6 +236,46 @@ def test_tests_are_named_for_a_module_or_a_subject() -> None:
     assert [one for one in sorted(others) if f"`tests/{one}`" not in text] == []
 
 
+CLASS_LINES_MAX, CLASS_ATTRIBUTES_MAX = 400, 20
+LARGE_CLASSES = {
+    "Catalog": "a question each to the catalogue of one server",
+    "Cursor": "each way of reading moves the same place",
+    "GroupAssembler": "one transaction of a binlog, event by event",
+    "MariadbSource": "to be split: the stream, its restarts, and what it makes of events",
+    "Operation": "what operators in several threads wish, under one lock",
+    "SegmentScanner": "one walk over a segment, and what it has seen",
+    "Segments": "the row that readers and the writer share, under one lock",
+    "SeqnoIndex": "buckets, their ends, and what of them is stored change together",
+    "SqliteConnection": "to be split: apsw's connection, its transactions, and bulk inserts",
+}
+"""Classes that may be larger, and why."""
+
+
+def large_classes(modules: Mapping[str, str]) -> set[str]:
+    """Return the classes with more lines, or more attributes that they set on themselves, than one may have."""
+    found = set()
+    for text in modules.values():
+        for one in ast.parse(text).body:
+            if isinstance(one, ast.ClassDef):
+                stored = (node for node in ast.walk(one) if isinstance(node, ast.Attribute))
+                names = {
+                    node.attr
+                    for node in stored
+                    if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+                }
+                lines = (one.end_lineno or one.lineno) - one.lineno + 1
+                if lines > CLASS_LINES_MAX or len(names) > CLASS_ATTRIBUTES_MAX:
+                    found.add(one.name)
+    return found
+
+
+def test_no_class_is_too_large() -> None:
+    assert large_classes(read_source()) == set(LARGE_CLASSES)
+    attributes = "\n".join(f"        self.a{number} = 1" for number in range(21))
+    assert large_classes({"a": f"class A:\n    def f(self):\n{attributes}\n"}) == {"A"}
+    assert large_classes({"a": "class A:\n" + "    x = 1\n" * 400, "b": "class B:\n    x = 1\n"}) == {"A"}
+
+
 def classes_twice(modules: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the modules of each public class whose name another one has."""
     found: dict[str, list[str]] = {}
