@@ -10,6 +10,7 @@ Source: design/log-format.md, "Directory".
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import threading
 from collections import Counter, OrderedDict
@@ -194,15 +195,18 @@ class Segments:
                     self._add(number, prev_seqno, mark)
 
     def _list(self) -> list[int]:
-        """Return the numbers of the segments that are there. Raises CorruptRecordError as `refresh` does."""
-        while True:
-            numbers = list_segments(self.directory, self.disk)
-            if not numbers:
-                raise LogMissingError(path=self.directory, why="it holds no segment (thl.data.*)")
-            holes = [(before, after) for before, after in pairwise(numbers) if after != before + 1]
-            if all(self._is_hole(before) for before, _ in holes):
-                break
-        for before, after in holes:
+        """Return the numbers of the segments that are there.
+
+        Raises CorruptRecordError as `refresh` does; FileNotFoundError where a listing has to be made again.
+        """
+        numbers = list_segments(self.directory, self.disk)
+        if not numbers:
+            raise LogMissingError(path=self.directory, why="it holds no segment (thl.data.*)")
+        for before, after in pairwise(numbers):
+            if after == before + 1:
+                continue
+            if not self._is_hole(before):
+                raise FileNotFoundError(errno.ENOENT, "not in the listing", self.path(before + 1))
             epoch, last = self._epoch_of(before, whole=True)
             if epoch is None or epoch != self._epoch_of(after, whole=False)[0]:
                 raise missing(before + 1, last).error()
