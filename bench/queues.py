@@ -25,9 +25,9 @@ import msgspec
 from frame import Bench, Question, run
 
 from tranlog.change import Column, Op, RowChange, TableMap
+from tranlog.header import TransactionHeader
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.reader import LogReader
-from tranlog.log.records.format import RecordHeader
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.applying.channel import Channel
 from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
@@ -142,7 +142,7 @@ class FileCursor:
     def seek(self, seqno: Seqno) -> None:
         self._begin = seqno
 
-    def next_header(self, timeout_s: float = 0.0) -> RecordHeader | None:
+    def next_header(self, timeout_s: float = 0.0) -> TransactionHeader | None:
         deadline = time.monotonic() + timeout_s
         while True:
             while self._items:
@@ -161,7 +161,7 @@ class FileCursor:
                 if end > len(buffer):
                     break
                 frame = memoryview(buffer)[at + 4 : end]
-                self._items.append(msgspec.msgpack.decode(frame, type=tuple[RecordHeader, bytes | None]))
+                self._items.append(msgspec.msgpack.decode(frame, type=tuple[TransactionHeader, bytes | None]))
                 at = end
             self._rest = buffer[at:]
             self._items.reverse()
@@ -169,7 +169,7 @@ class FileCursor:
     def pass_over(self, shards: Container[bytes], upto: Seqno) -> Seqno:
         return NO_SEQNO
 
-    def passed(self) -> RecordHeader:
+    def passed(self) -> TransactionHeader:
         raise AssertionError("nothing is ever passed over")
 
     def close(self) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from tranlog.change import Change, Column, Op, RowChange, Statement, TableMap
 from tranlog.errors import ConfigError
-from tranlog.ids import Epoch, Lsn, Seqno
-from tranlog.log.records.format import RecordHeader
+from tranlog.header import TransactionHeader
+from tranlog.ids import Epoch, Seqno
 from tranlog.pipeline.rules.channels import (
     SERIAL,
     AssignmentRule,
@@ -86,9 +86,9 @@ def table(name: str, *columns: str) -> TableMap:
 ORDERS, PAYMENTS, STOCK = table("orders", "id", "customer"), table("payments", "payer", "sum"), table("stock", "id")
 
 
-def header(recorded: str, *tables: tuple[str, str], whole: bool = True) -> RecordHeader:
+def header(recorded: str, *tables: tuple[str, str], whole: bool = True) -> TransactionHeader:
     """The header of a transaction's last fragment."""
-    return RecordHeader(
+    return TransactionHeader(
         seqno=Seqno(1),
         fragno=0 if whole else 2,
         last_frag=True,
@@ -98,11 +98,9 @@ def header(recorded: str, *tables: tuple[str, str], whole: bool = True) -> Recor
         shard_id=recorded,
         tstamp=1,
         tables=tables,
-        lsn=Lsn(0),
         record_length=0,
         data_length=0,
-        crc_method=0,
-        crc=0,
+        spilled=False,
     )
 
 

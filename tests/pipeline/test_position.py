@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tranlog.errors import ConfigError
-from tranlog.ids import Epoch, Lsn, Seqno
+from tranlog.header import TransactionHeader
+from tranlog.ids import Epoch, Seqno
 from tranlog.log.reading.reader import LogRange
-from tranlog.log.records.format import RecordHeader
 from tranlog.pipeline.upkeep.position import Move, position_rows
 from tranlog.target.target import ChannelRow
 
@@ -19,7 +19,7 @@ HELD = LogRange(
     epoch=Epoch(3),
     scanned=False,
 )
-HEADER = RecordHeader(
+HEADER = TransactionHeader(
     seqno=Seqno(15),
     fragno=0,
     last_frag=True,
@@ -29,11 +29,9 @@ HEADER = RecordHeader(
     shard_id="s",
     tstamp=99,
     tables=(),
-    lsn=Lsn(0),
     record_length=0,
     data_length=0,
-    crc_method=1,
-    crc=0,
+    spilled=False,
 )
 
 

@@ -8,8 +8,8 @@ from decimal import Decimal
 import pytest
 
 from tranlog.change import Change, Column, Op, Options, RowChange, Statement, TableMap
-from tranlog.ids import Epoch, Lsn, Seqno
-from tranlog.log.records.format import RecordHeader
+from tranlog.header import TransactionHeader
+from tranlog.ids import Epoch, Seqno
 from tranlog.payload import Payload
 from tranlog.service.thl import listing
 from tranlog.service.thl.listing import SegmentShown, fragment_json, fragment_lines
@@ -30,8 +30,8 @@ def header_of(
     shard: str = "test",
     tstamp: int = AT,
     tables: tuple[tuple[str, str], ...] | None = (),
-) -> RecordHeader:
-    return RecordHeader(
+) -> TransactionHeader:
+    return TransactionHeader(
         seqno=Seqno(seqno),
         fragno=fragno,
         last_frag=last,
@@ -41,11 +41,9 @@ def header_of(
         shard_id=shard,
         tstamp=tstamp,
         tables=tables,
-        lsn=Lsn(0),
         record_length=0,
         data_length=0,
-        crc_method=1,
-        crc=0,
+        spilled=False,
     )
 
 

@@ -18,9 +18,9 @@ from tranlog.errors import (
     MixedCodecsError,
     PurgedError,
 )
+from tranlog.header import Record
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.reader import LogReader
-from tranlog.log.records.format import Record
 from tranlog.log.rules.numbering import Numbering
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions

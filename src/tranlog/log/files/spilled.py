@@ -23,10 +23,10 @@ from tranlog.log.records.format import (
     SEQNO_MAX,
     End,
     Impossible,
-    Record,
     RecordHeader,
     RollbackMark,
     RotateRecord,
+    StoredRecord,
     SyncRecord,
     segment_name,
     skip_events,
@@ -129,7 +129,7 @@ class SpillReader:
         except OSError as exc:
             raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
 
-    def chunk(self, place: Lsn, seq: int, fragno: int) -> Iterator[Record] | SpillFault:
+    def chunk(self, place: Lsn, seq: int, fragno: int) -> Iterator[StoredRecord] | SpillFault:
         """Return the fragments of a chunk, the first of them being `fragno`. Raises LogUnreadableError."""
         name, offset = spill_name(lsn_segment(place)), lsn_offset(place)
         header = self._header(place, seq)
@@ -142,7 +142,7 @@ class SpillReader:
         found = opened if isinstance(opened, Impossible) else fragments_of(opened, self._verdict, fragno)
         return SpillFault(segment=name, offset=offset, why=found.why) if isinstance(found, Impossible) else found
 
-    def records(self) -> Iterator[Record | SpillFault]:
+    def records(self) -> Iterator[StoredRecord | SpillFault]:
         """Yield each fragment's header and payload, in order; a fault is the last thing that comes.
 
         Raises LogUnreadableError.
@@ -188,7 +188,7 @@ def bears(file: DiskFile, directory: str, number: int, history: bytes | None) ->
 
 def read_spilled(
     directory: str, disk: Disk, verdict: RecordHeader, raw: bytes, history: bytes | None
-) -> Iterator[Record]:
+) -> Iterator[StoredRecord]:
     """Yield the fragments of the transaction whose referring record's event field is `raw`.
 
     Raises CorruptRecordError, ForeignHistoryError, LogUnreadableError.

@@ -15,11 +15,11 @@ from tranlog.ids import Lsn, lsn, lsn_offset, lsn_segment
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import Segments
 from tranlog.log.files.spilled import read_spilled
-from tranlog.log.records.format import HEADER, Record, RecordHeader, RollbackMark, RotateRecord, SyncRecord
+from tranlog.log.records.format import HEADER, RecordHeader, RollbackMark, RotateRecord, StoredRecord, SyncRecord
 from tranlog.log.rules.rollback import killer, still_there
 
 
-def read_abandoned(segments: Segments, *, checksum: bool = True) -> Iterator[tuple[RollbackMark, Record]]:
+def read_abandoned(segments: Segments, *, checksum: bool = True) -> Iterator[tuple[RollbackMark, StoredRecord]]:
     """Yield every abandoned fragment that is still there, with the mark that took it: mark by mark, in log order.
 
     Raises CorruptRecordError, PurgedError, SegmentGoneError, LogUnreadableError.
@@ -48,7 +48,7 @@ def read_abandoned(segments: Segments, *, checksum: bool = True) -> Iterator[tup
 
 def _walk(
     reader: SegmentReader, offset: int, mark: RollbackMark, marks: tuple[RollbackMark, ...], segments: Segments
-) -> Iterator[tuple[RollbackMark, Record]]:
+) -> Iterator[tuple[RollbackMark, StoredRecord]]:
     """Yield what `mark` took of one segment, from `offset` to its end."""
     while True:
         if killer(marks, Lsn(reader.number << 32 | offset)) is not mark:
@@ -60,7 +60,7 @@ def _walk(
                 for record in read_spilled(segments.directory, segments.disk, outcome, raw, segments.history):
                     yield mark, record
             case RecordHeader():
-                yield mark, Record(outcome, reader.payload(outcome))
+                yield mark, StoredRecord(outcome, reader.payload(outcome))
             case SyncRecord() | RollbackMark():
                 pass
             case RotateRecord():

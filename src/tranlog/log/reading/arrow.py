@@ -39,9 +39,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tranlog.change import Column, Op, RowChange, Statement, TableMap
 from tranlog.errors import ConfigError, LibraryMissingError, PayloadError
+from tranlog.header import Record
 from tranlog.ids import Seqno
 from tranlog.log.records.columns import ALL, FIELDS, Block, Rows, Selection, TableRows, block_of, survey_payload
-from tranlog.log.records.format import EVENT_START, TRAILER, Record, parse_tables
+from tranlog.log.records.format import EVENT_START, TRAILER, parse_tables
 from tranlog.payload import OP_STATEMENT, PayloadBuilder, decode
 from tranlog.row_text import pairs_text, value_json
 from tranlog.types import LogicalType, Tag

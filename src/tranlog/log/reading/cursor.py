@@ -31,6 +31,7 @@ from tranlog.log.reading.arrow import Unit, read_batches
 from tranlog.log.records.columns import ALL, Block, Selection, scan_block
 from tranlog.log.records.format import (
     BAD_CHECKSUM,
+    CRC_32,
     CRC_NONE,
     HEADER,
     SEQNO_MAX,
@@ -38,11 +39,11 @@ from tranlog.log.records.format import (
     End,
     Impossible,
     Partial,
-    Record,
     RecordHeader,
     RollbackMark,
     RotateRecord,
     SegmentHeader,
+    StoredRecord,
     SyncRecord,
     cut_records,
     encode_event,
@@ -126,17 +127,22 @@ class StoredTransaction:
         """Where its first record stands."""
         return self._start
 
+    @property
+    def checksum(self) -> int | None:
+        """See `ReadableTransaction.checksum`."""
+        return self.header.crc if self.header.crc_method == CRC_32 else None
+
     def payloads(self) -> Iterator[bytes]:
         """Yield each fragment's payload. Raises CorruptRecordError, PurgedError, SegmentGoneError."""
         for record in self.records():
             yield record.payload
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[StoredRecord]:
         """Yield each fragment's header and payload. Raises CorruptRecordError, PurgedError, SegmentGoneError."""
         if self.header.spilled:
             yield from self._read_spilled()
         elif self._fragments == 1:
-            yield Record(self.header, self._only_payload())
+            yield StoredRecord(self.header, self._only_payload())
         else:
             yield from self._read_records()
 
@@ -151,7 +157,7 @@ class StoredTransaction:
                 raise CorruptRecordError(segment=name, offset=offset, seqno=header.seqno, why=why)
         return self._reference
 
-    def _read_spilled(self) -> Iterator[Record]:
+    def _read_spilled(self) -> Iterator[StoredRecord]:
         segments, header = self._view.segments, self.header
         reader = SpillReader(segments.directory, segments.disk, self._refers_to(), header, segments.history)
         try:
@@ -180,7 +186,7 @@ class StoredTransaction:
             return payload
         return next(self._read_records()).payload
 
-    def _read_records(self) -> Iterator[Record]:
+    def _read_records(self) -> Iterator[StoredRecord]:
         number = lsn_segment(self._start)
         seqno = self.header.seqno
         reader = SegmentReader(self._view.segments.open(number, seqno), number, checksum=self._view.checksum)
@@ -195,7 +201,7 @@ class StoredTransaction:
                     raise reader.corrupt(offset, seqno, _why(outcome))
                 if outcome.seqno != seqno or outcome.fragno != fragno:
                     raise reader.corrupt(offset, seqno, f"fragment {fragno} of seqno {seqno} is not where it belongs")
-                yield Record(outcome, reader.payload(outcome))
+                yield StoredRecord(outcome, reader.payload(outcome))
                 offset += outcome.record_length
         except OSError as exc:
             raise LogUnreadableError(path=self._view.segments.path(number), why=exc.strerror or str(exc)) from exc
@@ -228,7 +234,7 @@ class StoredTransaction:
             raise PayloadError(why=exc.why, seqno=self.header.seqno) from exc
 
 
-def _record_bytes(record: Record) -> bytes:
+def _record_bytes(record: StoredRecord) -> bytes:
     """Return a fragment that was spilled as the event record that it would be in the log."""
     header = record.header
     head, trailer = encode_event(
@@ -566,7 +572,7 @@ class Cursor:
             elif not wait:
                 return
 
-    def records(self, *, until: Seqno | None = None, wait: bool = True) -> Iterator[Record]:
+    def records(self, *, until: Seqno | None = None, wait: bool = True) -> Iterator[StoredRecord]:
         """Yield the raw records, fragment by fragment; moves on by whole transactions. Ends and raises as `scan`."""
         for transaction in self.scan(until=until, wait=wait):
             yield from transaction.records()

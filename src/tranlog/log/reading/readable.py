@@ -10,9 +10,9 @@ from typing import Protocol, runtime_checkable
 
 from tranlog.change import Change
 from tranlog.errors import PurgedError
+from tranlog.header import Record, TransactionHeader
 from tranlog.ids import Seqno
 from tranlog.log.reading.reader import IndexEntry, LogRange
-from tranlog.log.records.format import Record, RecordHeader
 from tranlog.payload import Payload
 
 
@@ -20,7 +20,7 @@ class ReadableTransaction(Protocol):
     """One transaction: see `cursor.StoredTransaction`."""
 
     @property
-    def header(self) -> RecordHeader:
+    def header(self) -> TransactionHeader:
         """The last fragment's header, which speaks for the whole."""
 
     @property
@@ -30,6 +30,10 @@ class ReadableTransaction(Protocol):
     @property
     def size_bytes(self) -> int | None:
         """How many bytes its records have; None where nobody knows."""
+
+    @property
+    def checksum(self) -> int | None:
+        """The checksum of the last fragment's bytes as they stand in its log; None where there is none."""
 
     def payloads(self) -> Iterator[bytes]:
         """Yield each fragment's payload, in the native form."""
@@ -58,13 +62,13 @@ class ReadableCursor(Protocol):
     def seek(self, seqno: Seqno) -> None:
         """Stand before `seqno`."""
 
-    def next_header(self, timeout_s: float = 0.0) -> RecordHeader | None:
+    def next_header(self, timeout_s: float = 0.0) -> TransactionHeader | None:
         """Return the next transaction's header, or None if none is there within `timeout_s`."""
 
     def pass_over(self, shards: Container[bytes], upto: Seqno) -> Seqno:
         """Pass the next transactions of these shards as far as that is cheap; return the seqno passed last."""
 
-    def passed(self) -> RecordHeader:
+    def passed(self) -> TransactionHeader:
         """Return the header of the transaction that `pass_over` passed last."""
 
     def current(self) -> ReadableTransaction:
@@ -96,7 +100,7 @@ class ReadableLog(Protocol):
     def range(self) -> LogRange:
         """Return what the log holds now."""
 
-    def header(self, seqno: Seqno) -> RecordHeader | None:
+    def header(self, seqno: Seqno) -> TransactionHeader | None:
         """Return the header of a transaction's last fragment; None for one that the log does not show."""
 
     def payload(self, seqno: Seqno) -> Payload:

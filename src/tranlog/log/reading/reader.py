@@ -38,7 +38,7 @@ from tranlog.log.files.spilled import SpillStat, spill_stats
 from tranlog.log.reading.abandoned import read_abandoned
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.records.format import HEADER, RECORD_START, segment_name
-from tranlog.log.records.record import Record, RecordHeader, RollbackMark
+from tranlog.log.records.record import RecordHeader, RollbackMark, StoredRecord
 from tranlog.log.rules.recovery import Checkpoint, SegmentScan, end_problem, judge, last_transaction, missing
 from tranlog.payload import Payload
 
@@ -345,7 +345,7 @@ class LogReader:
             assert transaction is not None, f"the log shows no seqno {seqno}"
             return transaction.payload()
 
-    def abandoned(self) -> Iterator[tuple[RollbackMark, Record]]:
+    def abandoned(self) -> Iterator[tuple[RollbackMark, StoredRecord]]:
         """Yield each fragment that a rollback abandoned and that is still there, with the mark that took it.
 
         Shape: mark by mark, in the order of the log. Raises CorruptRecordError, PurgedError, SegmentGoneError.

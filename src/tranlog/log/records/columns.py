@@ -21,6 +21,7 @@ from mypy_extensions import mypyc_attr
 from tranlog.change import Statement, TableMap, TableName
 from tranlog.checksum import crc32
 from tranlog.errors import PayloadError
+from tranlog.header import Record
 from tranlog.ids import Seqno
 from tranlog.log.records.format import (
     CRC_32,
@@ -30,7 +31,6 @@ from tranlog.log.records.format import (
     EVENT_TSTAMP,
     EVENT_TYPE,
     TRAILER,
-    Record,
     RecordHeader,
     encode_tables,
     parse_tables,

@@ -30,11 +30,11 @@ from tranlog.log.records.record import End as End
 from tranlog.log.records.record import Impossible as Impossible
 from tranlog.log.records.record import Outcome as Outcome
 from tranlog.log.records.record import Partial as Partial
-from tranlog.log.records.record import Record as Record
 from tranlog.log.records.record import RecordHeader as RecordHeader
 from tranlog.log.records.record import RollbackMark as RollbackMark
 from tranlog.log.records.record import RotateRecord as RotateRecord
 from tranlog.log.records.record import SegmentHeader as SegmentHeader
+from tranlog.log.records.record import StoredRecord as StoredRecord
 from tranlog.log.records.record import SyncRecord as SyncRecord
 
 MAGIC_NUMBER: Final = 0xC001CAFE
@@ -498,12 +498,12 @@ def parse_event(raw: bytes, at: i64, lsn: int, trailer: bytes | None = None) -> 
             raw[third : fourth - 1].decode("utf-8"),
             tstamp,
             tables,
-            lsn,  # type: ignore[arg-type]
             length,
             data_length,
+            kind != EVENT_TYPE,
+            lsn,  # type: ignore[arg-type]
             crc >> 32 & 0xFF,
             crc & _U32,
-            kind != EVENT_TYPE,
         )
     except (ValueError, IndexError, struct.error):
         return None

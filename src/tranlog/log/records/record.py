@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from tranlog.change import TableName
+from tranlog.header import Record, TransactionHeader
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno
 
 
@@ -20,41 +20,18 @@ class SegmentHeader(msgspec.Struct, frozen=True):
     prev_seqno: Seqno
 
 
-class RecordHeader(msgspec.Struct, frozen=True, gc=False):
-    """The header of one fragment, readable without its payload.
+class RecordHeader(TransactionHeader, frozen=True, gc=False):
+    """The header of one fragment, with its place: `lsn` is the record's first byte."""
 
-    `tables` is None where they were too many to list, () where none is touched. `lsn` is the record's first byte,
-    `record_length` the bytes of the whole record, `data_length` those of its payload.
-    """
-
-    seqno: Seqno
-    fragno: int
-    last_frag: bool
-    epoch: Epoch
-    source_id: str
-    event_id: str
-    shard_id: str
-    tstamp: int
-    tables: tuple[TableName, ...] | None
     lsn: Lsn
-    record_length: int
-    data_length: int
     crc_method: int
     crc: int
-    spilled: bool = False
-    """A referring record: its payload says where the transaction's fragments were spilled to."""
-
-    @property
-    def gtid(self) -> Gtid:
-        """The transaction's identity."""
-        return Gtid(self.epoch, self.seqno)
 
 
-class Record(msgspec.Struct, frozen=True):
-    """One fragment: its header and its payload's bytes."""
+class StoredRecord(Record, frozen=True):
+    """One fragment as it stands in the log."""
 
     header: RecordHeader
-    payload: bytes
 
 
 class RotateRecord(msgspec.Struct, frozen=True):

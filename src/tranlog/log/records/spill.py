@@ -29,8 +29,8 @@ from tranlog.log.records.format import (
     CRC_NONE,
     TRAILER,
     Impossible,
-    Record,
     RecordHeader,
+    StoredRecord,
     parse_event,
 )
 
@@ -238,7 +238,7 @@ def parse_reference(raw: bytes) -> Reference | None:
     return Reference(oid, chunks, fragments, Lsn(first), Lsn(last), raw_bytes, spilled_bytes)
 
 
-def fragments_of(raw: bytes, verdict: RecordHeader, fragno: int) -> Iterator[Record] | Impossible:
+def fragments_of(raw: bytes, verdict: RecordHeader, fragno: int) -> Iterator[StoredRecord] | Impossible:
     """Return the fragments in a chunk as they would stand in the log, the first one being `fragno`.
 
     `verdict` is the header of the referring record, whose seqno, epoch and place they get.
@@ -252,11 +252,11 @@ def fragments_of(raw: bytes, verdict: RecordHeader, fragno: int) -> Iterator[Rec
         headers.append((at, header))
         at += header.record_length
 
-    def records() -> Iterator[Record]:
+    def records() -> Iterator[StoredRecord]:
         for number, (start, header) in enumerate(headers, fragno):
             end = start + header.record_length - TRAILER.size
             told = msgspec.structs.replace(header, seqno=verdict.seqno, epoch=verdict.epoch, fragno=number)
-            yield Record(told, raw[end - header.data_length : end])
+            yield StoredRecord(told, raw[end - header.data_length : end])
 
     return records() if headers else Impossible("a chunk without fragments")
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from tranlog.errors import LogClosedError, PayloadError
+from tranlog.header import Record, TransactionHeader
 from tranlog.ids import NO_SEQNO, Gtid, Seqno
 from tranlog.log.reading.readable import ForeignTransaction, ReadableCursor, ReadableLog, ReadableTransaction
-from tranlog.log.records.format import CRC_32, Record, RecordHeader
 from tranlog.payload import decode
 
 Progress = Callable[[int, int], None]
@@ -215,7 +215,7 @@ def _alone(cursor: ReadableCursor, listed: list[Listed], before: int, begins: Se
     return Alone(count=before + more, listed=tuple(listed))
 
 
-def _listed(header: RecordHeader) -> Listed:
+def _listed(header: TransactionHeader) -> Listed:
     return Listed(gtid=header.gtid, event_id=header.event_id, tstamp=header.tstamp, shard_id=header.shard_id)
 
 
@@ -231,8 +231,8 @@ def _disagreement(one: ReadableTransaction, other: ReadableTransaction, *, conte
     """
     if one.header.epoch != other.header.epoch:
         return Disagreement.EPOCH
-    checked = one.header.crc_method == other.header.crc_method == CRC_32
-    equal = checked and one.header.crc == other.header.crc
+    checked = one.checksum is not None and other.checksum is not None
+    equal = checked and one.checksum == other.checksum
     if equal and not content:
         return None
     if _same(one, other):

@@ -30,10 +30,10 @@ from tranlog.errors import (
     TranlogError,
     TransientTargetError,
 )
+from tranlog.header import TransactionHeader
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableCursor, ReadableTransaction
 from tranlog.log.reading.reader import LogRange
-from tranlog.log.records.format import RecordHeader
 from tranlog.payload import Payload
 from tranlog.pipeline.applying.accounts import Accounts
 from tranlog.pipeline.applying.claim import Claim
@@ -114,7 +114,7 @@ class Feed(Protocol):
     """What a channel reads: the log itself, or a window of it that somebody else has read; see `ReadableLog`."""
 
     def range(self) -> LogRange: ...
-    def header(self, seqno: Seqno) -> RecordHeader | None: ...
+    def header(self, seqno: Seqno) -> TransactionHeader | None: ...
     def cursor(self, *, committed_only: bool = False) -> ReadableCursor: ...
     def payload(self, seqno: Seqno) -> Payload: ...
     def purged(self, seqno: Seqno) -> PurgedError: ...
@@ -234,7 +234,7 @@ class Channel:
         self._meet()
         return cursor, owners
 
-    def _check(self, reader: Feed, row: ChannelRow) -> RecordHeader | None:
+    def _check(self, reader: Feed, row: ChannelRow) -> TransactionHeader | None:
         """Return the header at the position. Raises when this log cannot go on behind it."""
         first = reader.range().first_seqno
         verdict = check_position(row, first=first, header_at=reader.header)
@@ -251,7 +251,7 @@ class Channel:
     def _limit(self) -> Seqno | None:
         return nearest_limit(nearest_limit(self._task.until, self._found), self._claim.stop_at)
 
-    def _shard(self, header: RecordHeader, payload: Callable[[Seqno], Payload]) -> str:
+    def _shard(self, header: TransactionHeader, payload: Callable[[Seqno], Payload]) -> str:
         """Return the shard of a transaction; what of `payload` had to be decoded for it serves `_take` too."""
 
         def changes() -> tuple[Change, ...]:
@@ -344,7 +344,7 @@ class Channel:
         self._commit()
         return TaskEnd.STOPPED if self._claim.stop_at == NO_SEQNO else TaskEnd.LIMIT
 
-    def _take(self, cursor: ReadableCursor, header: RecordHeader, owner: int, shard: str) -> bool:
+    def _take(self, cursor: ReadableCursor, header: TransactionHeader, owner: int, shard: str) -> bool:
         """Put a transaction into the group, as decoded changes or, of several fragments or spilled, as a stream.
 
         `shard` is the plan's; under it the status counts the transaction, but for keys, which may be as many as rows.
@@ -392,7 +392,7 @@ class Channel:
         group.put(taken, payload.metadata, changes, alone=alone)
         return True
 
-    def _is_due(self, header: RecordHeader, delay_ms: int) -> bool:
+    def _is_due(self, header: TransactionHeader, delay_ms: int) -> bool:
         """Whether a delayed transaction's time has come. Where not, and nothing is owed, wait for a part of it."""
         if not delay_ms:
             return True

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from tranlog.change import Change, Options
 from tranlog.clock import Clock
 from tranlog.errors import ConfigError, PayloadError
+from tranlog.header import TransactionHeader
 from tranlog.log.reading.readable import ReadableTransaction
-from tranlog.log.records.format import RecordHeader
 from tranlog.payload import decode
 from tranlog.pipeline.applying.in_flight import Telling
 from tranlog.pipeline.filters.filter_chain import Chain, ChangePlace
@@ -58,7 +58,7 @@ class Taken:
 
     unit: ApplyUnit
 
-    def __init__(self, header: RecordHeader, *, shard: str, serial: bool, opens: bool) -> None:
+    def __init__(self, header: TransactionHeader, *, shard: str, serial: bool, opens: bool) -> None:
         self.header = header
         self.shard = shard
         self.changes = 0

@@ -20,8 +20,8 @@ from typing import Final, TypeAlias
 
 from tranlog.change import Change, RowChange, TableName
 from tranlog.errors import ConfigError
+from tranlog.header import TransactionHeader
 from tranlog.ids import Seqno
-from tranlog.log.records.format import RecordHeader
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.types import UNCHANGED, Value, canonical
 
@@ -163,7 +163,7 @@ class ShardPlan:
             raise ConfigError(option=f"channel of shard {shard_id!r}", value=owner, why=why)
         return owner
 
-    def shard(self, header: RecordHeader, changes: Callable[[], Iterable[Change]]) -> str:
+    def shard(self, header: TransactionHeader, changes: Callable[[], Iterable[Change]]) -> str:
         """Return the shard of a transaction, from the header of its last fragment.
 
         Where that does not tell, `changes` gives its changes, which are then decoded; but of one fragment only: a

@@ -31,10 +31,10 @@ from tranlog.errors import (
     TranlogError,
     TransientTargetError,
 )
+from tranlog.header import Record, TransactionHeader
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableCursor, ReadableLog, ReadableTransaction
 from tranlog.log.reading.reader import LogRange
-from tranlog.log.records.format import Record, RecordHeader
 from tranlog.payload import Payload, decode
 from tranlog.pipeline.applying.channel import Channel
 from tranlog.pipeline.applying.log_mark import open_log
@@ -47,7 +47,7 @@ from tranlog.target.options import open_target
 HEADER_BYTES: Final = 1024
 """What a transaction counts for besides its payload: its header in a worker's memory, generously."""
 
-Item: TypeAlias = tuple[RecordHeader, bytes | None]
+Item: TypeAlias = tuple[TransactionHeader, bytes | None]
 """A transaction's verdict header, and the payload of a channel's own; None: another's, or too large to be carried."""
 
 
@@ -98,7 +98,7 @@ def _split(window: Window, reader: ReadableLog) -> Iterator[tuple[int, Item | Tr
     # Whether every header must be seen by all: for its commit time, or for names that a filter might make one.
     everything = task.options.max_offline_interval_s is not None or renames_tables(task.options.filters)
     sent = [NO_SEQNO] * len(channels)
-    previous: RecordHeader | None = reader.header(Seqno(window.first - 1))
+    previous: TransactionHeader | None = reader.header(Seqno(window.first - 1))
     if previous is not None:  # where most positions stand
         for channel in channels:
             yield channel, (previous, None)
@@ -206,7 +206,7 @@ class WindowReader:
         """Return the place of the first item at or behind a seqno."""
         return bisect_left(self._items, seqno, key=lambda item: item[0].seqno)
 
-    def header(self, seqno: Seqno) -> RecordHeader | None:
+    def header(self, seqno: Seqno) -> TransactionHeader | None:
         """Return a transaction's header."""
         at = self.find(seqno)
         if at < len(self._items) and self._items[at][0].seqno == seqno:
@@ -249,7 +249,7 @@ class _WindowCursor:
     def seek(self, seqno: Seqno) -> None:
         self._at = self._reader.find(seqno)
 
-    def next_header(self, timeout_s: float = 0.0) -> RecordHeader | None:
+    def next_header(self, timeout_s: float = 0.0) -> TransactionHeader | None:
         if self._at == len(self._items):
             return None
         self._at += 1
@@ -267,7 +267,7 @@ class _WindowCursor:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def passed(self) -> RecordHeader:
+    def passed(self) -> TransactionHeader:
         raise AssertionError("nothing is ever passed over")
 
     def current(self) -> ReadableTransaction:
@@ -280,7 +280,7 @@ class _Carried:
 
     __slots__ = ("_payload", "header")
 
-    def __init__(self, header: RecordHeader, payload: bytes) -> None:
+    def __init__(self, header: TransactionHeader, payload: bytes) -> None:
         self.header = header
         self._payload = payload
 
@@ -291,6 +291,10 @@ class _Carried:
     @property
     def size_bytes(self) -> int:
         return self.header.record_length
+
+    @property
+    def checksum(self) -> None:
+        return None
 
     def payload(self) -> Payload:
         try:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from tranlog.clock import Clock
 from tranlog.errors import ConfigError, PipelineHeldError
+from tranlog.header import TransactionHeader
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.reading.reader import LogRange
-from tranlog.log.records.format import RecordHeader
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.target.options import TargetOptions, is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow, PipelineRow, Target
@@ -36,7 +36,7 @@ def read_rows(options: TargetOptions, pipeline: str) -> list[ChannelRow]:
 
 def position_rows(
     seqno: Seqno,
-    header: RecordHeader | None,
+    header: TransactionHeader | None,
     held: LogRange,
     stored: Sequence[ChannelRow],
     *,

@@ -21,11 +21,12 @@ import msgspec
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import OsDisk
 from tranlog.errors import LogClosedError, PayloadError
+from tranlog.header import Record, TransactionHeader
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.lookup import SCANNED_EVERY, OtherEpoch, Scanned, find_event, find_gtid, find_time
 from tranlog.log.reading.reader import LogReader
-from tranlog.log.records.format import Record, RecordHeader, RollbackMark
+from tranlog.log.records.format import RollbackMark
 from tranlog.payload import Payload, decode
 from tranlog.service.thl import listing
 from tranlog.tungsten.files.segments import Codec, codec_of
@@ -241,7 +242,7 @@ def _transaction_lines(transaction: StoredTransaction, form: ShownForm, style: S
 
 
 def _record_lines(
-    header: RecordHeader, payload: Callable[[], Payload] | None, form: ShownForm, style: Style
+    header: TransactionHeader, payload: Callable[[], Payload] | None, form: ShownForm, style: Style
 ) -> Iterator[str]:
     match form:
         case ShownForm.HEADERS:

@@ -18,8 +18,9 @@ from typing import Final
 import msgspec
 
 from tranlog.change import Change, Column, Op, Options, RowChange, Statement, TableMap
+from tranlog.header import TransactionHeader
 from tranlog.ids import lsn_text
-from tranlog.log.records.format import RecordHeader, RollbackMark
+from tranlog.log.records.format import RollbackMark
 from tranlog.log.upkeep.verify import VerifyReport
 from tranlog.payload import DDL_OPTION, Payload
 from tranlog.row_text import json_form
@@ -33,7 +34,7 @@ EVENT_TYPE: Final = "com.continuent.tungsten.replicator.event.ReplDBMSEvent"
 # --- one fragment, for people ----------------------------------------------------------------------------
 
 
-def fragment_lines(header: RecordHeader, payload: Payload, style: Style = PLAIN) -> Iterator[str]:
+def fragment_lines(header: TransactionHeader, payload: Payload, style: Style = PLAIN) -> Iterator[str]:
     """Yield the lines of one fragment, as `thl list` prints them."""
     yield f"SEQ# = {header.seqno} / FRAG# = {header.fragno}{' (last frag)' if header.last_frag else ''}"
     yield f"- TIME = {time_text(header.tstamp, style.zone)}"
@@ -59,7 +60,7 @@ def fragment_lines(header: RecordHeader, payload: Payload, style: Style = PLAIN)
             yield from _row_lines(item, style)
 
 
-def sql_lines(header: RecordHeader, payload: Payload, style: Style = PLAIN) -> Iterator[str]:
+def sql_lines(header: TransactionHeader, payload: Payload, style: Style = PLAIN) -> Iterator[str]:
     """Yield the statements of one fragment, `;` behind each; a comment for each table's row changes."""
     schema = ""
     for item in _grouped(payload.changes):
@@ -229,7 +230,7 @@ class FragmentJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     changes: list[ChangeJson]
 
 
-def fragment_json(header: RecordHeader, payload: Payload, zone: tzinfo = UTC) -> str:
+def fragment_json(header: TransactionHeader, payload: Payload, zone: tzinfo = UTC) -> str:
     """Return one fragment as one line of JSON."""
     shown = FragmentJson(
         seqno=header.seqno,

@@ -26,18 +26,18 @@ from tranlog.errors import (
     PayloadError,
     PurgedError,
 )
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn
+from tranlog.header import Record, TransactionHeader
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 from tranlog.log.files.directory import directory_of
 from tranlog.log.files.segments import SegmentStat
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.reading.reader import IndexEntry, LogRange, LogReader
-from tranlog.log.records.format import Record, RecordHeader
 from tranlog.payload import Payload
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.tungsten.files.segments import Codec, TungstenSegment, codec_of
 from tranlog.tungsten.reading.reader import Seek, TungstenCursor, TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, stand_before, translated, with_tables
-from tranlog.tungsten.records.codec import segment_name, segment_number
+from tranlog.tungsten.records.codec import CRC_32, segment_name, segment_number
 from tranlog.tungsten.rules.arrange import WIDE_GAP, Piece, Whole
 from tranlog.tungsten.rules.translate import (
     MEANINGS,
@@ -124,7 +124,7 @@ class TranslatedReader:
                 scanned=True,
             )
 
-    def header(self, seqno: Seqno) -> RecordHeader | None:
+    def header(self, seqno: Seqno) -> TransactionHeader | None:
         """Return the header of a transaction's last fragment; None for one that the log does not show."""
         found = self.range()
         if seqno < 0 or not found.first_seqno <= seqno <= found.last_seqno:
@@ -215,7 +215,7 @@ class TranslatedCursor:
             return stand_before(reader, max(wanted - 1, 0), strict=True, all_there=True)
         return WholeReader(cursor)
 
-    def next_header(self, timeout_s: float = 0.0) -> RecordHeader | None:
+    def next_header(self, timeout_s: float = 0.0) -> TransactionHeader | None:
         """Return the next transaction's verdict header; `#UNKNOWN` as its shard where a statement is in it.
 
         Raises CorruptRecordError, PurgedError, LogReplacedError, SegmentGoneError, PayloadError.
@@ -280,7 +280,7 @@ class TranslatedCursor:
         """Pass nothing: whether a transaction is serial shows only when it is read."""
         return Seqno(self._next - 1)
 
-    def passed(self) -> RecordHeader:
+    def passed(self) -> TransactionHeader:
         """Return the header of what `pass_over` passed last: nothing, ever."""
         raise AssertionError("pass_over() passes nothing here")
 
@@ -311,7 +311,7 @@ class TranslatedTransaction:
     """What a channel would tell of it has no place in a replicator's directory."""
 
     def __init__(
-        self, log: TranslatedReader, header: RecordHeader, whole: Whole | None, only: NativeFragment | None
+        self, log: TranslatedReader, header: TransactionHeader, whole: Whole | None, only: NativeFragment | None
     ) -> None:
         self._log = log
         self._whole = whole
@@ -384,6 +384,12 @@ class TranslatedTransaction:
         changes = tuple(change for part in parts for change in part.changes)
         return Payload(metadata=parts[-1].metadata, options=parts[-1].options, changes=changes)
 
+    @property
+    def checksum(self) -> int | None:
+        """See `ReadableTransaction.checksum`."""
+        last = None if self._whole is None else self._whole.pieces[-1].record
+        return last.crc if last is not None and last.crc_type == CRC_32 else None
+
     def foreign(self) -> list[bytes]:
         """Return each fragment's payload as the replicator wrote it; none for a seqno without an event."""
         if self._whole is None:
@@ -402,8 +408,8 @@ class TranslatedTransaction:
 
 def _header(
     outer: Outer, piece: Piece | None, fragment: NativeFragment, tables: tuple[tuple[str, str], ...] | None
-) -> RecordHeader:
-    return RecordHeader(
+) -> TransactionHeader:
+    return TransactionHeader(
         seqno=Seqno(outer.seqno),
         fragno=outer.fragno,
         last_frag=outer.last_frag,
@@ -413,9 +419,7 @@ def _header(
         shard_id=outer.shard_id,
         tstamp=outer.tstamp,
         tables=tables,
-        lsn=lsn(0, 0) if piece is None else lsn(piece.segment, piece.record.offset),
         record_length=0 if piece is None else piece.record.length,
         data_length=len(fragment.payload),
-        crc_method=0 if piece is None else piece.record.crc_type,
-        crc=0 if piece is None else piece.record.crc,
+        spilled=False,
     )
