@@ -7,10 +7,11 @@ import random
 from pathlib import Path
 
 from tranlog.change import Op
+from tranlog.ids import segment_name
 from tranlog.testing.disk import SimDisk
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.records import values
-from tranlog.tungsten.records.codec import segment_name, segment_number
+from tranlog.tungsten.records.codec import segment_number
 from tranlog.tungsten.records.event import (
     ColumnSpec,
     Event,

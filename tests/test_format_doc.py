@@ -19,10 +19,10 @@ from zlib import crc32
 
 import pytest
 
-from tranlog import payload
+from tranlog import ids, payload
 from tranlog import table_map as table_map_module
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
-from tranlog.ids import HISTORY_BYTES, Seqno
+from tranlog.ids import HISTORY_BYTES, Seqno, segment_name
 from tranlog.log.files import cleared, directory, index_table, positions, purge_notes
 from tranlog.log.records import format as log_format
 from tranlog.log.records import spill
@@ -148,17 +148,17 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    homes = (log_format, positions, directory, cleared, index_table, purge_notes, spill, in_flight)
+    homes = (ids, log_format, positions, directory, cleared, index_table, purge_notes, spill, in_flight)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
         assert name.strip("`").startswith(value)
-    assert log_format.segment_name(1) in page
+    assert segment_name(1) in page
 
 
 def test_the_limits_are_the_constants(page: str) -> None:
     limits = {name.strip("`"): int(value.replace(",", "")) for name, value, _ in rows_under(page, "### Limits")}
     for name, value in limits.items():
-        assert value in [getattr(home, name, None) for home in (log_format, positions, spill)], name
+        assert value in [getattr(home, name, None) for home in (ids, log_format, positions, spill)], name
     bounds = {name for home in (log_format, positions) for name in vars(home) if re.fullmatch("[A-Z_]+_MAX", name)}
     assert bounds <= set(limits)
 
@@ -243,7 +243,7 @@ def test_a_hold_is_written_as_the_page_says(page: str, tmp_path: Path) -> None:
 
 def test_what_is_cut_off_is_kept_as_the_page_says(page: str, tmp_path: Path) -> None:
     size = len(example(tmp_path))
-    with open(tmp_path / "log" / log_format.segment_name(1), "ab") as file:
+    with open(tmp_path / "log" / segment_name(1), "ab") as file:
         file.write(b"a torn tail")
     Log.open(tmp_path / "log", source_id="db1", clock=StoppedClock()).close()
     (shown,) = re.findall(r"`(thl\.data\.[0-9]+-[0-9]+)` holds what stood from offset 1234 on", page)
@@ -384,7 +384,7 @@ def example(directory: Path) -> bytes:
     log.append(into.finish(event_id="0-1-42", tstamp=WRITTEN_AT))
     log.commit()
     log.close()
-    return (directory / "log" / log_format.segment_name(1)).read_bytes()
+    return (directory / "log" / segment_name(1)).read_bytes()
 
 
 class Walk:

@@ -23,18 +23,23 @@ EVERYTHING = "everything"
 MAY_IMPORT: dict[str, set[str]] = {
     "floor": set(),
     "log": {"floor"},
+    "codecs": {"floor", "log", "source"},
     "source": {"floor"},
     "target": {"floor"},
     "capture": {"floor", "log", "source"},
     "replication": {"floor", "log"},
     "queues": {"floor", "log"},
-    "pipeline": {"floor", "log", "source", "target", "replication"},
+    "pipeline": {"floor", "log", "codecs", "source", "target", "replication"},
     "service": {EVERYTHING},
     "testing": {EVERYTHING},
 }
 
 # Folders that stand in a layer of another name.
-IN_LAYER = {"tungsten": "log"}
+IN_LAYER = {"tungsten": "codecs"}
+
+# What `codecs/` is there to hide: the bytes of our own log, and the ancestor's codec.
+SEALED = ("tranlog.log.records", "tranlog.tungsten")
+KNOW_NO_CODEC = ("capture", "pipeline", "service")
 
 # Modules that stand in no folder and are no floor: the package's face names what others may use.
 OUTSIDE_FOLDERS = {"tranlog": "service", "tranlog.__main__": "service", "pyspark_thl": "pipeline"}
@@ -61,7 +66,9 @@ PURE = {
     "tranlog.change",
     "tranlog.checksum",
     "tranlog.errors",
+    "tranlog.header",
     "tranlog.ids",
+    "tranlog.listing",
     "tranlog.payload",
     "tranlog.row_text",
     "tranlog.servers.mariadb_errors",
@@ -205,6 +212,9 @@ def layer_problems(modules: Mapping[str, str]) -> list[str]:
                 problems.append(f"{at} imports {imported.name}; only two rooms of pipeline/ know Spark")
             elif is_ours(imported.name):
                 below = layer_of(imported.name)
+                if layer in KNOW_NO_CODEC and imported.name.startswith(SEALED):
+                    problems.append(f"{at} imports {imported.name}; {layer}/ knows no codec")
+                    continue
                 if below == layer:
                     continue
                 if below == "testing":
@@ -405,6 +415,8 @@ CLEAN = {"tranlog": "", "tranlog.ids": "", "tranlog.log": "", "tranlog.log.aio":
         ("tranlog.log.writing.log", "from .format import x", "has a relative import"),
         ("tranlog.log.writing.log", "from . import format", "has a relative import"),
         ("tranlog.service.commands.cli", "from tranlog.testing import servers", "nothing in src imports testing/"),
+        ("tranlog.service.commands.cli", "import tranlog.log.records.format", "service/ knows no codec"),
+        ("tranlog.pipeline.driving.apply", "import tranlog.tungsten.source", "pipeline/ knows no codec"),
         (
             "tranlog.log.writing.log",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tranlog.source.source",
@@ -497,10 +509,11 @@ def test_a_wrong_table_is_found() -> None:
 |---|---|---|
 | floor | the floor | anything above |
 | log | floor | who writes to it or reads it |
+| codecs | floor, log, source | targets |
 | `source`, `target` | floor | logs, nodes, Spark |
 | capture | floor, log, source | targets, Spark |
 | replication, queues | floor, log | each other, sources, targets |
-| pipeline | floor, log, source, target, replication (as a subscriber) | queues |
+| pipeline | floor, log, codecs, source, target, replication (as a subscriber) | queues |
 | service | everything | |
 | testing | everything | and nothing in src imports it |
 """

@@ -29,9 +29,13 @@ HISTORY_BYTES = 16
 NO_HISTORY = bytes(HISTORY_BYTES)
 """Stands where the identity of a history would be and there is none."""
 
+SEGMENT_PREFIX = "thl.data."
+SEGMENT_NUMBER_MAX = (1 << 32) - 1
+
 _GTID_BYTES = struct.Struct(">QQ")
 _GTID_TEXT = re.compile(r"GTID\(\s*([0-9]{1,19})\s*,\s*([0-9]{1,19})\s*\)")
 _BINDATA = re.compile(r"""BinData\(\s*\d+\s*,\s*["']([^"']*)["']\s*\)""")
+_SEGMENT_NAME = re.compile(r"thl\.data\.([0-9]{10})")
 _NUMBER_MAX = (1 << 63) - 1  # records and targets hold seqno and epoch as signed 64-bit integers
 
 
@@ -101,3 +105,17 @@ def lsn_offset(position: Lsn) -> int:
 def lsn_text(position: Lsn) -> str:
     """Return an LSN as operators read it: `segment:offset`, both decimal."""
     return f"{position >> 32}:{position & 0xFFFFFFFF}"
+
+
+def segment_name(number: int) -> str:
+    """Return the file name of a segment, in either codec: ten decimal digits."""
+    return f"{SEGMENT_PREFIX}{number:010d}"
+
+
+def segment_number(name: str) -> int | None:
+    """Return the number in a segment's file name; None for any other file."""
+    match = _SEGMENT_NAME.fullmatch(name)
+    if match is None:
+        return None
+    number = int(match[1])
+    return number if 0 < number <= SEGMENT_NUMBER_MAX else None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranlog.errors import RecordLimitError
-from tranlog.ids import Gtid, lsn
+from tranlog.ids import Gtid, lsn, segment_name, segment_number
 from tranlog.log.records import format as log_format
 from tranlog.log.records.format import (
     END,
@@ -34,8 +34,6 @@ from tranlog.log.records.format import (
     parse_header,
     parse_record,
     pass_events,
-    segment_name,
-    segment_number,
     skip_events,
 )
 

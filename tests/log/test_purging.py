@@ -15,7 +15,7 @@ from tranlog.errors import (
     PurgedError,
     SegmentEmptyError,
 )
-from tranlog.ids import Seqno
+from tranlog.ids import Seqno, segment_name
 from tranlog.log.files.purge_notes import (
     NOTES_KEPT,
     PURGED_NAME,
@@ -25,7 +25,6 @@ from tranlog.log.files.purge_notes import (
     encode_notes,
     read_notes,
 )
-from tranlog.log.records.format import segment_name
 from tranlog.log.rules.retention import DAY_MS, HOUR_MS, LargerThan, PurgePlan, UpToSeqno, UpToTime
 from tranlog.log.writing.log import Log, hold
 from tranlog.testing.clock import ManualClock

@@ -14,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fix_log import PATH, make_fragment, open_reader, segment_names
 from tranlog.errors import PurgedError, SegmentEmptyError
-from tranlog.ids import Seqno
-from tranlog.log.records.format import segment_number
+from tranlog.ids import Seqno, segment_number
 from tranlog.log.rules.retention import LargerThan, Limit, OlderThan, PurgePlan, UpToSeqno, UpToTime
 from tranlog.log.writing.log import Log, LogOptions, drop_hold, hold
 from tranlog.testing.clock import ManualClock

@@ -24,16 +24,16 @@ from fix_pipeline import (
 from fix_tungsten import GOLDEN, make_event
 from tranlog import Pipeline
 from tranlog.change import Op, RowChange
+from tranlog.codecs.converting import convert
+from tranlog.codecs.opening import open_readable
 from tranlog.errors import DdlStopError, PayloadError, TargetAheadError
 from tranlog.log.options import LogOptions
 from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.upkeep.tables import tables_in_log
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.tungsten.reading.translated import open_readable
 from tranlog.tungsten.records.event import ColumnSpec, Event, RowChanges, TableChange
 from tranlog.tungsten.records.values import Long
-from tranlog.tungsten.upkeep.converting import convert
 from tranlog.tungsten.writing.directory import TungstenLog
 from tranlog.types import canonical
 

@@ -32,7 +32,7 @@ from fix_mutation import Fuzz, mutated
 from tranlog.capture.capture import Capture
 from tranlog.change import RowChange, Statement
 from tranlog.errors import LogError, LogUnreadableError, PayloadError, RecordLimitError
-from tranlog.ids import Gtid, Seqno
+from tranlog.ids import Gtid, Seqno, segment_name, segment_number
 from tranlog.log.files.cleared import MARK_NAME, read_mark
 from tranlog.log.files.positions import POSITIONS_BYTES, Positions, decode_positions, hold, read_holds
 from tranlog.log.records.format import (
@@ -51,8 +51,6 @@ from tranlog.log.records.format import (
     parse_event,
     parse_header,
     parse_record,
-    segment_name,
-    segment_number,
     skip_events,
 )
 from tranlog.log.upkeep.clearing import clear_log

@@ -12,6 +12,7 @@ import pytest
 
 from fix_driver import PROGRAM
 from fix_log import make_fragment
+from tranlog.codecs.shown import ShownForm, open_log
 from tranlog.errors import PurgedError
 from tranlog.ids import Seqno
 from tranlog.log.files.positions import MAY_HAVE_ALL, drop_hold, hold, is_running, lock_hold, read_hold, read_holds
@@ -20,7 +21,6 @@ from tranlog.log.writing.log import Log, LogOptions
 from tranlog.service.commands import cli
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.thl import thl
-from tranlog.service.thl.either_codec import ShownForm, open_log
 from tranlog.service.thl.thl_list import style_of
 
 SMALL = LogOptions(segment_bytes=2_000)

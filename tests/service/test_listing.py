@@ -10,10 +10,11 @@ import pytest
 from tranlog.change import Change, Column, Op, Options, RowChange, Statement, TableMap
 from tranlog.header import TransactionHeader
 from tranlog.ids import Epoch, Seqno
+from tranlog.listing import header_json, header_line, time_text
+from tranlog.log.reading.text import fragment_json, fragment_lines
 from tranlog.payload import Payload
 from tranlog.service.thl import listing
-from tranlog.service.thl.listing import SegmentShown, fragment_json, fragment_lines
-from tranlog.tungsten.reading.text import header_json, header_line, time_text
+from tranlog.service.thl.listing import SegmentShown
 from tranlog.types import UNCHANGED, LogicalType
 
 AT = 1309533317000  # 2011-07-01 15:15:17 UTC
@@ -258,3 +259,13 @@ def test_the_index_and_the_overview() -> None:
         "history = 000102030405060708090a0b0c0d0e0f",
     ]
     assert listing.overview("d", [], first=-1, last=-1, history=None).events == 0
+    assert listing.index_line("thl.data.0000000002", -1, -1) == "LogIndexEntry thl.data.0000000002(-1:-1)"
+
+
+def test_what_a_purge_will_delete() -> None:
+    assert [listing.purge_line(*ends) for ends in ((1, 2), (3, None), (None, 4), (5, 5))] == [
+        "Deleting events where SEQ# >= 1 and SEQ# <=2",
+        "Deleting events where SEQ# >= 3",
+        "Deleting events where SEQ# <=4",
+        "Deleting events where SEQ# = 5",
+    ]

@@ -14,9 +14,8 @@ import pytest
 from fix_tungsten import golden_segments
 from tranlog.capture.capture import Capture
 from tranlog.change import Fragment
-from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.ids import Epoch, Gtid, Seqno, segment_name
 from tranlog.log.reading.reader import LogReader
-from tranlog.log.records.format import segment_name
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions, hold
 from tranlog.payload import Payload, encode

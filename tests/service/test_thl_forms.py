@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tranlog.change import Change, Column, Fragment, Op, RowChange, Statement, TableMap
+from tranlog.codecs.fields import native_fields
 from tranlog.ids import Seqno
 from tranlog.log.upkeep.native_purge import PurgeEnd, PurgeFront, PurgeRefused, plan_purge
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, encode
 from tranlog.service.thl import thl
-from tranlog.service.thl.thl_dump import native_fields
 from tranlog.types import CharsetBytes, Instant, LogicalType
 
 AT = 1309533317000  # 2011-07-01 15:15:17 UTC

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fix_tungsten import GOLDEN
-from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.errors import ConfigError
 from tranlog.service.commands import cli
 from tranlog.service.config.config import load
 from tranlog.service.frame.exits import ExitCode
+from tranlog.tungsten.source import ThlSourceOptions
 
 
 @pytest.fixture

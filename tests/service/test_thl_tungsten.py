@@ -12,11 +12,10 @@ import pytest
 
 from fix_effort import few_of
 from fix_tungsten import make_event
-from tranlog.service.thl import thl
-from tranlog.tungsten.reading import text
+from tranlog.codecs.converting import convert
+from tranlog.service.thl import listing, thl
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.records.event import Event
-from tranlog.tungsten.upkeep.converting import convert
 from tranlog.tungsten.writing.directory import TungstenLog
 from tungsten.golden import LOG_WORD, OUR_ERROR, shown
 
@@ -221,7 +220,7 @@ def test_purge_asks_and_takes_no_for_an_answer(
     before = sorted((one.name, one.read_bytes()) for one in log.iterdir())
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     code, out, err = run(log, "purge -high 30", capsys)
-    assert code == 1 and text.PURGE_WARNING in err and out == ""
+    assert code == 1 and listing.PURGE_WARNING in err and out == ""
     assert sorted((one.name, one.read_bytes()) for one in log.iterdir()) == before
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from fix_driver import options
 from fix_pipeline import SqliteTarget, Workload, check_equal, write_log
+from tranlog.codecs.converting import convert
 from tranlog.pipeline.applying.task import TaskEnd
 from tranlog.pipeline.driving.apply import run_apply
-from tranlog.tungsten.upkeep.converting import convert
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,10 +27,11 @@ from typing import Final
 
 from tranlog.disk import OsDisk
 from tranlog.errors import LogError, PayloadError, PurgeRangeError
+from tranlog.listing import PLAIN, Style, header_json, header_line, json_array
+from tranlog.service.thl import listing
 from tranlog.tungsten.reading import text
 from tranlog.tungsten.reading.dump import Json, dump_segment, payload_of
 from tranlog.tungsten.reading.reader import Seek, StoredEvent, TungstenReader
-from tranlog.tungsten.reading.text import Style
 from tranlog.tungsten.records.codec import (
     CRC_32,
     CRC_NONE,
@@ -94,6 +95,9 @@ def _error_line(exc: LogError, path: str) -> str:
     return OUR_ERROR + str(exc).replace(path, LOG_WORD)
 
 
+QUESTION: Final = f"{listing.PURGE_QUESTION} [y/N]?"
+
+
 def _each_event(reader: TungstenReader) -> Iterator[StoredEvent]:
     with reader.cursor(strict=False) as cursor:
         while (stored := cursor.next()) is not None:
@@ -103,7 +107,7 @@ def _each_event(reader: TungstenReader) -> Iterator[StoredEvent]:
 def _listing(style: Style | None, lines: Callable[..., Iterator[str]]) -> Callable[[TungstenReader], Iterator[str]]:
     def show(reader: TungstenReader) -> Iterator[str]:
         for stored in _each_event(reader):
-            for line in lines(stored.record, stored.event(), style or text.PLAIN):
+            for line in lines(stored.record, stored.event(), style or PLAIN):
                 # The ancestor's listings were captured as text: a CR in a value is a line's end there.
                 yield from line.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
@@ -112,21 +116,23 @@ def _listing(style: Style | None, lines: Callable[..., Iterator[str]]) -> Callab
 
 def _headers(reader: TungstenReader) -> Iterator[str]:
     for stored in _each_event(reader):
-        yield text.header_line(stored.record)
+        yield header_line(stored.record)
 
 
 def _headers_json(reader: TungstenReader) -> Iterator[str]:
-    array = text.json_array(text.header_json(stored.record) for stored in _each_event(reader))
+    array = json_array(header_json(stored.record) for stored in _each_event(reader))
     yield from "\n".join(array).split("\n")
 
 
 def _index(reader: TungstenReader) -> Iterator[str]:
-    yield from text.index_lines(reader.index())
+    yield from [listing.index_line(one.name, one.first_seqno, one.last_seqno) for one in reader.index()]
+    yield ""
 
 
 def _info(reader: TungstenReader) -> Iterator[str]:
-    files = [text.FileShown(name=entry.name, bytes=entry.size, modified_ms=0) for entry in reader.segments()]
-    yield from text.info_lines(reader.path, files, first=reader.first_seqno, last=reader.last_seqno)
+    files = [listing.SegmentShown(file=entry.name, bytes=entry.size, modified_ms=0) for entry in reader.segments()]
+    shown = listing.overview(reader.path, files, first=reader.first_seqno, last=reader.last_seqno, history=None)
+    yield from listing.overview_lines(shown)
 
 
 FORMS: Final[dict[str, Callable[[TungstenReader], Iterator[str]]]] = {
@@ -441,7 +447,7 @@ class _Case:
         reader = TungstenReader.open(copy)
         theirs = [line for line in told if line.startswith(("min=", "LogIndexEntry"))]
         ours = [f"min={reader.first_seqno} max={reader.last_seqno} files={len(reader.segments())}"]
-        ours += [line for line in text.index_lines(reader.index()) if line]
+        ours += [listing.index_line(one.name, one.first_seqno, one.last_seqno) for one in reader.index()]
         self.report.differences += compare_lines(self.report.case, "recovered.txt", theirs, ours)
 
     def _purged(self) -> None:
@@ -467,11 +473,11 @@ class _Case:
         )
         if refused != their_refusal:
             self._add("purge.txt", "refusal", (str(their_refusal),), (str(refused),))
-        for line in (text.PURGE_WARNING, text.purge_line(low, high)):
+        for line in (listing.PURGE_WARNING, listing.purge_line(low, high)):
             if line.rstrip() not in told:
                 self._add("purge.txt", "text", tuple(told[:5]), (line,))
-        if "-y" not in args and text.PURGE_QUESTION not in told:
-            self._add("purge.txt", "question", tuple(told[:5]), (text.PURGE_QUESTION,))
+        if "-y" not in args and QUESTION not in told:
+            self._add("purge.txt", "question", tuple(told[:5]), (QUESTION,))
         theirs, ours = _read_segments(os.path.join(self.path, "after")), _read_segments(copy)
         last = max(ours, default="")
         for name in sorted(theirs.keys() - ours.keys()):

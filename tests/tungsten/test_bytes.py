@@ -16,6 +16,7 @@ import pytest
 from fix_mutation import Fuzz, mutated
 from fix_tungsten import LOG, any_event, golden_cases, golden_segments, on_disk, open_log, read_places
 from tranlog.errors import LogError, PayloadError, RecordLimitError
+from tranlog.ids import segment_name
 from tranlog.tungsten.reading import text
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.records.codec import (
@@ -28,7 +29,6 @@ from tranlog.tungsten.records.codec import (
     pass_plain,
     read_utf,
     scan,
-    segment_name,
     segment_number,
     skip_events,
     write_utf,

@@ -10,6 +10,7 @@ import pytest
 
 from fix_tungsten import golden_cases, golden_segments
 from tranlog.errors import RecordLimitError
+from tranlog.ids import segment_name
 from tranlog.log.records.format import is_tungsten
 from tranlog.tungsten.records.codec import (
     FILE_HEADER,
@@ -23,7 +24,6 @@ from tranlog.tungsten.records.codec import (
     pass_plain,
     read_utf,
     scan,
-    segment_name,
     segment_number,
     skip_events,
     write_utf,

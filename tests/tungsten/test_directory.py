@@ -35,9 +35,10 @@ from tranlog.errors import (
     NativeLogError,
     PurgeRangeError,
 )
+from tranlog.ids import segment_name
 from tranlog.testing.disk import PowerCut, SimDisk
 from tranlog.tungsten.reading.reader import TungstenReader
-from tranlog.tungsten.records.codec import FILE_HEADER, encode_file_header, parse_file_header, segment_name
+from tranlog.tungsten.records.codec import FILE_HEADER, encode_file_header, parse_file_header
 from tranlog.tungsten.records.event import Event
 from tranlog.tungsten.rules.recovery import EventPlace
 from tranlog.tungsten.writing.directory import BUFFER_BYTES, TungstenLog, purge

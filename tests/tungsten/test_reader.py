@@ -26,16 +26,11 @@ from tranlog.errors import (
     PurgedError,
     SegmentGoneError,
 )
+from tranlog.ids import segment_name
 from tranlog.testing.disk import SimDisk
 from tranlog.tungsten.files.segments import WINDOW_BYTES
 from tranlog.tungsten.reading.reader import Seek, TungstenReader
-from tranlog.tungsten.records.codec import (
-    encode_event,
-    encode_file_header,
-    encode_rotate,
-    parse_file_header,
-    segment_name,
-)
+from tranlog.tungsten.records.codec import encode_event, encode_file_header, encode_rotate, parse_file_header
 from tranlog.tungsten.records.event import Event, JavaObject
 from tranlog.tungsten.records.record import EventRecord, FileHeader
 

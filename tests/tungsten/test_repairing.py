@@ -10,11 +10,10 @@ import pytest
 
 from fix_tungsten import GOLDEN, LOG, golden_segments, make_event, on_disk, open_log, read_places, segments_on, written
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
-from tranlog.ids import Epoch, Seqno
+from tranlog.ids import Epoch, Seqno, segment_name
 from tranlog.log.rules.repair import Keep, NothingToRepair, RepairPlan, Span
 from tranlog.service.thl import thl
 from tranlog.testing.disk import PowerCut, SimDisk
-from tranlog.tungsten.records.codec import segment_name
 from tranlog.tungsten.upkeep.repairing import repair
 from tranlog.tungsten.upkeep.verify import verify
 from tranlog.tungsten.writing.directory import TungstenLog

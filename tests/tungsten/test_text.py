@@ -12,8 +12,9 @@ import pytest
 
 from fix_tungsten import any_event, make_event
 from tranlog.change import Op
+from tranlog.listing import PLAIN, Style, python_charset, time_text
 from tranlog.tungsten.reading import text
-from tranlog.tungsten.reading.text import Style, cell_text, double_text, python_charset, statement_text, time_text
+from tranlog.tungsten.reading.text import cell_text, double_text, statement_text
 from tranlog.tungsten.records import values
 from tranlog.tungsten.records.event import (
     ColumnSpec,
@@ -29,7 +30,6 @@ from tranlog.tungsten.records.event import (
 )
 from tranlog.tungsten.records.record import EventRecord
 from tranlog.tungsten.records.values import BinaryText, Moment, Unscaled
-from tranlog.tungsten.rules.recovery import IndexEntry
 
 
 def record_of(event: Event | JavaObject, seqno: int = 3) -> EventRecord:
@@ -50,7 +50,7 @@ def record_of(event: Event | JavaObject, seqno: int = 3) -> EventRecord:
     )
 
 
-def lines(*changes: object, style: Style = text.PLAIN) -> list[str]:
+def lines(*changes: object, style: Style = PLAIN) -> list[str]:
     event = msgspec.structs.replace(make_event(3), changes=changes)
     return list(text.event_lines(record_of(event), event, style))[7:]
 
@@ -214,7 +214,7 @@ def test_any_event_has_a_text() -> None:
     """Whatever an event holds: lines, that can be encoded."""
     for seed in range(200):
         event = any_event(random.Random(seed))
-        for style in (text.PLAIN, Style(hex=True, specs=True, charset="Cp1252")):
+        for style in (PLAIN, Style(hex=True, specs=True, charset="Cp1252")):
             shown = [*text.event_lines(record_of(event), event, style), *text.sql_lines(record_of(event), event, style)]
             "\n".join(shown).encode()
 
@@ -223,34 +223,3 @@ def test_a_long_decimal_is_not_made_into_digits() -> None:
     assert cell_text(Unscaled(b"\x7f" * 5000, 2)).startswith("0x7f7f")
     assert cell_text(Unscaled(b"\x11", -5)) == "1.7E+6"
     assert cell_text(Unscaled(b"\xfb", 2)) == "-0.05"
-
-
-def test_index_info_and_purge() -> None:
-    """B7-6: `events` counts both ends."""
-    index = [
-        IndexEntry(number=1, first_seqno=0, last_seqno=8, bytes=3152),
-        IndexEntry(number=2, first_seqno=-1, last_seqno=-1, bytes=16),
-    ]
-    assert list(text.index_lines(index)) == [
-        "LogIndexEntry thl.data.0000000001(0:8)",
-        "LogIndexEntry thl.data.0000000002(-1:-1)",
-        "",
-    ]
-    files = [text.FileShown(name="thl.data.0000000001", bytes=2 << 20, modified_ms=1_309_560_000_999)]
-    assert list(text.info_lines("/log/", files, first=0, last=8)) == [
-        "log directory = /log/",
-        "log files = 1",
-        "logs size = 2.00 MB",
-        "min seq# = 0",
-        "max seq# = 8",
-        "events = 9",
-        "oldest file = thl.data.0000000001 (2.00 MB, 2011-07-01 22:40:00)",
-        "newest file = thl.data.0000000001 (2.00 MB, 2011-07-01 22:40:00)",
-    ]
-    assert list(text.info_lines("/log", [], first=-1, last=-1))[-1] == "events = 0"
-    assert [text.purge_line(*ends) for ends in ((1, 2), (3, None), (None, 4), (5, 5))] == [
-        "Deleting events where SEQ# >= 1 and SEQ# <=2",
-        "Deleting events where SEQ# >= 3",
-        "Deleting events where SEQ# <=4",
-        "Deleting events where SEQ# = 5",
-    ]

@@ -9,6 +9,8 @@ import pytest
 
 from fix_tungsten import LOG, golden_segments, make_event, on_disk, written
 from tranlog.change import RowChange
+from tranlog.codecs.converting import convert
+from tranlog.codecs.opening import open_readable
 from tranlog.errors import (
     CorruptRecordError,
     LogMissingError,
@@ -22,9 +24,8 @@ from tranlog.payload import decode
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
-from tranlog.tungsten.reading.translated import TranslatedReader, open_readable
+from tranlog.tungsten.reading.translated import TranslatedReader
 from tranlog.tungsten.rules.arrange import WIDE_GAP
-from tranlog.tungsten.upkeep.converting import convert
 from tranlog.tungsten.writing.directory import TungstenLog, purge
 
 CASES = ("filtered", "metadata-shards", "rotated-60", "rows-crc", "statements-crc", "statements-nocrc")

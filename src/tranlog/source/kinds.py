@@ -18,7 +18,7 @@ from tranlog.source.source import Source, TableReader
 KINDS: Final = {
     "sqlite": "tranlog.source.sqlite.kind",
     "mariadb": "tranlog.source.mariadb.kind",
-    "thl": "tranlog.capture.thl_source",
+    "thl": "tranlog.tungsten.source",
 }
 """Kind, as the configuration names it, to the module whose `KIND` it is."""
 

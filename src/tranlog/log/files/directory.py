@@ -15,8 +15,8 @@ import posixpath
 
 from tranlog.disk import Disk, DiskFile, DiskLock
 from tranlog.errors import DiskFailedError, DiskFullError, LogError, LogLockedError, LogMissingError, LogUnreadableError
+from tranlog.ids import segment_number
 from tranlog.log.files.segment import WINDOW_BYTES
-from tranlog.log.records.format import segment_number
 
 LOCK_NAME = "disklog.lck"
 CUT_DIR = "cut"

@@ -18,7 +18,7 @@ from itertools import pairwise
 from tranlog.change import Fragment
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CorruptRecordError, LogUnreadableError, SegmentGoneError
-from tranlog.ids import NO_EPOCH, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.ids import NO_EPOCH, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment, segment_name
 from tranlog.log.files.directory import join, list_segments
 from tranlog.log.files.positions import read_published
 from tranlog.log.files.segment import UNCHECKED, WINDOW_BYTES, SegmentReader, glance_at, only_zeros, torn_size
@@ -42,7 +42,6 @@ from tranlog.log.records.format import (
     SyncRecord,
     parse_event,
     parse_record,
-    segment_name,
     take_events,
 )
 from tranlog.log.records.spill import Reference, parse_reference

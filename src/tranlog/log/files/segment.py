@@ -13,7 +13,7 @@ from tranlog.disk import DiskFile
 from tranlog.errors import (
     CorruptRecordError,
 )
-from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment, lsn_text, segment_name
 from tranlog.log.records.format import (
     BAD_CHECKSUM,
     BEFORE_HEADER,
@@ -41,7 +41,6 @@ from tranlog.log.records.format import (
     parse_event,
     parse_header,
     parse_record,
-    segment_name,
 )
 from tranlog.log.rules.recovery import BadRecord, SegmentGlance
 

@@ -30,7 +30,7 @@ from tranlog.errors import (
     PurgedError,
     SegmentGoneError,
 )
-from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment, lsn_text
+from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment, lsn_text, segment_name
 from tranlog.log.files.directory import join, list_segments
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.purge_notes import purged_error
@@ -53,7 +53,6 @@ from tranlog.log.records.format import (
     looks_like_mark,
     newer_version,
     parse_header,
-    segment_name,
 )
 from tranlog.log.rules.bucket import Bucket, Place
 from tranlog.log.rules.index import BuiltFrom, Entry, FlushPlan, Gap, IndexView, SegmentRow, SeqnoIndex

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CorruptRecordError, ForeignHistoryError, LogUnreadableError, SegmentGoneError
-from tranlog.ids import Gtid, Lsn, lsn_offset, lsn_segment
+from tranlog.ids import Gtid, Lsn, lsn_offset, lsn_segment, segment_name
 from tranlog.log.files.directory import join, list_segments
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.records.format import (
@@ -28,7 +28,6 @@ from tranlog.log.records.format import (
     RotateRecord,
     StoredRecord,
     SyncRecord,
-    segment_name,
     skip_events,
 )
 from tranlog.log.records.spill import (

@@ -22,7 +22,7 @@ from tranlog.errors import (
     LogUnreadableError,
     PayloadError,
 )
-from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment, lsn_text
+from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment, lsn_text, segment_name
 from tranlog.log.files.positions import KeptHold
 from tranlog.log.files.segment import SegmentReader, payload_at
 from tranlog.log.files.segments import Segments
@@ -50,7 +50,6 @@ from tranlog.log.records.format import (
     parse_event,
     parse_header,
     pass_events,
-    segment_name,
     skip_events,
     take_events,
 )

@@ -26,7 +26,7 @@ from tranlog.errors import (
     PurgedError,
     SegmentGoneError,
 )
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment, segment_name
 from tranlog.log.files.directory import directory_of, join
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.index_table import INDEX_NAME, read_index
@@ -37,7 +37,7 @@ from tranlog.log.files.segments import Segments, SegmentStat
 from tranlog.log.files.spilled import SpillStat, spill_stats
 from tranlog.log.reading.abandoned import read_abandoned
 from tranlog.log.reading.cursor import Cursor
-from tranlog.log.records.format import HEADER, RECORD_START, segment_name
+from tranlog.log.records.format import HEADER, RECORD_START
 from tranlog.log.records.record import RecordHeader, RollbackMark, StoredRecord
 from tranlog.log.rules.recovery import Checkpoint, SegmentScan, end_problem, judge, last_transaction, missing
 from tranlog.payload import Payload

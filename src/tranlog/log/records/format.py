@@ -10,7 +10,6 @@ Source: design/log-format.md, "Native records"; design/data-model.md, "Header ex
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Container
 from functools import lru_cache
@@ -161,28 +160,11 @@ TABLE_ITEMS_MAX: Final = 60_000
 RECORD_BYTES_MAX: Final = (1 << 32) - 1
 SEGMENT_BYTES_MAX: Final = 1 << 32
 
-SEGMENT_PREFIX: Final = "thl.data."
-SEGMENT_NUMBER_MAX: Final = (1 << 32) - 1
-_SEGMENT_NAME: Final = re.compile(r"thl\.data\.([0-9]{10})")
 
 _CRC_32_METHOD: Final = b"\x01"
 _CRC_32_ALONE_METHOD: Final = b"\x02"
 _PLACE: Final = struct.Struct(">Q")
 _ZERO_CRC: Final = TRAILER.pack(CRC_NONE, 0)
-
-
-def segment_name(number: int) -> str:
-    """Return the file name of a segment: ten decimal digits."""
-    return f"{SEGMENT_PREFIX}{number:010d}"
-
-
-def segment_number(name: str) -> int | None:
-    """Return the number in a segment's file name; None for any other file."""
-    match = _SEGMENT_NAME.fullmatch(name)
-    if match is None:
-        return None
-    number = int(match[1])
-    return number if 0 < number <= SEGMENT_NUMBER_MAX else None
 
 
 # --- segment header --------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, lsn_offset, lsn_segment
-from tranlog.log.records.format import RecordHeader, RollbackMark, segment_name
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, lsn_offset, lsn_segment, segment_name
+from tranlog.log.records.format import RecordHeader, RollbackMark
 from tranlog.log.records.spill import Reference
 from tranlog.log.rules.damage import Damage, Problem
 from tranlog.log.rules.rollback import contradiction

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tranlog.ids import NO_HISTORY, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.ids import NO_HISTORY, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment, segment_name
 from tranlog.log.records.format import (
     EVENT_MIN,
     FIRST_SYNC_BYTES,
@@ -26,7 +26,6 @@ from tranlog.log.records.format import (
     encode_header,
     encode_rotate,
     encode_sync,
-    segment_name,
 )
 from tranlog.log.rules.damage import BadPlace, Damage, LogFindings, SegmentFindings, TransactionRun
 

@@ -18,14 +18,13 @@ import msgspec
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid, segment_name, segment_number
 from tranlog.log.files.cleared import MARK_NAME, Mark, behind_all, read_mark
 from tranlog.log.files.directory import LOCK_NAME, join, list_segments, read_holder
 from tranlog.log.files.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.files.scan import survey
 from tranlog.log.files.segments import history_borne
 from tranlog.log.reading.reader import LogReader
-from tranlog.log.records.format import segment_name, segment_number
 from tranlog.log.records.spill import SPILL_TABLE_NAME, spill_number
 from tranlog.log.rules.recovery import judge
 

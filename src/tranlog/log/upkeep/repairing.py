@@ -21,7 +21,7 @@ import msgspec
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
-from tranlog.ids import HISTORY_BYTES, NO_SEQNO
+from tranlog.ids import HISTORY_BYTES, NO_SEQNO, segment_name
 from tranlog.log.files.directory import (
     CUT_DIR,
     LOCK_NAME,
@@ -35,7 +35,6 @@ from tranlog.log.files.directory import (
 )
 from tranlog.log.files.index_table import INDEX_NAME
 from tranlog.log.files.positions import POSITIONS_NAME, Positions, encode_positions, read_holds
-from tranlog.log.records.format import segment_name
 from tranlog.log.records.spill import SPILL_TABLE_NAME, spill_name
 from tranlog.log.rules.repair import (
     CannotRepair,

@@ -18,7 +18,18 @@ from typing import cast
 
 from tranlog.disk import Disk, DiskFile, OsDisk
 from tranlog.errors import LogMissingError, LogUnreadableError, SegmentGoneError
-from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.ids import (
+    NO_EPOCH,
+    NO_HISTORY,
+    NO_SEQNO,
+    Epoch,
+    Seqno,
+    lsn,
+    lsn_offset,
+    lsn_segment,
+    lsn_text,
+    segment_name,
+)
 from tranlog.log.files.directory import directory_of, join, list_segments
 from tranlog.log.files.index_table import INDEX_NAME, good_bytes, read_index
 from tranlog.log.files.positions import Positions, read_positions, read_published
@@ -40,7 +51,6 @@ from tranlog.log.records.format import (
     RollbackMark,
     RotateRecord,
     SyncRecord,
-    segment_name,
 )
 from tranlog.log.records.spill import SPILL_HEADER_BYTES, Reference, parse_spill_header, spill_name
 from tranlog.log.rules.damage import BadPlace, Damage, LogFindings, Problem, SegmentFindings, TransactionRun

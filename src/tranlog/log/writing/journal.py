@@ -17,10 +17,10 @@ import logging
 
 from tranlog.clock import Clock
 from tranlog.disk import Disk, DiskFile
-from tranlog.ids import lsn
+from tranlog.ids import lsn, segment_name
 from tranlog.log.files.directory import DISK_FULL, join
 from tranlog.log.options import LogOptions, zeros_ahead
-from tranlog.log.records.format import HEADER, encode_rotate, encode_sync, segment_name
+from tranlog.log.records.format import HEADER, encode_rotate, encode_sync
 from tranlog.log.rules.pending import Buffer
 
 logger = logging.getLogger(__name__)

@@ -18,13 +18,13 @@ from tranlog.change import Fragment
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, DiskLock, OsDisk
 from tranlog.errors import AppendOrderError, LogMissingError, PurgeFailedError, SegmentEmptyError
-from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Gtid, Seqno
+from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Gtid, Seqno, segment_name
 from tranlog.log.files.directory import directory_of, list_segments, make_directory, storage_error, take_lock
 from tranlog.log.files.ownership import OwnedDisk, Ownership
 from tranlog.log.files.positions import drop_hold, hold, read_holds, shut_out
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LOOK_S, LogReader
-from tranlog.log.records.format import FRAGNO_MAX, RollbackMark, segment_name
+from tranlog.log.records.format import FRAGNO_MAX, RollbackMark
 from tranlog.log.rules.numbering import Numbering, follows
 from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.retention import Limit, PurgePlan, UpToSeqno

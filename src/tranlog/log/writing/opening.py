@@ -18,7 +18,19 @@ from dataclasses import dataclass, replace
 
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import ConfigError, IndexCutError, RecordLimitError
-from tranlog.ids import HISTORY_BYTES, NO_EPOCH, NO_SEQNO, Epoch, Gtid, Lsn, Seqno, lsn, lsn_segment, lsn_text
+from tranlog.ids import (
+    HISTORY_BYTES,
+    NO_EPOCH,
+    NO_SEQNO,
+    Epoch,
+    Gtid,
+    Lsn,
+    Seqno,
+    lsn,
+    lsn_segment,
+    lsn_text,
+    segment_name,
+)
 from tranlog.log.files.cleared import Mark, behind_all, read_mark
 from tranlog.log.files.directory import join, keep_bytes, sign_lock
 from tranlog.log.files.index_table import INDEX_NAME, read_index
@@ -26,7 +38,7 @@ from tranlog.log.files.positions import Positions, read_positions
 from tranlog.log.files.scan import checkpoint_of, scan_segment, survey
 from tranlog.log.files.segment import WINDOW_BYTES, doubt_of_last
 from tranlog.log.files.segments import Segments
-from tranlog.log.records.format import HEADER, SEQNO_MAX, RecordHeader, encode_header, segment_name
+from tranlog.log.records.format import HEADER, SEQNO_MAX, RecordHeader, encode_header
 from tranlog.log.rules.bucket import Place
 from tranlog.log.rules.damage import Problem
 from tranlog.log.rules.index import BuiltFrom, Entry, SegmentRow, SeqnoIndex

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 
 from tranlog.disk import Disk
 from tranlog.errors import PurgeFailedError
-from tranlog.ids import Seqno
+from tranlog.ids import Seqno, segment_name
 from tranlog.log.files.directory import join
 from tranlog.log.files.positions import HOLDS_DIR, read_holds
 from tranlog.log.files.purge_notes import PurgeNote, write_note
 from tranlog.log.files.segments import Segments
 from tranlog.log.options import LogOptions
-from tranlog.log.records.format import segment_name
 from tranlog.log.rules.retention import Held, LargerThan, Limit, OlderThan, PurgePlan, Retained, purge_plan
 
 logger = logging.getLogger(__name__)

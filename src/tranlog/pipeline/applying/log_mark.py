@@ -8,10 +8,10 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
+from tranlog.codecs.opening import open_readable
 from tranlog.errors import EngineError, LogMissingError, LogUnreadableError
 from tranlog.ids import Epoch, Seqno
 from tranlog.log.reading.readable import ReadableLog
-from tranlog.tungsten.reading.translated import open_readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tranlog.errors import ConfigError
-from tranlog.log.reading.arrow import COLUMNS
+from tranlog.log.reading.arrow import COLUMNS, Selection
 from tranlog.log.reading.reader import LogReader
-from tranlog.log.records.columns import Selection
 from tranlog.pipeline.datasource.datasource_options import QueryOptions, narrowed, parse_options
 from tranlog.pipeline.datasource.datasource_ranges import SeqnoRange, cut, last_of, read_range, spark_schema
 from tranlog.pipeline.datasource.datasource_stream import ThlStreamReader

@@ -32,10 +32,9 @@ from typing import Final, TypeVar
 
 from tranlog.errors import ConfigError, NotInLogError, PurgedError
 from tranlog.ids import Gtid
-from tranlog.log.reading.arrow import COLUMNS, Unit
+from tranlog.log.reading.arrow import ALL, COLUMNS, Selection, Unit
 from tranlog.log.reading.lookup import OtherEpoch, find_event, find_gtid, find_time, parse_time
 from tranlog.log.reading.reader import LogReader
-from tranlog.log.records.columns import ALL, Selection
 
 T = TypeVar("T")
 _KINDS: Final = ("Seqno", "Gtid", "Time", "Event")

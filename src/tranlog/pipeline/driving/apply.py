@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tranlog.clock import SystemClock
+from tranlog.codecs.opening import open_readable
 from tranlog.errors import TargetUnavailableError, TranlogError, TransientTargetError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableLog
@@ -45,7 +46,6 @@ from tranlog.pipeline.spark.session import check_pyspark, check_slots, find_java
 from tranlog.pipeline.spark.window import Window
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow, Target
-from tranlog.tungsten.reading.translated import open_readable
 
 if TYPE_CHECKING:
     from tranlog.pipeline.spark.session import SparkContext

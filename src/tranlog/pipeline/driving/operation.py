@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from tranlog.codecs.opening import open_readable
 from tranlog.errors import EngineError, StateError, TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.pipeline.driving.apply import ApplyResult, run_apply
@@ -30,7 +31,6 @@ from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.pipeline.rules.limits import Limit, SeqnoRanges, limit_text
 from tranlog.pipeline.rules.states import Happening, OperationState, PendingError, Refused, State, Wait, step
 from tranlog.pipeline.spark.session import kill_jvm, stop_context
-from tranlog.tungsten.reading.translated import open_readable
 
 logger = logging.getLogger(__name__)
 

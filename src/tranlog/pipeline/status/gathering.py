@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from tranlog.clock import Clock
+from tranlog.codecs.opening import open_readable
 from tranlog.disk import OsDisk
 from tranlog.errors import TranlogError
 from tranlog.ids import Seqno
@@ -34,7 +35,6 @@ from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.status.status import LogState, PipelineState, Status, channel_states, class_name
 from tranlog.target.options import is_there, open_target
 from tranlog.target.target import NOBODY, ChannelRow
-from tranlog.tungsten.reading.translated import open_readable
 
 _LOG_CLASS: Final = "tranlog.log.writing.log.Log"
 _Seen: TypeAlias = tuple[PipelineState, Sequence[ChannelRow], Sequence[ChannelRow], float]

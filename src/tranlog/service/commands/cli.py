@@ -23,8 +23,10 @@ import typer
 from tranlog.capture.capture import Capture, CaptureStatus
 from tranlog.change import TableMap
 from tranlog.clock import SystemClock
+from tranlog.codecs.opening import open_readable
 from tranlog.errors import ConfigError, TranlogError
 from tranlog.ids import Gtid, Seqno
+from tranlog.listing import time_text
 from tranlog.log.files.positions import drop_hold, read_holds
 from tranlog.log.upkeep.clearing import CAVEATS, clear_log
 from tranlog.log.writing.log import Log
@@ -64,8 +66,6 @@ from tranlog.service.upkeep.segments import log_app
 from tranlog.source.kinds import source_kind
 from tranlog.target.options import create_statements, open_target
 from tranlog.target.target import ChannelRow
-from tranlog.tungsten.reading.text import time_text
-from tranlog.tungsten.reading.translated import open_readable
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ import msgspec
 from tranlog.capture.capture import PartRead
 from tranlog.clock import Clock
 from tranlog.errors import SourceError, TargetError, TranlogError
+from tranlog.listing import time_text
 from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.rules.troubles import trouble_text
 from tranlog.pipeline.status.gathering import gather
@@ -31,7 +32,6 @@ from tranlog.service.process.requests import GetState
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.target import NOBODY
-from tranlog.tungsten.reading.text import time_text
 
 _ASK_S: Final = 2.0
 """How long the pipeline's process may take to answer."""

@@ -23,7 +23,6 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from tranlog.capture.capture import CaptureOptions
-from tranlog.capture.thl_source import ThlSourceOptions
 from tranlog.errors import ConfigError
 from tranlog.log.properties import EXPIRE, PROPERTIES, differs, resolve
 from tranlog.log.writing.log import LogOptions
@@ -348,9 +347,9 @@ class Config:
     def with_source(self, text: str) -> Config:
         """Return this configuration with another source: `thl:DIR`. Raises ConfigError for anything else."""
         kind, colon, path = text.partition(":")
-        if kind != ThlSourceOptions.kind or not colon or not path:
+        if kind != "thl" or not colon or not path:
             raise ConfigError(option="--source", value=text, why="thl:DIR, the log directory of a Java replicator")
-        return dataclasses.replace(self, source=ThlSourceOptions(path=path, source_id=self.service))
+        return dataclasses.replace(self, source=source_kind(kind).options(path=path, source_id=self.service))
 
     def wanted_target(self) -> TargetOptions:
         """Return the target's options. Raises ConfigError where there are none."""

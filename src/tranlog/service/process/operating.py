@@ -24,6 +24,7 @@ import msgspec
 
 from tranlog.capture.capture import Capture
 from tranlog.clock import SystemClock
+from tranlog.codecs.opening import open_readable
 from tranlog.errors import ConfigError, LogMissingError, TranlogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.writing.log import Log, LogOptions
@@ -81,7 +82,6 @@ from tranlog.service.process.requests import (
 from tranlog.service.process.upkeep import carry_out
 from tranlog.service.show.overview import Overview, overview_of
 from tranlog.target.options import open_target
-from tranlog.tungsten.reading.translated import open_readable
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,4 @@
-"""`thl convert`: what it shows and answers. What it does is `tungsten.converting`'s.
-
-Source: issue 6, item 4.
-"""
+"""`thl convert`: what it shows and answers. What it does is `codecs.converting`'s."""
 
 from __future__ import annotations
 
@@ -10,11 +7,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tranlog.codecs.converting import MEANINGS, Conversion, Finding, convert
+from tranlog.codecs.opening import Codec
 from tranlog.service.frame.command import Progress, print_json, say
 from tranlog.service.frame.exits import ExitCode
-from tranlog.tungsten.files.segments import Codec
-from tranlog.tungsten.rules.translate import MEANINGS
-from tranlog.tungsten.upkeep.converting import Conversion, Finding, convert
 
 KINDS = "\n".join(["\b", "Kinds:", *[f"  {kind}: {meaning}" for kind, meaning in MEANINGS.items()]])
 HELP = f"""Copy the log in SRC, as it is now, into DST in the other codec: native or the Tungsten replicator's.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tranlog.log.records.format import segment_name
+from tranlog.ids import segment_name
+from tranlog.listing import time_text
 from tranlog.log.rules.repair import CutOff, Lost, Remove, RepairPlan, Rewrite, Step
 from tranlog.log.upkeep.diff import Alone, Listed, LogDiff
 from tranlog.log.upkeep.repairing import RepairOutcome
-from tranlog.tungsten.reading.text import time_text
 
 SPANS_SHOWN = 20
 """Runs of GTIDs named one by one; the rest is counted."""

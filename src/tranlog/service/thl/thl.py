@@ -16,23 +16,18 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from tranlog.codecs.opening import codec_of, open_readable
+from tranlog.codecs.shown import open_log
+from tranlog.codecs.upkeep import purge as remove
+from tranlog.codecs.upkeep import repair as mend
+from tranlog.codecs.upkeep import verify as check
 from tranlog.log.rules.repair import Keep, NothingToRepair, RepairPlan
 from tranlog.log.upkeep.diff import SHOWN
 from tranlog.log.upkeep.diff import diff as diff_logs
-from tranlog.log.upkeep.native_purge import purge as purge_native
-from tranlog.log.upkeep.repairing import repair as repair_log
 from tranlog.log.upkeep.verify import VerifyReport
-from tranlog.log.upkeep.verify import verify as check_log
 from tranlog.service.frame.command import Progress, confirm, log_of, new_app, print_json, require_command, run_app, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.thl import converting, integrity, listing, thl_dump, thl_list
-from tranlog.service.thl.either_codec import open_log
-from tranlog.tungsten.files.segments import Codec, codec_of
-from tranlog.tungsten.reading import text
-from tranlog.tungsten.reading.translated import open_readable
-from tranlog.tungsten.upkeep.repairing import repair as repair_tungsten
-from tranlog.tungsten.upkeep.verify import verify as check_tungsten
-from tranlog.tungsten.writing.directory import purge as purge_tungsten
 
 LOCATING: Final = ("-service", "--service", "-conf", "--conf", "-dir", "--dir")
 
@@ -174,21 +169,14 @@ def purge(
     if low is not None and high is not None and low > high:
         raise typer.BadParameter(f"{low} is above -high {high}", param_hint="-low")
     path = log_of(ctx)
-    java = codec_of(path) is Codec.TUNGSTEN
+    codec = codec_of(path)  # a directory of both is refused before anything is asked
     if not yes:
-        say(text.PURGE_WARNING)
-        confirm("Are you sure you wish to delete these events?")
+        say(listing.PURGE_WARNING)
+        confirm(f"{listing.PURGE_QUESTION}?")
     if not as_json:
-        line = text.purge_line(low, high)
+        line = listing.purge_line(low, high)
         print(line if low is not None or high is not None else "Deleting all events")
-    if java:
-        report = purge_tungsten(path, low=low, high=high)
-        removed, cut = report.removed, report.cut
-        shown: dict[str, object] = {"removed": removed, "cut": None if cut is None else {"file": cut[0], "at": cut[1]}}
-        said = [f"removed {name}" for name in removed] + ([] if cut is None else [f"cut {cut[0]} at offset {cut[1]}"])
-    else:
-        outcome = purge_native(path, low=low, high=high)
-        shown, said = outcome.shown(), outcome.lines()
+    shown, said = remove(path, codec, low=low, high=high)
     if as_json:
         print_json(shown)
     else:
@@ -215,7 +203,7 @@ def verify(
         def tell(done: int, total: int) -> None:
             progress.update(f"checked {done} of {total} bytes")
 
-        found = (check_tungsten if codec_of(path) is Codec.TUNGSTEN else check_log)(path, progress=tell)
+        found = check(path, progress=tell)
     if as_json:
         print_json({**msgspec.to_builtins(found), "sound": found.sound})
     else:
@@ -270,7 +258,6 @@ def repair(
         if not yes:
             confirm(f"Repair the log at {path}?")
 
-    mend = repair_tungsten if codec_of(path) is Codec.TUNGSTEN else repair_log
     with Progress() as progress:
         outcome = mend(
             path,

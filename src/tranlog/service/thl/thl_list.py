@@ -19,12 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
-from tranlog.ids import Gtid, Seqno
-from tranlog.log.reading.lookup import parse_time
-from tranlog.log.records.format import segment_number
-from tranlog.service.frame.command import Progress, log_of, say, stop_signals
-from tranlog.service.frame.exits import ExitCode
-from tranlog.service.thl.either_codec import (
+from tranlog.codecs.shown import (
     NativeShown,
     NotThere,
     SegmentLine,
@@ -33,7 +28,11 @@ from tranlog.service.thl.either_codec import (
     Sought,
     open_log,
 )
-from tranlog.tungsten.reading.text import Style, json_array, python_charset
+from tranlog.ids import Gtid, Seqno, segment_number
+from tranlog.listing import Style, json_array, python_charset
+from tranlog.log.reading.lookup import parse_time
+from tranlog.service.frame.command import Progress, log_of, say, stop_signals
+from tranlog.service.frame.exits import ExitCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,22 +11,23 @@ printReplicationInfo; conformance/tokumx.md A8.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
 
 from tranlog.clock import Clock, SystemClock
-from tranlog.disk import OsDisk
+from tranlog.codecs.opening import Codec, codec_of
+from tranlog.codecs.segments import ListedSegment, Report, on_disk_bytes, segment_rows, tungsten_rows
 from tranlog.errors import CorruptRecordError
-from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.ids import NO_SEQNO, Gtid, Seqno, segment_name
+from tranlog.listing import time_text
 from tranlog.log.files.segments import SegmentStat
 from tranlog.log.files.spilled import SpillStat
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.lookup import OtherEpoch, find_gtid, parse_time
 from tranlog.log.reading.reader import LogReader
-from tranlog.log.records.format import segment_name, segment_number
 from tranlog.log.rules.retention import UpToSeqno, UpToTime
 from tranlog.service.config.config import find_log
 from tranlog.service.frame.command import AsJson, Progress, confirm, new_app, print_json, require_command, say
@@ -34,16 +35,8 @@ from tranlog.service.frame.exits import ExitCode
 from tranlog.service.process.client import runtime_dir
 from tranlog.service.process.log_index import IndexExtent, WriterIndex, ask_writer, index_lines, stored_extent
 from tranlog.service.process.upkeep import Trimmed, upkeep_of
-from tranlog.tungsten.files.segments import Codec, codec_of
-from tranlog.tungsten.reading.reader import Seek, TungstenCursor, TungstenReader
-from tranlog.tungsten.reading.text import time_text
-
-_BLOCK_BYTES: Final = 512
-"""In which `st_blocks` counts, whatever the file system's own are."""
 
 _REPORT_EVERY: Final = 4096
-
-Report = Callable[[str], None]
 
 log_app = new_app(
     help="The segments of the log: look at them, add one, trim the oldest.\n\n\b\nExample:\n  tranlog log segments"
@@ -67,22 +60,6 @@ def log_of(ctx: typer.Context, directory: str | None) -> str:
 
 
 # --- what there is ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedSegment:
-    """One segment. GTIDs are None where no transaction lives in it; `created_at` is ms since 1970.
-
-    `bytes` are those that were written, `on_disk` what the file system has set aside for them.
-    """
-
-    number: int
-    name: str
-    first_gtid: Gtid | None
-    last_gtid: Gtid | None
-    created_at: int | None
-    bytes: int
-    on_disk: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,82 +90,6 @@ class LogExtent:
         return (self.last_event - self.first_event) / 1000
 
 
-def segment_rows(reader: LogReader, *, report: Report) -> list[ListedSegment]:
-    """Describe each segment, first to newest. Raises CorruptRecordError, LogUnreadableError, SegmentGoneError."""
-    held = reader.range()
-    stats = reader.index()
-    rows: list[ListedSegment] = []
-    firsts = [_gtid(reader, one.first_seqno) if _lives(one) else None for one in stats]
-    for at, one in enumerate(stats):
-        report(f"segments: {at + 1} of {len(stats)}")
-        first, last = firsts[at], None
-        if first is not None:
-            # Epochs rise with seqnos: between two transactions of one epoch there is no other.
-            behind = next((gtid for gtid in firsts[at + 1 :] if gtid is not None), None)
-            known = behind is not None and behind.epoch == first.epoch
-            last = Gtid(first.epoch, one.last_seqno) if known else _gtid(reader, min(one.last_seqno, held.last_seqno))
-        rows.append(
-            ListedSegment(
-                number=one.number,
-                name=one.name,
-                first_gtid=first,
-                last_gtid=last,
-                created_at=one.written_at,
-                bytes=one.bytes,
-                on_disk=_on_disk(reader.path, one.name),
-            )
-        )
-    return rows
-
-
-def tungsten_rows(reader: TungstenReader, *, report: Report) -> list[ListedSegment]:
-    """Describe each segment of the Java replicator's. Created is the file's time: its records have none of the writer.
-
-    Raises CorruptRecordError, LogUnreadableError, SegmentGoneError.
-    """
-    rows: list[ListedSegment] = []
-    disk = OsDisk()
-    entries = reader.index()
-    with reader.cursor(strict=False) as cursor:
-        for at, one in enumerate(entries):
-            report(f"segments: {at + 1} of {len(entries)}")
-            rows.append(
-                ListedSegment(
-                    number=segment_number(one.name) or 0,
-                    name=one.name,
-                    first_gtid=_ancestors_gtid(cursor, one.first_seqno),
-                    last_gtid=_ancestors_gtid(cursor, one.last_seqno),
-                    created_at=disk.modified_ms(os.path.join(reader.path, one.name)),
-                    bytes=one.bytes,
-                    on_disk=_on_disk(reader.path, one.name),
-                )
-            )
-    return rows
-
-
-def _ancestors_gtid(cursor: TungstenCursor, seqno: int) -> Gtid | None:
-    if seqno < 0 or cursor.seek(seqno) is not Seek.FOUND:
-        return None
-    stored = cursor.next()
-    return None if stored is None else Gtid(Epoch(stored.record.epoch), Seqno(seqno))
-
-
-def _lives(one: SegmentStat) -> bool:
-    return one.last_seqno >= one.first_seqno
-
-
-def _gtid(reader: LogReader, seqno: Seqno) -> Gtid | None:
-    header = reader.header(seqno)
-    return None if header is None else header.gtid
-
-
-def _on_disk(directory: str, name: str) -> int:
-    try:
-        return os.stat(os.path.join(directory, name)).st_blocks * _BLOCK_BYTES
-    except FileNotFoundError:  # purged meanwhile
-        return 0
-
-
 def log_extent(reader: LogReader, *, clock: Clock, report: Report) -> LogExtent:
     """Measure a log. Raises CorruptRecordError, LogUnreadableError, PurgedError, SegmentGoneError, PayloadError."""
     stats = reader.index()
@@ -201,9 +102,9 @@ def log_extent(reader: LogReader, *, clock: Clock, report: Report) -> LogExtent:
         history=reader.history,
         segments=len(stats),
         uncompressed=sum(one.bytes for one in stats),
-        on_disk=sum(_on_disk(reader.path, one.name) for one in stats),
+        on_disk=sum(on_disk_bytes(reader.path, one.name) for one in stats),
         spill_uncompressed=sum(one.raw_bytes for one in spill),
-        spill_on_disk=sum(_on_disk(reader.path, one.name) for one in spill),
+        spill_on_disk=sum(on_disk_bytes(reader.path, one.name) for one in spill),
         first_event=first,
         last_event=last,
         now=clock.now_ms(),
@@ -366,11 +267,11 @@ def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = 
     hole: CorruptRecordError | None = None
     with Progress() as progress:
         if codec_of(path) is Codec.TUNGSTEN:
-            rows = tungsten_rows(TungstenReader.open(path), report=progress.update)
+            rows = tungsten_rows(path, report=progress.update)
         else:
             with LogReader.open(path) as reader:
                 rows = segment_rows(reader, report=progress.update)
-                spill = [(one, _on_disk(reader.path, one.name)) for one in reader.spill_segments()]
+                spill = [(one, on_disk_bytes(reader.path, one.name)) for one in reader.spill_segments()]
                 try:
                     reader.check_whole()
                 except CorruptRecordError as exc:

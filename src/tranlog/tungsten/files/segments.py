@@ -8,21 +8,19 @@ Source: conformance/tungsten.md A1, B4; thl-internals, "Log Organization".
 
 from __future__ import annotations
 
-import enum
 import posixpath
 from typing import Final
 
-from tranlog.disk import Disk, DiskFile, OsDisk
+from tranlog.disk import Disk, DiskFile
 from tranlog.errors import (
     CorruptRecordError,
     LogMissingError,
     LogUnreadableError,
-    MixedCodecsError,
     NativeLogError,
     PayloadError,
     SegmentGoneError,
 )
-from tranlog.log.records.format import is_tungsten
+from tranlog.ids import segment_name
 from tranlog.tungsten.records.codec import (
     FILE_HEADER,
     MINOR_VERSION,
@@ -30,7 +28,6 @@ from tranlog.tungsten.records.codec import (
     parse_file_header,
     parse_record,
     pass_plain,
-    segment_name,
     segment_number,
     skip_events,
 )
@@ -66,9 +63,21 @@ def join(directory: str, name: str) -> str:
     return posixpath.join(directory, name)
 
 
+def names_in(path: str, disk: Disk) -> list[str]:
+    """Return the names in a directory. Raises LogMissingError, LogUnreadableError."""
+    try:
+        return disk.list_dir(path)
+    except FileNotFoundError as exc:
+        raise LogMissingError(path=path, why="the directory does not exist") from exc
+    except NotADirectoryError as exc:
+        raise LogMissingError(path=path, why="it is not a directory") from exc
+    except OSError as exc:
+        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
+
+
 def list_entries(path: str, disk: Disk) -> list[DirectoryEntry]:
     """Return the segments with their headers, rising. Raises LogMissingError, LogUnreadableError, NativeLogError."""
-    names = _names_in(path, disk)
+    names = names_in(path, disk)
     numbers = sorted(number for number in map(segment_number, names) if number is not None)
     return [read_entry(path, number, disk) for number in numbers]
 
@@ -329,55 +338,3 @@ def scan_all(path: str, entries: list[DirectoryEntry], disk: Disk, *, checked: b
 def damage_error(problem: Refuse) -> CorruptRecordError:
     """Return our error for a verdict of damage."""
     return CorruptRecordError(segment=problem.segment, offset=problem.offset, seqno=problem.seqno, why=problem.why)
-
-
-class Codec(enum.StrEnum):
-    """Whose format a log is in."""
-
-    NATIVE = "native"
-    TUNGSTEN = "tungsten"
-
-
-def codec_of(path: str, disk: Disk | None = None) -> Codec:
-    """Return the codec of a log directory; one with headers only counts as native.
-
-    What is damaged in one segment does not decide: a segment that is in neither codec is passed over.
-    Raises LogMissingError where there is no segment, LogUnreadableError, MixedCodecsError.
-    Source: design/log-format.md, "The log on disk".
-    """
-    on = OsDisk() if disk is None else disk
-    names = [name for name in _names_in(path, on) if segment_number(name) is not None]
-    if not names:
-        raise LogMissingError(path=path, why="it holds no segment (thl.data.*)")
-    found: dict[Codec, str] = {}
-    for name in names:
-        try:
-            file = on.open(join(path, name))
-        except FileNotFoundError:  # purged meanwhile
-            continue
-        except OSError as exc:
-            raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
-        try:
-            raw = file.pread(_HEADER_PROBE, 0)
-        except OSError as exc:
-            raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
-        finally:
-            file.close()
-        if is_native(raw):
-            found.setdefault(Codec.NATIVE, name)
-        elif is_tungsten(raw):
-            found.setdefault(Codec.TUNGSTEN, name)
-    if len(found) > 1:
-        raise MixedCodecsError(path=path, native=found[Codec.NATIVE], tungsten=found[Codec.TUNGSTEN])
-    return next(iter(found), Codec.NATIVE)
-
-
-def _names_in(path: str, disk: Disk) -> list[str]:
-    try:
-        return disk.list_dir(path)
-    except FileNotFoundError as exc:
-        raise LogMissingError(path=path, why="the directory does not exist") from exc
-    except NotADirectoryError as exc:
-        raise LogMissingError(path=path, why="it is not a directory") from exc
-    except OSError as exc:
-        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc

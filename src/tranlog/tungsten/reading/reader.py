@@ -17,6 +17,7 @@ from types import TracebackType
 
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import CorruptRecordError, LogMissingError, PayloadError, PurgedError
+from tranlog.ids import segment_name
 from tranlog.tungsten.files.segments import (
     TungstenSegment,
     damage_error,
@@ -29,7 +30,7 @@ from tranlog.tungsten.files.segments import (
     scan_segment,
     torn_end,
 )
-from tranlog.tungsten.records.codec import FILE_HEADER, NO_BASE, next_number, segment_name, segment_number
+from tranlog.tungsten.records.codec import FILE_HEADER, NO_BASE, next_number, segment_number
 from tranlog.tungsten.records.event import Event, JavaObject
 from tranlog.tungsten.records.payload import decode
 from tranlog.tungsten.records.record import (

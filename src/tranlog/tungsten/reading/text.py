@@ -9,17 +9,22 @@ Source: conformance/tungsten.md A9; the listings beside the golden directories.
 
 from __future__ import annotations
 
-import codecs
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, tzinfo
+from collections.abc import Iterator, Sequence
+from datetime import tzinfo
 from decimal import Decimal
-from typing import Final, Protocol
+from typing import Final
 
-import msgspec
-
-from tranlog.change import Options
+from tranlog.listing import (
+    NO_SQL_OF_ROWS,
+    PLAIN,
+    Style,
+    bool_text,
+    metadata_text,
+    options_text,
+    python_charset,
+    time_text,
+)
 from tranlog.tungsten.records import values
 from tranlog.tungsten.records.event import (
     CHARSET_OPTION,
@@ -37,35 +42,12 @@ from tranlog.tungsten.records.event import (
 )
 from tranlog.tungsten.records.record import EventRecord
 from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of
-from tranlog.tungsten.rules.recovery import IndexEntry
 from tranlog.types import F32, Date, Datetime, date_text, datetime_text
 
 _PACKAGE: Final = "com.continuent.tungsten.replicator.event."
 EVENT_TYPE: Final = f"{_PACKAGE}ReplDBMSEvent"
 FILTERED_TYPE: Final = f"{_PACKAGE}ReplDBMSFilteredEvent"
 EMPTY_LOG: Final = "No events found; log is empty"
-PURGE_WARNING: Final = (
-    "WARNING: The purge command will break replication if you delete all events or delete events that have not "
-    "reached all slaves."
-)
-PURGE_QUESTION: Final = "Are you sure you wish to delete these events [y/N]?"
-NO_SQL_OF_ROWS: Final = "SQL rendering of row change events is not supported"
-
-# Java's names of charsets that Python calls otherwise; the others need only lower case.
-_CHARSETS: Final = {
-    "iso8859_1": "latin-1",
-    "utf8mb4": "utf-8",
-    "utf8mb3": "utf-8",
-    "ms932": "cp932",
-    "windows-31j": "cp932",
-    "x-windows-949": "cp949",
-    "macroman": "mac-roman",
-    "x-macroman": "mac-roman",
-    "us-ascii": "ascii",
-    "unicode": "utf-16",
-    "unicodebigunmarked": "utf-16-be",
-}
-
 SQL_BLOB: Final = 2004
 _SQL_TYPES: Final = {
     -15: "NCHAR",
@@ -86,34 +68,6 @@ _SQL_TYPES: Final = {
     SQL_BLOB: "BLOB",
     2005: "CLOB",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
-    """How events are to be shown: the options of `thl list`.
-
-    `charset` replaces the one that a statement names; `hex` shows bytes of rows in hexadecimal; `specs` adds each
-    column's type; `zone` is for instants, whereas a DATE, TIME or DATETIME is a wall clock's.
-    """
-
-    charset: str | None = None
-    hex: bool = False
-    specs: bool = False
-    zone: tzinfo = UTC
-
-
-PLAIN: Final = Style()
-
-
-def python_charset(name: str) -> str | None:
-    """Return Python's name of a charset by Java's (or MySQL's); None for one that is not known or no charset."""
-    wanted = _CHARSETS.get(name.strip().lower(), name.strip())
-    try:
-        found = codecs.lookup(wanted)
-        "".encode(found.name)
-    except (LookupError, ValueError, UnicodeError):
-        return None
-    return found.name
 
 
 # --- values ----------------------------------------------------------------------------------------------
@@ -150,23 +104,6 @@ def double_text(number: float, *, single: bool = False) -> str:
     assert isinstance(exact.exponent, int)
     exponent = exact.exponent + len(digits) - 1
     return sign + _java_decimal(digits.rstrip("0") or "0", exponent)
-
-
-def _fraction(nanos: int) -> str:
-    return f"{nanos:09d}".rstrip("0") or "0"
-
-
-def time_text(millis: int, zone: tzinfo = UTC, *, nanos: int = 0) -> str:
-    """Return ms since 1970 as Java's Timestamp: `2011-07-01 15:15:17.0`. `nanos` are below the millisecond."""
-    seconds, rest = divmod(millis, 1000)
-    if zone is not UTC:
-        try:
-            there = datetime.fromtimestamp(0, UTC) + timedelta(seconds=seconds)
-            offset = there.astimezone(zone).utcoffset()
-        except (OverflowError, ValueError):  # beyond the calendar's years no zone has rules
-            offset = None
-        seconds += int(offset.total_seconds()) if offset is not None else 0
-    return f"{datetime_text(Datetime(seconds * 1_000_000))}.{_fraction(rest * 1_000_000 + nanos)}"
 
 
 def _moment_text(moment: Moment, zone: tzinfo) -> str:
@@ -236,15 +173,6 @@ def _last_mark(record: EventRecord) -> str:
     return " (last frag)" if record.last_frag else ""
 
 
-def _options_text(options: Options) -> str:
-    return ", ".join([f"{name} = {value}" for name, value in options])
-
-
-def metadata_text(metadata: Options) -> str:
-    """Return `k=v;k=v`, a name alone where its value is empty."""
-    return ";".join([f"{name}={value}" if value else name for name, value in metadata])
-
-
 def _filtered_lines(event: Event) -> Iterator[str]:
     header = event.header
     yield "## Filtered events ##"
@@ -281,7 +209,7 @@ def event_lines(record: EventRecord, event: Event | JavaObject, style: Style = P
                 schema = schema if statement.schema is None else statement.schema
             case RowChanges(tables=tables, options=options):
                 if options:
-                    yield f"- OPTIONS = [{_options_text(options)}]"
+                    yield f"- OPTIONS = [{options_text(options)}]"
                 yield f"- SQL({number}) ="
                 for table in tables:
                     yield from _table_lines(table, style)
@@ -299,7 +227,7 @@ def _row_id_text(change: RowId) -> str:
 
 def _statement_lines(number: int, statement: StatementChange, schema: str | None, style: Style) -> Iterator[str]:
     if statement.options:
-        yield f"- OPTIONS = [{_options_text(statement.options)}]"
+        yield f"- OPTIONS = [{options_text(statement.options)}]"
     if statement.schema is not None and statement.schema != schema:
         yield f"- SCHEMA = {statement.schema}"
     yield f"- SQL({number}) = {statement_text(statement, style)}"
@@ -331,7 +259,7 @@ def _cell_lines(label: str, specs: Sequence[ColumnSpec], row: Sequence[Cell], st
 def _spec_text(spec: ColumnSpec) -> str:
     return (
         f"index={spec.index} name={spec.name or ''} type={spec.sql_type} [{_SQL_TYPES.get(spec.sql_type, 'UNKNOWN')}] "
-        f"length={spec.length} unsigned={_bool(not spec.signed)} blob={_bool(spec.sql_type == SQL_BLOB)} "
+        f"length={spec.length} unsigned={bool_text(not spec.signed)} blob={bool_text(spec.sql_type == SQL_BLOB)} "
         f"desc={spec.description or ''}"
     )
 
@@ -368,135 +296,3 @@ def sql_lines(record: EventRecord, event: Event | JavaObject, style: Style = PLA
 
 
 # --- list -headers ---------------------------------------------------------------------------------------
-
-
-def _bool(value: bool) -> str:
-    return "true" if value else "false"
-
-
-class ShownHeader(Protocol):
-    """What `thl list -headers` shows of a fragment: its record's header has it in either codec."""
-
-    @property
-    def seqno(self) -> int: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def fragno(self) -> int: ...
-    @property
-    def last_frag(self) -> bool: ...
-    @property
-    def tstamp(self) -> int: ...
-    @property
-    def event_id(self) -> str: ...
-    @property
-    def source_id(self) -> str: ...
-
-
-def header_line(record: ShownHeader, zone: tzinfo = UTC) -> str:
-    """Return one tab-separated line: seqno, epoch, fragno, last fragment, time, event id, source id, comments."""
-    return "\t".join(
-        (
-            str(record.seqno),
-            str(record.epoch),
-            str(record.fragno),
-            _bool(record.last_frag),
-            time_text(record.tstamp, zone),
-            record.event_id,
-            record.source_id,
-            "",
-            "",
-        )
-    )
-
-
-class HeaderJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One object of `thl list -headers -json`."""
-
-    seqno: int
-    epoch: int
-    frag: int
-    last_frag: bool
-    time: str
-    event_id: str
-    source_id: str
-    comments: str = ""
-
-
-def header_json(record: ShownHeader, zone: tzinfo = UTC) -> str:
-    """Return one object of `thl list -headers -json`, a line per member."""
-    shown = HeaderJson(
-        seqno=record.seqno,
-        epoch=record.epoch,
-        frag=record.fragno,
-        last_frag=record.last_frag,
-        time=time_text(record.tstamp, zone),
-        event_id=record.event_id,
-        source_id=record.source_id,
-    )
-    return msgspec.json.format(msgspec.json.encode(shown), indent=1).decode().replace("\n ", "\n")
-
-
-def json_array(items: Iterable[str]) -> Iterator[str]:
-    """Yield an array whose items stand below each other, without holding more than one."""
-    yield "["
-    held: str | None = None
-    for item in items:
-        if held is not None:
-            yield held + ","
-        held = item
-    if held is not None:
-        yield held
-    yield "]"
-
-
-# --- the log as a whole ----------------------------------------------------------------------------------
-
-
-def index_lines(index: Sequence[IndexEntry]) -> Iterator[str]:
-    """Yield the lines of `thl index`; -1 for both ends of a segment without a transaction."""
-    for entry in index:
-        yield f"LogIndexEntry {entry.name}({entry.first_seqno}:{entry.last_seqno})"
-    yield ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileShown:
-    """A segment in `thl info`: name, bytes, and when it was last written, ms since 1970."""
-
-    name: str
-    bytes: int
-    modified_ms: int
-
-
-def info_lines(
-    directory: str, files: Sequence[FileShown], *, first: int, last: int, zone: tzinfo = UTC
-) -> Iterator[str]:
-    """Yield the lines of `thl info`; -1 for both ends of an empty log.
-
-    `events` counts seqnos from the first to the last (B7-6: the ancestor's is one less).
-    """
-    yield f"log directory = {directory.rstrip('/')}/"
-    yield f"log files = {len(files)}"
-    yield f"logs size = {_megabytes(sum([file.bytes for file in files]))}"
-    yield f"min seq# = {first}"
-    yield f"max seq# = {last}"
-    yield f"events = {last - first + 1 if last >= first >= 0 else 0}"
-    for which, file in (("oldest", files[0]), ("newest", files[-1])) if files else ():
-        written = time_text(file.modified_ms // 1000 * 1000, zone).partition(".")[0]
-        yield f"{which} file = {file.name} ({_megabytes(file.bytes)}, {written})"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / (1024 * 1024):.2f} MB"
-
-
-def purge_line(low: int | None, high: int | None) -> str:
-    """Return what `thl purge` says it deletes."""
-    if low is not None and low == high:
-        where = f"SEQ# = {low}"
-    else:
-        parts = [] if low is None else [f"SEQ# >= {low}"]
-        parts += [] if high is None else [f"SEQ# <={high}"]
-        where = " and ".join(parts)
-    return f"Deleting events where {where}"

@@ -10,7 +10,6 @@ Source: issue 6, item 5; design/data-model.md, "Shards"; design/log-format.md, "
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Container, Iterator
 
@@ -27,17 +26,15 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.header import Record, TransactionHeader
-from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
-from tranlog.log.files.directory import directory_of
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, segment_name
 from tranlog.log.files.segments import SegmentStat
-from tranlog.log.reading.readable import ReadableLog
-from tranlog.log.reading.reader import IndexEntry, LogRange, LogReader
+from tranlog.log.reading.reader import IndexEntry, LogRange
 from tranlog.payload import Payload
 from tranlog.shard import UNKNOWN_SHARD
-from tranlog.tungsten.files.segments import Codec, TungstenSegment, codec_of
+from tranlog.tungsten.files.segments import TungstenSegment
 from tranlog.tungsten.reading.reader import Seek, TungstenCursor, TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, stand_before, translated, with_tables
-from tranlog.tungsten.records.codec import CRC_32, segment_name, segment_number
+from tranlog.tungsten.records.codec import CRC_32, segment_number
 from tranlog.tungsten.rules.arrange import WIDE_GAP, Piece, Whole
 from tranlog.tungsten.rules.translate import (
     MEANINGS,
@@ -51,15 +48,6 @@ from tranlog.tungsten.rules.translate import (
 
 _POLL_FIRST_S = 0.001
 _POLL_LONGEST_S = 0.05
-
-
-def open_readable(path: str | os.PathLike[str], *, disk: Disk | None = None, checksum: bool = True) -> ReadableLog:
-    """Open a log directory of either codec for reading. Raises what either raises, MixedCodecsError."""
-    directory = directory_of(path)
-    on = OsDisk() if disk is None else disk
-    if codec_of(directory, on) is Codec.TUNGSTEN:
-        return TranslatedReader(directory, disk=on, checksum=checksum)
-    return LogReader.open(directory, disk=on, checksum=checksum)
 
 
 class TranslatedReader:

@@ -65,16 +65,10 @@ STRING_BYTES_MAX: Final = 0xFFFF
 SEGMENT_NUMBERS: Final = (1 << 31) - 1
 """Segment numbers rise by one modulo this."""
 
-SEGMENT_PREFIX: Final = "thl.data."
 _SEGMENT_NAME: Final = re.compile(r"thl\.data\.([0-9]{10})")
 
 
 # --- names -----------------------------------------------------------------------------------------------
-
-
-def segment_name(number: int) -> str:
-    """Return the file name of a segment."""
-    return f"{SEGMENT_PREFIX}{number:010d}"
 
 
 def segment_number(name: str) -> int | None:

@@ -17,7 +17,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from tranlog.tungsten.records.codec import FILE_HEADER, NO_BASE, next_number, segment_name
+from tranlog.ids import segment_name
+from tranlog.tungsten.records.codec import FILE_HEADER, NO_BASE, next_number
 from tranlog.tungsten.records.record import (
     Damaged,
     EventRecord,

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
-from tranlog.ids import Epoch, Seqno
+from tranlog.ids import Epoch, Seqno, segment_name
 from tranlog.log.files.directory import keep_bytes, storage_error
 from tranlog.log.rules.damage import Problem
 from tranlog.log.rules.repair import CutOff, Keep, Lost, NothingToRepair, Remove, RepairPlan, Span, Step
 from tranlog.log.upkeep.repairing import Agree, RepairOutcome, write_report
 from tranlog.log.upkeep.verify import Progress, VerifyReport
 from tranlog.tungsten.files.segments import TungstenSegment, join, list_entries, place_of
-from tranlog.tungsten.records.codec import FILE_HEADER, segment_name, segment_number
+from tranlog.tungsten.records.codec import FILE_HEADER, segment_number
 from tranlog.tungsten.records.record import BadLength, EventRecord, FileHeader, Short, TungstenRotate
 from tranlog.tungsten.rules.recovery import DirectoryEntry
 from tranlog.tungsten.upkeep.verify import verify

@@ -33,6 +33,7 @@ from tranlog.errors import (
     LogUnreadableError,
     PurgeRangeError,
 )
+from tranlog.ids import segment_name
 from tranlog.tungsten.files.segments import (
     WINDOW_BYTES,
     TungstenSegment,
@@ -51,7 +52,6 @@ from tranlog.tungsten.records.codec import (
     encode_file_header,
     encode_rotate,
     next_number,
-    segment_name,
     segment_number,
 )
 from tranlog.tungsten.records.event import Event

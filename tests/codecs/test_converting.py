@@ -9,6 +9,9 @@ import pytest
 from fix_effort import Effort
 from fix_tungsten import LOG, golden_segments, make_event, on_disk, segments_on, written
 from tranlog.change import Column, Fragment, Op, RowChange, Statement, TableMap
+from tranlog.codecs import converting
+from tranlog.codecs.converting import NOTE_NAME, convert
+from tranlog.codecs.opening import Codec, codec_of
 from tranlog.errors import (
     AppendOrderError,
     ConversionRefusedError,
@@ -19,7 +22,7 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.header import Record
-from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.ids import Epoch, Gtid, Seqno, segment_name
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.numbering import Numbering
 from tranlog.log.upkeep.verify import verify
@@ -27,12 +30,8 @@ from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, decode, encode
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import PowerCut, SimDisk
-from tranlog.tungsten.files.segments import Codec, codec_of
 from tranlog.tungsten.reading.reader import TungstenReader
-from tranlog.tungsten.records.codec import segment_name
 from tranlog.tungsten.rules.translate import Loss
-from tranlog.tungsten.upkeep import converting
-from tranlog.tungsten.upkeep.converting import NOTE_NAME, convert
 from tranlog.tungsten.writing.directory import TungstenLog, purge
 from tranlog.types import UNCHANGED, InfiniteDate, LogicalType, Value
 

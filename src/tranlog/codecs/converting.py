@@ -4,8 +4,6 @@ Owns the two scans, the two copies and the note that a destination carries. What
 `translate`'s. The hard idea: the destination itself says how far it has come, since its opening cuts what is not
 whole; the note beside it only says of which log it is the beginning, and what was found in it, so that a conversion
 which is started again neither scans twice nor goes on with another log.
-
-Source: issue 6, item 4.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Final
 import msgspec
 
 from tranlog.change import Fragment, TableName
+from tranlog.codecs.opening import Codec, codec_of
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import (
     ConversionRefusedError,
@@ -32,7 +31,7 @@ from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.numbering import Numbering
 from tranlog.log.writing.log import Log
-from tranlog.tungsten.files.segments import Codec, codec_of, join
+from tranlog.tungsten.files.segments import join
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, fillers, stand_before, with_tables
 from tranlog.tungsten.records.codec import segment_number
@@ -40,7 +39,6 @@ from tranlog.tungsten.rules.arrange import WIDE_GAP, Whole
 from tranlog.tungsten.rules.translate import (
     FATAL,
     FRAGNO_MAX,
-    MEANINGS,
     FragmentHeader,
     Loss,
     NativeFragment,
@@ -48,6 +46,7 @@ from tranlog.tungsten.rules.translate import (
     outer_of,
     to_tungsten,
 )
+from tranlog.tungsten.rules.translate import MEANINGS as MEANINGS
 from tranlog.tungsten.writing.directory import TungstenLog
 
 NOTE_NAME: Final = "converted.json"

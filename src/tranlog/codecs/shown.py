@@ -19,21 +19,21 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 
 from tranlog.clock import Clock, SystemClock
+from tranlog.codecs.opening import Codec, codec_of
 from tranlog.disk import OsDisk
 from tranlog.errors import LogClosedError, PayloadError
 from tranlog.header import Record, TransactionHeader
 from tranlog.ids import Gtid, Seqno
+from tranlog.listing import Style, header_json, header_line, time_text
+from tranlog.log.reading import text as native_text
 from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.lookup import SCANNED_EVERY, OtherEpoch, Scanned, find_event, find_gtid, find_time
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records.format import RollbackMark
 from tranlog.payload import Payload, decode
-from tranlog.service.thl import listing
-from tranlog.tungsten.files.segments import Codec, codec_of
-from tranlog.tungsten.reading import text
+from tranlog.tungsten.reading import text as tungsten_text
 from tranlog.tungsten.reading.dump import dump_event
 from tranlog.tungsten.reading.reader import Seek, StoredEvent, TungstenReader
-from tranlog.tungsten.reading.text import Style
 from tranlog.tungsten.records.event import JavaObject
 
 FOLLOW_LONGEST_S: Final = 0.2
@@ -221,9 +221,9 @@ class NativeShown:
             if mark is not shown:
                 shown = mark
                 yield (
-                    listing.mark_json(mark)
+                    native_text.mark_json(mark)
                     if form is ShownForm.HEADERS_JSON or form is ShownForm.JSON
-                    else listing.mark_line(mark)
+                    else native_text.mark_line(mark)
                 )
             yield from _record_lines(record.header, partial(_decode, record), form, style)
 
@@ -246,19 +246,19 @@ def _record_lines(
 ) -> Iterator[str]:
     match form:
         case ShownForm.HEADERS:
-            yield text.header_line(header, style.zone)
+            yield header_line(header, style.zone)
             return
         case ShownForm.HEADERS_JSON:
-            yield text.header_json(header, style.zone)
+            yield header_json(header, style.zone)
             return
     assert payload is not None
     match form:
         case ShownForm.TEXT:
-            yield from listing.fragment_lines(header, payload(), style)
+            yield from native_text.fragment_lines(header, payload(), style)
         case ShownForm.SQL:
-            yield from listing.sql_lines(header, payload(), style)
+            yield from native_text.sql_lines(header, payload(), style)
         case ShownForm.JSON:
-            yield listing.fragment_json(header, payload(), style.zone)
+            yield native_text.fragment_json(header, payload(), style.zone)
 
 
 def _decode(record: Record) -> Payload:
@@ -273,7 +273,7 @@ def _not_there(sought: Sought) -> NotThere:
         case Gtid():
             return NotThere(why=str(sought))
         case int():
-            return NotThere(why=f"a transaction of {text.time_text(sought)} or later")
+            return NotThere(why=f"a transaction of {time_text(sought)} or later")
         case str():
             return NotThere(why=f"event id {sought}")
 
@@ -382,13 +382,13 @@ class TungstenShown:
 def _event_lines(stored: StoredEvent, form: ShownForm, style: Style) -> Iterator[str]:
     match form:
         case ShownForm.HEADERS:
-            yield text.header_line(stored.record, style.zone)
+            yield header_line(stored.record, style.zone)
         case ShownForm.HEADERS_JSON:
-            yield text.header_json(stored.record, style.zone)
+            yield header_json(stored.record, style.zone)
         case ShownForm.TEXT:
-            yield from text.event_lines(stored.record, stored.event(), style)
+            yield from tungsten_text.event_lines(stored.record, stored.event(), style)
         case ShownForm.SQL:
-            yield from text.sql_lines(stored.record, stored.event(), style)
+            yield from tungsten_text.sql_lines(stored.record, stored.event(), style)
         case ShownForm.JSON:
             yield _event_json(stored, style)
 
@@ -401,7 +401,7 @@ def _event_json(stored: StoredEvent, style: Style) -> str:
         "epoch": record.epoch,
         "frag": record.fragno,
         "lastFrag": record.last_frag,
-        "time": text.time_text(record.tstamp, style.zone),
+        "time": time_text(record.tstamp, style.zone),
         "tstamp": record.tstamp,
         "eventId": record.event_id,
         "sourceId": record.source_id,

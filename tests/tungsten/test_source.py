@@ -16,7 +16,6 @@ import pytest
 
 from fix_tungsten import GOLDEN, make_event
 from tranlog.capture.capture import Capture
-from tranlog.capture.thl_source import EVENT_ID, SOURCE_ID, ThlPosition, ThlSource, ThlSourceOptions
 from tranlog.change import NOOP, RowChange, Statement
 from tranlog.errors import (
     ConfigError,
@@ -30,6 +29,7 @@ from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.tungsten.records.event import Event
+from tranlog.tungsten.source import EVENT_ID, SOURCE_ID, ThlPosition, ThlSource, ThlSourceOptions
 from tranlog.tungsten.writing.directory import TungstenLog, purge
 
 
@@ -284,7 +284,7 @@ def test_a_writer_is_followed_and_killed(place: Place) -> None:
 CAPTURE = """
 import sys
 from tranlog.capture.capture import Capture
-from tranlog.capture.thl_source import ThlSource, ThlSourceOptions
+from tranlog.tungsten.source import ThlSource, ThlSourceOptions
 from tranlog.log.writing.log import Log
 theirs, ours = sys.argv[1:]
 with Log.open(ours, source_id="shop") as log:
