@@ -527,11 +527,16 @@ def test_what_the_source_let_pass_is_made_innodb(replicas: Replicas, database: s
             *("SET sql_mode = ''", "CREATE TABLE f (id INT PRIMARY KEY, x CHAR(9)) ENGINE = MyISAM ROW_FORMAT = FIXED"),
             "CREATE TABLE e (id INT PRIMARY KEY, x ENUM('a', 'A', 'b')) ENGINE = MyISAM",
             *("INSERT INTO f VALUES (1, 'one')", "INSERT INTO e VALUES (1, 'b')"),
+            "ALTER TABLE f CHECKSUM = 1, ROW_FORMAT = FIXED",
+            *(
+                "CREATE TABLE s (id INT PRIMARY KEY, x SET('', '', 'c') CHARSET ucs2)",
+                "INSERT INTO s VALUES (1, 5), (2, 3)",
+            ),
             database=database,
         )
         replicas.meet()
-        for table in ("f", "e"):
-            rows = f"SELECT * FROM {database}.{table}"
+        for table in ("f", "e", "s"):
+            rows = f"SELECT id, x, x + 0 FROM {database}.{table}"
             assert replicas.target.execute(rows) == replicas.replica.execute(rows)
             assert "InnoDB" in replicas.target.execute(f"SHOW CREATE TABLE {database}.{table}")[0][1]
     finally:

@@ -443,8 +443,12 @@ class _Writing:
             raise DdlStopError(seqno=unit.seqno, text=text, why=why)
         session.rollback()  # nothing but the guard has been done
         number, self.run_once = self.run_once, self.run_once + 1
+        to_innodb = rows.options.engine == "innodb"
+        if to_innodb:
+            # What another engine let pass at the source, a row format that InnoDB does not know, is let pass here.
+            session.run("SET SESSION innodb_strict_mode = 0")
         rows.once.run(self.advance, unit, number, statement, text)
-        if rows.options.engine == "innodb":
+        if to_innodb:
             found = touched(text_of(statement), schema=statement.schema)
             for schema, table in found.names if found is not None else ():
                 self._make_transactional(_named(schema, table))
@@ -460,8 +464,7 @@ class _Writing:
         if engine:
             logger.warning("a table is made InnoDB here table=%s engine=%s", table.name, engine)
             alter = f"ALTER TABLE {self.rows.dialect.table_name(table)} ENGINE = InnoDB"
-            # What the source let pass, a row format that InnoDB does not know or equal labels, is let pass here.
-            self.rows.session.run(f"SET STATEMENT innodb_strict_mode = 0, sql_mode = '' FOR {alter}")
+            self.rows.session.run(f"SET STATEMENT sql_mode = '' FOR {alter}")  # so that equal labels pass
 
 
 def _named(schema: str, table: str) -> TableMap:

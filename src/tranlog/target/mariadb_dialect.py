@@ -522,7 +522,6 @@ def _writer(column: BoundColumn, *, compared: bool = False) -> Callable[[Value],
     check = _check(column)
     fixed = target.length if category == "binary" else None
     charset = _charset(target)
-    places = {label: 1 << at for at, label in enumerate(target.labels)}
 
     def write(value: Value) -> str:
         if value is None:
@@ -531,8 +530,8 @@ def _writer(column: BoundColumn, *, compared: bool = False) -> Callable[[Value],
             return f"_{charset} x'{value.raw.hex()}'"
         if category == "enum" and _is_error(value, target):
             return "0"
-        if category == "set" and isinstance(value, SetLabels) and set(value.labels) <= places.keys():
-            return str(sum([places[label] for label in value.labels]))
+        if category == "set" and isinstance(value, SetLabels) and set(value.labels) <= set(target.labels):
+            return str(_set_bits(value.labels, target.labels))
         to_text = writes.get(type(value))
         if to_text is None:
             if isinstance(value, Unchanged):
@@ -557,6 +556,15 @@ def _writer(column: BoundColumn, *, compared: bool = False) -> Callable[[Value],
     if check is None and category == "integer":
         return lambda value: str(value) if type(value) is int else write(value)
     return write
+
+
+def _set_bits(labels: tuple[str, ...], all_labels: tuple[str, ...]) -> int:
+    """Return a SET's number. Of labels that are equal the first counts, as it does where the server reads a text."""
+    bits, at = 0, -1
+    for label in labels:
+        at = all_labels.index(label, at + 1 if label in all_labels[at + 1 :] else 0)
+        bits |= 1 << at
+    return bits
 
 
 def _charset(target: TargetColumn) -> str:
