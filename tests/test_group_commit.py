@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from tranlog.group_commit import GroupCommit, Sync, Waiter
+from tranlog.group_commit import FEW, GroupCommit, Sync, Waiter
 
 
 class Store:
@@ -129,6 +129,53 @@ def test_threads_wake_one_another() -> None:
     for thread in threads:
         thread.join(60)
     assert told == [True] * 20
+
+
+def test_no_sync_begins_while_many_wake_one_another() -> None:
+    """Beside it they would wait for the lock, one after the other; it begins with what they all have written by then."""
+    store = Store()
+    commits = store.commits
+    row = entered(commits, *range(1, 7))
+    store.written = 7
+    store.durable = 6
+    commits.wake(6)
+    turn = commits.take_turn(7)
+    assert isinstance(turn, Waiter)
+    for target, waiter in enumerate(row, 1):
+        assert not turn.wait(0)
+        assert commits.wait(waiter, target) == target
+    assert turn.wait(0) and not turn.served
+    assert isinstance(commits.take_turn(7), Sync)
+
+
+def test_the_last_of_many_leads_the_next_sync() -> None:
+    store = Store()
+    row = entered(store.commits, *range(1, 7))
+    store.written = 8
+    store.durable = 5
+    store.commits.wake(5)
+    late = store.commits.take_turn(8)
+    assert isinstance(late, Waiter)
+    for target, waiter in enumerate(row, 1):
+        assert store.commits.wait(waiter, target) >= target
+    assert store.syncs == 1 and late.wait(0) and late.served
+
+
+def test_few_do_not_hold_up_the_next_sync() -> None:
+    store = Store()
+    entered(store.commits, *range(1, FEW + 1))
+    store.written = store.durable = FEW
+    store.commits.wake(FEW)
+    assert store.commit(store.write(1)) == FEW + 1
+
+
+def test_one_that_never_wakes_holds_up_the_next_sync_for_a_moment_only() -> None:
+    """Its thread was ended by a signal: who waits for it looks again."""
+    store = Store()
+    entered(store.commits, *range(1, 7))
+    store.written = store.durable = 6
+    store.commits.wake(6)
+    assert store.commit(store.write(1)) == 7
 
 
 def test_it_commits_places_of_any_log() -> None:

@@ -2,10 +2,10 @@
 
 Owns who syncs, who waits, and in what order they are woken. What is written and synced, and what a place is, is the
 log's that commits: places are numbers that rise. The hard idea: those whom one sync has served wake one another, each
-the next. Woken all at once they would wait again, for the interpreter and for the log's lock, which takes twice the
-processor's time for a commit.
+the next, and no sync begins until the last of them is awake. Woken all at once, or beside a sync, they would wait
+again, for the interpreter and for the log's lock, which takes three times the processor's time for a commit.
 
-Source: design/performance.md, "One lock, leader/follower group commit"; docs/performance.md, "Many threads".
+Source: docs/performance.md, "Many threads".
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Protocol
 
 LOOK_AGAIN_S = 0.2
 """Whoever waits for another thread looks so often whether that one is still at it."""
+FEW = 4
+"""So many wake one another beside the next sync: they are awake before it gets in their way."""
 
 
 class Waiter:
@@ -106,6 +108,7 @@ class GroupCommit:
         self._step = step
         self._row: list[Waiter] = []
         self._at_sync = threading.RLock()  # held by whoever syncs; twice by a handler over its own sync
+        self._waking: Waiter | None = None  # the last of many that wake one another: it or the next one leads
         self._sync: Sync | None = None  # the one that was begun last
 
     def __len__(self) -> int:
@@ -118,7 +121,7 @@ class GroupCommit:
             place = log.reach(target)
             if log.durable >= place:
                 return place
-            if self.leader:
+            if self.leader or self._waking is not None:
                 return self.enter(place)
             if log.may_sync(target):
                 self._sync = log.begin_sync()
@@ -135,6 +138,8 @@ class GroupCommit:
             told = False
             if isinstance(turn, Waiter):
                 told = turn.wait(LOOK_AGAIN_S)
+                if turn is self._waking:
+                    self._all_awake(turn)
                 if told and turn.served:
                     return turn.target
             else:
@@ -155,9 +160,18 @@ class GroupCommit:
                         self._log.synced(turn.place)
                 elif not told:
                     self._leave(turn)
+                    self._waking = None
                     self._log.look_again()
                 turn = self.take_turn(target)
         return turn
+
+    def _all_awake(self, last: Waiter) -> None:
+        """Let a sync begin again: `last`, which is awake, leads it, or if it is served whoever waits."""
+        self._waking = None
+        if last.served and self._row:
+            with self.lock, self._step:
+                if not self.leader and self._waking is None:
+                    self.wake()
 
     def over(self) -> bool:
         """Whether this thread led a sync: as it is here, that is over or was broken off, and it leads no more."""
@@ -195,5 +209,7 @@ class GroupCommit:
         self._row = row[len(woken) :]
         for one, after in pairwise(woken):
             one._next = after
+        if len(woken) > FEW:
+            self._waking = woken[-1]
         if woken:
             woken[0]._woken.release()
