@@ -132,7 +132,7 @@ def test_threads_wake_one_another() -> None:
 
 
 def test_no_sync_begins_while_many_wake_one_another() -> None:
-    """Beside it they would wait for the lock, one after the other; it begins with what they all have written by then."""
+    """Beside it they would wait for the lock; it begins with what they all have written by then."""
     store = Store()
     commits = store.commits
     row = entered(commits, *range(1, 7))
