@@ -16,11 +16,11 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from tranlog.clock import SystemClock
 from tranlog.codecs.opening import open_readable
-from tranlog.errors import TargetUnavailableError, TranlogError, TransientTargetError
+from tranlog.errors import TranlogError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.applying.key_shards import key_notes
@@ -29,16 +29,15 @@ from tranlog.pipeline.applying.tables_ahead import check_tables
 from tranlog.pipeline.applying.task import ChannelTask, TaskEnd
 from tranlog.pipeline.driving.lease import ALIVE_LOOK_S, ALIVE_WATCH_S, Lease, holder_name
 from tranlog.pipeline.driving.limit_search import LimitSearch
+from tranlog.pipeline.driving.persistence import TRY_S, Persistence
 from tranlog.pipeline.driving.replanning import PlanOrders, Replanning
 from tranlog.pipeline.driving.report import ApplyStatus, Report, no_report
-from tranlog.pipeline.driving.tending import CANCEL_WAIT_S, TRY_S, Tending
+from tranlog.pipeline.driving.tending import CANCEL_WAIT_S, Tending
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import Parallelization, ShardPlan
 from tranlog.pipeline.rules.limits import Watched
 from tranlog.pipeline.rules.progress import Drain, Run, restart_seqno
-from tranlog.pipeline.rules.retry import Backoff, Failure, retry
-from tranlog.pipeline.rules.troubles import DRIVER, Troubles
 from tranlog.pipeline.spark.cluster import EngineOptions, MasterKind, master_kind
 from tranlog.pipeline.spark.engine import Engine, LostSessionError
 from tranlog.pipeline.spark.job import Jobs, Submit, long_running, windowed
@@ -56,7 +55,6 @@ _TICK_S = 0.05
 _START_TICK_S = 0.2
 """How often a driver looks whether all channels have been claimed."""
 _ABORT_WAIT_S = 1.0
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +145,8 @@ class _Driver:
         self._stop = stop
         self._abort = abort
         self._clock = clock = SystemClock()
+        self._persistence = Persistence(options, target, clock=clock, stop=stop, tell=self._tell_if_held)
+        self.persist = self._persistence.persist
         holder = holder_name(clock.now_ms())
         self._report = Report(report, reader, pipeline=options.pipeline, holder=holder, clock=clock)
         self._lease = Lease(options, target, reader, holder=holder, clock=clock, note=self._report.note)
@@ -160,7 +160,6 @@ class _Driver:
             stop=stop,
         )
         self._tendings: list[Tending] = []
-        self._troubles = Troubles()
         self._next_beat = 0.0
         self.seen: Sequence[ChannelRow] = ()
         """The channels' rows as last read."""
@@ -168,8 +167,6 @@ class _Driver:
         """The channels' tokens before any task of the plan had claimed one."""
         self._claimed = False
         """Whether all channels of the plan have been; in memory, also while there is nothing to apply."""
-        self._began = False
-        """Whether they ever were, in this run."""
 
     def run(self) -> ApplyResult:
         """Take the pipeline, run it, give it back."""
@@ -275,8 +272,8 @@ class _Driver:
         tending = Tending(
             self,
             self._engine,
+            self._persistence,
             self._report,
-            self._troubles,
             self._clock,
             channels=plan.channels,
             resubmit=self._options.resubmit,
@@ -349,7 +346,7 @@ class _Driver:
                     upto=last,
                     bytes=self._options.window_bytes,
                 )
-            self._claimed = self._began = True  # none of them has anything to do
+            self._claimed = self._persistence.began = True  # none of them has anything to do
             self.persist(self.beat_if_due)
             self._stop.wait(_TICK_S)
         return None
@@ -358,51 +355,6 @@ class _Driver:
 
     def _restart(self) -> Seqno:
         return restart_seqno(self.persist(self._lease.rows))
-
-    def reconnect(self) -> None:
-        """Open another connection to the target, where that is possible."""
-        try:
-            self._target.reconnect()
-        except (TransientTargetError, TargetUnavailableError):
-            pass  # the next call fails in the same way
-
-    def patience(self) -> float | None:
-        """Return how long a trouble with the target may last; None: for ever."""
-        return self._options.retry_s if self._options.bounded or not self._began else self._options.give_up_s
-
-    def persist(self, call: Callable[[], _Result]) -> _Result:
-        """Call the target, and again where it failed, as long as the channels would, until a stop at most."""
-        try:
-            result = retry(
-                call,
-                Backoff(_TICK_S, ALIVE_INTERVAL_S, self._clock.monotonic()),
-                clock=self._clock,
-                again=self._again,
-                wait=self._stop.wait if self._began else self._clock.sleep,
-                reconnect=self.reconnect,
-            )
-        except TransientTargetError as exc:
-            raise TargetUnavailableError(where=self._target.where, why=exc.why) from exc
-        self._troubles.over(DRIVER)
-        return result
-
-    def _again(self, exc: Failure, failing_s: float, pause_s: float) -> bool:
-        patience = self.patience()
-        over = self._stop.is_set() if patience is None else failing_s > patience
-        if over or (not self._began and isinstance(exc, TargetUnavailableError)):
-            return False
-        if failing_s > TRY_S:
-            self.cannot(exc)
-        return True
-
-    def cannot(self, exc: Failure) -> None:
-        """Tell that the driver cannot use the target."""
-        self._troubles.failed(
-            DRIVER, exc.why, applied=NO_SEQNO, failing_s=0.0, now_s=self._clock.monotonic(), now_ms=self._clock.now_ms()
-        )
-        self._troubles.trying(DRIVER, ())
-        if self._lease.held:
-            self._tell()
 
     # --- what tending asks ---
 
@@ -446,13 +398,17 @@ class _Driver:
             if note:
                 report.notes.append(note)
         rows = self.seen = lease.rows()
-        self._troubles.look(rows, self._reader.range().committed_seqno)
+        self._persistence.troubles.look(rows, self._reader.range().committed_seqno)
         if lease.held and all(row.token > self._taken_tokens.get(row.channel, row.token) for row in rows):
-            self._claimed = self._began = True
+            self._claimed = self._persistence.began = True
         if self._claimed and report.phase == "starting":
             report.phase = "running"
         lease.hold(rows)
         return self._tell()
 
+    def _tell_if_held(self) -> None:
+        if self._lease.held:
+            self._tell()
+
     def _tell(self) -> ApplyStatus:
-        return self._report.tell(self.seen, troubles=self._troubles.told(), slots=self._engine.slots)
+        return self._report.tell(self.seen, troubles=self._persistence.troubles.told(), slots=self._engine.slots)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tranlog.clock import Clock
+from tranlog.header import TransactionHeader
 from tranlog.ids import Seqno
 from tranlog.log.reading.readable import ReadableLog
 from tranlog.pipeline.rules.progress import Counters, Lag, lag, restart_seqno, totals
@@ -60,6 +61,25 @@ class ApplyStatus:
         return bool(self.troubles) or self.slots < len(self.channels)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HowFar:
+    """Where channels stand in a log. `following`: the first transaction that one of them has not applied, if any."""
+
+    restart_seqno: Seqno
+    committed_seqno: Seqno
+    following: TransactionHeader | None
+    lag: Lag
+
+
+def how_far(reader: ReadableLog, rows: Sequence[ChannelRow], *, now_ms: int) -> HowFar:
+    """Hold the channels' rows against the log. Raises what reading it raises."""
+    restart, committed = restart_seqno(rows), reader.range().committed_seqno
+    following = reader.header(Seqno(restart + 1)) if restart < committed else None
+    next_tstamp = None if following is None else following.tstamp
+    behind = lag(restart=restart, committed=committed, next_tstamp=next_tstamp, now_ms=now_ms)
+    return HowFar(restart_seqno=restart, committed_seqno=committed, following=following, lag=behind)
+
+
 def no_report(status: ApplyStatus) -> None:
     """Report to nobody."""
 
@@ -93,10 +113,7 @@ class Report:
 
     def tell(self, rows: Sequence[ChannelRow], *, troubles: tuple[Trouble, ...], slots: int) -> ApplyStatus:
         """Report where the channels stand by these rows; return what was reported."""
-        restart = restart_seqno(rows)
-        committed = self._reader.range().committed_seqno
-        following = self._reader.header(Seqno(restart + 1)) if restart < committed else None
-        next_tstamp = None if following is None else following.tstamp
+        behind = how_far(self._reader, rows, now_ms=self._clock.now_ms())
         channels = tuple(
             ChannelStatus(
                 channel=row.channel,
@@ -117,9 +134,9 @@ class Report:
             holder=self._holder,
             phase=self.phase,
             channels=channels,
-            restart_seqno=restart,
-            committed_seqno=committed,
-            lag=lag(restart=restart, committed=committed, next_tstamp=next_tstamp, now_ms=self._clock.now_ms()),
+            restart_seqno=behind.restart_seqno,
+            committed_seqno=behind.committed_seqno,
+            lag=behind.lag,
             transactions_per_s=max(0, total.transactions - done.transactions) / seconds,
             changes_per_s=max(0, total.changes - done.changes) / seconds,
             total=total,

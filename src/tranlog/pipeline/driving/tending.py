@@ -25,10 +25,10 @@ from tranlog.errors import (
 )
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.pipeline.applying.task import TaskEnd
+from tranlog.pipeline.driving.persistence import Persistence
 from tranlog.pipeline.driving.report import Report
 from tranlog.pipeline.rules.progress import Resubmissions
-from tranlog.pipeline.rules.retry import Failure
-from tranlog.pipeline.rules.troubles import DRIVER, Troubles
+from tranlog.pipeline.rules.troubles import DRIVER
 from tranlog.pipeline.spark.cluster import explain_failure
 from tranlog.pipeline.spark.engine import Engine
 from tranlog.pipeline.spark.job import Job, Jobs, Submit
@@ -37,8 +37,6 @@ from tranlog.target.target import ChannelRow
 
 logger = logging.getLogger(__name__)
 
-TRY_S: Final = 3.0
-"""How long a task, or the driver, tries to use a target before that is a trouble."""
 CANCEL_WAIT_S: Final = 10.0
 _STOP_WAIT_S: Final = 60.0
 """How long tasks that were told to stop may take for the target transaction they are in, before they are cancelled."""
@@ -58,11 +56,7 @@ class Driver(Protocol):
     @property
     def seen(self) -> Sequence[ChannelRow]: ...
     def read_rows(self) -> Sequence[ChannelRow]: ...
-    def patience(self) -> float | None: ...
     def request_stop(self, upto: Seqno | None) -> None: ...
-    def persist(self, call: Callable[[], None]) -> None: ...
-    def reconnect(self) -> None: ...
-    def cannot(self, exc: Failure) -> None: ...
     def beat_if_due(self) -> bool: ...
 
 
@@ -73,8 +67,8 @@ class Tending:
         self,
         driver: Driver,
         engine: Engine,
+        persistence: Persistence,
         report: Report,
-        troubles: Troubles,
         clock: Clock,
         *,
         channels: int,
@@ -83,7 +77,8 @@ class Tending:
         self._driver = driver
         self._engine = engine
         self._report = report
-        self._troubles = troubles
+        self._persistence = persistence
+        self._troubles = persistence.troubles
         self._clock = clock
         self._failures = [Resubmissions(allowed=resubmit) for _ in range(channels)]
         self._away = False
@@ -154,8 +149,8 @@ class Tending:
             if not self._away:
                 logger.warning("target failed why=%s", exc)
             self._away = True
-            self._driver.cannot(exc)
-            self._driver.reconnect()
+            self._persistence.cannot(exc)
+            self._persistence.reconnect()
         except ReplacedError:
             jobs.wait(_REPLACED_WAIT_S)  # each task finds that out for itself
             raise
@@ -205,7 +200,7 @@ class Tending:
             failing_s=failing_s,
             now_s=self._clock.monotonic(),
             now_ms=self._clock.now_ms(),
-            limit_s=self._driver.patience(),
+            limit_s=self._persistence.patience(),
         )
 
     def _again(self, channel: int, why: str) -> float:
@@ -222,7 +217,7 @@ class Tending:
         # A task that could not go on asks the others to stop, and when its job fails then, its reason is lost. It will
         # come again; but nobody may take that wish for the user's, and end as if all were well.
         if not driver.ending:
-            driver.persist(lambda: driver.request_stop(None))
+            self._persistence.persist(lambda: driver.request_stop(None))
         logger.warning("a channel's job failed and is submitted again channel=%d why=%s", channel, why)
         self._report.note(f"submitted again: {why}")
         return 0.0

@@ -20,7 +20,6 @@ from tranlog.clock import Clock
 from tranlog.codecs.opening import open_readable
 from tranlog.disk import OsDisk
 from tranlog.errors import TranlogError
-from tranlog.ids import Seqno
 from tranlog.log.files.directory import LOCK_NAME, read_holder
 from tranlog.log.files.positions import read_holds
 from tranlog.log.options import LogOptions
@@ -28,9 +27,9 @@ from tranlog.log.reading.readable import ReadableLog
 from tranlog.log.reading.reader import LogReader
 from tranlog.pipeline.applying.in_flight import read_in_flight
 from tranlog.pipeline.applying.key_shards import key_notes
+from tranlog.pipeline.driving.report import how_far
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import ShardPlan
-from tranlog.pipeline.rules.progress import lag, restart_seqno
 from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.status.status import LogState, PipelineState, Status, channel_states, class_name
 from tranlog.target.options import is_there, open_target
@@ -75,18 +74,9 @@ def gather(
             reader = opened.enter_context(open_readable(log_dir))
             log = log_state(reader, log_options or LogOptions(), whole=whole)
             if pipeline is not None:
-                restart = restart_seqno(rows)
-                following = reader.header(Seqno(restart + 1))
-                pipeline = replace(
-                    pipeline,
-                    lag=lag(
-                        restart=restart,
-                        committed=Seqno(log.committed_seqno),
-                        next_tstamp=None if following is None else following.tstamp,
-                        now_ms=clock.now_ms(),
-                    ),
-                    next_shard=None if following is None else following.shard_id,
-                )
+                behind = how_far(reader, rows, now_ms=clock.now_ms())
+                next_shard = None if behind.following is None else behind.following.shard_id
+                pipeline = replace(pipeline, lag=behind.lag, next_shard=next_shard)
         except TranlogError as exc:
             problems["log"] = exc
         now_ms = clock.now_ms()
