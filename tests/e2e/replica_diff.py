@@ -46,7 +46,7 @@ FOLDERS: Final = (
 REFUSALS: Final = Path(__file__).parents[2] / "docs" / "refusals.md"
 FILE_S: Final = 60.0
 _OWN_SERVER: Final = re.compile(
-    r"(restart|shutdown|kill|start)_mysqld|reset\s+master|master-slave|change\s+master|start\s+slave|big_test|"
+    r"(restart|shutdown|kill|start)_mysqld|\bshutdown\s*(wait\b[^;]*)?;|reset\s+master|master-slave|change\s+master|start\s+slave|big_test|"
     r"have_debug|have_embedded|have_perfschema|rpl_init|have_wsrep|connect\s*\(\s*slave|"
     r"(alter|drop|rename)\s+table\s+(if\s+exists\s+)?mysql\.(proc|event|user|db|func|\w+_priv|plugin|servers)\b",
     re.IGNORECASE,
@@ -262,6 +262,36 @@ def read_results(path: Path) -> list[Result]:
     return [Result(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def _run(left: Sequence[Path], results: list[Result], options: argparse.Namespace) -> int:
+    """Run files one after the other on servers of their own, and add to the results; return how many were run.
+
+    Less than all where a server has ended under one of them, which counts for that file.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="tranlog-replica-") as scratch,
+        ReplicasAtPostgres(server_options=SERVER)
+        if options.target == "postgres"
+        else Replicas(server_options=SERVER, target_options={"engine": "innodb"}) as all_three,
+    ):
+        trial = Trial(all_three, Path(scratch), seed=options.seed, points=options.points)
+        for number, path in enumerate(left, start=1):
+            ended = False
+            try:
+                one = trial.run(path)
+            except pymysql.err.OperationalError as exc:
+                one, ended = Result(file=str(path.relative_to(SUITES)), capture_end=f"a server has ended: {exc}"), True
+            results.append(one)
+            if options.results:
+                with options.results.open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(one)) + "\n")
+            verdict = "ok" if one.good else "NOT GOOD"
+            said = f"{one.transactions} transactions, {one.points} points"
+            print(f"{number} of {len(left)}: {one.file}: {said}: {verdict}", file=sys.stderr, flush=True)
+            if ended:
+                return number
+    return len(left)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; return 0 where nothing differs and each end is one of the list, 1 otherwise, 4 where it cannot run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -280,25 +310,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = {one.file for one in results}
     left = [path for path in wanted if str(path.relative_to(SUITES)) not in done]
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="tranlog-replica-") as scratch,
-            ReplicasAtPostgres(server_options=SERVER)
-            if options.target == "postgres"
-            else Replicas(
-                server_options=SERVER,
-                target_options={"engine": "innodb"},
-            ) as all_three,
-        ):
-            trial = Trial(all_three, Path(scratch), seed=options.seed, points=options.points)
-            for number, path in enumerate(left, start=1):
-                one = trial.run(path)
-                results.append(one)
-                if options.results:
-                    with options.results.open("a") as file:
-                        file.write(json.dumps(dataclasses.asdict(one)) + "\n")
-                verdict = "ok" if one.good else "NOT GOOD"
-                said = f"{one.transactions} transactions, {one.points} points"
-                print(f"{number} of {len(left)}: {one.file}: {said}: {verdict}", file=sys.stderr, flush=True)
+        while left:
+            left = left[_run(left, results, options) :]
     except (ServerMissingError, ServerFailedError) as exc:
         print(f"replica_diff: {exc}", file=sys.stderr)
         return 4
