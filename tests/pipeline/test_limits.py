@@ -83,6 +83,6 @@ def test_what_is_no_list_of_seqnos(text: str) -> None:
 
 def test_what_lies_behind_a_position() -> None:
     ranges = SeqnoRanges.parse("2-4,8,10-12")
-    assert ranges.behind(Seqno(3)).ranges == ((4, 4), (8, 8), (10, 12))
-    assert ranges.behind(Seqno(8)).ranges == ((10, 12),)
-    assert not ranges.behind(Seqno(12))
+    assert ranges.after(Seqno(3)).ranges == ((4, 4), (8, 8), (10, 12))
+    assert ranges.after(Seqno(8)).ranges == ((10, 12),)
+    assert not ranges.after(Seqno(12))

@@ -310,7 +310,7 @@ def test_a_log_that_begins_right_behind_the_position() -> None:
     assert check(at(0, 9, epoch=1)) == InLog()
     assert check(at(0, 9, epoch=0, event_id="")) == InLog()
     assert check(at(0, 9, epoch=4)) == Ahead(
-        channel=0, gtid=Gtid(Epoch(4), Seqno(9)), why="this log begins right behind it in an earlier epoch, 1"
+        channel=0, gtid=Gtid(Epoch(4), Seqno(9)), why="this log begins right after it in an earlier epoch, 1"
     )
 
 

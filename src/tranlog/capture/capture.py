@@ -35,7 +35,7 @@ _EXPIRE_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """How transactions are grouped into syncs. One that finds the source idle behind it is synced at once."""
+    """How transactions are grouped into syncs. One that finds the source idle after it is synced at once."""
 
     batch_bytes: int = 4 << 20
     """Payload bytes after which a sync is due, at the next transaction's end."""
@@ -166,7 +166,7 @@ class Capture:
         return self._status
 
     def heartbeat(self, name: str) -> None:
-        """Have a heartbeat appended behind the transaction at hand: an empty transaction with this name.
+        """Have a heartbeat appended after the transaction at hand: an empty transaction with this name.
 
         Threads: any. It passes through log and pipeline as every transaction does, and no source hears of it; it
         repeats the event id before it, so that capture resumes as if it were not there.

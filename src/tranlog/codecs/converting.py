@@ -529,7 +529,7 @@ class _TungstenSource(_Source):
 
     def _wholes(self, low: int, high: int) -> Iterator[tuple[WholeReader, Whole | None]]:
         """Yield each transaction with what reads it; at the end None, when there may be records that were left out."""
-        # From a transaction before on, since a gap in front of `low` is filled in its likeness.
+        # From a transaction before on, since a gap before `low` is filled in its likeness.
         reading = stand_before(self._reader, max(low - 1, 0), strict=False, all_there=True)
         try:
             while True:

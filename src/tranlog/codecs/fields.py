@@ -103,7 +103,7 @@ class _Cutter:
         return piece
 
     def terminated(self, name: str) -> None:
-        """Take a string and the NUL behind it."""
+        """Take a string and the NUL after it."""
         end = self.raw.find(0, self.at)
         self.take(name, (end + 1 if end >= 0 else len(self.raw)) - self.at)
 

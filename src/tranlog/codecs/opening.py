@@ -1,6 +1,6 @@
 """Opening a log directory of either codec: which one it is in, and what readers of transactions get.
 
-Owns the seam's one door. `log.reading.readable` says what is behind it.
+Owns the seam's one door. `log.reading.readable` says what it opens.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def segment_rows(reader: LogReader, *, report: Report) -> list[ListedSegment]:
         first, last = firsts[at], None
         if first is not None:
             # Epochs rise with seqnos: between two transactions of one epoch there is no other.
-            behind = next((gtid for gtid in firsts[at + 1 :] if gtid is not None), None)
-            known = behind is not None and behind.epoch == first.epoch
+            later = next((gtid for gtid in firsts[at + 1 :] if gtid is not None), None)
+            known = later is not None and later.epoch == first.epoch
             last = Gtid(first.epoch, one.last_seqno) if known else _gtid(reader, min(one.last_seqno, held.last_seqno))
         rows.append(
             ListedSegment(

@@ -261,7 +261,7 @@ class SimDisk:
             return bytes(self._find_file(path).content)
 
     def set_content(self, path: str, content: bytes) -> None:
-        """Replace a file's bytes behind everybody's back, durable at once: what decay or a hand does."""
+        """Replace a file's bytes without a word to anybody, durable at once: what decay or a hand does."""
         with self._lock:
             file = self._find_file(path)
             file.content = bytearray(content)

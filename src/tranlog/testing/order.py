@@ -37,7 +37,7 @@ class Logged:
     listed: bool = False
     """Whether its one shard is among those that the user has made serial."""
     section: int = 0
-    """Which stretch of the log it is in: a pipeline that has come to another plan had applied all in front of that."""
+    """Which stretch of the log it is in: a pipeline that has come to another plan had applied all before that."""
 
     @property
     def serial(self) -> bool:
@@ -103,7 +103,7 @@ def find_fault(log: Sequence[Logged], trail: Iterable[Trace]) -> str | None:
                 continue
             before, after = stays[earlier.number], stays[later.number]
             if before.last > after.first or not after.saw(before):
-                return f"wrong order: {later.number} in {later.shards} is not behind {earlier.number}"
+                return f"wrong order: {later.number} in {later.shards} is not after {earlier.number}"
     return None
 
 

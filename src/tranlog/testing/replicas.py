@@ -126,9 +126,9 @@ class Replicas:
         filters: Sequence[Filter] = (),
         **target_options: Any,
     ) -> None:
-        """Begin our copy anew behind what it had applied; `skip`: where the source now stands. Options serve till next.
+        """Begin our copy anew after what it had applied; `skip`: where the source now stands. Options serve till next.
 
-        `source` and the others are options beside those that all copies have; `filters` stand in front of the target.
+        `source` and the others are options beside those that all copies have; `filters` stand before the target.
         """
         self.close()
         self._chain = Chain(filters)
@@ -173,7 +173,7 @@ class Replicas:
     # --- running ---
 
     def run(self, *statements: str | bytes, database: str = "", **connect: Any) -> list[tuple[int, str]]:
-        """Run statements at the source in one session; return the errors, by code and text, and go on behind them."""
+        """Run statements at the source in one session; return the errors, by code and text, and go on after them."""
         errors: list[tuple[int, str]] = []
         with contextlib.closing(self.source.connect(database, **connect)) as session, session.cursor() as cursor:
             for statement in statements:

@@ -3,7 +3,7 @@
 Owns the processes, their ports and folders, and the secret that all of them share. For tests of one's own pipeline on
 a cluster, and for programs that kill its parts to see what is lost.
 
-The hard idea is that nothing may stay behind: master and workers are our direct children, which the kernel ends with
+The hard idea is that nothing may be left: master and workers are our direct children, which the kernel ends with
 the thread that started them; an executor ends when its worker does. Their environment holds only what they need, so
 that an executor's Python finds nothing that the caller's happens to have.
 """

@@ -223,9 +223,7 @@ class Channel:
             interval_ms=None if interval_s is None else round(interval_s * 1000),
             tstamp=row.tstamp,
         )
-        self._left_out = SeqnoRanges.of(claim.target.positions.read_left_out(options.pipeline)).behind(
-            row.applied_seqno
-        )
+        self._left_out = SeqnoRanges.of(claim.target.positions.read_left_out(options.pipeline)).after(row.applied_seqno)
         self._accounts.read(row)
         self._group.drop()
         self._last = row
@@ -235,7 +233,7 @@ class Channel:
         return cursor, owners
 
     def _check(self, reader: Feed, row: ChannelRow) -> TransactionHeader | None:
-        """Return the header at the position. Raises when this log cannot go on behind it."""
+        """Return the header at the position. Raises when this log cannot go on after it."""
         first = reader.range().first_seqno
         verdict = check_position(row, first=first, header_at=reader.header)
         match verdict:
@@ -410,7 +408,7 @@ class Channel:
     def _idle(self) -> None:
         """Look at the meeting; now and then publish what is only counted, since no position comes that would tell it.
 
-        What a target transaction took is known behind it, so the first time is at once.
+        What a target transaction took is known after it, so the first time is at once.
         """
         if self._clock.monotonic() < self._next_count:
             self._commit()

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _KEEPS_NO_ROWS: Final = "null "
 """How the words for a target begin that nothing can come to twice."""
 _NOTHING: Final = "nothing applied at "
-"""What stands in front of them where no task is left that could have, and no position has moved."""
+"""What stands before them where no task is left that could have, and no position has moved."""
 
 
 def target_words(options: TargetOptions, target: Target) -> str:

@@ -51,7 +51,7 @@ class Owners:
     def of(self, shard: str) -> int:
         """Return the owner of a shard's transactions; a shard seen for the first time gets its channel here.
 
-        Raises ConfigError for a stored channel that there is not, ReplacedError where another is the driver.
+        Raises ConfigError for a stored channel that the plan does not have, ReplacedError where another is the driver.
         """
         owner = self.known.get(shard)
         if owner is not None:

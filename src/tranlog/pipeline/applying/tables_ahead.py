@@ -1,6 +1,6 @@
 """The tables that a log's next transactions go to, looked at before any of them is applied.
 
-Owns which tables a pipeline concerns: those that headers name, behind its filters. Whether a table takes rows is the
+Owns which tables a pipeline concerns: those that headers name, after its filters. Whether a table takes rows is the
 target's to say. The hard idea: a start reads a bounded part of the log, up to the first statement, which may change
 what the target has; what only comes after that is left to the first row of a table.
 
@@ -21,7 +21,7 @@ from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.target import Target
 
 HEADERS_MOST: Final = 20_000
-"""So many transactions behind the position are looked at."""
+"""So many transactions after the position are looked at."""
 HEADERS_LEAST: Final = 500
 """So many at the log's end are, where fewer are still to be applied."""
 

@@ -172,7 +172,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hold(seqno_of(end))
 
     def _hold(self, seqno: Seqno) -> None:
-        """Keep this transaction, which a restart looks up, and what comes behind it."""
+        """Keep this transaction, which a restart looks up, and what comes after it."""
         if self.options.hold is not None:
             hold(self._reader().path, self.options.hold, max(seqno, Seqno(0)), holder="a stream of Spark")
 
@@ -183,7 +183,7 @@ class ThlStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log = None
 
     def _check(self, offset: Offset) -> Seqno:
-        """Return an offset's seqno, if what comes behind it is what came behind it then."""
+        """Return an offset's seqno, if what comes after it is what came after it then."""
         log = self._reader()
         done = seqno_of(offset)
         held = log.range()

@@ -195,7 +195,7 @@ class _Driver:
                         replanning.answer(restart_seqno(plan.rows))
                         end = self._run(plan.plan, until)
                     else:
-                        # A user's limit in front of the drain's wins; then the new plan waits for the next start.
+                        # A user's limit before the drain's wins; then the new plan waits for the next start.
                         self._report.phase = "draining"
                         end = self._run(plan.plan, plan.upto if until is None else min(until, plan.upto))
                 except LostSessionError:

@@ -346,7 +346,7 @@ class Operation:
                         state=self._state,
                         asked="asked for another plan",
                         why="the one that it was asked for before is on its way: the channels drain to one seqno",
-                        remedy="Run `tranlog reload` again when it is done, or behind `tranlog offline`",
+                        remedy="Run `tranlog reload` again when it is done, or after `tranlog offline`",
                     )
                 order = PlanOrder(after)
                 self._replanning = order, wanted

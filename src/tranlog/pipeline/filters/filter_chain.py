@@ -136,7 +136,7 @@ class Chain:
         return iter(changes)
 
     def table(self, table: TableMap) -> FilteredTable | None:
-        """Return a table as it is behind all filters that are decided per table; None where it is left out.
+        """Return a table as it is after all filters that are decided per table; None where it is left out.
 
         Raises FilterError, TargetTableError.
         """
@@ -148,7 +148,7 @@ class Chain:
 
 
 def row_function(found: FilteredTable, width: int) -> RowFunction | None:
-    """Return what makes a row of the table behind the filters out of one in front; None where they are equal."""
+    """Return what makes a row of the table after the filters out of one before them; None where they are equal."""
     picks = found.picks
     if all(mask is None for _, mask in picks):
         indexes = [index for index, _ in picks]
@@ -180,7 +180,7 @@ def load_function(function: str | Callable[..., Any], *, option: str) -> Callabl
 
 
 _TablePlan: TypeAlias = tuple[TableMap, RowFunction | None, Callable[[Row], bool] | None]
-"""A table behind filters; what makes a row of one in front, and whether that goes on; None for as it is, and each."""
+"""A table after filters, what makes its row of one before them, and whether that goes on; None: as it is, and each."""
 
 
 class _TableStep:
@@ -192,10 +192,10 @@ class _TableStep:
         self._plans: dict[TableMap, _TablePlan | None] = {}
         self._names: dict[TableName, TableName | None] = {}
         self._homes: dict[TableName, TableName] = {}
-        """By a name behind the filters: the table that has it."""
+        """By a name after the filters: the table that has it."""
 
     def name(self, name: TableName, place: ChangePlace) -> TableName | None:
-        """Return a table's name behind these filters, None where it is left out."""
+        """Return a table's name after these filters, None where it is left out."""
         try:
             return self._names[name]
         except KeyError:
@@ -208,13 +208,13 @@ class _TableStep:
                     table=".".join(found),
                     why=f"{'.'.join(holder)} and {'.'.join(name)} would both have this name, and their rows would mix",
                     seqno=place.seqno,
-                    remedy="Exclude one of them in front of the rename, or rename it to another name",
+                    remedy="Exclude one of them before the rename, or rename it to another name",
                 )
         self._names[name] = found
         return found
 
     def table(self, found: FilteredTable, place: ChangePlace) -> FilteredTable | None:
-        """Return a table behind these filters. Raises FilterError."""
+        """Return a table after these filters. Raises FilterError."""
         source = found.table.name
         if self.name((found.table.schema, found.table.table), place) is None:
             return None
@@ -235,8 +235,8 @@ class _TableStep:
             self._plans.clear()
         plan = None
         if found is not None:
-            behind = table if found.table == table else found.table
-            plan = behind, row_function(found, len(table.columns)), found.keeps
+            after = table if found.table == table else found.table
+            plan = after, row_function(found, len(table.columns)), found.keeps
         self._plans[table] = plan
         return plan
 
@@ -257,7 +257,7 @@ class _TableStep:
                 last = table
             if plan is None:
                 continue
-            behind, row, keeps = plan
+            table_after, row, keeps = plan
             before, after, op = change.before, change.after, change.op
             if keeps is not None:
                 before = before if before is not None and keeps(before) else None
@@ -266,10 +266,10 @@ class _TableStep:
                     continue
                 op = Op.INSERT if before is None else Op.DELETE if after is None else Op.UPDATE
             if row is None:
-                yield change if behind is table else RowChange(behind, op, before, after)
+                yield change if table_after is table else RowChange(table_after, op, before, after)
             else:
                 before, after = None if before is None else row(before), None if after is None else row(after)
-                yield RowChange(behind, op, before, after)
+                yield RowChange(table_after, op, before, after)
 
     def _goes_on(self, statement: Statement, place: ChangePlace) -> bool:
         """Whether a statement goes on. Raises FilterError where a filter stops at it."""

@@ -71,18 +71,18 @@ BatchFunction: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilteredTable:
-    """A table behind filters: its map there, and for each of its columns where it comes from and what masks it."""
+    """A table after filters: its map there, and for each of its columns where it comes from and what masks it."""
 
     table: TableMap
     picks: tuple[tuple[int, Mask | None], ...]
     masked: frozenset[str] = frozenset()
     """Names of the columns that are masked, as they are called now."""
     keeps: Callable[[tuple[Value, ...]], bool] | None = None
-    """Whether a row in front of the filters goes on; None: each does."""
+    """Whether a row before the filters goes on; None: each does."""
 
     @classmethod
     def of(cls, table: TableMap) -> FilteredTable:
-        """Return a table as it is in front of all filters."""
+        """Return a table as it is before all filters."""
         return cls(table=table, picks=tuple([(index, None) for index in range(len(table.columns))]))
 
 
@@ -254,7 +254,7 @@ def check_filter(one: Filter) -> None:
 
 
 def renames_tables(filters: Iterable[Filter]) -> bool:
-    """Whether two tables might become one behind these filters."""
+    """Whether two tables might become one after these filters."""
     return any(isinstance(one, Rename) and not one.column for one in filters)
 
 
@@ -369,7 +369,7 @@ def matches(pattern: str, name: TableName) -> bool:
 
 
 def rename(one: TableFilter, name: TableName) -> TableName | None:
-    """Return a table's name behind a filter, None where the filter leaves the table out."""
+    """Return a table's name after a filter, None where the filter leaves the table out."""
     match one:
         case Include(tables=tables):
             return name if any(matches(pattern, name) for pattern in tables) else None
@@ -400,7 +400,7 @@ def renamed(filters: Iterable[TableFilter], name: TableName) -> TableName | None
 
 
 def change_table(one: TableFilter, found: FilteredTable) -> FilteredTable | None:
-    """Return a table behind a filter, None where the filter leaves it out. Raises Refusal."""
+    """Return a table after a filter, None where the filter leaves it out. Raises Refusal."""
     name = (found.table.schema, found.table.table)
     match one:
         case Include() | Exclude():

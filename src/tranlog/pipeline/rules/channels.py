@@ -156,7 +156,7 @@ class ShardPlan:
         return assignment.get(shard_id)
 
     def channel_of(self, shard_id: str, assignment: Mapping[str, int]) -> int | None:
-        """Return what `owner` does, for whoever applies. Raises ConfigError for a stored channel that there is not."""
+        """Return what `owner` does, for whoever applies. Raises ConfigError for a channel beyond the plan's."""
         owner = self.owner(shard_id, assignment)
         if owner is not None and owner >= self.channels:
             why = f"stored in tranlog_shard, but there are {self.channels} channels; put back what it was"
@@ -289,7 +289,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The transaction lies behind the limit: commit, publish, end."""
+    """The transaction lies after the limit: commit, publish, end."""
 
 
 Verdict: TypeAlias = Skip | Take | Publish | Await | Finish
@@ -304,7 +304,7 @@ class Walk:
 
     `passed`: everything up to here was skipped or taken. `published`: the channel's position in the target. Both
     start at that position, and `run` says whether the transaction there is serial, which means that the channels
-    have met in front of it. `limit`: the last seqno to apply, inclusive, None for no end. Not for threads.
+    have met before it. `limit`: the last seqno to apply, inclusive, None for no end. Not for threads.
 
     `interval_ms` (max_offline_interval), None for no bound: a channel takes a transaction only when it was committed no
     more than so much later than the position of each channel that is behind it in the log. Behind in the log, not in

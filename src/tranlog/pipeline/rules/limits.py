@@ -42,7 +42,7 @@ class UntilGtid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UntilTime:
-    """Everything in front of the first transaction that was committed later than this, ms since 1970, at the source."""
+    """Everything before the first transaction that was committed later than this, ms since 1970, at the source."""
 
     tstamp: int
 
@@ -177,8 +177,8 @@ class SeqnoRanges:
         """Return what `parse` reads."""
         return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in self.ranges)
 
-    def behind(self, seqno: Seqno) -> SeqnoRanges:
-        """Return what of it lies behind a position."""
+    def after(self, seqno: Seqno) -> SeqnoRanges:
+        """Return what of it lies after a position."""
         return SeqnoRanges(tuple((max(first, seqno + 1), last) for first, last in self.ranges if last > seqno))
 
     def __contains__(self, seqno: object) -> bool:

@@ -60,7 +60,7 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PurgedAway:
-    """The transactions behind the position are gone from the log."""
+    """The transactions after the position are gone from the log."""
 
     channel: int
     seqno: Seqno
@@ -71,11 +71,11 @@ PositionVerdict: TypeAlias = InLog | Ahead | PurgedAway
 
 
 def check_position(row: ChannelRow, *, first: Seqno, header_at: HeaderAt) -> PositionVerdict:
-    """Say whether the log can go on behind a channel's position; `first` is the first seqno that the log holds.
+    """Say whether the log can go on after a channel's position; `first` is the first seqno that the log holds.
 
-    A row that has applied nothing has epoch 0 and no event id: only the transactions behind it must be there. A
-    position right in front of the log's first transaction cannot be compared; it holds if the log goes on in the
-    same or a later epoch, which is how a log begins that was told to start behind a target's position.
+    A row that has applied nothing has epoch 0 and no event id: only the transactions after it must be there. A
+    position right before the log's first transaction cannot be compared; it holds if the log goes on in the
+    same or a later epoch, which is how a log begins that was told to start after a target's position.
     """
     seqno = row.applied_seqno
     if seqno < first - 1:
@@ -87,7 +87,7 @@ def check_position(row: ChannelRow, *, first: Seqno, header_at: HeaderAt) -> Pos
         header = header_at(first)
         if header is None or header.epoch >= row.epoch:
             return InLog()
-        why = f"this log begins right behind it in an earlier epoch, {header.epoch}"
+        why = f"this log begins right after it in an earlier epoch, {header.epoch}"
         return Ahead(channel=row.channel, gtid=gtid, why=why)
     header = header_at(seqno)
     if header is None:
@@ -258,7 +258,7 @@ def _find_lost(
             f"from seqno {min(positions)} to {max(positions)}: divided anew, shards would come twice or not at all"
         )
         return LostPosition(
-            why=why, upto=here, remedy=f"{_RESTORE}{_COMPARE}SEQNO`, behind which shards are divided anew"
+            why=why, upto=here, remedy=f"{_RESTORE}{_COMPARE}SEQNO`, after which shards are divided anew"
         )
     return None
 
@@ -321,7 +321,7 @@ class Counters:
     waited for; `retries` reconnects; `bytes` payload bytes; `skipped` other channels' transactions; `omitted` own ones
     that the operator had left out. Where the time went, in microseconds: reading and waiting for a group to fill
     (`read`), in filters, at the target before its COMMIT (`apply`) and in it, publishing and meeting (`other`), without
-    anything to read (`idle`), waiting for other channels (`wait`). What a target transaction took is only known behind
+    anything to read (`idle`), waiting for other channels (`wait`). What a target transaction took is only known after
     it, and stored with the next position.
     """
 

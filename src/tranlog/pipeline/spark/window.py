@@ -203,7 +203,7 @@ class WindowReader:
         )
 
     def find(self, seqno: Seqno) -> int:
-        """Return the place of the first item at or behind a seqno."""
+        """Return the place of the first item at or after a seqno."""
         return bisect_left(self._items, seqno, key=lambda item: item[0].seqno)
 
     def header(self, seqno: Seqno) -> TransactionHeader | None:

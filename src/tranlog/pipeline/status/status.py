@@ -388,7 +388,7 @@ def pace_of(
 
     `was` None: there is one reading only, which tells no rates; so does one from before a reset. `told_ms`: how long
     ago it said how far it is inside a large transaction, None where it is in none. `behind`: how many committed
-    transactions stand behind its position.
+    transactions stand after its position.
     """
     if was is not None and (now.transactions < was.transactions or now.applied_seqno < was.applied_seqno):
         was = None

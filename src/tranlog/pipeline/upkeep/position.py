@@ -47,9 +47,9 @@ def position_rows(
 
     A channel without a row, of those that there are, gets one when it is its turn.
 
-    `header` is the transaction's in the log. Right in front of what the log holds there is none: nothing is applied
+    `header` is the transaction's in the log. Right before what the log holds there is none: nothing is applied
     then, and the log's first transaction is the next. Counters stay. Raises ConfigError for any other seqno, and for
-    a channel that there is not.
+    a channel that the plan does not have.
     """
     first = Seqno(0) if held.first_seqno == NO_SEQNO else held.first_seqno
     if header is None and seqno != first - 1:

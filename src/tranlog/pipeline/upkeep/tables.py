@@ -59,4 +59,4 @@ def tables_behind(filters: Sequence[Filter], tables: Iterable[TableMap], kind: T
     """
     chain = Chain(filters)
     taken = [table for table in tables if not table.sequence or has_sequences(kind)]
-    return [behind.table for behind in map(chain.table, taken) if behind is not None]
+    return [found.table for found in map(chain.table, taken) if found is not None]

@@ -109,7 +109,7 @@ class TableVerdict:
 
 
 def select_tables(tables: Sequence[TableMap], wanted: Sequence[str]) -> list[TableMap]:
-    """Return the tables that are wanted, all of them for none. Raises ConfigError for a name that there is not."""
+    """Return the tables that are wanted, all of them for none. Raises ConfigError for a table that does not exist."""
     known = {table.name: table for table in tables}
     for name in wanted:
         if name not in known:
@@ -121,7 +121,7 @@ def select_tables(tables: Sequence[TableMap], wanted: Sequence[str]) -> list[Tab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What of a table is compared: its map at the source, and on both sides behind the filters.
+    """What of a table is compared: its map at the source, and on both sides after the filters.
 
     Masked columns are left out, those of the key apart, whose masks are the same for the same value.
     """
@@ -133,35 +133,35 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
 
-def compare_behind(chain: Chain, table: TableMap) -> Comparison | None:
+def compare_shown(chain: Chain, table: TableMap) -> Comparison | None:
     """Return how a table is compared, None where filters leave it out. Raises FilterError, TargetTableError."""
     found = chain.table(table)
     if found is None:
         return None
-    behind = found.table
+    shown = found.table
     notes = []
-    key = {behind.columns[index].name for index in behind.primary_key}
-    skipped = [column.name for column in behind.columns if column.name in found.masked and column.name not in key]
-    if len(skipped) == len(behind.columns):
+    key = {shown.columns[index].name for index in shown.primary_key}
+    skipped = [column.name for column in shown.columns if column.name in found.masked and column.name not in key]
+    if len(skipped) == len(shown.columns):
         notes.append("all columns are masked: what they are masked by is compared")
         skipped = []
     elif skipped:
         notes.append(f"masked, not compared: {', '.join(skipped)}")
     if skipped:
-        kept = [index for index, column in enumerate(behind.columns) if column.name not in skipped]
+        kept = [index for index, column in enumerate(shown.columns) if column.name not in skipped]
         at = {old: new for new, old in enumerate(kept)}
-        behind = msgspec.structs.replace(
-            behind,
-            columns=tuple([behind.columns[index] for index in kept]),
-            primary_key=tuple([at[index] for index in behind.primary_key]),
+        shown = msgspec.structs.replace(
+            shown,
+            columns=tuple([shown.columns[index] for index in kept]),
+            primary_key=tuple([at[index] for index in shown.primary_key]),
             unique_keys=(),
             foreign_keys=(),
         )
         picks = tuple([found.picks[index] for index in kept])
-        found = dataclasses.replace(found, table=behind, picks=picks)
+        found = dataclasses.replace(found, table=shown, picks=picks)
     notes += [f"compared as if there were no {name}, which may change its rows" for name in chain.functions]
     row = row_function(found, len(table.columns))
-    return Comparison(source=table, compared=behind, row=row, keeps=found.keeps, notes=tuple(notes))
+    return Comparison(source=table, compared=shown, row=row, keeps=found.keeps, notes=tuple(notes))
 
 
 def verify_tables(
@@ -173,7 +173,7 @@ def verify_tables(
     report: Report,
     filters: Sequence[Filter] = (),
 ) -> Iterator[TableVerdict]:
-    """Compare tables one after the other, the source's behind `filters`; name up to `differences` keys of each that
+    """Compare tables one after the other, the source's after `filters`; name up to `differences` keys of each that
     differs.
 
     Shape: one verdict per table that the filters leave, in order. A source that is written meanwhile may differ from a
@@ -183,7 +183,7 @@ def verify_tables(
     """
     chain = Chain(filters)
     for table in tables:
-        comparison = compare_behind(chain, table)
+        comparison = compare_shown(chain, table)
         if comparison is not None:
             yield _verify_table(reader, target, comparison, differences, report)
 

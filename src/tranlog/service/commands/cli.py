@@ -260,7 +260,7 @@ def capture(
 def _say_begin(log: Log) -> None:
     found = log.recovered
     begins = "a new log" if found.created else "the log"
-    say(f"capture: {begins} at {log.path}, epoch {log.epoch}, goes on behind seqno {log.last_seqno}")
+    say(f"capture: {begins} at {log.path}, epoch {log.epoch}, goes on after seqno {log.last_seqno}")
 
 
 def _capture_text(work: Capture) -> str:
@@ -810,7 +810,7 @@ def reset(
 ) -> None:
     """Clear the log: remove all its records.
 
-    The next one goes on behind the last GTID, so that none is given out twice. Clear it only while the source is
+    The next one goes on after the last GTID, so that none is given out twice. Clear it only while the source is
     idle: what was committed there and is not in the log may otherwise be captured twice, or be missed. Whoever has
     not read the log yet loses what is cleared: a target that is behind cannot catch up, and a copy that is promoted
     later may lack what others need. Refuses while somebody writes the log.
@@ -838,7 +838,7 @@ def reset(
         return
     last = plan.mark.gtid
     verb = "would remove" if dry_run else "removed"
-    print(f"{verb} {len(plan.files)} files, {plan.bytes} bytes; the next log begins behind {last}")
+    print(f"{verb} {len(plan.files)} files, {plan.bytes} bytes; the next log begins after {last}")
 
 
 def _gtid(text: str) -> Gtid:

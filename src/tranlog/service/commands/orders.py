@@ -58,7 +58,7 @@ SecretFile = Annotated[str | None, typer.Option("--secret-file", metavar="FILE",
 
 
 def config_of(ctx: typer.Context) -> Config:
-    """Return the configuration that the options in front of the command name."""
+    """Return the configuration that the options before the command name."""
     conf, service = ctx.obj
     return load(find_file(conf=conf, service=service), environ=os.environ)
 
@@ -165,7 +165,7 @@ def online(
     ] = None,
     from_seqno: Annotated[
         int | None,
-        typer.Option("--from-seqno", "-from-seqno", metavar="N", help="First put all channels in front of this one."),
+        typer.Option("--from-seqno", "-from-seqno", metavar="N", help="First put all channels before this one."),
     ] = None,
     host: Host = None,
     pipeline: PipelineName = None,
@@ -351,7 +351,7 @@ def heartbeat(
     secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have a heartbeat put into the log: an empty transaction with a name, in front of which all channels meet.
+    """Have a heartbeat put into the log: an empty transaction with a name, before which all channels meet.
 
     The process that writes the log appends it, `tranlog run` or `tranlog capture`; the source is not touched.
 

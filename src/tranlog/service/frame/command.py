@@ -97,8 +97,8 @@ def run_app(
 ) -> int:
     """Run one command and return its exit code; whatever goes wrong becomes one line on stderr.
 
-    `hoisted` names options with a value that belong in front of the command; they, `--debug` and `--verbose` are
-    accepted behind it too. `lowered` names those that belong behind it and are accepted in front.
+    `hoisted` names options with a value that belong before the command; they, `--debug` and `--verbose` are
+    accepted after it too. `lowered` names those that belong after it and are accepted before.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     words = lower(hoist(given, hoisted, GLOBAL_FLAGS), lowered, passed=hoisted)
@@ -123,9 +123,9 @@ def run_app(
 
 
 def hoist(arguments: Sequence[str], valued: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Move options that belong in front of a command there, from wherever they stand. Pure.
+    """Move options that belong before a command there, from wherever they stand. Pure.
 
-    Shape: `list -dir x -seqno 1` becomes `-dir x list -seqno 1`; nothing behind `--` is moved.
+    Shape: `list -dir x -seqno 1` becomes `-dir x list -seqno 1`; nothing after `--` is moved.
     """
     front: list[str] = []
     rest: list[str] = []
@@ -147,10 +147,10 @@ def hoist(arguments: Sequence[str], valued: Sequence[str], flags: Sequence[str])
 
 
 def lower(arguments: Sequence[str], valued: Sequence[str], *, passed: Sequence[str]) -> list[str]:
-    """Move options that belong behind a command there, from in front of it. Pure.
+    """Move options that belong after a command there, from before it. Pure.
 
     `valued` are these, `passed` those with a value that stay in front. Shape: `-host x status -name stores` becomes
-    `status -name stores -host x`; what stands behind `--` stays last.
+    `status -name stores -host x`; what stands after `--` stays last.
     """
     front: list[str] = []
     moved: list[str] = []
@@ -165,7 +165,7 @@ def lower(arguments: Sequence[str], valued: Sequence[str], *, passed: Sequence[s
 
 
 def log_of(ctx: typer.Context) -> str:
-    """Return the log directory that `thl`'s options in front of the command name. Raises ConfigError."""
+    """Return the log directory that `thl`'s options before the command name. Raises ConfigError."""
     from tranlog.service.config.config import find_log  # with it comes the pipeline: `--help` can do without
 
     service, conf, directory = ctx.obj

@@ -30,7 +30,7 @@ def plan_lines(plan: RepairPlan) -> Iterator[str]:
     else:
         yield f"the log then holds seqno {plan.first_seqno} to {plan.last_seqno}"
     for name in plan.ahead:
-        yield f"{name} stands behind that: it will refuse to go on, since it has applied what is lost"
+        yield f"{name} stands after that: it will refuse to go on, since it has applied what is lost"
 
 
 def _step_line(step: Step) -> str:

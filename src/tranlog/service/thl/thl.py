@@ -191,7 +191,7 @@ def verify(
 ) -> int:
     """Read every record and check it: framing, checksums, the order of seqnos, fragments and segments.
 
-    Goes on behind damage, to tell its extent. A log may be checked while it is written.
+    Goes on after damage, to tell its extent. A log may be checked while it is written.
 
     \b
     Example:
@@ -228,7 +228,7 @@ def repair(
             "-keep",
             "--keep",
             help="Where transactions are missing: keep the front, all before the first damage, or the back, all "
-            "segments behind the last damage.",
+            "segments after the last damage.",
         ),
     ] = Keep.FRONT,
     dry_run: Annotated[bool, typer.Option("-dry-run", "--dry-run", help="Only say what would be done.")] = False,

@@ -194,7 +194,7 @@ GtidOption = Annotated[
     typer.Option("-gtid", "--gtid", metavar="GTID", help="Only this one: 'GTID(1, 15)', or base64 of 16 bytes."),
 ]
 SqlOption = Annotated[
-    bool, typer.Option("-sql", "--sql", help="Statements only, `;` behind each; row changes as comments.")
+    bool, typer.Option("-sql", "--sql", help="Statements only, `;` after each; row changes as comments.")
 ]
 SpecsOption = Annotated[
     bool, typer.Option("-specs", "--specs", help="Each column's type, length and more beside its name.")
@@ -249,7 +249,7 @@ def list_(
         typer.Option(
             "-abandoned",
             "--abandoned",
-            help="What rollbacks abandoned and is still in the files, each run of it behind the mark that took it.",
+            help="What rollbacks abandoned and is still in the files, each run of it after the mark that took it.",
         ),
     ] = False,
     sql: SqlOption = False,

@@ -175,7 +175,7 @@ def segment_json(row: ListedSegment) -> dict[str, object]:
 
 
 def spill_lines(rows: Sequence[tuple[SpillStat, int]]) -> Iterator[str]:
-    """Yield a line for each spill segment and what is set aside for it, behind those of the log's own."""
+    """Yield a line for each spill segment and what is set aside for it, after those of the log's own."""
     for row, on_disk in rows:
         referred = "nothing refers to it" if row.referred_by is None else f"referred to up to {row.referred_by}"
         yield (
@@ -253,7 +253,7 @@ def _megabytes(size: int) -> str:
 def segments(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
     """List the segments: number, first and last GTID, when each was created, its size.
 
-    Behind them spill segments, where large transactions lie: each with the highest GTID that refers into it.
+    After them spill segments, where large transactions lie: each with the highest GTID that refers into it.
     Created is the writer's clock in the segment's first record, which survives a copy; in a directory of the Tungsten
     Replicator's it is the file's time. A log may be looked at while it is written.
 
@@ -313,7 +313,7 @@ def extent(ctx: typer.Context, directory: Directory = None, as_json: AsJson = Fa
 def add(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False) -> None:
     """Close the newest segment and start the next one.
 
-    What is in the closed one can be trimmed once there is something behind it. Fails where the newest holds no
+    What is in the closed one can be trimmed once there is something after it. Fails where the newest holds no
     transaction yet. A running capture does it itself; it also adds segments unasked, every hour where retention_s is
     below a day, else every day.
 
