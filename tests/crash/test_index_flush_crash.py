@@ -97,7 +97,7 @@ def every_place_is_right(disk: SimDisk, seed: int) -> None:
         log._end.index_flush._fill.run()
         index = log._end.segments.index
         assert (index.range.first, index.range.last) == (log.first_seqno, log.visible_seqno)
-        assert index.gap() is None, "whatever was lost, and when, is filled"
+        assert index.mappings.gap() is None, "whatever was lost, and when, is filled"
         with log.cursor() as cursor:
             for seqno in range(log.first_seqno, log.visible_seqno + 1):
                 transaction = cursor.next()

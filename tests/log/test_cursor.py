@@ -201,7 +201,7 @@ def test_headers_alone_read_little_of_large_payloads() -> None:
         log._end.segments.recent = None
         cursor = log.cursor()
         assert cursor.next_header() is not None
-        reader = cursor._reader
+        reader = cursor._walk.reader
         assert reader is not None
         pread = reader.file.pread
 

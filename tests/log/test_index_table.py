@@ -21,7 +21,7 @@ TABLE = f"{PATH}/{INDEX_NAME}"
 
 
 def mapped(index: SeqnoIndex) -> list[tuple[int, int, list[int]]]:
-    return [(bucket.segment, bucket.first, list(bucket.offsets)) for bucket in index.buckets()]
+    return [(bucket.segment, bucket.first, list(bucket.offsets)) for bucket in index.mappings.buckets]
 
 
 def a_log(disk: SimDisk, transactions: int = 60) -> None:
@@ -174,7 +174,7 @@ def test_segments_purged_by_hand_leave_the_index() -> None:
         disk.unlink(segment_path(number))
     with open_log(disk, segment_bytes=2_000) as log:
         assert log._end.segments.index.range.first == log.first_seqno > 0
-        assert min(bucket.segment for bucket in log._end.segments.index.buckets()) == 4
+        assert min(bucket.segment for bucket in log._end.segments.index.mappings.buckets) == 4
     reads_everything(disk)
 
 
@@ -202,7 +202,7 @@ def test_a_rotation_stores_the_index() -> None:
         fill(log, 1, size=300, start=log.last_seqno)
     stored, _ = SeqnoIndex.restore(decode_table(disk.content(TABLE)))
     assert stored.range.last >= log.segments()[-1].first_seqno - 1
-    assert {bucket.segment for bucket in stored.buckets()} >= {1, 2, 3}
+    assert {bucket.segment for bucket in stored.mappings.buckets} >= {1, 2, 3}
     log.close()
 
 

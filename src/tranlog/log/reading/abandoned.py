@@ -40,7 +40,7 @@ def read_abandoned(segments: Segments, *, checksum: bool = True) -> Iterator[tup
             try:
                 yield from _walk(reader, lsn_offset(place), mark, marks, segments)
             except OSError as exc:
-                raise LogUnreadableError(path=segments.path(number), why=exc.strerror or str(exc)) from exc
+                raise LogUnreadableError(path=segments.files.path(number), why=exc.strerror or str(exc)) from exc
             finally:
                 reader.close()
             place = lsn(number + 1, HEADER.size)

@@ -200,7 +200,7 @@ class LogReader:
             first = self._segments.first_seqno()
             empty = positions.visible_seqno < first
             if not empty and not self._segments.knows(number):
-                raise SegmentGoneError(path=self._segments.path(number))
+                raise SegmentGoneError(path=self._segments.files.path(number))
         if not empty:
             after = self._segments.prev_seqno(number)
             if after is not None and after >= positions.visible_seqno:
@@ -227,7 +227,7 @@ class LogReader:
         published = read_published(self._path, self._disk)  # before anything that it tells of
         if self._tail is None:
             number = self._surveyed.number
-            following = self._segments.path(number + 1)
+            following = self._segments.files.path(number + 1)
             if not self._grown(self._surveyed) and not self._disk.exists(following):
                 return
             self._open_tail(number, self._surveyed.header_seqno, self._before, self._surveyed.behind)
@@ -240,7 +240,7 @@ class LogReader:
             if problem is not None:
                 raise problem.error()
             self._take_scan(found.last_seqno, found.proven_seqno, found.last_header)
-            if found.next_name is None or not self._disk.exists(self._segments.path(found.number + 1)):
+            if found.next_name is None or not self._disk.exists(self._segments.files.path(found.number + 1)):
                 return
             self._segments.refresh()
             if not self._segments.knows(found.number + 1):
@@ -379,7 +379,7 @@ class LogReader:
         try:
             return scan_segment(self._path, self._disk, glance_at(file, number), checksum=self._checksum).last_seqno
         except OSError as exc:
-            raise LogUnreadableError(path=self._segments.path(number), why=exc.strerror or str(exc)) from exc
+            raise LogUnreadableError(path=self._segments.files.path(number), why=exc.strerror or str(exc)) from exc
         finally:
             self._segments.keep_open(number, file)
 

@@ -652,7 +652,7 @@ class _StoredIndex:
         if self._index is None:
             return
         first, starts = found.prev_seqno + 1, found.starts
-        for bucket in self._index.buckets():
+        for bucket in self._index.mappings.buckets:
             if bucket.segment != number or bucket.last < first:
                 continue
             mapped = [(bucket.first + slot * bucket.stride, offset) for slot, offset in enumerate(bucket.offsets)]

@@ -18,7 +18,7 @@ from tranlog.ids import NO_SEQNO, Seqno, lsn_offset, lsn_segment
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import Segments
 from tranlog.log.records.format import RecordHeader, RollbackMark, SyncRecord, take_events
-from tranlog.log.rules.index import Gap
+from tranlog.log.rules.mappings import Gap
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class IndexFill:
         """Walk gap by gap, from the front; one that cannot be filled is left for the next writer."""
         segments = self._segments
         above = NO_SEQNO
-        while (gap := segments.index.gap(above)) is not None:
+        while (gap := segments.index.mappings.gap(above)) is not None:
             offsets = self._walk(gap)
             if not offsets:
                 above = Seqno(gap.upto + 1)
@@ -86,17 +86,19 @@ class IndexFill:
             if self._ending:
                 return
             self._give_way()
-        logger.info("The gaps of the index were walked. path=%s buckets=%d", segments.directory, len(segments.index))
+        logger.info(
+            "The gaps of the index were walked. path=%s buckets=%d", segments.directory, len(segments.index.mappings)
+        )
         self._filled()
 
     def _walk(self, gap: Gap) -> array[int]:
         number = lsn_segment(gap.place.lsn)
         try:
-            file = self._segments.disk.open(self._segments.path(number))
+            file = self._segments.disk.open(self._segments.files.path(number))
             try:
                 return walk_gap(SegmentReader(file, number), gap, STEP_BYTES)
             finally:
                 file.close()
         except (OSError, LogError) as exc:  # purged meanwhile, or it cannot be read
-            logger.info("A gap of the index is left. path=%s why=%s", self._segments.path(number), exc)
+            logger.info("A gap of the index is left. path=%s why=%s", self._segments.files.path(number), exc)
             return array("I")

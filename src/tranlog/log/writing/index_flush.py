@@ -64,7 +64,7 @@ class IndexFlush:
     def adopt(self, index: SeqnoIndex) -> None:
         """Take the index that opening the log has recovered; one with gaps is flushed with the first commit."""
         self._segments.adopt_index(index)
-        self._gaps = index.gap() is not None
+        self._gaps = index.mappings.gap() is not None
         self._next_s = self._wait_until()
 
     def _flush_soon(self) -> None:

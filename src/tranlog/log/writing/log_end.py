@@ -81,7 +81,7 @@ class LogEnd:
         history = self.segments.history
         assert history is not None, "opening the log has found it, or made it"
         self.journal.open(opened.file, opened.number, opened.end, durable_end=opened.durable_end, history=history)
-        self.journal.begun_at = self.segments.begun_and_size(opened.number)[0]
+        self.journal.begun_at = self.segments.files.begun_and_size(opened.number)[0]
         ids, start = self.pending.ids, NO_LSN
         if opened.last_header is not None and opened.last_first_lsn is not None:
             ids, start = (opened.last_header.source_id, opened.last_header.event_id), opened.last_first_lsn

@@ -304,7 +304,7 @@ def _contradiction(
             return "everything that it covers was purged"
         index.truncate_front(Seqno(first - 1), lsn(row[0].glance.number, HEADER.size))
     living = {one.glance.number: one for one in row}
-    for bucket in index.buckets():
+    for bucket in index.mappings.buckets:
         one = living.get(bucket.segment)
         if one is None or bucket.first < one.first or bucket.last > min(one.last, decided.last_seqno):
             return f"its bucket at seqno {bucket.first} names segment {bucket.segment}"

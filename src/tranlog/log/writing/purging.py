@@ -125,7 +125,7 @@ class Purging:
             begun_at, size = known
         else:
             try:
-                begun_at, size = self._segments.begun_and_size(number)
+                begun_at, size = self._segments.files.begun_and_size(number)
             except FileNotFoundError:  # a hand was quicker; the stamps behind it say when it ended
                 begun_at, size = None, 0
             if begun_at is not None:
