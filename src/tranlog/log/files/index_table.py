@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Final
 
 from tranlog.checksum import crc32
@@ -155,12 +156,9 @@ class IndexTable:
         self.close()
         fresh = self._path + ".new"
         raw = _HEADER.pack(_MAGIC, _VERSION, 0) + frame
-        file = self._disk.open(fresh, write=True, create=True)
-        try:
+        with closing(self._disk.open(fresh, write=True, create=True)) as file:
             file.truncate(0)
             file.pwrite(raw, 0)
-        finally:
-            file.close()
         self._disk.rename(fresh, self._path)
         self._whole = self._end = len(raw)
 

@@ -340,15 +340,12 @@ def hold(
             directory = f"{path.rstrip('/')}/{HOLDS_DIR}"
             disk.make_dir(directory)
             disk.sync_dir(path)
-        file = disk.open(file_path, write=True, create=True)
-        try:
+        with contextlib.closing(disk.open(file_path, write=True, create=True)) as file:
             file.pwrite(raw, 0)
             if fresh or sync:
                 file.sync()
             if fresh:
                 disk.sync_dir(directory)
-        finally:
-            file.close()
     except OSError as exc:
         raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
 
@@ -358,11 +355,8 @@ def read_hold(path: str, name: str, *, disk: Disk | None = None) -> Hold | None:
     disk = OsDisk() if disk is None else disk
     file_path = _hold_path(path, name)
     try:
-        file = disk.open(file_path)
-        try:
+        with contextlib.closing(disk.open(file_path)) as file:
             return _decode_hold(name, file.pread(HOLD_BYTES, 0))
-        finally:
-            file.close()
     except FileNotFoundError:
         return None
     except OSError as exc:

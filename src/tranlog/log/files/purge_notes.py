@@ -82,13 +82,10 @@ def write_note(path: str, note: PurgeNote, disk: Disk) -> None:
     """Add a note, durable; what was there stays whole until it is replaced. Raises OSError."""
     name = f"{path.rstrip('/')}/{PURGED_NAME}"
     fresh = f"{name}.new"
-    file = disk.open(fresh, write=True, create=True)
-    try:
+    with contextlib.closing(disk.open(fresh, write=True, create=True)) as file:
         file.truncate(0)
         file.pwrite(encode_notes(add_note(read_notes(path, disk), note)), 0)
         file.sync()
-    finally:
-        file.close()
     disk.rename(fresh, name)
     disk.sync_dir(path)
 

@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import pairwise
 
 from tranlog.change import Fragment
@@ -380,20 +381,16 @@ def proof_behind(file: DiskFile, number: int, offset: int) -> int:
 def scan_segment(directory: str, disk: Disk, glance: SegmentGlance, *, checksum: bool) -> SegmentScan:
     """Walk one segment with a whole header from start to end. Raises OSError."""
     assert glance.prev_seqno is not None
-    file = disk.open(join(directory, segment_name(glance.number)))
-    try:
+    with closing(disk.open(join(directory, segment_name(glance.number)))) as file:
         reader = SegmentReader(file, glance.number, checksum=checksum)
         scanner = SegmentScanner(reader, glance.prev_seqno)
         scanner.advance()
         return scanner.result()
-    finally:
-        file.close()
 
 
 def scan_behind(directory: str, disk: Disk, checkpoint: Checkpoint) -> SegmentScan | None:
     """Walk the checkpoint's segment from its record on; None where that does not stand there, whole. Raises OSError."""
-    file = disk.open(join(directory, segment_name(checkpoint.number)))
-    try:
+    with closing(disk.open(join(directory, segment_name(checkpoint.number)))) as file:
         reader = SegmentReader(file, checkpoint.number)
         header = reader.read(checkpoint.offset, verify=True)
         if (
@@ -408,8 +405,6 @@ def scan_behind(directory: str, disk: Disk, checkpoint: Checkpoint) -> SegmentSc
         scanner.prove(checkpoint.end)
         found = scanner.result(checkpoint)
         return found if found.last_seqno >= checkpoint.seqno and found.good_end >= checkpoint.end else None
-    finally:
-        file.close()
 
 
 def checkpoint_of(index: SeqnoIndex, built_from: BuiltFrom) -> Checkpoint | None:
@@ -452,12 +447,9 @@ def survey(
     scans: deque[SegmentScan] = deque()
     try:
         for number in list_segments(directory, disk):
-            file = disk.open(join(directory, segment_name(number)))
-            try:
+            with closing(disk.open(join(directory, segment_name(number)))) as file:
                 borne[number] = history_borne(file, directory, number)
                 glances.append(glance_at(file, number))
-            finally:
-                file.close()
         history = one_history(directory, borne, history)
         for row in range(len(glances) - 1, -1, -1):
             if glances[row].prev_seqno is None:
@@ -504,11 +496,8 @@ def _matchpoint_header(
     number, offset = lsn_segment(mark.matchpoint_lsn), lsn_offset(mark.matchpoint_lsn)
     if number < glances[0].number:
         return None  # purged by hand
-    file = disk.open(join(directory, segment_name(number)))
-    try:
+    with closing(disk.open(join(directory, segment_name(number)))) as file:
         return read_transaction(SegmentReader(file, number), offset, mark.matchpoint_seqno)
-    finally:
-        file.close()
 
 
 def read_transaction(reader: SegmentReader, offset: int, seqno: Seqno) -> RecordHeader | None:

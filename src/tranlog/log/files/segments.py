@@ -14,7 +14,7 @@ import errno
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -31,7 +31,7 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment, lsn_text
-from tranlog.log.files.directory import join, list_segments
+from tranlog.log.files.directory import join, list_segments, open_file, reading
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.purge_notes import purged_error
 from tranlog.log.files.recent import RecentFile, RecentPieces
@@ -168,8 +168,7 @@ class SegmentFiles:
 
         In the newest one half a mark is what a crash may leave, and was never there.
         """
-        reader = SegmentReader(self.open(number), number)
-        try:
+        with contextlib.closing(SegmentReader(self.open(number), number)) as reader:
             offset = HEADER.size
             outcome = reader.read(offset, verify=True)
             while isinstance(outcome, SyncRecord):
@@ -184,13 +183,10 @@ class SegmentFiles:
                 if looks_like_mark(reader.file.pread(RECORD_START.size, offset)):
                     raise reader.corrupt(offset, None, outcome.why)
             return outcome if isinstance(outcome, RollbackMark) else None
-        finally:
-            reader.close()
 
     def header_of(self, number: int, *, newest: bool) -> tuple[SegmentHeader | None, bytes | None]:
         """Return a segment's header, None in a rotation under way, and the history that it bears, if it does yet."""
-        file = self.open(number)
-        try:
+        with contextlib.closing(self.open(number)) as file:
             for _ in range(_READ_TRIES):  # a rotation may write the header between two of our looks
                 header = parse_header(file.pread(HEADER.size, 0))
                 if not (isinstance(header, Partial) and newest):
@@ -202,26 +198,16 @@ class SegmentFiles:
                 return header, history
             why = "bad header: cut short or zeros" if isinstance(header, Partial) else header.why
             raise CorruptRecordError(segment=segment_name(number), offset=0, seqno=None, why=why)
-        finally:
-            file.close()
 
     def open(self, number: int) -> DiskFile:
         """Open a segment. Raises FileNotFoundError, LogUnreadableError."""
-        try:
-            return self.disk.open(self.path(number))
-        except FileNotFoundError:
-            raise
-        except OSError as exc:
-            raise LogUnreadableError(path=self.path(number), why=exc.strerror or str(exc)) from exc
+        return open_file(self.path(number), self.disk)
 
     def begun_and_size(self, number: int) -> tuple[int | None, int]:
         """Return when a segment was begun (ms since 1970; None: no sync record says), and its size. Raises OSError."""
-        file = self.open(number)
-        try:
+        with contextlib.closing(self.open(number)) as file:
             glance = glance_at(file, number)
             return glance.written_at, glance.size
-        finally:
-            file.close()
 
 
 class Segments:
@@ -346,6 +332,16 @@ class Segments:
             if newest is not None and number < newest and not known:
                 raise missing(number, seqno).error() from exc
             raise SegmentGoneError(path=self.files.path(number)) from exc
+
+    @contextlib.contextmanager
+    def opened(self, number: int, seqno: Seqno) -> Iterator[DiskFile]:
+        """Open a segment as `open` does, and take it back. Raises LogUnreadableError for what fails meanwhile, too."""
+        file = self.open(number, seqno)
+        try:
+            with reading(self.files.path(number)):
+                yield file
+        finally:
+            self.keep_open(number, file)
 
     def keep_open(self, number: int, file: DiskFile) -> None:
         """Take back what `open` gave: it stays open for whoever wants it next, while there are not too many."""
@@ -504,11 +500,8 @@ class Segments:
         if place is None:
             return "it covers nothing"
         try:
-            file = self.files.open(lsn_segment(place))
-            try:
+            with contextlib.closing(self.files.open(lsn_segment(place))) as file:
                 return doubt_of_last(file, place, last, built_from.epoch)
-            finally:
-                file.close()
         except (OSError, LogUnreadableError) as exc:
             return f"seqno {last} cannot be read at {lsn_text(place)}: {exc}"
 
@@ -593,13 +586,9 @@ class Segments:
                 file = self.files.open(number)
             except FileNotFoundError:
                 continue  # purged meanwhile
-            try:
+            with contextlib.closing(file), reading(self.files.path(number)):
                 glance = glance_at(file, number)
                 size = glance.size if last is not None else written_size(file, glance.size)
-            except OSError as exc:
-                raise LogUnreadableError(path=self.files.path(number), why=exc.strerror or str(exc)) from exc
-            finally:
-                file.close()
             stats.append(
                 SegmentStat(
                     number=number,

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CorruptRecordError, ForeignHistoryError, LogUnreadableError, SegmentGoneError
 from tranlog.ids import Gtid, Lsn, lsn_offset, lsn_segment
-from tranlog.log.files.directory import join, list_segments
+from tranlog.log.files.directory import join, list_segments, open_file, reading
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.records.format import (
     HEADER,
@@ -198,14 +199,11 @@ def read_spilled(
         name, offset = segment_name(lsn_segment(verdict.lsn)), lsn_offset(verdict.lsn)
         why = "a reference whose numbers contradict each other"
         raise CorruptRecordError(segment=name, offset=offset, seqno=verdict.seqno, why=why)
-    reader = SpillReader(directory, disk, reference, verdict, history)
-    try:
+    with closing(SpillReader(directory, disk, reference, verdict, history)) as reader:
         for found in reader.records():
             if isinstance(found, SpillFault):
                 raise fault_error(found, verdict)
             yield found
-    finally:
-        reader.close()
 
 
 def fault_error(fault: SpillFault, verdict: RecordHeader) -> CorruptRecordError:
@@ -262,12 +260,10 @@ def stat_of(directory: str, disk: Disk, number: int, referred_by: Gtid | None) -
     """
     path = join(directory, spill_name(number))
     try:
-        file = disk.open(path)
+        file = open_file(path, disk)
     except FileNotFoundError:
         return None
-    except OSError as exc:
-        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
-    try:
+    with closing(file), reading(path):
         size = file.size()
         begun = parse_spill_header(file.pread(SPILL_HEADER_BYTES, 0))
         at, raw_bytes, chunks = SPILL_HEADER_BYTES, 0, 0
@@ -282,10 +278,6 @@ def stat_of(directory: str, disk: Disk, number: int, referred_by: Gtid | None) -
             raw_bytes += header.raw_length
             chunks += 1
             at += header.record_length
-    except OSError as exc:
-        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
-    finally:
-        file.close()
     return SpillStat(
         number=number,
         name=spill_name(number),
@@ -311,8 +303,7 @@ def who_refers(
     listed, there = list(numbers), list(there)
     for number in listed:
         limit = ends if number == listed[-1] else None
-        reader = SegmentReader(disk.open(join(directory, segment_name(number))), number)
-        try:
+        with closing(SegmentReader(disk.open(join(directory, segment_name(number))), number)) as reader:
             offset = HEADER.size
             while limit is None or offset < limit:
                 at = offset - reader.start
@@ -335,8 +326,6 @@ def who_refers(
                         if segment in reference.segments:
                             found[segment] = (*found.get(segment, ()), outcome.gtid)
                 offset += outcome.record_length
-        finally:
-            reader.close()
     return found
 
 

@@ -11,6 +11,7 @@ Source: seeds/thl-internals, "Reading from the THL"; design/log-format.md, "Who 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from tranlog.change import Change
@@ -122,8 +123,8 @@ class StoredTransaction:
 
     def _read_spilled(self) -> Iterator[Record]:
         segments, header = self._view.segments, self.header
-        reader = SpillReader(segments.directory, segments.disk, self._refers_to(), header, segments.history)
-        try:
+        refers_to = self._refers_to()
+        with closing(SpillReader(segments.directory, segments.disk, refers_to, header, segments.history)) as reader:
             for found in reader.records():
                 if isinstance(found, SpillFault):
                     segments.refresh()
@@ -131,8 +132,6 @@ class StoredTransaction:
                         raise segments.purged(header.seqno)
                     raise fault_error(found, header)
                 yield found
-        finally:
-            reader.close()
 
     def _only_payload(self) -> bytes:
         """Return the payload of the one fragment, from the window that its header was found in where it fits."""
@@ -152,8 +151,8 @@ class StoredTransaction:
     def _read_records(self) -> Iterator[Record]:
         number = lsn_segment(self._start)
         seqno = self.header.seqno
-        reader = SegmentReader(self._view.segments.open(number, seqno), number, checksum=self._view.checksum)
-        try:
+        with self._view.segments.opened(number, seqno) as file:
+            reader = SegmentReader(file, number, checksum=self._view.checksum)
             offset = lsn_offset(self._start)
             for fragno in range(self._fragments):
                 outcome = reader.read(offset, verify=False)
@@ -163,13 +162,10 @@ class StoredTransaction:
                 if not isinstance(outcome, RecordHeader):
                     raise reader.corrupt(offset, seqno, fault_of(outcome))
                 if outcome.seqno != seqno or outcome.fragno != fragno:
-                    raise reader.corrupt(offset, seqno, f"fragment {fragno} of seqno {seqno} is not where it belongs")
+                    why = f"fragment {fragno} of seqno {seqno} is not where it belongs"
+                    raise reader.corrupt(offset, seqno, why)
                 yield Record(outcome, reader.payload(outcome))
                 offset += outcome.record_length
-        except OSError as exc:
-            raise LogUnreadableError(path=self._view.segments.files.path(number), why=exc.strerror or str(exc)) from exc
-        finally:
-            self._view.segments.keep_open(number, reader.file)
 
     def changes(self) -> Iterator[Change]:
         """Yield the changes of all fragments in order. Raises PayloadError as well."""
@@ -413,15 +409,9 @@ class Cursor:
                 yield _record_bytes(record)
             return
         number = lsn_segment(transaction.start)
-        file = self._view.segments.open(number, transaction.header.seqno)
-        try:
+        with self._view.segments.opened(number, transaction.header.seqno) as file:
             for record in transaction.records():
                 yield file.pread(record.header.record_length, lsn_offset(record.header.lsn))
-        except OSError as exc:
-            path = self._view.segments.files.path(number)
-            raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
-        finally:
-            self._view.segments.keep_open(number, file)
 
     def current(self) -> StoredTransaction:
         """Return the transaction whose header `next_header` returned last."""

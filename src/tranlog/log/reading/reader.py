@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -22,12 +23,11 @@ from tranlog.errors import (
     CorruptRecordError,
     LogClosedError,
     LogMissingError,
-    LogUnreadableError,
     PurgedError,
     SegmentGoneError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment
-from tranlog.log.files.directory import directory_of, join
+from tranlog.log.files.directory import directory_of, join, reading
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.index_table import INDEX_NAME, read_index
 from tranlog.log.files.positions import POSITIONS_NAME, KeptHold, Positions, PositionsReader, read_published
@@ -163,10 +163,8 @@ class LogReader:
         with self._lock:
             if self._closed:
                 raise LogClosedError()
-            try:
+            with reading(self._path):
                 self._look()
-            except OSError as exc:
-                raise LogUnreadableError(path=self._path, why=exc.strerror or str(exc)) from exc
             return self._range
 
     def _limit_marks(self, positions: Positions | None) -> None:
@@ -292,13 +290,10 @@ class LogReader:
 
     def _grown(self, found: SegmentScan) -> bool:
         """Whether there is more in a segment than a survey found; it may have been longer all the time, by zeros."""
-        file = self._segments.open(found.number, self._range.last_seqno)
-        try:
+        with closing(self._segments.open(found.number, self._range.last_seqno)) as file:
             if found.bad is None:
                 return any(file.pread(RECORD_START.size, found.end))
             return torn_size(file, file.size()) != found.size
-        finally:
-            file.close()
 
     def _drop_tail(self) -> None:
         if self._tail_reader is not None:
@@ -375,13 +370,8 @@ class LogReader:
                 continue  # a purge takes the oldest first: there is a hole only where the one before it is still there
 
     def _end_of(self, number: int) -> Seqno:
-        file = self._segments.open(number, NO_SEQNO)
-        try:
+        with self._segments.opened(number, NO_SEQNO) as file:
             return scan_segment(self._path, self._disk, glance_at(file, number), checksum=self._checksum).last_seqno
-        except OSError as exc:
-            raise LogUnreadableError(path=self._segments.files.path(number), why=exc.strerror or str(exc)) from exc
-        finally:
-            self._segments.keep_open(number, file)
 
     def check_whole(self) -> None:
         """Raise CorruptRecordError for the first segment that is missing between others."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -143,11 +144,8 @@ def _last_handed_out(path: str, after: Gtid | None, disk: Disk, clock: Clock) ->
 def _history(path: str, disk: Disk) -> str:
     """Return the identity that the first segment which tells one bears, in hex."""
     for number in list_segments(path, disk):
-        file = disk.open(join(path, segment_name(number)))
-        try:
+        with closing(disk.open(join(path, segment_name(number)))) as file:
             found = history_borne(file, path, number)
-        finally:
-            file.close()
         if found is not None:
             return found.hex()
     return ""
@@ -156,13 +154,10 @@ def _history(path: str, disk: Disk) -> str:
 def _write_mark(path: str, mark: Mark, disk: Disk) -> None:
     name = os.path.join(path, MARK_NAME)
     fresh = f"{name}.new"
-    file = disk.open(fresh, write=True, create=True)
-    try:
+    with closing(disk.open(fresh, write=True, create=True)) as file:
         file.truncate(0)
         file.pwrite(msgspec.json.encode(mark), 0)
         file.sync()
-    finally:
-        file.close()
     disk.rename(fresh, name)
     disk.sync_dir(path)
 
@@ -178,9 +173,6 @@ def _drop_holds(path: str, disk: Disk) -> None:
 def _sizes(path: str, names: Iterable[str], disk: Disk) -> int:
     total = 0
     for name in names:
-        file = disk.open(os.path.join(path, name))
-        try:
+        with closing(disk.open(os.path.join(path, name))) as file:
             total += file.size()
-        finally:
-            file.close()
     return total

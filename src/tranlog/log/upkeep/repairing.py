@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -142,13 +143,10 @@ def write_report(path: str, disk: Disk, decision: RepairPlan, before: VerifyRepo
     while disk.exists(name := join(directory, f"{REPORT_PREFIX}{count:04d}.json")):
         count += 1
     told = {"problems": before.problems, "plan": decision}
-    file = disk.open(name, write=True, create=True)
-    try:
+    with closing(disk.open(name, write=True, create=True)) as file:
         raw = msgspec.json.format(msgspec.json.encode(told), indent=1)
         file.pwrite(raw + b"\n", 0)
         file.sync()
-    finally:
-        file.close()
     disk.sync_dir(directory)
     return name
 
@@ -163,8 +161,7 @@ def _carry_out(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> l
     kept = [_keep_spill(path, disk, number) for number in decision.spill if disk.exists(join(path, spill_name(number)))]
     for step in decision.steps:
         name = segment_name(step.segment)
-        file = disk.open(join(path, name), write=True)
-        try:
+        with closing(disk.open(join(path, name), write=True)) as file:
             match step:
                 case Rewrite(offset=offset, size=size):
                     if size:
@@ -186,27 +183,19 @@ def _carry_out(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> l
                     disk.unlink(join(path, name))
                     disk.sync_dir(path)
                     logger.info("Taken away. segment=%s bytes=%d", name, size)
-        finally:
-            file.close()
     return kept
 
 
 def _keep_spill(path: str, disk: Disk, number: int) -> str:
     """Copy a spill segment: without the transactions that refer to it the next writer takes it away."""
-    file = disk.open(join(path, spill_name(number)))
-    try:
+    with closing(disk.open(join(path, spill_name(number)))) as file:
         return keep_bytes(path, disk, file, spill_name(number), 0, file.size())
-    finally:
-        file.close()
 
 
 def _forget_positions(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> None:
     """Leave of the positions nothing but epoch and history: readers scan, and the next writer begins a new one."""
-    file = disk.open(join(path, POSITIONS_NAME), write=True, create=True)
-    try:
+    with closing(disk.open(join(path, POSITIONS_NAME), write=True, create=True)) as file:
         left = Positions(boot_id="", identity=0, epoch=decision.epoch, first_seqno=NO_SEQNO, history=history)
         file.pwrite(encode_positions(left), 0)
         file.sync()
-    finally:
-        file.close()
     disk.sync_dir(path)

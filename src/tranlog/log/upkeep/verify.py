@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -190,8 +191,7 @@ def examine(
             if before is not None and number != before + 1:
                 tally.problems.append(missing(before + 1, tally.last_seqno))
                 tally.end = None
-            file = disk.open(join(directory, segment_name(number)))
-            try:
+            with closing(disk.open(join(directory, segment_name(number)))) as file:
                 watched = file if progress is None else cast(DiskFile, _Watched(file, progress, done, sum(sizes)))
                 _check_segment(
                     tally,
@@ -202,8 +202,6 @@ def examine(
                     published=published,
                     checksum=checksum,
                 )
-            finally:
-                file.close()
             before = number
             done += size
             if progress is not None:
@@ -265,11 +263,8 @@ def _history_beside(directory: str, disk: Disk, left: Positions | None, spill: S
     if left is not None and left.history != NO_HISTORY:
         return left.history
     for number in spill:
-        file = disk.open(join(directory, spill_name(number)))
-        try:
+        with closing(disk.open(join(directory, spill_name(number)))) as file:
             header = parse_spill_header(file.pread(SPILL_HEADER_BYTES, 0))
-        finally:
-            file.close()
         if header is not None:
             return header[1]
     return None
@@ -279,11 +274,8 @@ def _check_spill(
     directory: str, disk: Disk, header: RecordHeader, reference: Reference, history: bytes | None
 ) -> SpillFault | None:
     """Read everything that a spilled transaction refers to; return the first fault. Raises SegmentGoneError."""
-    reader = SpillReader(directory, disk, reference, header, history)
-    try:
+    with closing(SpillReader(directory, disk, reference, header, history)) as reader:
         fault = next((found for found in reader.records() if isinstance(found, SpillFault)), None)
-    finally:
-        reader.close()
     segment = join(directory, segment_name(lsn_segment(header.lsn)))
     if fault is not None and fault.missing and not disk.exists(segment):
         raise SegmentGoneError(path=segment)
@@ -340,11 +332,8 @@ class _Watched:
 
 def _front(directory: str, disk: Disk, number: int) -> tuple[int, bytes | None]:
     """Return a segment's size, and the history that it bears."""
-    file = disk.open(join(directory, segment_name(number)))
-    try:
+    with closing(disk.open(join(directory, segment_name(number)))) as file:
         return file.size(), history_borne(file, directory, number)
-    finally:
-        file.close()
 
 
 @dataclass(slots=True)

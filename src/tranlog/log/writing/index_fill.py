@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable
+from contextlib import closing
 
 from tranlog.errors import LogError
 from tranlog.ids import NO_SEQNO, Seqno, lsn_offset, lsn_segment
@@ -94,11 +95,8 @@ class IndexFill:
     def _walk(self, gap: Gap) -> array[int]:
         number = lsn_segment(gap.place.lsn)
         try:
-            file = self._segments.disk.open(self._segments.files.path(number))
-            try:
+            with closing(self._segments.disk.open(self._segments.files.path(number))) as file:
                 return walk_gap(SegmentReader(file, number), gap, STEP_BYTES)
-            finally:
-                file.close()
         except (OSError, LogError) as exc:  # purged meanwhile, or it cannot be read
             logger.info("A gap of the index is left. path=%s why=%s", self._segments.files.path(number), exc)
             return array("I")

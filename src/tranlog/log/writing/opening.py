@@ -311,11 +311,8 @@ def _contradiction(
     place = index.exact(covered.last)
     if place is None:  # the log was rolled back behind it, and the mark that says so is purged
         return f"its last seqno, {covered.last}, stood in a segment that was purged; the log begins with another one"
-    file = disk.open(join(path, segment_name(lsn_segment(place))))
-    try:
+    with contextlib.closing(disk.open(join(path, segment_name(lsn_segment(place))))) as file:
         return doubt_of_last(file, place, covered.last, built_from.epoch)
-    finally:
-        file.close()
 
 
 def _go_on(

@@ -118,11 +118,8 @@ class Spilling:
         self._history = history
         numbers = list_spill(self._path, self._disk)
         for number in numbers:
-            file = self._disk.open(join(self._path, spill_name(number)))
-            try:
+            with contextlib.closing(self._disk.open(join(self._path, spill_name(number)))) as file:
                 bears(file, self._path, number, history)
-            finally:
-                file.close()
         table = read_table(self._path, self._disk)
         covers = 0
         found: dict[int, tuple[Gtid, ...]] = {}
@@ -352,12 +349,10 @@ class Spilling:
                 return
             raw = encode_table(table)
             try:
-                file = self._disk.open(join(self._path, SPILL_TABLE_NAME), write=True, create=True)
-                try:
+                path = join(self._path, SPILL_TABLE_NAME)
+                with contextlib.closing(self._disk.open(path, write=True, create=True)) as file:
                     file.pwrite(raw, 0)
                     file.truncate(len(raw))
-                finally:
-                    file.close()
             except OSError as exc:
                 logger.warning("The table of spill could not be stored. path=%s why=%s", self._path, exc)
             else:

@@ -9,19 +9,19 @@ Source: conformance/tungsten.md A1, B4; thl-internals, "Log Organization".
 from __future__ import annotations
 
 import enum
-import posixpath
+from contextlib import closing
 from typing import Final
 
 from tranlog.disk import Disk, DiskFile, OsDisk
 from tranlog.errors import (
     CorruptRecordError,
     LogMissingError,
-    LogUnreadableError,
     MixedCodecsError,
     NativeLogError,
     PayloadError,
     SegmentGoneError,
 )
+from tranlog.log.files.directory import join, list_names, open_file, reading
 from tranlog.log.records.format import is_tungsten
 from tranlog.tungsten.records.codec import (
     FILE_HEADER,
@@ -61,38 +61,30 @@ WINDOW_BYTES: Final = 1 << 20
 _HEADER_PROBE: Final = 256
 
 
-def join(directory: str, name: str) -> str:
-    """Return the path of a file in a log directory."""
-    return posixpath.join(directory, name)
-
-
 def list_entries(path: str, disk: Disk) -> list[DirectoryEntry]:
     """Return the segments with their headers, rising. Raises LogMissingError, LogUnreadableError, NativeLogError."""
-    names = _names_in(path, disk)
-    numbers = sorted(number for number in map(segment_number, names) if number is not None)
+    numbers = sorted(number for number in map(segment_number, list_names(path, disk)) if number is not None)
     return [read_entry(path, number, disk) for number in numbers]
 
 
 def read_entry(path: str, number: int, disk: Disk) -> DirectoryEntry:
     """Read what a segment's first bytes say. Raises SegmentGoneError, LogUnreadableError, NativeLogError."""
     name = segment_name(number)
-    try:
-        file = disk.open(join(path, name))
-    except FileNotFoundError as exc:
-        raise SegmentGoneError(path=join(path, name)) from exc
-    except OSError as exc:
-        raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
-    try:
+    with closing(_open(join(path, name), disk)) as file, reading(join(path, name)):
         raw = file.pread(_HEADER_PROBE, 0)
         if is_native(raw):
             raise NativeLogError(path=path, segment=name)
         if len(raw) <= FILE_HEADER.size and not any(raw):  # a loss of power can leave the length and not the bytes
             return DirectoryEntry(number=number, size=len(raw), header=PartialEvent(0))
         return DirectoryEntry(number=number, size=file.size(), header=parse_file_header(raw))
-    except OSError as exc:
-        raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
-    finally:
-        file.close()
+
+
+def _open(path: str, disk: Disk) -> DiskFile:
+    """Open a segment. Raises SegmentGoneError, LogUnreadableError."""
+    try:
+        return open_file(path, disk)
+    except FileNotFoundError as exc:
+        raise SegmentGoneError(path=path) from exc
 
 
 def notes_of(entries: list[DirectoryEntry]) -> list[str]:
@@ -114,12 +106,7 @@ class TungstenSegment:
     def __init__(self, directory: str, number: int, disk: Disk, *, checked: bool) -> None:
         self.path = join(directory, segment_name(number))
         self.number = number
-        try:
-            self.file: DiskFile = disk.open(self.path)
-        except FileNotFoundError as exc:
-            raise SegmentGoneError(path=self.path) from exc
-        except OSError as exc:
-            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
+        self.file = _open(self.path, disk)
         self._checked = checked
         self._raw = b""
         self._start = 0
@@ -129,20 +116,16 @@ class TungstenSegment:
 
     def _load(self, offset: int, size: int) -> bool:
         """Move the window to `offset`; False if the file does not have `size` bytes from there."""
-        try:
+        with reading(self.path):
             if self.file.size() < offset + size:
                 return False
             self._raw = self.file.pread(max(size, WINDOW_BYTES), offset)
-        except OSError as exc:
-            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
         self._start = offset
         return len(self._raw) >= size
 
     def size(self) -> int:
-        try:
+        with reading(self.path):
             return self.file.size()
-        except OSError as exc:
-            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
 
     def forget(self) -> None:
         """Drop what was read: the file was cut, and may be written anew."""
@@ -150,10 +133,8 @@ class TungstenSegment:
 
     def linked(self) -> bool:
         """Whether the segment is still the file of its name."""
-        try:
+        with reading(self.path):
             return self.file.linked()
-        except OSError as exc:
-            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
 
     def record(self, offset: int) -> Outcome:
         """Read the record at `offset`. Short: the file ends before it does."""
@@ -346,23 +327,17 @@ def codec_of(path: str, disk: Disk | None = None) -> Codec:
     Source: design/log-format.md, "The log on disk".
     """
     on = OsDisk() if disk is None else disk
-    names = [name for name in _names_in(path, on) if segment_number(name) is not None]
+    names = [name for name in list_names(path, on) if segment_number(name) is not None]
     if not names:
         raise LogMissingError(path=path, why="it holds no segment (thl.data.*)")
     found: dict[Codec, str] = {}
     for name in names:
         try:
-            file = on.open(join(path, name))
+            file = open_file(join(path, name), on)
         except FileNotFoundError:  # purged meanwhile
             continue
-        except OSError as exc:
-            raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
-        try:
+        with closing(file), reading(join(path, name)):
             raw = file.pread(_HEADER_PROBE, 0)
-        except OSError as exc:
-            raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
-        finally:
-            file.close()
         if is_native(raw):
             found.setdefault(Codec.NATIVE, name)
         elif is_tungsten(raw):
@@ -370,14 +345,3 @@ def codec_of(path: str, disk: Disk | None = None) -> Codec:
     if len(found) > 1:
         raise MixedCodecsError(path=path, native=found[Codec.NATIVE], tungsten=found[Codec.TUNGSTEN])
     return next(iter(found), Codec.NATIVE)
-
-
-def _names_in(path: str, disk: Disk) -> list[str]:
-    try:
-        return disk.list_dir(path)
-    except FileNotFoundError as exc:
-        raise LogMissingError(path=path, why="the directory does not exist") from exc
-    except NotADirectoryError as exc:
-        raise LogMissingError(path=path, why="it is not a directory") from exc
-    except OSError as exc:
-        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc

@@ -13,15 +13,16 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from types import TracebackType
 
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import CorruptRecordError, LogMissingError, PayloadError, PurgedError
+from tranlog.log.files.directory import join
 from tranlog.tungsten.files.segments import (
     TungstenSegment,
     damage_error,
     event_header,
-    join,
     list_entries,
     notes_of,
     place_of,
@@ -171,12 +172,9 @@ class TungstenReader:
         assert isinstance(entry.header, FileHeader)
         if entry.header.base_seqno != NO_BASE:
             return entry.header.base_seqno
-        reader = TungstenSegment(self.path, entry.number, self.disk, checked=self.checked)
-        try:
+        with closing(TungstenSegment(self.path, entry.number, self.disk, checked=self.checked)) as reader:
             outcome = reader.record(FILE_HEADER.size)
             return outcome.seqno if isinstance(outcome, EventRecord) else -1
-        finally:
-            reader.close()
 
     @property
     def first_seqno(self) -> int:

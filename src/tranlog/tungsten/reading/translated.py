@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Container, Iterator
+from contextlib import closing
 
 import msgspec
 
@@ -346,16 +347,13 @@ class TranslatedTransaction:
             return
         assert self._whole is not None
         number = self._whole.pieces[0].segment
-        segment = TungstenSegment(self._log.path, number, self._log.disk, checked=self._log.checked)
-        try:
+        with closing(TungstenSegment(self._log.path, number, self._log.disk, checked=self._log.checked)) as segment:
 
             def payload_of(piece: Piece) -> bytes:
                 return segment.payload(piece.record)
 
             for fragment in translated(self._whole, payload_of, keep=False):
                 yield self._readable(fragment)
-        finally:
-            segment.close()
 
     def _readable(self, fragment: NativeFragment) -> NativeFragment:
         """Raise PayloadError where changes would be missing at a target."""
@@ -389,11 +387,8 @@ class TranslatedTransaction:
         if self._whole is None:
             return []
         number = self._whole.pieces[0].segment
-        segment = TungstenSegment(self._log.path, number, self._log.disk, checked=self._log.checked)
-        try:
+        with closing(TungstenSegment(self._log.path, number, self._log.disk, checked=self._log.checked)) as segment:
             return [segment.payload(piece.record) for piece in self._whole.pieces]
-        finally:
-            segment.close()
 
     def is_noop(self) -> bool:
         """Whether this is a no-op: a seqno without content."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Final
 
 import msgspec
@@ -27,12 +28,13 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.log.files.directory import join
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.numbering import Numbering
 from tranlog.log.writing.log import Log
-from tranlog.tungsten.files.segments import Codec, codec_of, join
+from tranlog.tungsten.files.segments import Codec, codec_of
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, fillers, stand_before, with_tables
 from tranlog.tungsten.records.codec import segment_number
@@ -254,11 +256,8 @@ class _Work:
             names = disk.list_dir(path)
             raw = None
             if NOTE_NAME in names:
-                file = disk.open(join(path, NOTE_NAME))
-                try:
+                with closing(disk.open(join(path, NOTE_NAME))) as file:
                     raw = file.pread(file.size(), 0)
-                finally:
-                    file.close()
         except NotADirectoryError as exc:
             raise ConversionTargetError(path=path, why="it is not a directory") from exc
         except OSError as exc:
@@ -298,13 +297,10 @@ class _Work:
                 disk.make_dir(path)
                 disk.sync_dir(parent)
             new = join(path, f"{NOTE_NAME}.new")
-            file = disk.open(new, write=True, create=True)
-            try:
+            with closing(disk.open(new, write=True, create=True)) as file:
                 file.truncate(0)
                 file.pwrite(msgspec.json.format(msgspec.json.encode(note)) + b"\n", 0)
                 file.sync()
-            finally:
-                file.close()
             disk.rename(new, join(path, NOTE_NAME))
             disk.sync_dir(path)
         except OSError as exc:
@@ -411,13 +407,10 @@ def _last_of(path: str, disk: Disk) -> Identity | None:
         return None
     if reader.last_seqno < 0:
         return None
-    cursor = reader.cursor()
-    try:
+    with closing(reader.cursor()) as cursor:
         cursor.seek(reader.last_seqno)
         run = cursor.next_run()
         return None if run is None else _identity(run[-1][0])
-    finally:
-        cursor.close()
 
 
 def _fragment(fragment: NativeFragment, tables: tuple[TableName, ...] | None) -> Fragment:
@@ -466,22 +459,16 @@ class _TungstenSource(_Source):
     def first(self) -> Identity | None:
         if self.last_seqno == NO_SEQNO:
             return None
-        reading = stand_before(self._reader, None, strict=False)
-        try:
+        with closing(stand_before(self._reader, None, strict=False)) as reading:
             whole = reading.next()
             return None if whole is None else _identity(outer_of(whole.pieces[-1].record)[0])
-        finally:
-            reading.close()
 
     def identity(self, seqno: int) -> Identity | None:
-        reading = stand_before(self._reader, seqno, strict=False)
-        try:
+        with closing(stand_before(self._reader, seqno, strict=False)) as reading:
             whole = reading.next()
             if whole is None or whole.seqno > seqno:
                 return None
             return msgspec.structs.replace(_identity(outer_of(whole.pieces[-1].record)[0]), seqno=seqno)
-        finally:
-            reading.close()
 
     def losses(self, low: int, high: int) -> Iterator[tuple[int, frozenset[Loss]]]:
         epoch = -1
@@ -531,16 +518,13 @@ class _TungstenSource(_Source):
     def _wholes(self, low: int, high: int) -> Iterator[tuple[WholeReader, Whole | None]]:
         """Yield each transaction with what reads it; at the end None, when there may be records that were left out."""
         # From a transaction before on, since a gap in front of `low` is filled in its likeness.
-        reading = stand_before(self._reader, max(low - 1, 0), strict=False, all_there=True)
-        try:
+        with closing(stand_before(self._reader, max(low - 1, 0), strict=False, all_there=True)) as reading:
             while True:
                 whole = reading.next()
                 if whole is None or whole.seqno > high:
                     yield reading, None
                     return
                 yield reading, whole
-        finally:
-            reading.close()
 
     def close(self) -> None:
         """There is nothing open."""

@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
 from tranlog.ids import Epoch, Seqno
-from tranlog.log.files.directory import keep_bytes, storage_error
+from tranlog.log.files.directory import LOCK_NAME, join, keep_bytes, storage_error
 from tranlog.log.rules.damage import Problem
 from tranlog.log.rules.repair import CutOff, Keep, Lost, NothingToRepair, Remove, RepairPlan, Span, Step
 from tranlog.log.upkeep.repairing import Agree, RepairOutcome, write_report
 from tranlog.log.upkeep.verify import Progress, VerifyReport
-from tranlog.tungsten.files.segments import TungstenSegment, join, list_entries, place_of
+from tranlog.tungsten.files.segments import TungstenSegment, list_entries, place_of
 from tranlog.tungsten.records.codec import FILE_HEADER, segment_name, segment_number
 from tranlog.tungsten.records.record import BadLength, EventRecord, FileHeader, Short, TungstenRotate
 from tranlog.tungsten.rules.recovery import DirectoryEntry
 from tranlog.tungsten.upkeep.verify import verify
-from tranlog.tungsten.writing.directory import LOCK_NAME, take_lock
+from tranlog.tungsten.writing.directory import take_lock
 
 logger = logging.getLogger(__name__)
 
@@ -177,8 +178,7 @@ class _Held:
         self.bytes += end - start
         read_to = max(start, FILE_HEADER.size)
         if isinstance(entry.header, FileHeader):
-            reader = TungstenSegment(path, entry.number, disk, checked=True)
-            try:
+            with closing(TungstenSegment(path, entry.number, disk, checked=True)) as reader:
                 for record in _records(path, disk, entry):
                     if record.offset < start:
                         continue
@@ -187,8 +187,6 @@ class _Held:
                     read_to = record.offset + record.length
                     if isinstance(record, EventRecord):
                         self._event(record, place_of(reader, record).seqno)
-            finally:
-                reader.close()
         self.unread = max(end - read_to, 0)
 
     def _event(self, record: EventRecord, next_seqno: int) -> None:
@@ -241,8 +239,7 @@ def _carry_out(path: str, disk: Disk, steps: Sequence[Step]) -> list[str]:
     kept = []
     for step in steps:
         name = segment_name(step.segment)
-        file = disk.open(join(path, name), write=True)
-        try:
+        with closing(disk.open(join(path, name), write=True)) as file:
             match step:
                 case CutOff(offset=offset, size=size):
                     kept.append(keep_bytes(path, disk, file, name, offset, offset + size))
@@ -254,7 +251,5 @@ def _carry_out(path: str, disk: Disk, steps: Sequence[Step]) -> list[str]:
                     disk.sync_dir(path)
                 case _:
                     raise AssertionError("nothing is written anew in a replicator's directory")
-        finally:
-            file.close()
         logger.info("Taken away. segment=%s bytes=%d", name, step.size)
     return kept

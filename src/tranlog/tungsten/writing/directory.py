@@ -11,7 +11,6 @@ Source: conformance/tungsten.md A1, B4, B7; thl-internals, "Log Organization".
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import posixpath
 from dataclasses import dataclass
@@ -24,20 +23,18 @@ from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
 from tranlog.errors import (
     AppendOrderError,
     CorruptRecordError,
-    DiskFailedError,
     DiskFullError,
     LogClosedError,
     LogError,
     LogLockedError,
     LogMissingError,
-    LogUnreadableError,
     PurgeRangeError,
 )
+from tranlog.log.files.directory import CUT_DIR, DISK_FULL, LOCK_NAME, join, make_directory, storage_error
 from tranlog.tungsten.files.segments import (
     WINDOW_BYTES,
     TungstenSegment,
     damage_error,
-    join,
     list_entries,
     notes_of,
     place_of,
@@ -79,13 +76,10 @@ from tranlog.tungsten.rules.recovery import (
 
 logger = logging.getLogger(__name__)
 
-LOCK_NAME: Final = "disklog.lck"
-CUT_DIR: Final = "cut"
 SEGMENT_BYTES: Final = 100_000_000
 """When a segment is full; what the ancestor's installer sets."""
 BUFFER_BYTES: Final = 1 << 20
 """What a writer holds before it commits without being asked to (the ancestor does after an interval)."""
-_DISK_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +174,7 @@ class TungstenLog:
             log._recover()
         except OSError as exc:
             log._release()
-            raise _storage_error(exc, path) from exc
+            raise storage_error(exc, path) from exc
         except BaseException:
             log._release()
             raise
@@ -267,16 +261,13 @@ class TungstenLog:
 
         What stood in one buffer is written again: after a failed sync the system may take it for written, and lose it.
         """
-        file = self._disk.open(join(self.path, segment_name(number)), write=True)
-        try:
+        with contextlib.closing(self._disk.open(join(self.path, segment_name(number)), write=True)) as file:
             at, size = max(min(last_offset, file.size()) - BUFFER_BYTES, 0), file.size()
             while at < size:
                 chunk = file.pread(min(WINDOW_BYTES, size - at), at)
                 file.pwrite(chunk, at)
                 at += len(chunk)
             file.sync()
-        finally:
-            file.close()
         self._disk.sync_dir(self.path)
 
     def _create(self, number: int, base_seqno: int) -> None:
@@ -431,7 +422,7 @@ class TungstenLog:
         try:
             self._file.pwrite(bytes(self._buffer), self._end)
         except OSError as exc:
-            if exc.errno not in _DISK_FULL:
+            if exc.errno not in DISK_FULL:
                 raise self._failed(exc) from exc
             self._take_back()
             raise DiskFullError(path=self.path) from exc
@@ -450,7 +441,7 @@ class TungstenLog:
         self._begin()
 
     def _failed(self, exc: OSError) -> LogError:
-        error = _storage_error(exc, self.path)
+        error = storage_error(exc, self.path)
         self._closed = f"writing failed: {exc.strerror or exc}"
         self._release()
         return error
@@ -487,36 +478,20 @@ def take_lock(path: str, disk: Disk) -> DiskLock:
     Raises LogMissingError without a parent, LogLockedError, LogUnreadableError, DiskFullError, DiskFailedError.
     """
     try:
-        if not disk.exists(path):
-            parent = posixpath.dirname(path) or "."
-            if not disk.exists(parent):
-                raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
-            disk.make_dir(path)
+        make_directory(path, disk)
         return disk.lock(join(path, LOCK_NAME))
     except NotADirectoryError as exc:
         raise LogMissingError(path=path, why="it is not a directory") from exc
     except BlockingIOError as exc:
         raise LogLockedError(path=path, holder="unknown: the replicator leaves no word in its lock file") from exc
     except OSError as exc:
-        raise _storage_error(exc, path) from exc
-
-
-def _storage_error(exc: OSError, path: str) -> LogError:
-    why = exc.strerror or str(exc)
-    if exc.errno in _DISK_FULL:
-        return DiskFullError(path=path)
-    if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return LogUnreadableError(path=path, why=why)
-    return DiskFailedError(path=path, why=why)
+        raise storage_error(exc, path) from exc
 
 
 def _truncate(path: str, size: int, disk: Disk) -> None:
-    file = disk.open(path, write=True)
-    try:
+    with contextlib.closing(disk.open(path, write=True)) as file:
         file.truncate(size)
         file.sync()
-    finally:
-        file.close()
 
 
 # --- purge -----------------------------------------------------------------------------------------------
@@ -557,7 +532,7 @@ def purge(path: str, *, low: int | None = None, high: int | None = None, disk: D
                 _truncate(join(path, segment_name(number)), offset, on)
                 return PurgeReport(removed=removed, cut=(segment_name(number), offset))
     except OSError as exc:
-        raise _storage_error(exc, path) from exc
+        raise storage_error(exc, path) from exc
     finally:
         lock.release()
 
@@ -571,8 +546,7 @@ def _remove(path: str, numbers: tuple[int, ...], disk: Disk) -> tuple[str, ...]:
 
 def _cut_offset(path: str, number: int, seqno: int, disk: Disk) -> int:
     """Return where the first record of `seqno` or above stands. Raises PurgeRangeError inside a filtered range."""
-    reader = TungstenSegment(path, number, disk, checked=True)
-    try:
+    with contextlib.closing(TungstenSegment(path, number, disk, checked=True)) as reader:
         at = FILE_HEADER.size
         place: EventPlace | None = None
         while True:
@@ -589,5 +563,3 @@ def _cut_offset(path: str, number: int, seqno: int, disk: Disk) -> int:
         if place is not None and place.seqno > seqno:
             raise PurgeRangeError(path=path, why=f"seqno {seqno} lies inside a filtered range, which stays whole")
         return at
-    finally:
-        reader.close()
