@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from tranlog.inotify import FileWatch, watch_file
 
@@ -343,3 +343,7 @@ class OsDisk:
 
     def boot_id(self) -> str:
         return _boot_id()
+
+
+OS_DISK: Final = OsDisk()
+"""The disk of whoever names no other."""

@@ -27,13 +27,16 @@ from typing import Final
 
 from tranlog.disk import OsDisk
 from tranlog.errors import LogError, PayloadError, PurgeRangeError
+from tranlog.service.thl.listing import SegmentShown, index_line, overview, overview_lines
 from tranlog.tungsten.reading import text
-from tranlog.tungsten.reading.dump import Json, dump_segment, payload_of
+from tranlog.tungsten.reading.dump import Json, dump_event
 from tranlog.tungsten.reading.reader import Seek, StoredEvent, TungstenReader
 from tranlog.tungsten.reading.text import Style
 from tranlog.tungsten.records.codec import (
     CRC_32,
     CRC_NONE,
+    FILE_HEADER,
+    checksum_problem,
     encode_event,
     encode_file_header,
     encode_rotate,
@@ -56,6 +59,7 @@ from tranlog.tungsten.records.record import (
 from tranlog.tungsten.writing.directory import TungstenLog, purge
 from tungsten.intended import KINDS, OUR_ERROR, Difference, Facts, kind_of
 
+PURGE_QUESTION: Final = "Are you sure you wish to delete these events [y/N]?"
 LOG_WORD: Final = "<LOGDIR>"
 _TIME_OF_FILE: Final = re.compile(r", \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\)$")
 _SHOWN_LINES: Final = 6
@@ -69,6 +73,68 @@ class CaseReport:
     checks: int = 0
     differences: list[Difference] = field(default_factory=list)
     facts: Facts = field(default_factory=Facts)
+
+
+# --- the form of dump.jsonl ---------------------------------------------------------------------------------
+
+
+def dump_segment(name: str, raw: bytes, *, checked: bool) -> Iterator[Json]:
+    """Yield a segment in the form of `dump.jsonl`; an error's text is `error` alone, since the wording is ours."""
+    header = parse_file_header(raw)
+    if not isinstance(header, FileHeader):
+        if isinstance(header, PartialEvent):
+            yield {"file": name, "size": len(raw), "error": "error"}
+        return
+    yield {"file": name, "size": len(raw), "baseSeqno": header.base_seqno}
+    at = FILE_HEADER.size
+    for outcome in scan(raw, checked=checked):
+        if isinstance(outcome, Short | BadLength):
+            yield {"offset": at, "truncated": True}
+            return
+        yield _dump_record(raw, outcome)
+        at = outcome.offset + outcome.length
+
+
+def _dump_record(raw: bytes, record: EventRecord | TungstenRotate | UnknownRecord | Damaged) -> Json:
+    kind = raw[record.offset + 4]
+    line: dict[str, Json] = {
+        "offset": record.offset,
+        "length": record.length,
+        "type": kind,
+        "crcType": record.crc_type,
+        "crc": record.crc,
+        "crcOk": checksum_problem(raw, record.offset, record.length) is None,
+    }
+    match record:
+        case Damaged():
+            line["error"] = "error"
+        case TungstenRotate(next_segment=number):
+            line["rotateIndex"] = number
+        case EventRecord():
+            line |= {
+                "seqno": record.seqno,
+                "fragno": record.fragno,
+                "lastFrag": record.last_frag,
+                "epoch": record.epoch,
+                "sourceId": record.source_id,
+                "eventId": record.event_id,
+                "shardId": record.shard_id,
+                "sourceTstamp": record.tstamp,
+            }
+            try:
+                event = decode(payload_of(raw, record))
+            except PayloadError:
+                line["error"] = "error"
+            else:
+                line["event"] = None if isinstance(event, JavaObject) else dump_event(event)
+        case UnknownRecord():
+            pass
+    return line
+
+
+def payload_of(raw: bytes, record: EventRecord) -> bytes:
+    """Return an event's payload out of its whole segment."""
+    return raw[record.payload_offset : record.payload_offset + record.payload_length]
 
 
 # --- our texts -------------------------------------------------------------------------------------------
@@ -121,12 +187,16 @@ def _headers_json(reader: TungstenReader) -> Iterator[str]:
 
 
 def _index(reader: TungstenReader) -> Iterator[str]:
-    yield from text.index_lines(reader.index())
+    for entry in reader.index():
+        yield index_line(entry.name, entry.first_seqno, entry.last_seqno)
+    yield ""
 
 
 def _info(reader: TungstenReader) -> Iterator[str]:
-    files = [text.FileShown(name=entry.name, bytes=entry.size, modified_ms=0) for entry in reader.segments()]
-    yield from text.info_lines(reader.path, files, first=reader.first_seqno, last=reader.last_seqno)
+    files = [SegmentShown(file=entry.name, bytes=entry.size, modified_ms=0) for entry in reader.segments()]
+    yield from overview_lines(
+        overview(reader.path, files, first=reader.first_seqno, last=reader.last_seqno, history=None)
+    )
 
 
 FORMS: Final[dict[str, Callable[[TungstenReader], Iterator[str]]]] = {
@@ -441,7 +511,7 @@ class _Case:
         reader = TungstenReader.open(copy)
         theirs = [line for line in told if line.startswith(("min=", "LogIndexEntry"))]
         ours = [f"min={reader.first_seqno} max={reader.last_seqno} files={len(reader.segments())}"]
-        ours += [line for line in text.index_lines(reader.index()) if line]
+        ours += [line for line in _index(reader) if line]
         self.report.differences += compare_lines(self.report.case, "recovered.txt", theirs, ours)
 
     def _purged(self) -> None:
@@ -470,8 +540,8 @@ class _Case:
         for line in (text.PURGE_WARNING, text.purge_line(low, high)):
             if line.rstrip() not in told:
                 self._add("purge.txt", "text", tuple(told[:5]), (line,))
-        if "-y" not in args and text.PURGE_QUESTION not in told:
-            self._add("purge.txt", "question", tuple(told[:5]), (text.PURGE_QUESTION,))
+        if "-y" not in args and PURGE_QUESTION not in told:
+            self._add("purge.txt", "question", tuple(told[:5]), (PURGE_QUESTION,))
         theirs, ours = _read_segments(os.path.join(self.path, "after")), _read_segments(copy)
         last = max(ours, default="")
         for name in sorted(theirs.keys() - ours.keys()):

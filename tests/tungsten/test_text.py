@@ -12,6 +12,7 @@ import pytest
 
 from fix_tungsten import any_event, make_event
 from tranlog.change import Op
+from tranlog.service.thl.listing import SegmentShown, index_line, overview, overview_lines
 from tranlog.tungsten.reading import text
 from tranlog.tungsten.reading.text import Style, cell_text, double_text, python_charset, statement_text, time_text
 from tranlog.tungsten.records import values
@@ -29,7 +30,6 @@ from tranlog.tungsten.records.event import (
 )
 from tranlog.tungsten.records.record import EventRecord
 from tranlog.tungsten.records.values import BinaryText, Moment, Unscaled
-from tranlog.tungsten.rules.recovery import IndexEntry
 
 
 def record_of(event: Event | JavaObject, seqno: int = 3) -> EventRecord:
@@ -227,17 +227,10 @@ def test_a_long_decimal_is_not_made_into_digits() -> None:
 
 def test_index_info_and_purge() -> None:
     """B7-6: `events` counts both ends."""
-    index = [
-        IndexEntry(number=1, first_seqno=0, last_seqno=8, bytes=3152),
-        IndexEntry(number=2, first_seqno=-1, last_seqno=-1, bytes=16),
-    ]
-    assert list(text.index_lines(index)) == [
-        "LogIndexEntry thl.data.0000000001(0:8)",
-        "LogIndexEntry thl.data.0000000002(-1:-1)",
-        "",
-    ]
-    files = [text.FileShown(name="thl.data.0000000001", bytes=2 << 20, modified_ms=1_309_560_000_999)]
-    assert list(text.info_lines("/log/", files, first=0, last=8)) == [
+    assert index_line("thl.data.0000000001", 0, 8) == "LogIndexEntry thl.data.0000000001(0:8)"
+    assert index_line("thl.data.0000000002", -1, -1) == "LogIndexEntry thl.data.0000000002(-1:-1)"
+    files = [SegmentShown(file="thl.data.0000000001", bytes=2 << 20, modified_ms=1_309_560_000_999)]
+    assert list(overview_lines(overview("/log/", files, first=0, last=8, history=None))) == [
         "log directory = /log/",
         "log files = 1",
         "logs size = 2.00 MB",
@@ -247,7 +240,7 @@ def test_index_info_and_purge() -> None:
         "oldest file = thl.data.0000000001 (2.00 MB, 2011-07-01 22:40:00)",
         "newest file = thl.data.0000000001 (2.00 MB, 2011-07-01 22:40:00)",
     ]
-    assert list(text.info_lines("/log", [], first=-1, last=-1))[-1] == "events = 0"
+    assert list(overview_lines(overview("/log", [], first=-1, last=-1, history=None)))[-1] == "events = 0"
     assert [text.purge_line(*ends) for ends in ((1, 2), (3, None), (None, 4), (5, 5))] == [
         "Deleting events where SEQ# >= 1 and SEQ# <=2",
         "Deleting events where SEQ# >= 3",

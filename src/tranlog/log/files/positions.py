@@ -20,8 +20,8 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from tranlog.checksum import crc32
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.disk import OS_DISK, Disk, DiskFile, DiskLock
 from tranlog.errors import ConfigError, HoldError
 from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Lsn, Seqno
 from tranlog.log.rules.recovery import NOTHING_PUBLISHED, Published
@@ -321,8 +321,8 @@ def hold(
     holder: str = "",
     applied: Seqno | None = None,
     sync: bool = False,
-    disk: Disk | None = None,
-    clock: Clock | None = None,
+    disk: Disk = OS_DISK,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Say that `name` restarts at `restart_seqno`: nothing from there on may be purged from the log at `path`.
 
@@ -330,8 +330,6 @@ def hold(
     size, overwritten in place; it is synced when it is created, later only where `sync` asks for it, since an older
     hold is a safer one. Raises HoldError where it cannot be written, ConfigError for an impossible name.
     """
-    disk = OsDisk() if disk is None else disk
-    clock = SystemClock() if clock is None else clock
     file_path = _hold_path(path, name)
     raw = _encode_hold(restart_seqno, clock.now_ms(), holder, applied)
     try:
@@ -350,9 +348,8 @@ def hold(
         raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
 
 
-def read_hold(path: str, name: str, *, disk: Disk | None = None) -> Hold | None:
+def read_hold(path: str, name: str, *, disk: Disk = OS_DISK) -> Hold | None:
     """Return one hold on the log at `path`, None where there is none. Raises HoldError, ConfigError as `hold`."""
-    disk = OsDisk() if disk is None else disk
     file_path = _hold_path(path, name)
     try:
         with contextlib.closing(disk.open(file_path)) as file:
@@ -363,9 +360,8 @@ def read_hold(path: str, name: str, *, disk: Disk | None = None) -> Hold | None:
         raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
 
 
-def read_holds(path: str, *, disk: Disk | None = None) -> list[Hold]:
+def read_holds(path: str, *, disk: Disk = OS_DISK) -> list[Hold]:
     """Return the holds on the log at `path`, by name. Raises HoldError where they cannot be read."""
-    disk = OsDisk() if disk is None else disk
     directory = f"{path.rstrip('/')}/{HOLDS_DIR}"
     try:
         names = disk.list_dir(directory)
@@ -390,9 +386,8 @@ def read_holds(path: str, *, disk: Disk | None = None) -> list[Hold]:
     return holds
 
 
-def drop_hold(path: str, name: str, *, disk: Disk | None = None) -> None:
+def drop_hold(path: str, name: str, *, disk: Disk = OS_DISK) -> None:
     """Give up a hold; one that is not there is harmless. Raises HoldError."""
-    disk = OsDisk() if disk is None else disk
     file_path = _hold_path(path, name)
     try:
         disk.unlink(file_path)
@@ -429,17 +424,17 @@ class KeptHold:
 # --- holds and rollbacks ---------------------------------------------------------------------------------
 
 
-def lock_hold(path: str, name: str, *, disk: Disk | None = None) -> DiskLock | None:
+def lock_hold(path: str, name: str, *, disk: Disk = OS_DISK) -> DiskLock | None:
     """Lock a hold's file, which there is, as whoever runs it does; None where somebody else has. Raises HoldError."""
     file_path = _hold_path(path, name)
-    return _lock(file_path, OsDisk() if disk is None else disk)
+    return _lock(file_path, disk)
 
 
-def is_running(path: str, name: str, *, disk: Disk | None = None) -> bool:
+def is_running(path: str, name: str, *, disk: Disk = OS_DISK) -> bool:
     """Whether somebody keeps the lock on a hold's file: its pipeline runs. Takes no lock. Raises HoldError."""
     file_path = _hold_path(path, name)
     try:
-        return (OsDisk() if disk is None else disk).is_locked(file_path)
+        return disk.is_locked(file_path)
     except FileNotFoundError:  # given up meanwhile
         return False
     except OSError as exc:

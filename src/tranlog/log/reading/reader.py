@@ -17,8 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import (
     CorruptRecordError,
     LogClosedError,
@@ -109,8 +109,8 @@ class LogReader:
         cls,
         path: str | os.PathLike[str],
         *,
-        disk: Disk | None = None,
-        clock: Clock | None = None,
+        disk: Disk = OS_DISK,
+        clock: Clock = SYSTEM_CLOCK,
         checksum: bool = True,
     ) -> LogReader:
         """Open the log in a directory. Without `checksum`, records are shown whatever their checksum says.
@@ -119,8 +119,8 @@ class LogReader:
         """
         reader = cls(
             directory_of(path),
-            disk=OsDisk() if disk is None else disk,
-            clock=SystemClock() if clock is None else clock,
+            disk=disk,
+            clock=clock,
             checksum=checksum,
         )
         try:

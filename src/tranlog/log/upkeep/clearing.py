@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid
 from tranlog.log.files.cleared import MARK_NAME, Mark, behind_all, read_mark
@@ -60,9 +60,8 @@ def removal_order(names: Iterable[str]) -> list[str]:
     return segments + [name for name in listed if name == POSITIONS_NAME or name.startswith("index.")]
 
 
-def has_records(path: str, *, disk: Disk | None = None) -> bool:
+def has_records(path: str, *, disk: Disk = OS_DISK) -> bool:
     """Whether there is a segment in the directory `path`."""
-    disk = OsDisk() if disk is None else disk
     try:
         return any(segment_number(name) is not None for name in disk.list_dir(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -77,8 +76,8 @@ def clear_log(
     after: Gtid | None = None,
     keep_position: bool = True,
     dry_run: bool = False,
-    disk: Disk | None = None,
-    clock: Clock | None = None,
+    disk: Disk = OS_DISK,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Clearing:
     """Remove all records of the log at `path`, leaving the mark; with `dry_run` only say what would go.
 
@@ -87,8 +86,6 @@ def clear_log(
 
     Raises LogLockedError while a writer holds it, LogMissingError, CorruptRecordError (then give `after`).
     """
-    disk = OsDisk() if disk is None else disk
-    clock = SystemClock() if clock is None else clock
     if not has_records(path, disk=disk):
         raise LogMissingError(path=path, why="there is nothing to clear")
     try:

@@ -19,8 +19,8 @@ from typing import Final
 
 import msgspec
 
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO
 from tranlog.log.files.directory import (
@@ -81,8 +81,8 @@ def repair(
     keep: Keep = Keep.FRONT,
     dry_run: bool = False,
     agree: Agree | None = None,
-    disk: Disk | None = None,
-    clock: Clock | None = None,
+    disk: Disk = OS_DISK,
+    clock: Clock = SYSTEM_CLOCK,
     progress: Progress | None = None,
 ) -> RepairOutcome:
     """Make a damaged log one that opens and verifies clean; with `dry_run` only say how, without the lock.
@@ -91,8 +91,6 @@ def repair(
     LogUnreadableError, LogCodecError, HoldError, RepairRefusedError, DiskFullError, DiskFailedError, and what
     `agree` raises.
     """
-    disk = OsDisk() if disk is None else disk
-    clock = SystemClock() if clock is None else clock
     directory = directory_of(path)
     if not list_segments(directory, disk):
         raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")

@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from tranlog.disk import Disk, DiskFile, OsDisk
+from tranlog.disk import OS_DISK, Disk, DiskFile
 from tranlog.errors import LogMissingError, LogUnreadableError, SegmentGoneError
 from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Seqno, lsn, lsn_offset, lsn_segment, lsn_text
 from tranlog.log.files.directory import directory_of, join, list_segments
@@ -153,7 +153,7 @@ class _Tally:
 def verify(
     path: str | os.PathLike[str],
     *,
-    disk: Disk | None = None,
+    disk: Disk = OS_DISK,
     checksum: bool = True,
     progress: Progress | None = None,
 ) -> VerifyReport:
@@ -168,12 +168,11 @@ def verify(
 def examine(
     path: str | os.PathLike[str],
     *,
-    disk: Disk | None = None,
+    disk: Disk = OS_DISK,
     checksum: bool = True,
     progress: Progress | None = None,
 ) -> tuple[VerifyReport, LogFindings]:
     """Check like `verify`, and return the findings that a repair decides by, too."""
-    disk = OsDisk() if disk is None else disk
     directory = directory_of(path)
     published = read_published(directory, disk)  # before anything that it tells of
     numbers = list_segments(directory, disk)

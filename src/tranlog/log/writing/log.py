@@ -15,8 +15,8 @@ from threading import get_ident
 from typing import Self
 
 from tranlog.change import Fragment
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, DiskLock, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.disk import OS_DISK, Disk, DiskLock
 from tranlog.errors import AppendOrderError, LogMissingError, PurgeFailedError, SegmentEmptyError
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Gtid, Seqno
 from tranlog.log.files.directory import directory_of, list_segments, make_directory, storage_error, take_lock
@@ -79,8 +79,8 @@ class Log(LogView):
         *,
         source_id: str,
         options: LogOptions | None = None,
-        disk: Disk | None = None,
-        clock: Clock | None = None,
+        disk: Disk = OS_DISK,
+        clock: Clock = SYSTEM_CLOCK,
         start_after: Gtid | None = None,
         history: bytes | None = None,
         numbering: Numbering = Numbering.OWN,
@@ -97,8 +97,6 @@ class Log(LogView):
         """
         options = LogOptions() if options is None else options
         options.check()
-        disk = OsDisk() if disk is None else disk
-        clock = SystemClock() if clock is None else clock
         directory = directory_of(path)
         check_source_id(source_id)
         assert history is None or len(history) == HISTORY_BYTES
@@ -124,8 +122,8 @@ class Log(LogView):
         path: str | os.PathLike[str],
         *,
         options: LogOptions | None = None,
-        disk: Disk | None = None,
-        clock: Clock | None = None,
+        disk: Disk = OS_DISK,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
         """Take the lock and mend what a crash left, as `open`, but begin no epoch: for segments, not for transactions.
 
@@ -133,7 +131,7 @@ class Log(LogView):
         and LogMissingError where there is no segment: none is created.
         """
         directory = directory_of(path)
-        if not list_segments(directory, OsDisk() if disk is None else disk):
+        if not list_segments(directory, disk):
             raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
         return cls.open(path, source_id="", options=options, disk=disk, clock=clock, numbering=Numbering.NONE)
 

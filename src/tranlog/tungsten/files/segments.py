@@ -12,7 +12,7 @@ import enum
 from contextlib import closing
 from typing import Final
 
-from tranlog.disk import Disk, DiskFile, OsDisk
+from tranlog.disk import OS_DISK, Disk, DiskFile
 from tranlog.errors import (
     CorruptRecordError,
     LogMissingError,
@@ -319,21 +319,20 @@ class Codec(enum.StrEnum):
     TUNGSTEN = "tungsten"
 
 
-def codec_of(path: str, disk: Disk | None = None) -> Codec:
+def codec_of(path: str, disk: Disk = OS_DISK) -> Codec:
     """Return the codec of a log directory; one with headers only counts as native.
 
     What is damaged in one segment does not decide: a segment that is in neither codec is passed over.
     Raises LogMissingError where there is no segment, LogUnreadableError, MixedCodecsError.
     Source: design/log-format.md, "The log on disk".
     """
-    on = OsDisk() if disk is None else disk
-    names = [name for name in list_names(path, on) if segment_number(name) is not None]
+    names = [name for name in list_names(path, disk) if segment_number(name) is not None]
     if not names:
         raise LogMissingError(path=path, why="it holds no segment (thl.data.*)")
     found: dict[Codec, str] = {}
     for name in names:
         try:
-            file = open_file(join(path, name), on)
+            file = open_file(join(path, name), disk)
         except FileNotFoundError:  # purged meanwhile
             continue
         with closing(file), reading(join(path, name)):

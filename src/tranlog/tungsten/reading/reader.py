@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import closing
 from types import TracebackType
 
-from tranlog.disk import Disk, OsDisk
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import CorruptRecordError, LogMissingError, PayloadError, PurgedError
 from tranlog.log.files.directory import join
 from tranlog.tungsten.files.segments import (
@@ -111,13 +111,13 @@ class TungstenReader:
         self._next = 0
 
     @classmethod
-    def open(cls, path: str, *, disk: Disk | None = None, checked: bool = True) -> TungstenReader:
+    def open(cls, path: str, *, disk: Disk = OS_DISK, checked: bool = True) -> TungstenReader:
         """Open a directory. `checked` off passes checksums over (`thl -no-checksum`).
 
         Raises LogMissingError, LogUnreadableError, NativeLogError, CorruptRecordError for a bad header, a missing
         segment (B7-4), or damage in the newest segment.
         """
-        reader = cls(path, OsDisk() if disk is None else disk, checked=checked)
+        reader = cls(path, disk, checked=checked)
         reader.refresh()
         text = "Opened a Java replicator's log. path=%s segments=%d checksum=%s"
         logger.info(text, path, len(reader._entries), checked)

@@ -37,18 +37,15 @@ from tranlog.tungsten.records.event import (
 )
 from tranlog.tungsten.records.record import EventRecord
 from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of
-from tranlog.tungsten.rules.recovery import IndexEntry
 from tranlog.types import F32, Date, Datetime, date_text, datetime_text
 
 _PACKAGE: Final = "com.continuent.tungsten.replicator.event."
 EVENT_TYPE: Final = f"{_PACKAGE}ReplDBMSEvent"
 FILTERED_TYPE: Final = f"{_PACKAGE}ReplDBMSFilteredEvent"
-EMPTY_LOG: Final = "No events found; log is empty"
 PURGE_WARNING: Final = (
     "WARNING: The purge command will break replication if you delete all events or delete events that have not "
     "reached all slaves."
 )
-PURGE_QUESTION: Final = "Are you sure you wish to delete these events [y/N]?"
 NO_SQL_OF_ROWS: Final = "SQL rendering of row change events is not supported"
 
 # Java's names of charsets that Python calls otherwise; the others need only lower case.
@@ -448,47 +445,6 @@ def json_array(items: Iterable[str]) -> Iterator[str]:
     if held is not None:
         yield held
     yield "]"
-
-
-# --- the log as a whole ----------------------------------------------------------------------------------
-
-
-def index_lines(index: Sequence[IndexEntry]) -> Iterator[str]:
-    """Yield the lines of `thl index`; -1 for both ends of a segment without a transaction."""
-    for entry in index:
-        yield f"LogIndexEntry {entry.name}({entry.first_seqno}:{entry.last_seqno})"
-    yield ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileShown:
-    """A segment in `thl info`: name, bytes, and when it was last written, ms since 1970."""
-
-    name: str
-    bytes: int
-    modified_ms: int
-
-
-def info_lines(
-    directory: str, files: Sequence[FileShown], *, first: int, last: int, zone: tzinfo = UTC
-) -> Iterator[str]:
-    """Yield the lines of `thl info`; -1 for both ends of an empty log.
-
-    `events` counts seqnos from the first to the last (B7-6: the ancestor's is one less).
-    """
-    yield f"log directory = {directory.rstrip('/')}/"
-    yield f"log files = {len(files)}"
-    yield f"logs size = {_megabytes(sum([file.bytes for file in files]))}"
-    yield f"min seq# = {first}"
-    yield f"max seq# = {last}"
-    yield f"events = {last - first + 1 if last >= first >= 0 else 0}"
-    for which, file in (("oldest", files[0]), ("newest", files[-1])) if files else ():
-        written = time_text(file.modified_ms // 1000 * 1000, zone).partition(".")[0]
-        yield f"{which} file = {file.name} ({_megabytes(file.bytes)}, {written})"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / (1024 * 1024):.2f} MB"
 
 
 def purge_line(low: int | None, high: int | None) -> str:

@@ -18,8 +18,8 @@ from contextlib import closing
 import msgspec
 
 from tranlog.change import Change
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import (
     CorruptRecordError,
     LogClosedError,
@@ -54,13 +54,12 @@ _POLL_FIRST_S = 0.001
 _POLL_LONGEST_S = 0.05
 
 
-def open_readable(path: str | os.PathLike[str], *, disk: Disk | None = None, checksum: bool = True) -> ReadableLog:
+def open_readable(path: str | os.PathLike[str], *, disk: Disk = OS_DISK, checksum: bool = True) -> ReadableLog:
     """Open a log directory of either codec for reading. Raises what either raises, MixedCodecsError."""
     directory = directory_of(path)
-    on = OsDisk() if disk is None else disk
-    if codec_of(directory, on) is Codec.TUNGSTEN:
-        return TranslatedReader(directory, disk=on, checksum=checksum)
-    return LogReader.open(directory, disk=on, checksum=checksum)
+    if codec_of(directory, disk) is Codec.TUNGSTEN:
+        return TranslatedReader(directory, disk=disk, checksum=checksum)
+    return LogReader.open(directory, disk=disk, checksum=checksum)
 
 
 class TranslatedReader:
@@ -75,13 +74,11 @@ class TranslatedReader:
     history = None
     """Its log has no identity."""
 
-    def __init__(
-        self, path: str, *, disk: Disk | None = None, clock: Clock | None = None, checksum: bool = True
-    ) -> None:
+    def __init__(self, path: str, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK, checksum: bool = True) -> None:
         """Open it. Raises what `TungstenReader.open` raises."""
         self.path = path
-        self.disk = OsDisk() if disk is None else disk
-        self.clock = SystemClock() if clock is None else clock
+        self.disk = disk
+        self.clock = clock
         self.checked = checksum
         self._lock = threading.Lock()
         self._reader = TungstenReader.open(path, disk=self.disk, checked=checksum)

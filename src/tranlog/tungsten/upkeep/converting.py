@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from tranlog.change import Fragment, TableName
-from tranlog.disk import Disk, OsDisk
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import (
     ConversionRefusedError,
     ConversionTargetError,
@@ -137,7 +137,7 @@ def convert(
     to: Codec | None = None,
     lossy: bool = False,
     segment_bytes: int = SEGMENT_BYTES,
-    disk: Disk | None = None,
+    disk: Disk = OS_DISK,
     progress: ProgressTold = _told_nobody,
     show: Callable[[tuple[Finding, ...]], None] = _shown_nobody,
 ) -> Conversion:
@@ -149,17 +149,16 @@ def convert(
     (another log's), PurgedError (the source no longer has what comes next), and what opening and reading either
     raises.
     """
-    on = OsDisk() if disk is None else disk
     source, destination = source.rstrip("/") or "/", destination.rstrip("/") or "/"
-    codec = codec_of(source, on)
+    codec = codec_of(source, disk)
     wanted = (Codec.NATIVE if codec is Codec.TUNGSTEN else Codec.TUNGSTEN) if to is None else to
     if wanted is codec:
         raise ConversionRefusedError(path=source, why=f"it is in the {codec} codec already")
     if os.path.realpath(source) == os.path.realpath(destination):
         raise ConversionTargetError(path=destination, why="it is the source itself")
-    origin: _Source = _TungstenSource(source, on) if codec is Codec.TUNGSTEN else _NativeSource(source, on)
+    origin: _Source = _TungstenSource(source, disk) if codec is Codec.TUNGSTEN else _NativeSource(source, disk)
     try:
-        work = _Work(origin, destination, on, segment_bytes=segment_bytes, progress=progress)
+        work = _Work(origin, destination, disk, segment_bytes=segment_bytes, progress=progress)
         return work.run(wanted, lossy=lossy, show=show)
     finally:
         origin.close()

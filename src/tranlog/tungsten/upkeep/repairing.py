@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from tranlog.disk import Disk, OsDisk
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
 from tranlog.ids import Epoch, Seqno
 from tranlog.log.files.directory import LOCK_NAME, join, keep_bytes, storage_error
@@ -39,7 +39,7 @@ def repair(
     keep: Keep = Keep.FRONT,
     dry_run: bool = False,
     agree: Agree | None = None,
-    disk: Disk | None = None,
+    disk: Disk = OS_DISK,
     progress: Progress | None = None,
 ) -> RepairOutcome:
     """Make a damaged directory one that opens and verifies clean; with `dry_run` only say how, without the lock.
@@ -47,24 +47,23 @@ def repair(
     A repair that was interrupted is finished by another one. Raises LogLockedError, LogMissingError,
     LogUnreadableError, NativeLogError, RepairRefusedError, DiskFullError, DiskFailedError, and what `agree` raises.
     """
-    on = OsDisk() if disk is None else disk
-    if not list_entries(path, on):
+    if not list_entries(path, disk):
         raise LogMissingError(path=path, why="it holds no segment (thl.data.*)")
     if dry_run:
-        before, decision = _look(path, keep, on, progress)
+        before, decision = _look(path, keep, disk, progress)
         return RepairOutcome(before=before, decision=decision, after=None, kept_in=(), report=None)
-    lock = take_lock(path, on)
+    lock = take_lock(path, disk)
     try:
-        before, decision = _look(path, keep, on, progress)
+        before, decision = _look(path, keep, disk, progress)
         if isinstance(decision, NothingToRepair):
             return RepairOutcome(before=before, decision=decision, after=None, kept_in=(), report=None)
         if agree is not None:
             agree(decision, before)
         if not lock.held():
             raise LogLockedError(path=path, holder=f"{LOCK_NAME} was replaced or removed meanwhile")
-        report = write_report(path, on, decision, before)
-        kept = _carry_out(path, on, decision.steps)
-        after = verify(path, disk=on, progress=progress)
+        report = write_report(path, disk, decision, before)
+        kept = _carry_out(path, disk, decision.steps)
+        after = verify(path, disk=disk, progress=progress)
         return RepairOutcome(before=before, decision=decision, after=after, kept_in=tuple(kept), report=report)
     except OSError as exc:
         raise storage_error(exc, path) from exc

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tranlog.disk import Disk, OsDisk
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import PayloadError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.rules.damage import Damage, Problem
@@ -33,7 +33,7 @@ from tranlog.tungsten.rules.recovery import DirectoryEntry, EventPlace, reading_
 def verify(
     path: str,
     *,
-    disk: Disk | None = None,
+    disk: Disk = OS_DISK,
     checked: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
@@ -41,9 +41,8 @@ def verify(
 
     `progress` is told (bytes checked, bytes in all). Raises LogMissingError, LogUnreadableError, NativeLogError.
     """
-    on = OsDisk() if disk is None else disk
-    entries = list_entries(path, on)
-    walk = _Walk(path, on, checked=checked, total=sum(entry.size for entry in entries), progress=progress)
+    entries = list_entries(path, disk)
+    walk = _Walk(path, disk, checked=checked, total=sum(entry.size for entry in entries), progress=progress)
     wrong = row_problem(entries)
     if wrong is not None:
         walk.fault(wrong.segment, wrong.offset, wrong.seqno, wrong.why, Damage.MISSING)

@@ -18,8 +18,8 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Final
 
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.disk import OS_DISK, Disk, DiskFile, DiskLock
 from tranlog.errors import (
     AppendOrderError,
     CorruptRecordError,
@@ -142,12 +142,12 @@ class TungstenLog:
         cls,
         path: str,
         *,
-        disk: Disk | None = None,
+        disk: Disk = OS_DISK,
         segment_bytes: int = SEGMENT_BYTES,
         checksum: bool = True,
         gaps: bool = False,
         retention_s: float | None = None,
-        clock: Clock | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> TungstenLog:
         """Open a directory for writing, mend its end, create it if it is missing (its parent must exist).
 
@@ -158,17 +158,16 @@ class TungstenLog:
         Raises LogLockedError, LogMissingError, LogUnreadableError, NativeLogError, CorruptRecordError (nothing was
         changed then), DiskFullError, DiskFailedError.
         """
-        on = OsDisk() if disk is None else disk
-        lock = take_lock(path, on)
+        lock = take_lock(path, disk)
         log = cls(
             path,
-            on,
+            disk,
             lock,
             segment_bytes=segment_bytes,
             checksum=checksum,
             gaps=gaps,
             retention_s=retention_s,
-            clock=SystemClock() if clock is None else clock,
+            clock=clock,
         )
         try:
             log._recover()
@@ -505,31 +504,30 @@ class PurgeReport:
     cut: tuple[str, int] | None = None
 
 
-def purge(path: str, *, low: int | None = None, high: int | None = None, disk: Disk | None = None) -> PurgeReport:
+def purge(path: str, *, low: int | None = None, high: int | None = None, disk: Disk = OS_DISK) -> PurgeReport:
     """Remove the transactions from `low` to `high`, both included; None: from the first, to the last.
 
     At the front whole segments go, as many as lie in the range. What is left has no hole (B7-2).
     Raises PurgeRangeError for a range in the middle or outside, LogLockedError, and what reading raises; nothing was
     removed then.
     """
-    on = OsDisk() if disk is None else disk
-    if not on.exists(path):
+    if not disk.exists(path):
         raise LogMissingError(path=path, why="the directory does not exist")
-    lock = take_lock(path, on)
+    lock = take_lock(path, disk)
     try:
-        reader = TungstenReader.open(path, disk=on)
+        reader = TungstenReader.open(path, disk=disk)
         plan = plan_purge(reader.index(), low, high)
         match plan:
             case RefusePurge(why=why):
                 raise PurgeRangeError(path=path, why=why)
             case PurgeSegments(numbers=numbers):
                 if low is None and high is None:  # an unfinished newest segment goes too
-                    numbers = tuple(number for number in map(segment_number, on.list_dir(path)) if number is not None)
-                return PurgeReport(removed=_remove(path, numbers, on))
+                    numbers = tuple(number for number in map(segment_number, disk.list_dir(path)) if number is not None)
+                return PurgeReport(removed=_remove(path, numbers, disk))
             case PurgeTail(numbers=numbers, cut=number, seqno=seqno):
-                offset = _cut_offset(path, number, seqno, on)
-                removed = _remove(path, numbers, on)
-                _truncate(join(path, segment_name(number)), offset, on)
+                offset = _cut_offset(path, number, seqno, disk)
+                removed = _remove(path, numbers, disk)
+                _truncate(join(path, segment_name(number)), offset, disk)
                 return PurgeReport(removed=removed, cut=(segment_name(number), offset))
     except OSError as exc:
         raise storage_error(exc, path) from exc
