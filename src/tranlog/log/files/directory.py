@@ -102,6 +102,17 @@ def storage_error(exc: OSError, path: str) -> LogError:
     return DiskFailedError(path=path, why=why)
 
 
+def replace_file(path: str, raw: bytes, disk: Disk) -> None:
+    """Write a whole file, durable; what was there stays until it is replaced. Raises OSError."""
+    fresh = f"{path}.new"
+    with closing(disk.open(fresh, write=True, create=True)) as file:
+        file.truncate(0)
+        file.pwrite(raw, 0)
+        file.sync()
+    disk.rename(fresh, path)
+    disk.sync_dir(posixpath.dirname(path))
+
+
 def keep_bytes(path: str, disk: Disk, file: DiskFile, name: str, start: int, end: int) -> str:
     """Copy bytes `start` to `end` of an open segment into cut/, durable; return the copy's path. Raises OSError."""
     directory = join(path, CUT_DIR)

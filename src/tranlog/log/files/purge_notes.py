@@ -19,6 +19,7 @@ import msgspec
 from tranlog.disk import Disk
 from tranlog.errors import PurgedError
 from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.log.files.directory import join, replace_file
 
 PURGED_NAME: Final = "purged"
 NOTES_KEPT: Final = 32
@@ -80,14 +81,7 @@ def read_notes(path: str, disk: Disk) -> list[PurgeNote]:
 
 def write_note(path: str, note: PurgeNote, disk: Disk) -> None:
     """Add a note, durable; what was there stays whole until it is replaced. Raises OSError."""
-    name = f"{path.rstrip('/')}/{PURGED_NAME}"
-    fresh = f"{name}.new"
-    with contextlib.closing(disk.open(fresh, write=True, create=True)) as file:
-        file.truncate(0)
-        file.pwrite(encode_notes(add_note(read_notes(path, disk), note)), 0)
-        file.sync()
-    disk.rename(fresh, name)
-    disk.sync_dir(path)
+    replace_file(join(path, PURGED_NAME), encode_notes(add_note(read_notes(path, disk), note)), disk)
 
 
 def purged_error(path: str, disk: Disk, *, seqno: Seqno, first: Seqno) -> PurgedError:

@@ -21,7 +21,7 @@ from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid
 from tranlog.log.files.cleared import MARK_NAME, Mark, behind_all, read_mark
-from tranlog.log.files.directory import LOCK_NAME, join, list_segments, read_holder
+from tranlog.log.files.directory import LOCK_NAME, join, list_segments, read_holder, replace_file
 from tranlog.log.files.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.files.scan import survey
 from tranlog.log.files.segments import history_borne
@@ -101,7 +101,7 @@ def clear_log(
         names = removal_order(disk.list_dir(path))
         clearing = Clearing(mark=mark, files=tuple(names), bytes=_sizes(path, names, disk))
         if not dry_run:
-            _write_mark(path, mark, disk)
+            replace_file(join(path, MARK_NAME), msgspec.json.encode(mark), disk)
             for name in names:
                 disk.unlink(os.path.join(path, name))
                 disk.sync_dir(path)  # one by one: a loss of power must not take a later segment and leave an earlier
@@ -146,17 +146,6 @@ def _history(path: str, disk: Disk) -> str:
         if found is not None:
             return found.hex()
     return ""
-
-
-def _write_mark(path: str, mark: Mark, disk: Disk) -> None:
-    name = os.path.join(path, MARK_NAME)
-    fresh = f"{name}.new"
-    with closing(disk.open(fresh, write=True, create=True)) as file:
-        file.truncate(0)
-        file.pwrite(msgspec.json.encode(mark), 0)
-        file.sync()
-    disk.rename(fresh, name)
-    disk.sync_dir(path)
 
 
 def _drop_holds(path: str, disk: Disk) -> None:

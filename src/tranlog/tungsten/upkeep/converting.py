@@ -28,7 +28,7 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
-from tranlog.log.files.directory import join
+from tranlog.log.files.directory import join, make_directory, replace_file
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.reader import LogReader
@@ -290,18 +290,9 @@ class _Work:
         path, disk = self._destination, self._disk
         try:
             if not disk.exists(path):
-                parent = os.path.dirname(path) or "."
-                if not disk.exists(parent):
-                    raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
-                disk.make_dir(path)
-                disk.sync_dir(parent)
-            new = join(path, f"{NOTE_NAME}.new")
-            with closing(disk.open(new, write=True, create=True)) as file:
-                file.truncate(0)
-                file.pwrite(msgspec.json.format(msgspec.json.encode(note)) + b"\n", 0)
-                file.sync()
-            disk.rename(new, join(path, NOTE_NAME))
-            disk.sync_dir(path)
+                make_directory(path, disk)
+                disk.sync_dir(os.path.dirname(path) or ".")
+            replace_file(join(path, NOTE_NAME), msgspec.json.format(msgspec.json.encode(note)) + b"\n", disk)
         except OSError as exc:
             raise DiskFailedError(path=join(path, NOTE_NAME), why=exc.strerror or str(exc)) from exc
 
