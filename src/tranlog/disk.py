@@ -33,7 +33,7 @@ class DiskFile(Protocol):
     def write_out(self, size: int, offset: int, *, wait: bool = True) -> None:
         """Have bytes that were written go to the disk now, and wait for them, or not; no promise.
 
-        Raises nothing: where that fails, each `sync` behind it does.
+        Raises nothing: where that fails, each `sync` after it does.
         """
 
     def size(self) -> int:

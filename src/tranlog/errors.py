@@ -263,7 +263,7 @@ class PurgedError(LogError):
 
 
 class SegmentEmptyError(LogError):
-    """No segment can be started behind one that holds no transaction."""
+    """No segment can be started after one that holds no transaction."""
 
     path: str
 
@@ -400,7 +400,7 @@ class RecordLimitError(LogError):
         named = self.event_id if len(self.event_id) <= 80 else self.event_id[:80] + "…"
         return (
             f"the transaction with event id {named!r} was refused: {self.why}. Nothing of it was written; "
-            "change it at the source, or start a new log behind it (`tranlog reset`)"
+            "change it at the source, or start a new log after it (`tranlog reset`)"
         )
 
 

@@ -5,7 +5,7 @@ log's that commits: places are numbers that rise. The hard idea: those whom one 
 the next. Woken all at once they would wait again, for the interpreter and for the log's lock, which takes twice the
 processor's time for a commit.
 
-Source: design/performance.md, "One lock, leader/follower group commit"; docs/performance.md, "Many threads".
+Source: docs/performance.md, "Many threads".
 """
 
 from __future__ import annotations

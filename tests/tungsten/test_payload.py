@@ -155,7 +155,7 @@ def test_bodies_that_are_none(body: bytes, why: str) -> None:
 
 
 def test_bytes_behind_the_end() -> None:
-    with pytest.raises(PayloadError, match="behind its end"):
+    with pytest.raises(PayloadError, match="after its end"):
         decode(encode(make_event(1)) + b"x")
 
 

@@ -1,7 +1,7 @@
 """The log for asyncio: commits and cursors that do not block the event loop.
 
 Owns the thread that watches another process's log for all tasks; commits run in threads, waiting is the gate's. Reading
-itself stays in the loop; what is new comes from memory. Source: vlsn-index (waiting); design/index.md, "Waiting".
+itself stays in the loop; what is new comes from memory. Source: vlsn-index (waiting).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns no behaviour but the check of the options, and how far ahead a file is written.
 
-Source: thl-internals, "Configuration"; design/log-format.md; design/performance.md, "Pre-zeroed segments".
+Source: thl-internals, "Configuration"; docs/format.md; docs/performance.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tranlog.log.records.format import HEADER_LENGTH_MAX, SEGMENT_BYTES_MAX
 _FLUSH_INTERVAL_S_MAX = 3_600
 _RETENTION_S_MAX = 10_000 * 366 * 86_400
 _ROOM_FOR_OTHERS = 2 * HEADER_LENGTH_MAX
-"""What a segment keeps free behind its largest transaction: its rotate and sync records, and a margin."""
+"""What a segment keeps free after its largest transaction: its rotate and sync records, and a margin."""
 
 AHEAD_BYTES_MAX = 1 << 26
 
@@ -25,10 +25,10 @@ _Kinds = tuple[type, ...]
 
 
 def zeros_ahead(ahead_bytes: int, *, size: int, end: int, reached: int) -> int:
-    """Return how many zeros to write behind a commit that ends at `end`; the file reaches to `reached`.
+    """Return how many zeros to write after a commit that ends at `end`; the file reaches to `reached`.
 
     `size`: the bytes that its sync covers, those written before it included. Room for 16 commits like it, or
-    more. None behind a large commit, which pays for the new length by itself, and none that a segment could not hold.
+    more. None after a large commit, which pays for the new length by itself, and none that a segment could not hold.
     """
     count = max(ahead_bytes, 16 * size)
     return 0 if end <= reached or size > ahead_bytes or end + count > SEGMENT_BYTES_MAX else count
@@ -60,10 +60,10 @@ class LogOptions:
     """Bytes that may be appended before they are written; a commit writes them earlier. Below what malloc fetches from
     the system and gives back each time, which costs more than the write."""
     ahead_bytes: int = 256 * 1024
-    """Zeros written ahead of the records, in the same write as a small commit, so that the syncs behind it find the
+    """Zeros written past the records, in the same write as a small commit, so that the syncs after it find the
     file long enough: a sync that does not change its length has less to write. 0 for none."""
     index_flush_bytes: int = 4 << 20
-    """Bytes behind the stored index at which a commit has it stored anew, by a thread of its own."""
+    """Bytes after the stored index at which a commit has it stored anew, by a thread of its own."""
     index_flush_s: float | None = 10.0
     """Seconds after which a commit does so, whatever has come; None: only for so many bytes."""
     spill_above: int = 1 << 30
@@ -99,7 +99,7 @@ class LogOptions:
                 option="segment_bytes",
                 value=self.segment_bytes,
                 why=f"a segment ends at 4 GiB, and a transaction of spill_above = {self.spill_above} bytes must fit "
-                "behind segment_bytes",
+                "after segment_bytes",
             )
         if self.buffer_bytes < 1:
             raise ConfigError(option="buffer_bytes", value=self.buffer_bytes, why="the buffer holds at least one byte")

@@ -3,7 +3,7 @@
 Owns the names in it, the lock file and the word in it, the folder of what was cut, and which error of ours a refusal of
 the operating system is. What stands in the segments is others'.
 
-Source: design/log-format.md, "Directory".
+Source: docs/format.md.
 """
 
 from __future__ import annotations

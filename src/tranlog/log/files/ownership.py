@@ -7,9 +7,9 @@ end all ask; a fork inherits the files and may not use them.
 
 Between the look and the write a moment is left. A writer that is stopped in it, while the lock file is removed and
 another one opens the log, writes what is then no longer its own. It acknowledges nothing of that: the write of the
-positions, behind the sync, asks again; and what it has overwritten contradicts its checksums and epochs.
+positions, after the sync, asks again; and what it has overwritten contradicts its checksums and epochs.
 
-Source: design/log-format.md, "Directory"; fcntl(2), "Open file description locks".
+Source: docs/format.md; fcntl(2), "Open file description locks".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns the two small file forms. The hard idea: the positions file is only worth s
 machine is the one it was written in and the file is the one that the writer has open, so it carries the boot id
 and its own file's identity; a copy, or a start of the machine, makes a reader scan instead.
 
-Source: design/log-format.md, "Directory", "Who may see what".
+Source: docs/format.md.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Owns the file `purged` and the error that is built from it. The hard idea: whoever passed a hold will not be there when
 its owner comes back, so the reason is written down before the first file goes. It is for people only: without it, or
 with a damaged one, a log is the same log, and the error says less.
-
-Source: design/glossary.md, "A retention limit outranks low_water: ... it gets a clear error and restores".
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class PurgeNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_notes(notes: Sequence[PurgeNote]) -> bytes:
-    """Return the file: a line of JSON for each note, oldest first, with its checksum behind it."""
+    """Return the file: a line of JSON for each note, oldest first, with its checksum after it."""
     texts = [msgspec.json.encode(note) for note in notes]
     return b"".join(b"%s crc=%08x\n" % (text, crc32(text)) for text in texts)
 
@@ -58,7 +56,7 @@ def decode_notes(raw: bytes) -> list[PurgeNote]:
 
 
 def add_note(notes: Sequence[PurgeNote], note: PurgeNote) -> list[PurgeNote]:
-    """Return the notes with one more behind them: two in a row by one limit that passed nobody are one."""
+    """Return the notes with one more after them: two in a row by one limit that passed nobody are one."""
     kept = list(notes)
     if kept and kept[-1].limit == note.limit and not kept[-1].passed and not note.passed:
         kept.pop()

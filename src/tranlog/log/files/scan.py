@@ -1,10 +1,10 @@
 """Walking segments from end to end: what they hold, where it stops, and what is proven about it.
 
 Owns the walk; what is found is a value of `recovery`, which also says what it means. The hard idea: the walk stops
-at the first bad record and then looks behind it for sync records, since only one of those can tell damage from the
+at the first bad record and then looks after it for sync records, since only one of those can tell damage from the
 torn tail of a crash.
 
-Source: design/log-format.md, "Ends of a log".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class SegmentScanner:
         if only_zeros(reader.file, self._offset, size):
             return None
         return self._fault(
-            END, "bytes behind the rotate record" if self._next_name else "zeros where a record should be"
+            END, "bytes after the rotate record" if self._next_name else "zeros where a record should be"
         )
 
     def _fault(self, outcome: Outcome, why: str) -> BadRecord:
@@ -246,9 +246,9 @@ class SegmentScanner:
         if self._mark is not None or self._counts.fragments or self._fragno:
             return "a rollback mark that is not the first record of its segment"
         if mark.epoch <= self._epoch:
-            return f"a rollback mark of epoch {mark.epoch} behind epoch {self._epoch}"
+            return f"a rollback mark of epoch {mark.epoch} after epoch {self._epoch}"
         if mark.last_seqno != self._last_seqno:
-            return f"a rollback mark that abandons up to seqno {mark.last_seqno} behind {self._last_seqno}"
+            return f"a rollback mark that abandons up to seqno {mark.last_seqno} after {self._last_seqno}"
         self._mark = mark
         self._epoch = mark.epoch
         self._prev_seqno = self._last_seqno = self._proof.seqno = mark.matchpoint_seqno
@@ -264,7 +264,7 @@ class SegmentScanner:
         if self._fragno and header.epoch != self._epoch:
             return f"epoch {header.epoch} inside a transaction of epoch {self._epoch}"
         if header.epoch < self._epoch:
-            return f"epoch {header.epoch} behind epoch {self._epoch}"
+            return f"epoch {header.epoch} after epoch {self._epoch}"
         if header.crc_method == CRC_NONE:
             if self._reader.lacks_checksum(header):
                 return UNCHECKED

@@ -4,7 +4,7 @@ Owns what a reader knows of the directory. What stands in one segment is `segmen
 The hard idea: a directory changes under its readers, so a file that is missing is looked for again before anybody is
 told whether it was purged or is gone.
 
-Source: design/log-format.md, "Directory".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class Segments:
         """Look at the directory again: learn new segments, forget those that were purged.
 
         A hole in the row is met by whoever reads up to it. Raises LogMissingError, LogUnreadableError, LogCodecError,
-        and CorruptRecordError for a bad header, or for a hole behind which another epoch begins: a rollback mark may be
+        and CorruptRecordError for a bad header, or for a hole after which another epoch begins: a rollback mark may be
         missing, and what that abandoned would be read as living.
         """
         for attempt in range(_READ_TRIES):
@@ -271,7 +271,7 @@ class Segments:
             if header is None:
                 break
             if after is not None and header.prev_seqno < after:
-                why = f"bad header: prev_seqno {header.prev_seqno} behind the previous segment's {after}"
+                why = f"bad header: prev_seqno {header.prev_seqno} is below the previous segment's {after}"
                 raise CorruptRecordError(segment=segment_name(number), offset=0, seqno=after, why=why)
             mark = self.files.mark_of(number, newest=number == numbers[-1])
             if mark is not None and self.epoch_limit is not None and mark.epoch > self.epoch_limit:

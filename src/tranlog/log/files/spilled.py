@@ -332,7 +332,7 @@ def who_refers(
 def spill_stats(directory: str, disk: Disk) -> list[SpillStat]:
     """Describe each spill segment of a log, as any process may. Raises CorruptRecordError, LogUnreadableError.
 
-    Who refers into it is read from the log, behind what the table covers.
+    Who refers into it is read from the log, after what the table covers.
     """
     try:
         numbers, table = list_spill(directory, disk), read_table(directory, disk)

@@ -2,8 +2,6 @@
 
 Owns the walk through dead intervals. Which mark took a record is `rollback`'s decision. The hard idea: of nested
 intervals each record belongs to the first mark that covers it, the one that ended its life; later marks pass over it.
-
-Source: design/index.md, "Abandoned records" (`thl list --abandoned`).
 """
 
 from __future__ import annotations

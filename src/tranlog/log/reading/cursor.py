@@ -5,7 +5,7 @@ Owns the rule that nothing is shown before it is whole and visible, or after it 
 bytes is only trusted up to the seqno that was visible *before* it was read, so it is dropped whenever that limit
 moves; below the limit every byte is final, and whatever does not fit there is damage.
 
-Source: seeds/thl-internals, "Reading from the THL"; design/log-format.md, "Who may see what".
+Source: thl-internals, "Reading from the THL"; docs/format.md.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 LOOK_AGAIN_S: Final = 3600.0
 """A wait without end is a row of waits of this length."""
 NEAR_SEQNOS: Final = 16
-"""A seek so far ahead goes on from where the cursor is; a longer one asks the index."""
+"""A seek of up to so many seqnos goes on from where the cursor is; a longer one asks the index."""
 
 
 class StoredTransaction:
@@ -334,14 +334,14 @@ class Cursor:
         return self._view.segments.marks is not self._marks
 
     def _move(self, behind: int, following: int, last: int = -1) -> None:
-        """Stand behind what was taken out of the walk's window, in front of the transaction `following`."""
+        """Stand after what was taken out of the walk's window, in front of the transaction `following`."""
         self._next = Seqno(following)
         self._walk.move(behind, self._next, last)
 
     def pass_over(self, shards: Container[bytes], upto: Seqno) -> Seqno:
         """Pass the next transactions that belong to one of `shards` (in UTF-8); return the seqno passed last.
 
-        Ends: in front of any other transaction, behind `upto`, and wherever going on would cost more than a look into
+        Ends: in front of any other transaction, after `upto`, and wherever going on would cost more than a look into
         the bytes read already: then `next_header` goes on. Nothing but the row of seqnos is verified.
         """
         walk, seqno = self._walk, self._next
@@ -433,7 +433,7 @@ class Cursor:
     def scan(self, *, until: Seqno | None = None, wait: bool = True) -> Iterator[StoredTransaction]:
         """Yield the transactions from here on, waiting for those that are not there yet.
 
-        Ends: behind `until`; without `wait`, where there is nothing more now. Raises as `next`.
+        Ends: after `until`; without `wait`, where there is nothing more now. Raises as `next`.
         """
         while until is None or self._next <= until:
             found = self.next(LOOK_AGAIN_S if wait else 0.0)
@@ -468,7 +468,7 @@ class Cursor:
     def block(self, until: Seqno | None, selection: Selection, verdicts: dict[bytes, bool]) -> Block | None:
         """Take the next transactions of one fragment each out of the bytes read already; None where there is none.
 
-        Ends: in front of any other transaction, behind `until`, and at the end of these bytes: then `next` goes on.
+        Ends: in front of any other transaction, after `until`, and at the end of these bytes: then `next` goes on.
         Checksums are verified; what is not wanted is passed over and may leave a block without records.
         """
         walk, seqno = self._walk, self._next
@@ -509,6 +509,6 @@ class Cursor:
         if limit > self._limit:
             self._limit = limit
             if self._walk.reader is not None:
-                # What was read behind the old limit may have been cut and written again since.
+                # What was read after the old limit may have been cut and written again since.
                 self._walk.reader.forget()
         return wanted <= limit

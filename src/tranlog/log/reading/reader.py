@@ -4,7 +4,7 @@ Owns how a reader learns what it may see: from the positions file where that can
 hard idea: the two answer differently on purpose. The positions file says what the living writer has made visible
 and durable; a scan can only say what is complete, and durable is then no more than what a sync record proves.
 
-Source: design/log-format.md, "Who may see what".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class LogReader:
         )
 
     def _scan(self) -> None:
-        """Find the end by reading: at first the newest segments, later what has come behind."""
+        """Find the end by reading: at first the newest segments, later what has come after."""
         if self._surveyed is None:
             self._begin_scan()
             return

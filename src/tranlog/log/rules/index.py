@@ -6,8 +6,8 @@ and in any order, yet buckets and the stored image only ever hold an unbroken pr
 small map until the gap below it is filled, so a late commit can neither be lost by a flush that overtook it nor leave
 a hole.
 
-Source: design/index.md; vlsn-index ("Maintaining the VLSN range", "Persistent storage", "Recovery"); the rules
-I6 to I37 and the defects S4 to S8 of conformance/vlsn-index.
+Source: vlsn-index ("Maintaining the VLSN range", "Persistent storage", "Recovery"); docs/conformance.md, I6 to I37, S4
+to S8.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BuiltFrom:
     epoch: Epoch
     """The epoch of the transaction that `IndexRange.last` names."""
     end: Lsn
-    """Behind that transaction's last byte: a scan that continues the index starts here."""
+    """After that transaction's last byte: a scan that continues the index starts here."""
     history: bytes = NO_HISTORY
     """The identity of the log's history."""
 
@@ -121,7 +121,7 @@ class SeqnoIndex:
         self._facts = EMPTY_RANGE  # the range of the unbroken prefix
         self._prefix = after
         self._waiting: dict[Seqno, Entry] = {}
-        self._sync_tail: list[Seqno] = []  # sync points of the prefix behind its last transaction end
+        self._sync_tail: list[Seqno] = []  # sync points of the prefix after its last transaction end
         self._front: Place | None = None  # the range's first seqno and where its segment begins, once one was purged
         self._range_dirty = False
 
@@ -390,7 +390,7 @@ class SeqnoIndex:
     def recover(self, entries: Iterable[Entry]) -> None:
         """Merge what a scan saw, in order, from the stored end of the log or before it, to the log's end.
 
-        What the scan saw wins. Idempotent. Raises IndexDamagedError for a scan that begins behind a hole.
+        What the scan saw wins. Idempotent. Raises IndexDamagedError for a scan that begins after a hole.
         """
         begun = False
         for entry in entries:
@@ -455,7 +455,7 @@ class SegmentRow:
         return iter(list(zip(self._numbers, self._prevs, strict=True)))
 
     def add(self, number: int, prev_seqno: Seqno, matchpoint: Seqno | None = None) -> None:
-        """Add a segment behind the newest one known; with `matchpoint` it begins with a rollback mark.
+        """Add a segment after the newest one known; with `matchpoint` it begins with a rollback mark.
 
         What lies between the two is missing.
         """
@@ -504,7 +504,7 @@ class SegmentRow:
         return at < len(self._living) and self._living[at] == number
 
     def cut_of(self, number: int) -> Seqno | None:
-        """Return the last seqno that lives in a segment, if what comes behind it there was abandoned; else None.
+        """Return the last seqno that lives in a segment, if what comes after it there was abandoned; else None.
 
         That of a segment in which nothing lives lies before its first.
         """

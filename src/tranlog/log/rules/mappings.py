@@ -33,7 +33,7 @@ class _Row:
         self.firsts = array("q", [bucket.first for bucket in self.buckets]) if firsts is None else firsts
 
     def with_last(self, bucket: Bucket) -> _Row:
-        """Return the row with one more bucket behind it."""
+        """Return the row with one more bucket after it."""
         firsts = self.firsts[:]
         firsts.append(bucket.first)
         return _Row((*self.buckets, bucket), firsts)

@@ -3,7 +3,7 @@
 Owns the order in which a log's files go, and what is written into the mark that stays, which is `log.cleared`'s. The
 hard idea: a clearing can be cut off at any call, so the mark comes first, and then the segments go from the front.
 
-Source: design/log-format.md, last paragraph; thl-internals, "Clearing Log Files".
+Source: docs/format.md; thl-internals, "Clearing Log Files".
 """
 
 from __future__ import annotations

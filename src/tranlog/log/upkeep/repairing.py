@@ -5,7 +5,7 @@ and is then simply run again. So what goes is copied and synced before it goes; 
 before anything is; the epoch that was given out last is, too, so that no GTID is handed out twice; and the newest
 segments go first (or, from the front, the oldest), so that no step leaves a hole that was not there.
 
-Source: design/log-format.md, "Ends of a log"; docs/format.md, "cut/".
+Source: docs/format.md, "cut/".
 """
 
 from __future__ import annotations

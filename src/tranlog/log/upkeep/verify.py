@@ -5,7 +5,7 @@ when the log is opened. The hard idea: after a bad record the next one is found 
 good record stands there; else by looking for bytes that begin like an event and prove it by their checksum. What no
 such place follows is given up, by name.
 
-Source: design/log-format.md, "`thl verify` explains"; conformance/tungsten.md B7-3, B7-4.
+Source: docs/format.md; docs/conformance.md, B7-3, B7-4.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Progress = Callable[[int, int], None]
 
 _PROGRESS_BYTES = 16 << 20
 _EVENT_HEAD_BYTES = 16
-"""What the pattern of `_find_event` looks at, before and behind the type byte."""
+"""What the pattern of `_find_event` looks at, before and after the type byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class _Tally:
             self.last_header = found.last_header
 
     def _take_mark(self, mark: RollbackMark) -> None:
-        """Count what a mark abandons of what was seen, and go on behind its matchpoint."""
+        """Count what a mark abandons of what was seen, and go on after its matchpoint."""
         self.marks.append(mark)
         if self.first_seqno != NO_SEQNO:
             self.abandoned += max(mark.last_seqno - max(mark.matchpoint_seqno, self.first_seqno - 1), 0)
@@ -534,7 +534,7 @@ def _check_header(
 
 @dataclass(frozen=True, slots=True)
 class _GoingOn:
-    """A scanner behind a bad place, and the first event there as (seqno, fragno); None: only other records."""
+    """A scanner after a bad place, and the first event there as (seqno, fragno); None: only other records."""
 
     scanner: SegmentScanner
     offset: int
@@ -544,7 +544,7 @@ class _GoingOn:
 
 
 def _behind(reader: SegmentReader, outcome: Outcome, bad: BadRecord, found: SegmentScan) -> _GoingOn | None:
-    """Return how to go on behind a bad record; None where no good one is found."""
+    """Return how to go on after a bad record; None where no good one is found."""
     last = found.last_seqno
     if isinstance(outcome, RecordHeader) and bad.kind is not Damage.RECORD:  # good in itself, in the wrong place
         return _from_event(reader, bad.offset, outcome)
@@ -584,7 +584,7 @@ def _first_event(reader: SegmentReader, offset: int) -> tuple[int, RecordHeader 
 
 
 def _find_event(reader: SegmentReader, offset: int, last: Seqno) -> RecordHeader | None:
-    """Return the first event behind `offset` that proves itself by its checksum and does not come before `last`.
+    """Return the first event after `offset` that proves itself by its checksum and does not come before `last`.
 
     Seqnos are dense: so many bytes hold so many transactions and no more. What claims another seqno is passed over
     before its length is believed.

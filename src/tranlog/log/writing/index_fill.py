@@ -4,7 +4,7 @@ Owns the steps of the walk, and when one is given up; what a gap is, and how it 
 and what is stored of it `index_flush`'s. The hard idea: what is missing shows in the buckets themselves. So nothing has
 to be remembered from one writer to the next, and what was stored before a crash is not walked again.
 
-Source: design/index.md, "Persistence"; vlsn-index ("Recovery").
+Source: vlsn-index ("Recovery").
 """
 
 from __future__ import annotations

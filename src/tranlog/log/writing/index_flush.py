@@ -6,7 +6,7 @@ references and one small copy; another thread turns it into bytes and writes the
 overtaken is dropped: the younger one holds everything of it. An index that was lost has gaps; with its first flush
 another thread begins to fill them (`index_fill`), and each flush stores what is filled by then.
 
-Source: design/index.md, "Persistence"; conformance/vlsn-index, I22, I24, I25.
+Source: docs/conformance.md, I22, I24, I25.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class IndexFlush:
         self._segments = segments
         self._options = options
         self._table = IndexTable(join(path, INDEX_NAME), disk)
-        self._table_lock = threading.Lock()  # guards the table and the two fields behind it
+        self._table_lock = threading.Lock()  # guards the table and the two fields after it
         self._stored = 0  # the youngest view that is stored
         self._failing = False
         self._taken = 0  # the youngest view that was taken
@@ -127,7 +127,7 @@ class IndexFlush:
         return None if wait_s is None else self._clock.monotonic() + (0 if self._gaps else wait_s)
 
     def _bytes_behind(self, end: Lsn) -> int:
-        """Return what a scan would have to read behind the last view; rotation stores the index in any case."""
+        """Return what a scan would have to read after the last view; rotation stores the index in any case."""
         same = lsn_segment(end) == lsn_segment(self._end)
         return lsn_offset(end) - (lsn_offset(self._end) if same else 0)
 

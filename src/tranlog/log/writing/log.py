@@ -4,7 +4,7 @@ Owns a log's life: opening it, what may be asked of it, closing; and that each o
 it out: how bytes become visible and durable is `log_end`'s, whose turn it is `appending`'s, when a segment ends
 `rotation`'s. What a crash leaves is judged by `recovery`; reading is `cursor`'s.
 
-Source: seeds/thl-internals; design/log-format.md.
+Source: thl-internals; docs/format.md.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Log(LogView):
         With another `numbering` than its own it begins no epoch: transactions come by `append_given`, or not at all.
 
         The directory is created if missing; its parent must exist. `start_after` and `history` only matter for a log
-        without records: it begins behind that position and behind what it held before it was cleared, in a higher
+        without records: it begins after that position and after what it held before it was cleared, in a higher
         epoch, and has that identity, 16 bytes, where it takes over every transaction of another log; by default that
         of the cleared log, or a new one, random. Raises LogLockedError, CorruptRecordError, LogMissingError,
         LogUnreadableError, LogCodecError, ForeignHistoryError, DiskFullError, DiskFailedError, ConfigError.
@@ -161,7 +161,7 @@ class Log(LogView):
     # --- writing -------------------------------------------------------------------------------------
 
     def append(self, fragment: Fragment) -> Gtid:
-        """Put a fragment behind the last one; return its transaction's identity. Nothing is visible before `commit`.
+        """Put a fragment after the last one; return its transaction's identity. Nothing is visible before `commit`.
 
         The seqno is given out with a transaction's first fragment. Before a first fragment the segment may be
         rotated; whatever is complete then is durable and visible, as if committed. Raises RecordLimitError (the
@@ -189,7 +189,7 @@ class Log(LogView):
                     self._appending.await_turn(get_ident())
                     last = Gtid(pending.epoch, pending.last)
                     if not follows(gtid, last):
-                        raise AppendOrderError(path=self._end.path, why=f"{gtid} behind {last}")
+                        raise AppendOrderError(path=self._end.path, why=f"{gtid} after {last}")
                     pending.epoch = gtid.epoch
             self.append(fragment)
 
@@ -216,7 +216,7 @@ class Log(LogView):
     def allocate(self, fragments: Sequence[Fragment]) -> Allocation:
         """Give a whole transaction its seqno and its place; its bytes are written later, outside the lock.
 
-        Other threads go on appending and allocating behind it. For transactions that are large, or whose writing
+        Other threads go on appending and allocating after it. For transactions that are large, or whose writing
         should not hold up others; small ones are cheaper through `append`. Raises as `append`.
         """
         check_shape(self._end.path, fragments)
@@ -340,7 +340,7 @@ class Log(LogView):
     def add_segment(self) -> str:
         """Close the newest segment, durable with everything complete in it, and start the next; return its name.
 
-        So that what is in it can be trimmed as soon as there is something behind it. Raises SegmentEmptyError where
+        So that what is in it can be trimmed as soon as there is something after it. Raises SegmentEmptyError where
         the newest one holds nothing (nothing was changed), as `append`, and LogLockedError.
         """
         with self._steps.lock, self._steps:

@@ -6,7 +6,7 @@ three ends, and each moves by its own rule. *Appended* may be in memory; *visibl
 before it; *durable* is what a sync covered. A sync runs outside the lock, one thread at a time, and serves everybody
 who came before it began.
 
-Source: design/performance.md, "One lock, leader/follower group commit"; design/replication.md, "Unbroken prefix".
+Source: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class LogEnd:
         self.publishing.synced(self.pending.last)
 
     def flush(self, *, zeros: bool = False) -> None:
-        """Write what is pending; with `zeros` some of them behind it, for the syncs to come."""
+        """Write what is pending; with `zeros` some of them after it, for the syncs to come."""
         if not self.pending:
             return
         try:

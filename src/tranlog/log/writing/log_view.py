@@ -2,7 +2,7 @@
 
 Owns the questions of `Log`; nothing here changes the log.
 
-Source: seeds/thl-internals; design/log-format.md, "Who may see what".
+Source: thl-internals; docs/format.md.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LogView:
             return cursor.next_header()
 
     def last_event_id(self) -> str | None:
-        """Return the event id that a source resumes behind; None in a log that never captured anything.
+        """Return the event id that a source resumes after; None in a log that never captured anything.
 
         Shape: that of the last visible transaction; what a full disk took is no part of it.
         """

@@ -3,7 +3,7 @@
 Owns the order of the steps on the disk; the decision is `retention`'s, when to ask `log`'s. The hard idea: what was
 given up stays given up. A segment that could not be removed goes first the next time, so no error leaves a hole.
 
-Source: design/log-format.md, "holds/NAME"; design/index.md, "Truncation".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Purging:
         else:
             try:
                 begun_at, size = self._segments.files.begun_and_size(number)
-            except FileNotFoundError:  # a hand was quicker; the stamps behind it say when it ended
+            except FileNotFoundError:  # a hand was quicker; the stamps after it say when it ended
                 begun_at, size = None, 0
             if begun_at is not None:
                 self._known[number] = begun_at, size

@@ -5,7 +5,7 @@ may go are `spill`'s; when a transaction spills, and the record that refers to i
 log's. The hard idea: a reference is only written once its chunks are durable. So whoever finds a reference finds its
 chunks, and a crash needs no repair here: chunks that nothing refers to are space, and go with their segment.
 
-Source: tokumx-replication, "Large Transactions"; conformance/tokumx.md A8.5, A8.6; docs/decisions/0012.
+Source: tokumx-replication, "Large Transactions"; docs/decisions/0012.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Segment:
     file: DiskFile
     end: int
     kept: int = SPILL_HEADER_BYTES
-    """Behind it lies nothing that a committed transaction needs, unless it is one of the users."""
+    """After it lies nothing that a committed transaction needs, unless it is one of the users."""
     users: int = 0
     """Open transactions that have chunks in it."""
     retired: bool = False
@@ -152,7 +152,7 @@ class Spilling:
             return SpilledTransaction(self, OID.pack(epoch, self._begun), self._options)
 
     def write_chunk(self, spilled: SpilledTransaction, raw: Sequence[bytes | memoryview]) -> None:
-        """For `SpilledTransaction` only: write its next chunk behind whatever was spilled last."""
+        """For `SpilledTransaction` only: write its next chunk after whatever was spilled last."""
         with self._lock:
             if self._closed:
                 raise LogClosedError()

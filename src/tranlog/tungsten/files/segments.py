@@ -3,7 +3,7 @@
 Owns the facts that `recovery` judges. The hard idea: a Java replicator may be writing meanwhile. Segments only grow
 until a rotate record ends them, so half a record at the end of the newest is an end, and anywhere else damage.
 
-Source: conformance/tungsten.md A1, B4; thl-internals, "Log Organization".
+Source: thl-internals, "Log Organization".
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def event_header(reader: TungstenSegment, record: EventRecord) -> EventHeader | 
 
 
 def place_of(reader: TungstenSegment, record: EventRecord) -> EventPlace:
-    """Return where the event behind `record` belongs, a filtered range's end heeded."""
+    """Return where the event after `record` belongs, a filtered range's end heeded."""
     payload = reader.payload(record)
     header: EventHeader | None = None
     if payload.endswith(b"\0"):  # only then its body can be empty, as every filtered event's is
@@ -251,7 +251,7 @@ def scan_segment(path: str, entry: DirectoryEntry, disk: Disk, *, checked: bool 
                 stop = outcome
                 break
             if rotate is not None:
-                stop = Torn(at, "records behind the rotate record")
+                stop = Torn(at, "records after the rotate record")
                 break
             if isinstance(outcome, TungstenRotate):
                 rotate = outcome
@@ -324,7 +324,7 @@ def codec_of(path: str, disk: Disk = OS_DISK) -> Codec:
 
     What is damaged in one segment does not decide: a segment that is in neither codec is passed over.
     Raises LogMissingError where there is no segment, LogUnreadableError, MixedCodecsError.
-    Source: design/log-format.md, "The log on disk".
+    Source: docs/format.md.
     """
     names = [name for name in list_names(path, disk) if segment_number(name) is not None]
     if not names:

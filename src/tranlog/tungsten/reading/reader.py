@@ -2,8 +2,6 @@
 
 Owns the reader and its cursor. What damage is, is `recovery`'s and `segments`' to say. The hard idea: only complete
 transactions are shown, in order, and a seqno that the log does not hold is never answered with its neighbour.
-
-Source: conformance/tungsten.md A1, B4, B7.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ class Seek(enum.Enum):
     FOUND = "found"
     """At the transaction, or at the filtered range that it lies in."""
     NOT_YET = "not yet"
-    """Behind the last: what comes next is what is waited for, or lies before it."""
+    """After the last: what comes next is what is waited for, or lies before it."""
     MISSING = "missing"
     """Nowhere: the log holds lower and higher seqnos, but not this one."""
 
@@ -90,9 +88,9 @@ class TungstenReader:
     """A log directory opened for reading; nothing in it is changed, no lock is taken.
 
     Ends: `first_seqno` and `last_seqno` are of complete transactions, -1 in an empty log; a filtered range counts by
-    its first seqno, as in the ancestor, and `next_seqno` is the one behind its end.
+    its first seqno, as in the ancestor, and `next_seqno` is the one after its end.
     Threads: one; open another for another thread.
-    Source: B4; B7-3 to B7-5: a last segment without a transaction does not hide those before it.
+    A last segment without a transaction does not hide those before it. Source: docs/conformance.md, B7-3 to B7-5.
     """
 
     def __init__(self, path: str, disk: Disk, *, checked: bool) -> None:
@@ -188,7 +186,7 @@ class TungstenReader:
 
     @property
     def next_seqno(self) -> int:
-        """The seqno that is to come behind the last complete transaction; 0 in an empty log."""
+        """The seqno that is to come after the last complete transaction; 0 in an empty log."""
         return self._next
 
     def index(self) -> list[IndexEntry]:
@@ -294,7 +292,7 @@ class TungstenCursor:
         """Go to a transaction, or to the filtered range that it lies in.
 
         Raises PurgedError for a seqno before the first, CorruptRecordError for damage on the way.
-        Source: A1, "seek"; B7-23 (a hole gives the event before it).
+        The ancestor gives the event before a hole. Source: docs/conformance.md, B7-23.
         """
         reader = self._reader
         if seqno >= reader.next_seqno:
@@ -363,7 +361,7 @@ class TungstenCursor:
 
         For a cursor at the end that waits for more. A replicator that starts anew may cut what is not complete: that
         is read again. But whoever resets or restores the directory takes complete transactions away, or the file.
-        Not lost is what was purged behind this cursor.
+        Not lost is what was purged after this cursor.
         """
         segment = self._segment
         assert segment is not None

@@ -1,8 +1,6 @@
 """A Tungsten directory as a stream of transactions of ours, whole and in order, while a replicator may be writing it.
 
 Owns reading what `arrange` judges and `translate` translates. Memory is one transaction's headers and one fragment.
-
-Source: conformance/tungsten.md A2, B2.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ on a row without gaps and on headers that decide, so seqnos that the ancestor ha
 a transaction with a statement in it is shown as serial, whatever shard the ancestor put it in: for that its content
 must be looked at before its header is shown.
 
-Source: issue 6, item 5; design/data-model.md, "Shards"; design/log-format.md, "Who may see what".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class TranslatedCursor:
         self._reading: WholeReader | None = None
         self._before: Outer | None = None  # the transaction in front of what is read next
         self._filled_upto = -1  # seqnos up to here have no event: a filtered range's, or a gap's
-        self._waiting: Whole | None = None  # read, and its turn comes behind the gap in front of it
+        self._waiting: Whole | None = None  # read, and its turn comes after the gap in front of it
         self._current: TranslatedTransaction | None = None
 
     def seek(self, seqno: Seqno) -> None:

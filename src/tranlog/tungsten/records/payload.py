@@ -5,8 +5,6 @@ around the payload is `codec`'s. No protobuf library: a generated class per cell
 tests' oracle. The hard idea: what is read and written again must be the same bytes, so optional fields keep whether
 they were there (None), and nothing is normalized on the way in. A message is a table of its fields, for reading and for
 writing; cells, of which there are many, are read and written by hand.
-
-Source: conformance/tungsten.md B2, B3.
 """
 
 from __future__ import annotations
@@ -514,7 +512,7 @@ def decode(raw: bytes) -> Event | JavaObject:
         header = _HEADER.read(raw, at, end)
         at, end = _delimited(raw, end)
         if end != len(raw):
-            raise _Malformed(f"{len(raw) - end} bytes behind its end")
+            raise _Malformed(f"{len(raw) - end} bytes after its end")
         body = _BODY.read(raw, at, end)
     except (_Malformed, IndexError, UnicodeDecodeError) as exc:
         raise PayloadError(why=_why(exc)) from exc

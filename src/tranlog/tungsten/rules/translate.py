@@ -7,7 +7,7 @@ little of it as the rules below cannot restore; a translation is held against it
 where that differs the whole original is kept. In the other direction the table map travels as an option of the row
 changes. What is lost all the same has a name.
 
-Source: conformance/tungsten.md B2, B3; design/data-model.md, "The payload, in bytes".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def to_native(record: FragmentHeader, raw: bytes, *, keep: bool = True) -> Nativ
 
 
 def missing_fragment(outer: Outer) -> NativeFragment:
-    """Return what stands where the ancestor's log has nothing: in a gap, or behind the start of a filtered range."""
+    """Return what stands where the ancestor's log has nothing: in a gap, or after the start of a filtered range."""
     content = Payload(metadata=((NOOP, MISSING),))
     return NativeFragment(outer=outer, content=content, payload=encode_native(content), tables=())
 

@@ -4,8 +4,6 @@ Owns the two scans, the two copies and the note that a destination carries. What
 `translate`'s. The hard idea: the destination itself says how far it has come, since its opening cuts what is not
 whole; the note beside it only says of which log it is the beginning, and what was found in it, so that a conversion
 which is started again neither scans twice nor goes on with another log.
-
-Source: issue 6, item 4.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Repair of a Java replicator's directory that is damaged: keep the part before the damage, or the part behind it.
+"""Repair of a Java replicator's directory that is damaged: keep the part before the damage, or the part after it.
 
 Owns what goes and the order on the disk; what is damage is `verify`'s to say. The ancestor has no such thing. The hard
 idea is the native one's, see `log.repairing`: a repair can be cut off at any call and is then simply run again, so what
 goes is copied and synced before it goes, and goes from the end that stays no longer. Records of a replicator hold
 nothing that its other records say again, so nothing is ever written anew.
-
-Source: conformance/tungsten.md B4, B7 (3 to 5, 22); issue 6, item 3.
 """
 
 from __future__ import annotations
@@ -108,7 +106,7 @@ def _keep_front(path: str, disk: Disk, entries: Sequence[DirectoryEntry], wrong:
             break
         steps.append(Remove(segment=entry.number, size=entry.size))
     if not front:
-        why = "nothing can be read before the damage; keep what lies behind it (--keep back)"
+        why = "nothing can be read before the damage; keep what lies after it (--keep back)"
         raise RepairRefusedError(path=path, why=why)
     for entry in front:
         stays.take(path, disk, entry, 0, cut if entry is front[-1] else entry.size)
@@ -118,13 +116,13 @@ def _keep_front(path: str, disk: Disk, entries: Sequence[DirectoryEntry], wrong:
 
 
 def _keep_back(path: str, disk: Disk, entries: Sequence[DirectoryEntry], wrong: tuple[int, int]) -> RepairPlan:
-    """Keep the segments behind that of `wrong`. Raises RepairRefusedError where there are none."""
+    """Keep the segments after that of `wrong`. Raises RepairRefusedError where there are none."""
     back = [one for one in entries if one.number > wrong[0] and isinstance(one.header, FileHeader)]
     stays, goes = _Held(), _Held()
     for entry in back:
         stays.take(path, disk, entry, 0, entry.size)
     if stays.last is None:
-        why = "no segment with a whole transaction stands behind the damage; keep what lies before it (--keep front)"
+        why = "no segment with a whole transaction stands after the damage; keep what lies before it (--keep front)"
         raise RepairRefusedError(path=path, why=why)
     front = [one for one in entries if one.number <= wrong[0]]
     for entry in front:

@@ -1,9 +1,7 @@
-"""Checking every record of a Java replicator's directory, behind damage too.
+"""Checking every record of a Java replicator's directory, after damage too.
 
 Owns the walk; what damage is, is `recovery`'s and `segments`' to say. The hard idea: a damaged record's frame still
 tells where the next one begins, so one bad record is one problem and not the end of the check.
-
-Source: conformance/tungsten.md B4, B7 (3 to 5, 12, 22).
 """
 
 from __future__ import annotations

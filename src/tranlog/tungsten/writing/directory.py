@@ -5,7 +5,7 @@ Owns every disk call that changes something. What a state of the directory means
 but `disklog.lck`, segments and, after a repair, `cut/` with what was cut off is in it: the ancestor knows no index,
 no positions and no holds.
 
-Source: conformance/tungsten.md A1, B4, B7; thl-internals, "Log Organization".
+Source: thl-internals, "Log Organization".
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class TungstenLog:
         self._retention_s = retention_s
         self._clock = clock
         self.active_seqno: int | None = None
-        """Somebody still needs this one and all behind it: retention keeps their segments. None: nobody says so."""
+        """Somebody still needs this one and all after it: retention keeps their segments. None: nobody says so."""
         self.path = path
         self._order_problem = reading_problem if gaps else order_problem
         self._disk = disk
@@ -129,7 +129,7 @@ class TungstenLog:
         self._buffer = bytearray()
         self._place: EventPlace | None = None
         self._synced_end = 0
-        # The end of the last whole transaction, the place behind it, and its seqno: of all, and of what is durable.
+        # The end of the last whole transaction, the place after it, and its seqno: of all, and of what is durable.
         self._whole: tuple[int, EventPlace | None, int] = (0, None, -1)
         self._durable: tuple[int, EventPlace | None, int] = self._whole
         self._closed: str | None = None
@@ -153,7 +153,7 @@ class TungstenLog:
 
         `gaps`: a transaction may skip seqnos, as the replicator's do where it was told to go on higher. `retention_s`:
         at a rotation, segments that were written longer ago than so many seconds go, but never the newest two.
-        Every record of every segment is read: the ancestor looks at the last segment only, and writes on behind
+        Every record of every segment is read: the ancestor looks at the last segment only, and writes on after
         damage that it meets when somebody reads.
         Raises LogLockedError, LogMissingError, LogUnreadableError, NativeLogError, CorruptRecordError (nothing was
         changed then), DiskFullError, DiskFailedError.
@@ -360,7 +360,7 @@ class TungstenLog:
     def commit(self) -> None:
         """Make everything that was appended durable. Raises LogClosedError, DiskFullError, DiskFailedError.
 
-        DiskFullError: everything behind the last whole transaction that is durable was taken back, and the log goes
+        DiskFullError: everything after the last whole transaction that is durable was taken back, and the log goes
         on there; `next_place` tells.
         """
         if self._closed is not None:
