@@ -62,6 +62,10 @@ class SpillFault:
     """The whole segment is missing."""
 
 
+def _fault(place: Lsn, why: str, *, missing: bool = False) -> SpillFault:
+    return SpillFault(segment=spill_name(lsn_segment(place)), offset=lsn_offset(place), why=why, missing=missing)
+
+
 class SpillReader:
     """Reads the chunks of one transaction of the log with this history. Not for threads.
 
@@ -89,27 +93,23 @@ class SpillReader:
                 return header
             found.append(place)
             if seq and not reference.first <= header.previous < place:
-                why = f"a chunk whose predecessor would stand at {header.previous}"
-                return SpillFault(segment=spill_name(lsn_segment(place)), offset=lsn_offset(place), why=why)
+                return _fault(place, f"a chunk whose predecessor would stand at {header.previous}")
             place = header.previous
         if found[-1] != reference.first:
-            place = Lsn(found[-1])
-            why = "the first chunk is not where the reference says"
-            return SpillFault(segment=spill_name(lsn_segment(place)), offset=lsn_offset(place), why=why)
+            return _fault(Lsn(found[-1]), "the first chunk is not where the reference says")
         found.reverse()
         return found
 
     def _header(self, place: Lsn, seq: int) -> ChunkHeader | SpillFault:
-        name, offset = spill_name(lsn_segment(place)), lsn_offset(place)
         raw = self._pread(place, CHUNK_HEADER_BYTES)
         if isinstance(raw, SpillFault):
             return raw
         header = parse_chunk_header(raw)
         if isinstance(header, Impossible):
-            return SpillFault(segment=name, offset=offset, why=header.why)
+            return _fault(place, header.why)
         if header.oid != self._reference.oid or header.seq != seq:
-            why = f"chunk {header.seq} of {header.oid.hex()} where chunk {seq} of {self._reference.oid.hex()} belongs"
-            return SpillFault(segment=name, offset=offset, why=why)
+            belongs = f"chunk {seq} of {self._reference.oid.hex()} belongs"
+            return _fault(place, f"chunk {header.seq} of {header.oid.hex()} where {belongs}")
         return header
 
     def _pread(self, place: Lsn, size: int) -> bytes | SpillFault:
@@ -125,14 +125,12 @@ class SpillReader:
                     return SpillFault(segment=spill_name(number), offset=0, why="bad header of a spill segment")
             return file.pread(size, lsn_offset(place))
         except FileNotFoundError:
-            why = "the spill segment is missing"
-            return SpillFault(segment=spill_name(number), offset=lsn_offset(place), why=why, missing=True)
+            return _fault(place, "the spill segment is missing", missing=True)
         except OSError as exc:
             raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
 
     def chunk(self, place: Lsn, seq: int, fragno: int) -> Iterator[Record] | SpillFault:
         """Return the fragments of a chunk, the first of them being `fragno`. Raises LogUnreadableError."""
-        name, offset = spill_name(lsn_segment(place)), lsn_offset(place)
         header = self._header(place, seq)
         if isinstance(header, SpillFault):
             return header
@@ -141,7 +139,7 @@ class SpillReader:
             return raw
         opened = open_chunk(header, raw)
         found = opened if isinstance(opened, Impossible) else fragments_of(opened, self._verdict, fragno)
-        return SpillFault(segment=name, offset=offset, why=found.why) if isinstance(found, Impossible) else found
+        return _fault(place, found.why) if isinstance(found, Impossible) else found
 
     def records(self) -> Iterator[Record | SpillFault]:
         """Yield each fragment's header and payload, in order; a fault is the last thing that comes.
@@ -167,7 +165,7 @@ class SpillReader:
                 last = record.header.last_frag
         if fragno != self._reference.fragments or not last:
             why = f"{fragno} fragments, where the reference says {self._reference.fragments}"
-            yield SpillFault(segment=spill_name(lsn_segment(place)), offset=lsn_offset(place), why=why)
+            yield _fault(place, why)
 
     def close(self) -> None:
         """Close the files; closing twice is harmless."""

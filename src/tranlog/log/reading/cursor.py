@@ -15,6 +15,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from tranlog.change import Change
+from tranlog.closing import Closing
 from tranlog.errors import (
     AbandonedError,
     CorruptRecordError,
@@ -212,7 +213,7 @@ def _record_bytes(record: Record) -> bytes:
     return head + record.payload + trailer
 
 
-class Cursor:
+class Cursor(Closing):
     """A place in the log that moves forward, one transaction at a time.
 
     A new cursor stands at the log's first transaction. Threads: one at a time; any number of cursors beside it.
@@ -489,12 +490,6 @@ class Cursor:
         """Let go of the files; closing twice is harmless. A hold stays where it is."""
         self._walk.leave()
         self._closed = True
-
-    def __enter__(self) -> Cursor:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

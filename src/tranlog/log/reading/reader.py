@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import (
     CorruptRecordError,
@@ -72,12 +73,13 @@ class LogRange:
     scanned: bool
 
 
-class LogReader:
+class LogReader(Closing):
     """A log opened for reading. Threads: any; each cursor belongs to one at a time. `_lock` guards the limits."""
 
     def __init__(self, path: str, *, disk: Disk, clock: Clock, checksum: bool) -> None:
         """For `open` only."""
-        self._path = path
+        self.path = path
+        """The log's directory."""
         self._disk = disk
         self._clock = clock
         self._checksum = checksum
@@ -127,25 +129,20 @@ class LogReader:
             reader._limit_marks(reader._positions.read())
             reader._segments.refresh()
             if not reader._segments.row():
-                raise LogMissingError(path=reader._path, why="its first segment has no header yet")
+                raise LogMissingError(path=reader.path, why="its first segment has no header yet")
             found = reader.range()
         except BaseException:
             reader.close()
             raise
         logger.info(
             "Opened for reading. path=%s segments=%d last_seqno=%d checksum=%s end=%s",
-            reader._path,
+            reader.path,
             len(reader._segments.row()),
             found.last_seqno,
             checksum,
             "scanned" if found.scanned else "published",
         )
         return reader
-
-    @property
-    def path(self) -> str:
-        """The log's directory."""
-        return self._path
 
     @property
     def history(self) -> bytes:
@@ -155,7 +152,7 @@ class LogReader:
             number = segments.row()[0][0]
             segments.keep_open(number, segments.open(number, NO_SEQNO))
         if segments.history is None:
-            raise LogMissingError(path=self._path, why="its first segment has no record yet")
+            raise LogMissingError(path=self.path, why="its first segment has no record yet")
         return segments.history
 
     def range(self) -> LogRange:
@@ -163,7 +160,7 @@ class LogReader:
         with self._lock:
             if self._closed:
                 raise LogClosedError()
-            with reading(self._path):
+            with reading(self.path):
                 self._look()
             return self._range
 
@@ -222,7 +219,7 @@ class LogReader:
         if self._surveyed is None:
             self._begin_scan()
             return
-        published = read_published(self._path, self._disk)  # before anything that it tells of
+        published = read_published(self.path, self._disk)  # before anything that it tells of
         if self._tail is None:
             number = self._surveyed.number
             following = self._segments.files.path(number + 1)
@@ -246,10 +243,10 @@ class LogReader:
             self._open_tail(found.number + 1, found.last_seqno, found.last_header)
 
     def _begin_scan(self) -> None:
-        stored = read_index(join(self._path, INDEX_NAME), self._disk) if self._checksum else None
+        stored = read_index(join(self.path, INDEX_NAME), self._disk) if self._checksum else None
         checkpoint = None if stored is None else checkpoint_of(*stored)
         found = survey(
-            self._path,
+            self.path,
             self._disk,
             checksum=self._checksum,
             checkpoint=checkpoint,
@@ -320,7 +317,7 @@ class LogReader:
         is closed: seek there, or give it up by `drop_hold`.
         """
         self.range()  # which segments there are now
-        kept = None if hold is None else KeptHold(self._path, hold, disk=self._disk, clock=self._clock)
+        kept = None if hold is None else KeptHold(self.path, hold, disk=self._disk, clock=self._clock)
         return Cursor(_ReaderView(self), committed_only=committed_only, kept=kept)
 
     def header(self, seqno: Seqno) -> RecordHeader | None:
@@ -371,7 +368,7 @@ class LogReader:
 
     def _end_of(self, number: int) -> Seqno:
         with self._segments.opened(number, NO_SEQNO) as file:
-            return scan_segment(self._path, self._disk, glance_at(file, number), checksum=self._checksum).last_seqno
+            return scan_segment(self.path, self._disk, glance_at(file, number), checksum=self._checksum).last_seqno
 
     def check_whole(self) -> None:
         """Raise CorruptRecordError for the first segment that is missing between others."""
@@ -388,7 +385,7 @@ class LogReader:
 
         Raises CorruptRecordError, LogUnreadableError, SegmentGoneError.
         """
-        return spill_stats(self._path, self._disk)
+        return spill_stats(self.path, self._disk)
 
     def close(self) -> None:
         """Let go of the files; closing twice is harmless."""
@@ -399,12 +396,6 @@ class LogReader:
             self._drop_tail()
             self._positions.close()
             self._segments.close()
-
-    def __enter__(self) -> LogReader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _wait(self, seqno: Seqno, committed_only: bool, timeout_s: float) -> Seqno:
         deadline = self._clock.monotonic() + timeout_s

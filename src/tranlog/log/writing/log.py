@@ -16,6 +16,7 @@ from typing import Self
 
 from tranlog.change import Fragment
 from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk, DiskLock
 from tranlog.errors import AppendOrderError, LogMissingError, PurgeFailedError, SegmentEmptyError
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Gtid, Seqno
@@ -42,7 +43,7 @@ from tranlog.log.writing.rotation import Rotation
 from tranlog.log.writing.spilling import SpilledTransaction
 
 
-class Log(LogView):
+class Log(LogView, Closing):
     """A log opened for writing. There is one at a time per directory; `LogReader` is for everybody else.
 
     Threads: any number may append, commit and take cursors. A transaction of several fragments belongs to the
@@ -429,12 +430,6 @@ class Log(LogView):
                 self._closed = True
                 self._steps.changed.notify_all()
                 self._end.publishing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 __all__ = ["Log", "LogOptions", "LogReader", "drop_hold", "hold", "read_holds"]

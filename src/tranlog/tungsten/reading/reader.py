@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
-from types import TracebackType
 
+from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import CorruptRecordError, LogMissingError, PayloadError, PurgedError
 from tranlog.log.files.directory import join
@@ -102,11 +102,13 @@ class TungstenReader:
         self.order_notes: tuple[str, ...] = ()
         """Events out of order in the newest segments (B7-22): an error to a strict cursor, not to this."""
         self._entries: list[DirectoryEntry] = []
-        self._first_number = 1
+        self.first_number = 1
+        """The oldest segment's number."""
         self._last_place = -1
         self._bases: list[int] = []
-        self._first = self._last = -1
-        self._next = 0
+        self.first_seqno = self.last_seqno = -1
+        self.next_seqno = 0
+        """The seqno that is to come after the last complete transaction."""
 
     @classmethod
     def open(cls, path: str, *, disk: Disk = OS_DISK, checked: bool = True) -> TungstenReader:
@@ -136,10 +138,10 @@ class TungstenReader:
             notes.append(f"{whole[-1].name} is passed over: its header was not finished")
             whole.pop()
         self._entries = whole
-        self._first_number = entries[0].number
+        self.first_number = entries[0].number
         self._bases = [self._base(entry) for entry in whole]
-        self._first = self._last = -1
-        self._next = 0
+        self.first_seqno = self.last_seqno = -1
+        self.next_seqno = 0
         for place in range(len(whole) - 1, -1, -1):
             scan = scan_segment(self.path, whole[place], self.disk, checked=self.checked)
             if isinstance(scan.stop, Damaged):
@@ -157,11 +159,11 @@ class TungstenReader:
             if scan.order_problem is not None:
                 order_notes.append(f"{whole[place].name}: {scan.order_problem}")
             if scan.last is not None:
-                self._last = scan.last.seqno
+                self.last_seqno = scan.last.seqno
                 self._last_place = place
-                self._next = scan.next_seqno
+                self.next_seqno = scan.next_seqno
                 break
-        self._first = next((base for base in self._bases if base >= 0), -1) if self._last >= 0 else -1
+        self.first_seqno = next((base for base in self._bases if base >= 0), -1) if self.last_seqno >= 0 else -1
         self.notes = tuple(notes)
         self.order_notes = tuple(order_notes)
 
@@ -174,30 +176,15 @@ class TungstenReader:
             outcome = reader.record(FILE_HEADER.size)
             return outcome.seqno if isinstance(outcome, EventRecord) else -1
 
-    @property
-    def first_seqno(self) -> int:
-        """The first seqno, -1 in an empty log."""
-        return self._first
-
-    @property
-    def last_seqno(self) -> int:
-        """The last complete transaction's seqno, -1 in an empty log."""
-        return self._last
-
-    @property
-    def next_seqno(self) -> int:
-        """The seqno that is to come after the last complete transaction; 0 in an empty log."""
-        return self._next
-
     def index(self) -> list[IndexEntry]:
         """Return the segments with the seqnos that each holds."""
         out = []
         for place, entry in enumerate(self._entries):
             first = self._bases[place]
-            if self._last < 0 or place > self._last_place or first < 0:
+            if self.last_seqno < 0 or place > self._last_place or first < 0:
                 first = last = -1
             elif place == self._last_place:
-                last = self._last
+                last = self.last_seqno
             else:
                 last = self._bases[place + 1] - 1
             out.append(IndexEntry(number=entry.number, first_seqno=first, last_seqno=last, bytes=entry.size))
@@ -217,11 +204,7 @@ class TungstenReader:
     def place_before(self, seqno: int) -> int:
         """Return the number of the segment where a seqno lies if the log holds it."""
         place = bisect_right(self._bases, seqno) - 1
-        return self._entries[place].number if place >= 0 else self._first_number
-
-    def first_number(self) -> int:
-        """Return the oldest segment's number."""
-        return self._first_number
+        return self._entries[place].number if place >= 0 else self.first_number
 
     def segment_exists(self, number: int) -> bool:
         """Whether a segment's file is there now."""
@@ -232,7 +215,7 @@ class TungstenReader:
         return any((segment_number(name) or -1) > number for name in self.disk.list_dir(self.path))
 
 
-class TungstenCursor:
+class TungstenCursor(Closing):
     """Reads forward, one fragment at a time, and only transactions that are complete.
 
     At the end `next` returns None; called again later it goes on where a replicator that writes has got to.
@@ -253,15 +236,7 @@ class TungstenCursor:
         self._wanted: EventPlace | None = None
         self._last_whole: EventPlace | None = None
         self._last: int | None = None
-        self._open(reader.first_number())
-
-    def __enter__(self) -> TungstenCursor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._open(reader.first_number)
 
     def close(self) -> None:
         """Close; closing twice is harmless."""

@@ -19,6 +19,7 @@ import msgspec
 
 from tranlog.change import Change
 from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import (
     CorruptRecordError,
@@ -62,7 +63,7 @@ def open_readable(path: str | os.PathLike[str], *, disk: Disk = OS_DISK, checksu
     return LogReader.open(directory, disk=disk, checksum=checksum)
 
 
-class TranslatedReader:
+class TranslatedReader(Closing):
     """A Tungsten directory opened for reading as a log of ours; nothing in it is changed.
 
     Everything complete counts as committed: nothing in such a directory tells what is durable.
@@ -172,14 +173,8 @@ class TranslatedReader:
             self._closed = True
             self._tail.close()
 
-    def __enter__(self) -> TranslatedReader:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-class TranslatedCursor:
+class TranslatedCursor(Closing):
     """A place in a Tungsten directory that moves forward, one transaction at a time. Threads: one at a time."""
 
     def __init__(self, log: TranslatedReader, first: Seqno) -> None:
@@ -294,12 +289,6 @@ class TranslatedCursor:
             self._reading = None
         self._before = self._waiting = self._current = None
         self._filled_upto = -1
-
-    def __enter__(self) -> TranslatedCursor:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class TranslatedTransaction:

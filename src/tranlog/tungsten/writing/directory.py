@@ -15,10 +15,10 @@ import logging
 import posixpath
 from dataclasses import dataclass
 from itertools import pairwise
-from types import TracebackType
 from typing import Final
 
 from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk, DiskFile, DiskLock
 from tranlog.errors import (
     AppendOrderError,
@@ -93,7 +93,7 @@ class OpeningReport:
     notes: tuple[str, ...] = ()
 
 
-class TungstenLog:
+class TungstenLog(Closing):
     """A log directory opened for writing, in the form that a Java replicator reads and goes on with.
 
     What is appended is durable when `commit` returns (B7-1: the ancestor never syncs). Events come in order, without
@@ -127,7 +127,8 @@ class TungstenLog:
         self._number = 0
         self._end = 0
         self._buffer = bytearray()
-        self._place: EventPlace | None = None
+        self.next_place: EventPlace | None = None
+        """Which seqno and fragment is to come; None in a log that never held any."""
         self._synced_end = 0
         # The end of the last whole transaction, the place after it, and its seqno: of all, and of what is durable.
         self._whole: tuple[int, EventPlace | None, int] = (0, None, -1)
@@ -196,7 +197,7 @@ class TungstenLog:
 
     def _continue(self, plan: TungstenContinue, entries: list[DirectoryEntry]) -> None:
         if plan.last is not None:
-            self._place = EventPlace(plan.next_seqno)
+            self.next_place = EventPlace(plan.next_seqno)
             self.last_seqno = plan.last.seqno
         kept = [name for name in [self._keep(cut) for cut in plan.cuts] if name is not None]
         for cut in plan.cuts:
@@ -216,8 +217,8 @@ class TungstenLog:
         )
 
     def _base(self, entries: list[DirectoryEntry]) -> int:
-        if self._place is not None:
-            return self._place.seqno
+        if self.next_place is not None:
+            return self.next_place.seqno
         bases = [entry.header.base_seqno for entry in entries if isinstance(entry.header, FileHeader)]
         return max(bases, default=NO_BASE)
 
@@ -286,12 +287,7 @@ class TungstenLog:
     def _begin(self) -> None:
         """Take the segment's end for durable: it was synced, and no transaction is open."""
         self._synced_end = self._end
-        self._whole = self._durable = (self._end, self._place, self.last_seqno)
-
-    @property
-    def next_place(self) -> EventPlace | None:
-        """Which seqno and fragment is to come; None in a log that never held any."""
-        return self._place
+        self._whole = self._durable = (self._end, self.next_place, self.last_seqno)
 
     def append(self, event: Event, *, shard_id: str | None = None, tstamp: int | None = None) -> None:
         """Append one fragment; readers see its transaction when it is complete and committed.
@@ -332,7 +328,7 @@ class TungstenLog:
         """Append one fragment whose payload is bytes already, of either serializer; raises what `append` raises."""
         if self._closed is not None:
             raise LogClosedError(self._closed)
-        why = self._order_problem(self._place, seqno, fragno)
+        why = self._order_problem(self.next_place, seqno, fragno)
         if why is not None:
             raise AppendOrderError(path=self.path, why=why)
         record = encode_event(
@@ -350,10 +346,10 @@ class TungstenLog:
         if fragno == 0 and self._end + len(self._buffer) > self._segment_bytes:
             self._rotate(seqno)
         self._buffer += record
-        self._place = place_behind(seqno, fragno, last_frag, seqno_end, fragno_end)
+        self.next_place = place_behind(seqno, fragno, last_frag, seqno_end, fragno_end)
         if last_frag:
             self.last_seqno = seqno
-            self._whole = (self._end + len(self._buffer), self._place, seqno)
+            self._whole = (self._end + len(self._buffer), self.next_place, seqno)
         if len(self._buffer) >= BUFFER_BYTES:
             self.commit()
 
@@ -436,7 +432,7 @@ class TungstenLog:
         except OSError as exc:
             raise self._failed(exc) from exc
         self._buffer.clear()
-        self._end, self._place, self.last_seqno = end, place, last_seqno
+        self._end, self.next_place, self.last_seqno = end, place, last_seqno
         self._begin()
 
     def _failed(self, exc: OSError) -> LogError:
@@ -461,14 +457,6 @@ class TungstenLog:
         finally:
             self._closed = "it was closed"
             self._release()
-
-    def __enter__(self) -> TungstenLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def take_lock(path: str, disk: Disk) -> DiskLock:
