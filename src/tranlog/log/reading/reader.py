@@ -65,12 +65,12 @@ class LogRange:
     and committed are what a sync record proves.
     """
 
-    first_seqno: Seqno
-    last_seqno: Seqno
-    durable_seqno: Seqno
-    committed_seqno: Seqno
-    epoch: Epoch
-    scanned: bool
+    first_seqno: Seqno = NO_SEQNO
+    last_seqno: Seqno = NO_SEQNO
+    durable_seqno: Seqno = NO_SEQNO
+    committed_seqno: Seqno = NO_SEQNO
+    epoch: Epoch = NO_EPOCH
+    scanned: bool = False
 
 
 class LogReader(Closing):
@@ -93,14 +93,7 @@ class LogReader(Closing):
         self._before: RecordHeader | None = None  # the last event in front of it, where that was looked at
         self._tail: SegmentScanner | None = None  # walks on from there
         self._tail_reader: SegmentReader | None = None
-        self._range = LogRange(
-            first_seqno=NO_SEQNO,
-            last_seqno=NO_SEQNO,
-            durable_seqno=NO_SEQNO,
-            committed_seqno=NO_SEQNO,
-            epoch=NO_EPOCH,
-            scanned=False,
-        )
+        self._range = LogRange()
         self._closed = False
 
     keeps_holds = True
@@ -205,13 +198,15 @@ class LogReader(Closing):
                 self._segments.refresh()
                 first = self._segments.first_seqno()
             self._segments.note(positions.visible_seqno, positions.visible_lsn)
+        if empty:
+            self._range = LogRange(epoch=positions.epoch)
+            return
         self._range = LogRange(
-            first_seqno=NO_SEQNO if empty else first,
-            last_seqno=NO_SEQNO if empty else positions.visible_seqno,
-            durable_seqno=NO_SEQNO if empty else positions.durable_seqno,
-            committed_seqno=NO_SEQNO if empty else positions.committed_seqno,
+            first_seqno=first,
+            last_seqno=positions.visible_seqno,
+            durable_seqno=positions.durable_seqno,
+            committed_seqno=positions.committed_seqno,
             epoch=positions.epoch,
-            scanned=False,
         )
 
     def _scan(self) -> None:
