@@ -167,7 +167,7 @@ class AsyncCursor:
                 yield found
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Close the files; closing twice is harmless."""
         self._cursor.close()
 
     async def __aenter__(self) -> AsyncCursor:

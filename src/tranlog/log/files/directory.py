@@ -73,7 +73,7 @@ def take_lock(path: str, disk: Disk) -> DiskLock:
 
 
 def sign_lock(path: str, disk: Disk) -> None:
-    """Leave word in the lock file of who holds it, for messages."""
+    """Write into the lock file who holds it, for messages."""
     with closing(disk.open(join(path, LOCK_NAME), write=True)) as file:
         file.pwrite(f"pid {os.getpid()}".ljust(_HOLDER_BYTES - 1).encode() + b"\n", 0)
 

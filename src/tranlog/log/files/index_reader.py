@@ -61,7 +61,7 @@ class IndexReader:
         return found
 
     def read_again(self) -> None:
-        """Have the next `read` return what is stored, new or not."""
+        """Make the next `read` return what is stored, new or not."""
         self.close()
 
     def close(self) -> None:

@@ -163,7 +163,7 @@ class IndexTable:
         self._whole = self._end = len(raw)
 
     def close(self) -> None:
-        """Let go of the file; closing twice is harmless."""
+        """Close the file; closing twice is harmless."""
         if self._file is not None:
             self._file.close()
             self._file = None

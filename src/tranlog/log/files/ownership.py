@@ -41,7 +41,7 @@ class Ownership:
         self.lost: LogError | None = None
 
     def lose(self, why: LogError) -> None:
-        """Have nothing written any more; the first reason stays."""
+        """Refuse every write from now on; the first reason stays."""
         if self.lost is None:
             self.lost = why
             self._on_loss()

@@ -337,7 +337,7 @@ def hold(
     disk: Disk = OS_DISK,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Say that `name` restarts at `restart_seqno`: nothing from there on may be purged from the log at `path`.
+    """Write that `name` restarts at `restart_seqno`: nothing from there on may be purged from the log at `path`.
 
     `holder` says in words who that is, `applied` how far a pipeline may have applied. Units: a line of text of fixed
     size, overwritten in place; it is synced when it is created, later only where `sync` asks for it, since an older
@@ -401,7 +401,7 @@ class KeptHold:
         self._next = 0.0
 
     def at(self, seqno: Seqno, *, now: bool = False) -> None:
-        """Say that everything before `seqno` is done with; with `now` at once. Raises HoldError, ConfigError."""
+        """Write that everything before `seqno` is done with; with `now` at once. Raises HoldError, ConfigError."""
         if seqno == self._held or (not now and self._clock.monotonic() < self._next):
             return
         words = f"pid {os.getpid()}"
@@ -429,7 +429,7 @@ def is_running(path: str, name: str, *, disk: Disk = OS_DISK) -> bool:
 
 @contextlib.contextmanager
 def shut_out(path: str, *, disk: Disk) -> Iterator[None]:
-    """Have pipelines that begin wait while the log is rolled back. Raises HoldError."""
+    """Make pipelines that begin wait while the log is rolled back. Raises HoldError."""
     gate = _lock_gate(path, disk)
     if gate is None:
         raise HoldError(path=_holds_of(path), why="another rollback of the log is under way")

@@ -79,7 +79,7 @@ class _Proof:
         self.ends = array("Q")  # where the transactions after `seqno` end
 
     def reach(self, offset: int) -> None:
-        """Learn that everything before `offset` is durable."""
+        """Register that everything before `offset` is durable."""
         if offset > self.offset:
             self.offset = offset
             count = bisect_right(self.ends, offset)
@@ -294,7 +294,7 @@ class SegmentScanner:
         return None
 
     def prove(self, offset: int) -> None:
-        """Learn, after the walk, that everything before `offset` is durable."""
+        """Register, after the walk, that everything before `offset` is durable."""
         self._proof.reach(offset)
 
     def result(self, behind: Checkpoint | None = None) -> SegmentScan:

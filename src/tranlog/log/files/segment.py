@@ -102,7 +102,7 @@ class SegmentReader:
         self.file.close()
 
     def read(self, offset: int, *, verify: bool) -> Outcome:
-        """Say what stands at `offset`; with `verify` an event's checksum is held against all its bytes.
+        """Return what stands at `offset`; with `verify` an event's checksum is held against all its bytes.
 
         Shape: Partial only where the file ends before the record does. Memory: one window, whatever the record.
         """

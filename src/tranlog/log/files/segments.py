@@ -240,7 +240,7 @@ class Segments:
         self._take_again = False  # one has become known since
 
     def refresh(self) -> None:
-        """Look at the directory again: learn new segments, forget those that were purged.
+        """Read the directory again: add new segments, drop those that were purged.
 
         A hole in the row is met by whoever reads up to it. Raises LogMissingError, LogUnreadableError, LogCodecError,
         and CorruptRecordError for a bad header, or for a hole after which another epoch begins: a rollback mark may be
@@ -430,7 +430,7 @@ class Segments:
             return self._row.start_of(seqno)
 
     def misled(self, place: Place) -> None:
-        """Learn that the index named a place where the transaction does not stand, though it is in the log."""
+        """Register that the index named a place where the transaction does not stand, though it is in the log."""
         with self._lock:
             reader = self.index.range.first == NO_SEQNO
             if reader:
@@ -506,7 +506,7 @@ class Segments:
             return f"seqno {last} cannot be read at {lsn_text(place)}: {exc}"
 
     def learn_run(self, number: int, first: Seqno, offsets: Sequence[int]) -> None:
-        """Learn where the transactions of a segment begin, `first` and those that follow it."""
+        """Register where the transactions of a segment begin, `first` and those that follow it."""
         with self._lock:
             cut = self._row.cut_of(number)
             for at in range(0, len(offsets), self.index.mappings.options.stride):
@@ -515,7 +515,7 @@ class Segments:
                 self.index.mappings.learn(Place(Seqno(first + at), lsn(number, offsets[at])))
 
     def note(self, seqno: Seqno, position: Lsn) -> None:
-        """Learn where a transaction begins: for readers, whose index is what they came by. A writer's knows more."""
+        """Register where a transaction begins: for readers, whose index is what they came by. A writer's knows more."""
         if self.recent is not None:
             return
         with self._lock:
@@ -554,12 +554,12 @@ class Segments:
             return self.index.view(built_from)
 
     def index_stored(self, plan: FlushPlan) -> None:
-        """Learn that a plan was stored."""
+        """Register that a plan was stored."""
         with self._lock:
             self.index.flushed(plan)
 
     def synced(self, seqno: Seqno) -> None:
-        """Learn that everything up to `seqno` is durable."""
+        """Register that everything up to `seqno` is durable."""
         with self._lock:
             self.index.synced(seqno)
 

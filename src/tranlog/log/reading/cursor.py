@@ -311,7 +311,10 @@ class Cursor(Closing):
                 return None
 
     def _heed(self) -> None:
-        """Learn of rollbacks. Raises AbandonedError if one of them abandoned what was returned since the last seek."""
+        """Take new rollbacks into account.
+
+        Raises AbandonedError if one of them abandoned what was returned since the last seek.
+        """
         segments = self._view.segments
         marks = segments.marks
         seen = self._marks[-1].dead_end if self._marks else Lsn(0)
@@ -460,9 +463,9 @@ class Cursor(Closing):
         """Yield Arrow record batches of what stands from here on: one row per change, or per transaction.
 
         Shape: the columns of `log.arrow`, `columns` of them, in the order given; a batch ends where it is large
-        enough, or nothing more is there now, and holds at least one row. What `selection` leaves out is told by the
-        headers, before a payload is read. Ends as `scan`. Raises as `next`; PayloadError; ConfigError for a column
-        that there is not; LibraryMissingError where pyarrow is not installed.
+        enough, or nothing more is there now, and holds at least one row. What `selection` leaves out is decided by the
+        headers, before a payload is read. Ends as `scan`. Raises as `next`; PayloadError; ConfigError for an
+        unknown column; LibraryMissingError where pyarrow is not installed.
         """
         return read_batches(self, unit=unit, columns=columns, selection=selection, until=until, wait=wait)
 
@@ -487,7 +490,7 @@ class Cursor(Closing):
         return block
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless. A hold stays where it is."""
+        """Close the files; closing twice is harmless. A hold stays where it is."""
         self._walk.leave()
         self._closed = True
 

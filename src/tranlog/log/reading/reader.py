@@ -383,7 +383,7 @@ class LogReader(Closing):
         return spill_stats(self.path, self._disk)
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Close the files; closing twice is harmless."""
         with self._lock:
             if self._watch is not None and not self._closed:
                 self._watch.close()

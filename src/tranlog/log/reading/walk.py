@@ -47,7 +47,7 @@ class CursorLog(Protocol):
         """Return the newest seqno that may be read now."""
 
     def heed(self) -> None:
-        """Have `segments` know every rollback that has returned: before something is returned that was read."""
+        """Make `segments` know every rollback that has returned, before something that was read is returned."""
 
     def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
         """Return the limit once it has reached `seqno`, or after `timeout_s` whatever it is then."""
@@ -145,7 +145,7 @@ class LogWalk:
         return header
 
     def leave(self) -> None:
-        """Be nowhere: the next step asks the index. What was passed over stays known."""
+        """Close the segment: the next step asks the index. What was passed over stays known."""
         if self.reader is not None:
             self._segments.keep_open(self.reader.number, self.reader.file)
             self.reader = None

@@ -138,7 +138,7 @@ class SeqnoIndex:
         return self._facts
 
     def register(self, entry: Entry) -> bool:
-        """Learn where a transaction begins, late or early; false for one that is registered already, or purged."""
+        """Register where a transaction begins, late or early; false for one that is registered already, or purged."""
         seqno = entry.seqno
         if seqno <= self._prefix or seqno in self._waiting:
             return False
@@ -153,7 +153,7 @@ class SeqnoIndex:
         return True
 
     def register_run(self, segment: int, first: Seqno, offsets: Sequence[int]) -> None:
-        """Learn of complete transactions that follow the prefix one by one inside a segment; the writer's fast way."""
+        """Register complete transactions that follow the prefix one by one inside a segment; the writer's fast way."""
         if not offsets:
             return
         assert first == self._prefix + 1 and not self._waiting
@@ -169,7 +169,7 @@ class SeqnoIndex:
         self.range = self._facts
 
     def synced(self, seqno: Seqno) -> None:
-        """Learn that everything up to `seqno` is durable; a syncup may meet there."""
+        """Register that everything up to `seqno` is durable; a syncup may meet there."""
         seqno = min(seqno, self._prefix)
         if seqno > self._facts.last_sync:
             self._facts = msgspec.structs.replace(self._facts, last_sync=seqno)
@@ -344,7 +344,7 @@ class SeqnoIndex:
         return _image(self.mappings.buckets, stored)
 
     def flushed(self, plan: FlushPlan) -> None:
-        """Learn that a plan was stored. One that a truncation or a registration overtook leaves the rest to do."""
+        """Register that a plan was stored. One that a truncation or a registration overtook leaves the rest to do."""
         self.mappings.stored(plan.puts, plan.deletes)
         stored_range = plan.puts[RANGE_KEY]
         self._range_dirty = _range_facts(stored_range) != (self._facts, self._prefix)

@@ -73,7 +73,7 @@ class Mappings:
     # --- learning ------------------------------------------------------------------------------------
 
     def map(self, seqno: Seqno, position: Lsn, *, dense: bool = True) -> None:
-        """Learn where a transaction begins; `dense`: all between the last one known and it are mapped, too."""
+        """Register where a transaction begins; `dense`: all between the last one known and it are mapped, too."""
         row = self._row
         at = row.owner(seqno)
         if at >= 0:
@@ -99,7 +99,7 @@ class Mappings:
         self._dropped.discard(seqno)
 
     def map_run(self, segment: int, first: Seqno, offsets: Sequence[int]) -> None:
-        """Learn where transactions begin that follow one another, and what is known, inside a segment."""
+        """Register where transactions begin that follow one another, and what is known, inside a segment."""
         options = self.options
         base = segment << 32
         last = first + len(offsets) - 1
@@ -155,7 +155,7 @@ class Mappings:
         return None
 
     def fill(self, gap: Gap, offsets: Sequence[int]) -> bool:
-        """Learn where the first transactions of a gap begin, in its segment.
+        """Register where the first transactions of a gap begin, in its segment.
 
         False, and nothing is learned, where the log was rolled back or purged meanwhile, and the gap is not there now.
         """
@@ -235,7 +235,7 @@ class Mappings:
             self._dropped.add(bucket.first)
 
     def stored(self, puts: Mapping[int, bytes], deletes: Iterable[int]) -> None:
-        """Learn that these buckets were stored, and these deleted; what has changed since stays to be done."""
+        """Register that these buckets were stored, and these deleted; what has changed since stays to be done."""
         for bucket in self._row.buckets:
             stored = puts.get(bucket.first)
             if stored is not None and stored == encode_bucket(bucket):

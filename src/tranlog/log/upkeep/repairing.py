@@ -191,7 +191,7 @@ def _keep_spill(path: str, disk: Disk, number: int) -> str:
 
 
 def _forget_positions(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> None:
-    """Leave of the positions nothing but epoch and history: readers scan, and the next writer begins a new one."""
+    """Keep nothing of the positions but epoch and history: readers scan, and the next writer begins a new one."""
     with closing(disk.open(join(path, POSITIONS_NAME), write=True, create=True)) as file:
         left = Positions(boot_id="", identity=0, epoch=decision.epoch, first_seqno=NO_SEQNO, history=history)
         file.pwrite(encode_positions(left), 0)

@@ -217,7 +217,7 @@ class Allocation:
         return self.gtid
 
     def abandon(self) -> None:
-        """Leave an empty transaction in its place; its seqno exists, and holds nothing. Raises as `complete`."""
+        """Write an empty transaction in its place; its seqno exists, and holds nothing. Raises as `complete`."""
         if self._over or self._extent.done:
             return
         self._written = False

@@ -71,7 +71,7 @@ class IndexFill:
         self._ending = False
 
     def end(self) -> None:
-        """Have `run` return after the step that is under way."""
+        """Make `run` return after the step that is under way."""
         self._ending = True
 
     def run(self) -> None:

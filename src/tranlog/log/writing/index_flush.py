@@ -78,7 +78,7 @@ class IndexFlush:
             self._store(view, self._taken)
 
     def after_sync(self, built_from: BuiltFrom) -> None:
-        """Have the index stored by another thread if that is due; everything in it is durable."""
+        """Store the index in another thread if that is due; everything in it is durable."""
         if self._bytes_behind(built_from.end) < self._options.index_flush_bytes and (
             self._next_s is None or self._clock.monotonic() < self._next_s
         ):
@@ -102,7 +102,7 @@ class IndexFlush:
         return thread
 
     def end_filling(self) -> None:
-        """Have what was filled so far stored by the next flush, and no more filled; waits for one step."""
+        """Fill no more; the next flush stores what was filled. Waits for one step."""
         if self._filling is not None:
             self._fill.end()
             self._filling.join()

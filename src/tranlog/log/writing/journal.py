@@ -217,7 +217,7 @@ class Journal:
         return None
 
     def end_cleanly(self) -> None:
-        """Say in the segment that everything in it is durable, and give it its true length; or leave it as it was."""
+        """Write into the segment that all of it is durable, and give it its true length; or leave it as it was."""
         end = self.buffer.start
         try:
             proof = self.sync_record(end, end, self._clock.now_ms())

@@ -68,7 +68,7 @@ class Log(LogView, Closing):
         self.recovered = RecoveryReport(created=True, clean=True)
 
     def _close_room(self) -> None:
-        """Have the next append look at what came up. Threads: any, without the lock."""
+        """Make the next append look at what came up. Threads: any, without the lock."""
         self._pending.room = 0
 
     # --- opening -------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Publishing:
         self.durable = self.committed = max(self.durable, seqno)
 
     def go_back(self, seqno: Seqno, ids: tuple[str, str], start: Lsn) -> None:
-        """Have `seqno` for the last transaction, durable: what lay after it was abandoned."""
+        """Make `seqno` the last transaction, durable: what lay after it was abandoned."""
         self.visible = self.durable = self.committed = seqno
         self.seen.go_back(seqno)
         self.proven.go_back(seqno)

@@ -65,7 +65,7 @@ class Purging:
         return purge_plan(row, limits=limits, holds=holds, durable=durable, now_ms=now_ms)
 
     def note(self, plan: PurgePlan, *, now_ms: int) -> None:
-        """Leave word of a plan that gives something up, before it is carried out.
+        """Write down a plan that gives something up, before it is carried out.
 
         A disk that refuses it does not stop the purge, which may be what makes room; the loss is said here then.
         """

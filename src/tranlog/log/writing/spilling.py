@@ -111,7 +111,7 @@ class Spilling:
         self._stored: SpillTable | None = None
 
     def take_stock(self, log_segments: Sequence[int], end: int, history: bytes) -> None:
-        """Learn which spill segments there are and who refers into them; `end` is that of the newest log segment.
+        """Find out which spill segments there are and who refers into them; `end` is that of the newest log segment.
 
         The log has been recovered, and `history` is its identity. Raises ForeignHistoryError, OSError.
         """

@@ -124,7 +124,7 @@ class TungstenReader:
         return reader
 
     def refresh(self) -> None:
-        """Look at the directory again; raises what `open` raises."""
+        """Read the directory again; raises what `open` raises."""
         entries = list_entries(self.path, self.disk)
         if not entries:
             raise LogMissingError(path=self.path, why="it holds no segment (thl.data.*)")
@@ -332,7 +332,7 @@ class TungstenCursor(Closing):
         return run
 
     def lost(self) -> str | None:
-        """Say why what `next` returned last is no longer in the directory, None while it is.
+        """Return why what `next` returned last is no longer in the directory, None while it is.
 
         For a cursor at the end that waits for more. A replicator that starts anew may cut what is not complete: that
         is read again. But whoever resets or restores the directory takes complete transactions away, or the file.

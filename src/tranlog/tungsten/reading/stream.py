@@ -54,11 +54,11 @@ class WholeReader:
         return self._ready.popleft()
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Close the files; closing twice is harmless."""
         self._cursor.close()
 
     def lost(self) -> str | None:
-        """Say why what `next` returned last is no longer there; see `TungstenCursor.lost`."""
+        """Return why what `next` returned last is no longer there; see `TungstenCursor.lost`."""
         return self._cursor.lost()
 
     def payload(self, piece: Piece) -> bytes:

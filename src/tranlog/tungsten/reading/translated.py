@@ -168,7 +168,7 @@ class TranslatedReader(Closing):
         return PurgedError(seqno=seqno, first=self.range().first_seqno)
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Close the files; closing twice is harmless."""
         with self._lock:
             self._closed = True
             self._tail.close()
@@ -283,7 +283,7 @@ class TranslatedCursor(Closing):
         return self._current
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Close the files; closing twice is harmless."""
         if self._reading is not None:
             self._reading.close()
             self._reading = None

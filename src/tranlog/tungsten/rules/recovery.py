@@ -238,7 +238,7 @@ def _older_problem(scan: TungstenScan) -> Refuse | None:
 
 
 def rotate_problem(rotate: TungstenRotate, number: int) -> str:
-    """Say what is wrong with a rotate record that does not lead to the next segment (B7-12: backwards, for ever)."""
+    """Return what is wrong with a rotate record that does not lead to the next segment (B7-12: backwards, for ever)."""
     return f"its rotate record leads to segment {rotate.next_segment}, not to {segment_name(next_number(number))}"
 
 
@@ -273,7 +273,7 @@ class EventPlace(msgspec.Struct, frozen=True):
 
 
 def order_problem(wanted: EventPlace | None, seqno: int, fragno: int) -> str | None:
-    """Say why an event does not belong after what is stored; None where it does. `wanted` is None in an empty log.
+    """Return why an event does not belong after what is stored; None where it does. `wanted` is None in an empty log.
 
     The ancestor stores duplicates, gaps and a second open transaction. Source: docs/conformance.md, B7-22.
     """
@@ -294,7 +294,7 @@ def order_problem(wanted: EventPlace | None, seqno: int, fragno: int) -> str | N
 
 
 def reading_problem(wanted: EventPlace | None, seqno: int, fragno: int) -> str | None:
-    """Say why an event that is read does not follow the one before it; None where it does.
+    """Return why an event that is read does not follow the one before it; None where it does.
 
     Between transactions seqnos may be missing: a replicator that is told to (`online -base-seqno`) goes on higher.
     """

@@ -434,7 +434,7 @@ class _Source:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
 
 
 class _TungstenSource(_Source):
@@ -553,5 +553,5 @@ class _NativeSource(_Source):
                 yield transaction
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         self._reader.close()
