@@ -337,11 +337,6 @@ class Cursor(Closing):
         self._view.heed()
         return self._view.segments.marks is not self._marks
 
-    def _move(self, behind: int, following: int, last: int = -1) -> None:
-        """Stand after what was taken out of the walk's window, in front of the transaction `following`."""
-        self._next = Seqno(following)
-        self._walk.move(behind, self._next, last)
-
     def pass_over(self, shards: Container[bytes], upto: Seqno) -> Seqno:
         """Pass the next transactions that belong to one of `shards` (in UTF-8); return the seqno passed last.
 
@@ -357,7 +352,8 @@ class Cursor(Closing):
         if self._overtaken():
             return Seqno(seqno - 1)
         if last >= 0:
-            self._move(behind, following, last)
+            self._next = Seqno(following)
+            walk.move(behind, self._next, last)
         return Seqno(following - 1)
 
     def passed(self) -> RecordHeader:
@@ -378,9 +374,11 @@ class Cursor(Closing):
         is decoded. A spilled fragment comes as the record that it would be in the log. Moves on by blocks: when it is
         left early, seek. Raises as `next`.
         """
+        heed, segments = self._view.heed, self._view.segments
         for window, places, seqno in self._blocks():
             for one in cut_records(window, places, seqno):
-                if self._overtaken():
+                heed()
+                if segments.marks is not self._marks:
                     self._next = Seqno(one[0])
                     self._heed()
                     break
@@ -396,7 +394,8 @@ class Cursor(Closing):
                 places: list[int] = []
                 behind, following = take_events(window, at, seqno, limit, places, verify=self._view.checksum)
                 if not self._overtaken() and places:
-                    self._move(behind, following, places[-1])
+                    self._next = Seqno(following)
+                    walk.move(behind, self._next, places[-1])
                     places.append(behind)
                     yield window, places, seqno
                     continue
@@ -486,7 +485,8 @@ class Cursor(Closing):
         )
         if self._overtaken() or following == seqno:
             return None
-        self._move(behind, following)
+        self._next = Seqno(following)
+        walk.move(behind, self._next)
         return block
 
     def close(self) -> None:
