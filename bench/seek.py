@@ -54,7 +54,7 @@ def fragment(number: int) -> Fragment:
 def locate_without_lock(segments: Segments, seqno: Seqno) -> Place | None:
     """What `Segments.locate` does for the writer's process, without its lock."""
     start = segments._row.start_of(seqno)
-    known = segments.index.below(seqno)
+    known = segments.index.mappings.below(seqno)
     return known if start is not None and known is not None and known.lsn > start.lsn else start
 
 
@@ -94,8 +94,8 @@ class Keeping:
 
     def __init__(self, index: SeqnoIndex) -> None:
         self._index = index
-        self._row = index._row
-        self._bucket = index.buckets()[0]
+        self._row = index.mappings._row
+        self._bucket = index.mappings.buckets[0]
         self._end = -1
 
     def lte(self, seqno: Seqno) -> Place | None:
@@ -103,8 +103,8 @@ class Keeping:
         index, bucket = self._index, self._bucket
         if seqno not in index.range:
             return None
-        if not bucket.first <= seqno < self._end or self._row is not index._row:
-            row = self._row = index._row
+        if not bucket.first <= seqno < self._end or self._row is not index.mappings._row:
+            row = self._row = index.mappings._row
             at = row.owner(seqno)
             self._bucket = bucket = row.buckets[at]
             self._end = row.firsts[at + 1] if at + 1 < len(row.firsts) else index.prefix + 1

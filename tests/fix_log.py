@@ -149,6 +149,18 @@ def kept_open(*logs: Log | LogReader) -> Iterator[None]:
             log.close()
 
 
+def index_threads() -> list[threading.Thread]:
+    """Return the threads that store an index, or fill its gaps, now."""
+    return [one for one in threading.enumerate() if one.name.startswith("tranlog index of ")]
+
+
+def await_index() -> None:
+    """Wait until the index is stored, and its gaps are filled, as far as a thread is at it."""
+    for thread in index_threads():
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 def run_threads(*bodies: Callable[[], None]) -> None:
     """Run them all, and fail with what any of them raised."""
     raised: list[BaseException] = []

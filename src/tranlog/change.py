@@ -4,7 +4,7 @@ Owns the values that travel from a source to a target. Their bytes are `payload`
 `log`'s. The hard idea: a *fragment* is the unit that moves. A small transaction is one fragment with `last` set;
 a large one is a run of fragments, none of which says anything about the whole except the last.
 
-Source: design/data-model.md, "Transactions, tables, identity".
+Source: docs/format.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Owns the seam through which time reaches everything that acts; what decides gets
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -33,3 +33,7 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+SYSTEM_CLOCK: Final = SystemClock()
+"""The clock of whoever names no other."""

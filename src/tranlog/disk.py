@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from tranlog.inotify import FileWatch, watch_file
 
@@ -33,7 +33,7 @@ class DiskFile(Protocol):
     def write_out(self, size: int, offset: int, *, wait: bool = True) -> None:
         """Have bytes that were written go to the disk now, and wait for them, or not; no promise.
 
-        Raises nothing: where that fails, each `sync` behind it does.
+        Raises nothing: where that fails, each `sync` after it does.
         """
 
     def size(self) -> int:
@@ -343,3 +343,7 @@ class OsDisk:
 
     def boot_id(self) -> str:
         return _boot_id()
+
+
+OS_DISK: Final = OsDisk()
+"""The disk of whoever names no other."""

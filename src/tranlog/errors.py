@@ -7,9 +7,9 @@ Spark carries them from a task to the driver. Which exit code an error gets is d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar, dataclass_transform
 
 from tranlog.ids import Gtid
 
@@ -29,8 +29,22 @@ def _rebuild(kind: type[TranlogError], args: tuple[Any, ...], fields: dict[str, 
     return error
 
 
+@dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))
 class TranlogError(Exception):
-    """Whatever tranlog raises on purpose."""
+    """Whatever tranlog raises on purpose.
+
+    A class below it that has fields is a dataclass, whose fields are given by name. `template` is its message, with the
+    fields' names in braces; one that says more than its fields has a `__str__` of its own.
+    """
+
+    template: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        if cls.template or "__str__" in vars(cls):
+            dataclass(eq=False, kw_only=True)(cls)
+
+    def __str__(self) -> str:
+        return self.template.format_map(vars(self)) if self.template else super().__str__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, dict(self.__dict__))
@@ -43,7 +57,6 @@ class LogError(TranlogError):
     """The log, its files or its disk."""
 
 
-@dataclass(eq=False, kw_only=True)
 class CorruptRecordError(LogError):
     """Bytes that are proven to have been durable are not what was written.
 
@@ -64,44 +77,37 @@ class CorruptRecordError(LogError):
         )
 
 
-@dataclass(eq=False, kw_only=True)
 class LogMissingError(LogError):
     """There is no log where one was named."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return f"no log at {self.path}: {self.why}. Check the directory, or start `tranlog capture` to create it"
+    template = "no log at {path}: {why}. Check the directory, or start `tranlog capture` to create it"
 
 
-@dataclass(eq=False, kw_only=True)
 class LogUnreadableError(LogError):
     """The operating system refused to read or list the log's files."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return f"cannot read the log at {self.path}: {self.why}. Check owner and permissions"
+    template = "cannot read the log at {path}: {why}. Check owner and permissions"
 
 
-@dataclass(eq=False, kw_only=True)
 class LogCodecError(LogError):
     """A segment is in the Tungsten replicator's own codec: the whole log, or, mixed in, a part of it."""
 
     path: str
     segment: str
 
-    def __str__(self) -> str:
-        return (
-            f"{self.segment} of the log at {self.path} was written by the Tungsten replicator, in its own format; here "
-            "a native log is needed, and no log is both. Nothing was changed. Use `thl convert` to make one of it, or "
-            "`tranlog capture --source thl:DIR`; or name another directory"
-        )
+    template = (
+        "{segment} of the log at {path} was written by the Tungsten replicator, in its own format; here "
+        "a native log is needed, and no log is both. Nothing was changed. Use `thl convert` to make one of it, or "
+        "`tranlog capture --source thl:DIR`; or name another directory"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class LogVersionError(LogError):
     """A segment was written by a release whose format this one does not know."""
 
@@ -109,14 +115,12 @@ class LogVersionError(LogError):
     segment: str
     version: str
 
-    def __str__(self) -> str:
-        return (
-            f"{self.segment} of the log at {self.path} has format version {self.version}, which is newer than 1.1, the "
-            "one that this release knows. Nothing was changed. Use the release that wrote it"
-        )
+    template = (
+        "{segment} of the log at {path} has format version {version}, which is newer than 1.1, the "
+        "one that this release knows. Nothing was changed. Use the release that wrote it"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class ForeignHistoryError(LogError):
     """A file in a log's directory belongs to another log: it bears the identity of another history, or none.
 
@@ -141,21 +145,18 @@ class ForeignHistoryError(LogError):
         )
 
 
-@dataclass(eq=False, kw_only=True)
 class NativeLogError(LogError):
     """The directory holds a log in our own codec, not the Tungsten replicator's."""
 
     path: str
     segment: str
 
-    def __str__(self) -> str:
-        return (
-            f"{self.segment} of the log at {self.path} is in tranlog's own format, not in the Tungsten replicator's; "
-            "nothing was changed. Name another directory, or read this one as a native log"
-        )
+    template = (
+        "{segment} of the log at {path} is in tranlog's own format, not in the Tungsten replicator's; "
+        "nothing was changed. Name another directory, or read this one as a native log"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class MixedCodecsError(LogError):
     """A directory holds segments of both codecs."""
 
@@ -163,96 +164,80 @@ class MixedCodecsError(LogError):
     native: str
     tungsten: str
 
-    def __str__(self) -> str:
-        return (
-            f"the directory {self.path} holds two logs: {self.native} is in tranlog's own format, {self.tungsten} in "
-            "the Tungsten replicator's; nothing was changed. Move the segments of one of them to another directory"
-        )
+    template = (
+        "the directory {path} holds two logs: {native} is in tranlog's own format, {tungsten} in "
+        "the Tungsten replicator's; nothing was changed. Move the segments of one of them to another directory"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class AppendOrderError(LogError):
     """A transaction that does not follow what the log holds; it was not stored."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return f"the log at {self.path} refuses {self.why}; nothing was stored. Append what is to come, in order"
+    template = "the log at {path} refuses {why}; nothing was stored. Append what is to come, in order"
 
 
-@dataclass(eq=False, kw_only=True)
 class PurgeRangeError(LogError):
     """A range that cannot be purged; nothing was removed."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return f"nothing was purged from the log at {self.path}: {self.why}. Name another range; `thl index` shows them"
+    template = "nothing was purged from the log at {path}: {why}. Name another range; `thl index` shows them"
 
 
-@dataclass(eq=False, kw_only=True)
 class ConversionRefusedError(LogError):
     """A log holds what the other codec cannot say; nothing was written."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return (
-            f"the log at {self.path} is not converted: {self.why}. Nothing was written. See what each means by "
-            "`thl convert --help`; with --lossy what can be left out is left out"
-        )
+    template = (
+        "the log at {path} is not converted: {why}. Nothing was written. See what each means by "
+        "`thl convert --help`; with --lossy what can be left out is left out"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class ConversionTargetError(LogError):
     """What is in the destination of a conversion is not the beginning of this one; nothing was changed."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return f"nothing is converted into {self.path}: {self.why}. Nothing was changed; name another directory"
+    template = "nothing is converted into {path}: {why}. Nothing was changed; name another directory"
 
 
-@dataclass(eq=False, kw_only=True)
 class HoldError(LogError):
     """A hold, which keeps retention from purging what somebody still needs, cannot be written or read."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return f"the hold at {self.path} failed: {self.why}. Retention does not wait for what it stands for; check it"
+    template = "the hold at {path} failed: {why}. Retention does not wait for what it stands for; check it"
 
 
-@dataclass(eq=False, kw_only=True)
 class SegmentGoneError(LogError):
     """A segment was deleted under an open log."""
 
     path: str
 
-    def __str__(self) -> str:
-        return f"segment {self.path} was removed while the log was open; close the log, restore the file, open again"
+    template = "segment {path} was removed while the log was open; close the log, restore the file, open again"
 
 
-@dataclass(eq=False, kw_only=True)
 class LogReplacedError(LogError):
     """A directory was reset or restored while it was read: what was read is no longer in it."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return (
-            f"the log at {self.path} was reset or restored while it was read: {self.why}. Start again: the position is "
-            "then held against what is there now"
-        )
+    template = (
+        "the log at {path} was reset or restored while it was read: {why}. Start again: the position is "
+        "then held against what is there now"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class PurgedError(LogError):
     """The wanted seqno lies before the first one that the log still holds.
 
@@ -277,34 +262,29 @@ class PurgedError(LogError):
         return f"{text}. Start from there, or from a new snapshot"
 
 
-@dataclass(eq=False, kw_only=True)
 class SegmentEmptyError(LogError):
-    """No segment can be started behind one that holds no transaction."""
+    """No segment can be started after one that holds no transaction."""
 
     path: str
 
-    def __str__(self) -> str:
-        return (
-            f"no segment was added: {self.path} is the newest one and holds no transaction yet. Nothing was changed; "
-            "start one after the next transaction"
-        )
+    template = (
+        "no segment was added: {path} is the newest one and holds no transaction yet. Nothing was changed; "
+        "start one after the next transaction"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class RollbackError(LogError):
     """A log cannot be rolled back to a matchpoint; nothing was changed."""
 
     matchpoint: Gtid
     why: str
 
-    def __str__(self) -> str:
-        return (
-            f"the log cannot be rolled back to {self.matchpoint}: {self.why}. Nothing was changed; name another "
-            "matchpoint, or mend what stands in the way"
-        )
+    template = (
+        "the log cannot be rolled back to {matchpoint}: {why}. Nothing was changed; name another "
+        "matchpoint, or mend what stands in the way"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class AbandonedError(LogError):
     """What a cursor returned last was abandoned since: a rollback went back to before it.
 
@@ -324,7 +304,6 @@ class AbandonedError(LogError):
         )
 
 
-@dataclass(eq=False, kw_only=True)
 class IndexCutError(LogError):
     """The index was asked to forget what it must keep: a bound that is outside the range, or not proven durable."""
 
@@ -333,102 +312,84 @@ class IndexCutError(LogError):
     last: int
     last_txn_end: int
 
-    def __str__(self) -> str:
-        return (
-            f"the index cannot be cut at seqno {self.seqno}: it covers {self.first} to {self.last}, and the last "
-            f"transaction ends at {self.last_txn_end}. Nothing was changed; name a seqno that it can end at"
-        )
+    template = (
+        "the index cannot be cut at seqno {seqno}: it covers {first} to {last}, and the last "
+        "transaction ends at {last_txn_end}. Nothing was changed; name a seqno that it can end at"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class IndexDamagedError(LogError):
     """A stored index contradicts itself or the log; it is only ever rebuilt, never believed."""
 
     why: str
 
-    def __str__(self) -> str:
-        return f"the stored index is not right: {self.why}. Open the log for writing: it is rebuilt from the segments"
+    template = "the stored index is not right: {why}. Open the log for writing: it is rebuilt from the segments"
 
 
-@dataclass(eq=False, kw_only=True)
 class RepairRefusedError(LogError):
     """A repair that was asked for cannot be done, or must not be."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return f"the log at {self.path} was not repaired: {self.why}. Nothing was changed. See `thl repair --help`"
+    template = "the log at {path} was not repaired: {why}. Nothing was changed. See `thl repair --help`"
 
 
-@dataclass(eq=False, kw_only=True)
 class LogLockedError(LogError):
     """Another writer holds the log, or took it over."""
 
     path: str
     holder: str
 
-    def __str__(self) -> str:
-        return f"the log at {self.path} is held by another writer ({self.holder}). Stop it first; readers need no lock"
+    template = "the log at {path} is held by another writer ({holder}). Stop it first; readers need no lock"
 
 
-@dataclass(eq=False)
 class LogClosedError(LogError):
     """The log was closed, or closed itself after a failed sync: nothing after the last sync is assumed durable."""
 
-    why: str = "it was closed"
+    why: str = field(default="it was closed", kw_only=False)
 
-    def __str__(self) -> str:
-        return f"the log is closed: {self.why}. Open it again: what was durable is there"
+    template = "the log is closed: {why}. Open it again: what was durable is there"
 
 
-@dataclass(eq=False, kw_only=True)
 class DiskFullError(LogError):
     """The disk has no room. The transaction is refused whole; the log stays readable and, given room, writable."""
 
     path: str
 
-    def __str__(self) -> str:
-        return f"disk full at {self.path}: the transaction was refused, nothing of it is kept. Make room and try again"
+    template = "disk full at {path}: the transaction was refused, nothing of it is kept. Make room and try again"
 
 
-@dataclass(eq=False, kw_only=True)
 class DiskFailedError(LogError):
     """A write or a sync failed: nothing since the last good sync is assumed durable, and writing ends."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return f"writing {self.path} failed: {self.why}. The log is closed for writing; check the disk, open it again"
+    template = "writing {path} failed: {why}. The log is closed for writing; check the disk, open it again"
 
 
-@dataclass(eq=False, kw_only=True)
 class SpillFailedError(DiskFailedError):
     """A write or a sync of a spill segment failed: what had spilled there is refused, and the log stays open."""
 
-    def __str__(self) -> str:
-        return (
-            f"writing {self.path} failed: {self.why}. The transaction was refused, nothing of it is kept, and the log "
-            "goes on; check the disk, hand it over again"
-        )
+    template = (
+        "writing {path} failed: {why}. The transaction was refused, nothing of it is kept, and the log "
+        "goes on; check the disk, hand it over again"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class PurgeFailedError(LogError):
     """A segment that nobody needs any more cannot be removed. The log stays open; the next purge tries again."""
 
     path: str
     why: str
 
-    def __str__(self) -> str:
-        return (
-            f"removing {self.path} failed: {self.why}. The log goes on, and the next purge tries again; check the disk "
-            "and the permissions of its directory"
-        )
+    template = (
+        "removing {path} failed: {why}. The log goes on, and the next purge tries again; check the disk "
+        "and the permissions of its directory"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class RecordLimitError(LogError):
     """A record that the format cannot hold: refused at append, nothing written."""
 
@@ -439,11 +400,10 @@ class RecordLimitError(LogError):
         named = self.event_id if len(self.event_id) <= 80 else self.event_id[:80] + "…"
         return (
             f"the transaction with event id {named!r} was refused: {self.why}. Nothing of it was written; "
-            "change it at the source, or start a new log behind it (`tranlog reset`)"
+            "change it at the source, or start a new log after it (`tranlog reset`)"
         )
 
 
-@dataclass(eq=False, kw_only=True)
 class PayloadError(LogError):
     """A record's payload cannot be decoded, although its checksum held or was off."""
 
@@ -455,18 +415,15 @@ class PayloadError(LogError):
         return f"the payload{where} cannot be decoded: {self.why}. See its header by `thl list -headers`"
 
 
-@dataclass(eq=False, kw_only=True)
 class LibraryMissingError(LogError):
     """A library that tranlog can do without, until now, is not installed."""
 
     library: str
     what: str
 
-    def __str__(self) -> str:
-        return f"{self.what} need {self.library}, which is not installed. Install it: `pip install {self.library}`"
+    template = "{what} need {library}, which is not installed. Install it: `pip install {library}`"
 
 
-@dataclass(eq=False, kw_only=True)
 class NotInLogError(LogError):
     """A position that was stored elsewhere names a transaction which this log does not hold."""
 
@@ -474,11 +431,10 @@ class NotInLogError(LogError):
     gtid: Gtid
     found: str
 
-    def __str__(self) -> str:
-        return (
-            f"{self.what} stands at {self.gtid}, but this log {self.found}: it was cleared, re-created or belongs to "
-            "something else. Use the right log, or set the position by `tranlog position set`"
-        )
+    template = (
+        "{what} stands at {gtid}, but this log {found}: it was cleared, re-created or belongs to "
+        "something else. Use the right log, or set the position by `tranlog position set`"
+    )
 
 
 # --- sources ---------------------------------------------------------------------------------------------
@@ -488,29 +444,24 @@ class SourceError(TranlogError):
     """The source database, or how it is set up."""
 
 
-@dataclass(eq=False, kw_only=True)
 class SourceSetupError(SourceError):
     """The source cannot be captured as it is set up. `remedy` holds the statements or steps that change it."""
 
     why: str
     remedy: str
 
-    def __str__(self) -> str:
-        return f"this source cannot be captured: {self.why}. {self.remedy}"
+    template = "this source cannot be captured: {why}. {remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class SourceUnavailableError(SourceError):
     """The source does not answer."""
 
     where: str
     why: str
 
-    def __str__(self) -> str:
-        return f"the source at {self.where} does not answer: {self.why}. Start it, then start capture again"
+    template = "the source at {where} does not answer: {why}. Start it, then start capture again"
 
 
-@dataclass(eq=False, kw_only=True)
 class PositionLostError(SourceError):
     """The source no longer has, or never had, the position at which the log ends. `way_on`: a sentence."""
 
@@ -518,14 +469,12 @@ class PositionLostError(SourceError):
     why: str
     way_on: str = ""
 
-    def __str__(self) -> str:
-        return (
-            f"the source cannot go on after event id {self.event_id!r}: {self.why}. {self.way_on}Nothing was captured; "
-            "take a new copy of the target and start a new log after it (`tranlog reset --forget-position`)"
-        )
+    template = (
+        "the source cannot go on after event id {event_id!r}: {why}. {way_on}Nothing was captured; "
+        "take a new copy of the target and start a new log after it (`tranlog reset --forget-position`)"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class SourceClaimedError(SourceError):
     """The source is another log's: one log at a time follows it. `claim` and `ours` name the two."""
 
@@ -533,15 +482,13 @@ class SourceClaimedError(SourceError):
     claim: str
     ours: str
 
-    def __str__(self) -> str:
-        return (
-            f"the source at {self.where} is claimed by another log ({self.claim}), and this one is {self.ours}: a copy "
-            "of that log, or a new one. Use that log, or run `tranlog capture --take-source` to give the source to "
-            "this one"
-        )
+    template = (
+        "the source at {where} is claimed by another log ({claim}), and this one is {ours}: a copy "
+        "of that log, or a new one. Use that log, or run `tranlog capture --take-source` to give the source to "
+        "this one"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class UnsupportedEventError(SourceError):
     """The source sent something that must not be skipped and cannot be carried."""
 
@@ -549,11 +496,9 @@ class UnsupportedEventError(SourceError):
     event_id: str
     remedy: str
 
-    def __str__(self) -> str:
-        return f"capture stopped at event id {self.event_id!r}: {self.what}. {self.remedy}"
+    template = "capture stopped at event id {event_id!r}: {what}. {remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class UnsupportedTypeError(SourceError):
     """A column's type cannot be carried."""
 
@@ -561,22 +506,19 @@ class UnsupportedTypeError(SourceError):
     column: str
     type_name: str
 
-    def __str__(self) -> str:
-        return (
-            f"column {self.column} of table {self.table} has type {self.type_name}, which is not supported. "
-            "Change the column's type, or leave the table out of capture"
-        )
+    template = (
+        "column {column} of table {table} has type {type_name}, which is not supported. "
+        "Change the column's type, or leave the table out of capture"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class ForeignWriterError(SourceError):
     """Something other than our connection wrote to a captured SQLite database."""
 
     table: str
     why: str
 
-    def __str__(self) -> str:
-        return f"a write to {self.table} bypassed capture: {self.why}. Write through tranlog.source.sqlite.connect"
+    template = "a write to {table} bypassed capture: {why}. Write through tranlog.source.sqlite.connect"
 
 
 # --- targets ---------------------------------------------------------------------------------------------
@@ -586,7 +528,6 @@ class TargetError(TranlogError):
     """The target database, or what it holds."""
 
 
-@dataclass(eq=False, kw_only=True)
 class ConflictError(TargetError):
     """A change does not fit what the target holds. The transaction that it belongs to was rolled back whole."""
 
@@ -595,14 +536,12 @@ class ConflictError(TargetError):
     key: str
     why: str
 
-    def __str__(self) -> str:
-        return (
-            f"conflict at seqno {self.seqno}, table {self.table}, key {self.key}: {self.why}. Nothing of this "
-            "transaction was applied. Mend the row at the target, then start `tranlog apply` again"
-        )
+    template = (
+        "conflict at seqno {seqno}, table {table}, key {key}: {why}. Nothing of this "
+        "transaction was applied. Mend the row at the target, then start `tranlog apply` again"
+    )
 
 
-@dataclass(eq=False, kw_only=True)
 class TargetTableError(TargetError):
     """A table, or a column of it, is missing at the target."""
 
@@ -616,28 +555,23 @@ class TargetTableError(TargetError):
         return f"target table {self.table}{where}: {self.why}. {self.remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class TargetUnavailableError(TargetError):
     """The target does not answer, or refuses to work: away, disk full, not permitted."""
 
     where: str
     why: str
 
-    def __str__(self) -> str:
-        return f"the target at {self.where} cannot be used: {self.why}. Mend that, then start again"
+    template = "the target at {where} cannot be used: {why}. Mend that, then start again"
 
 
-@dataclass(eq=False, kw_only=True)
 class TransientTargetError(TargetError):
     """A deadlock, a serialization failure or a lost connection: roll back, read the position, go on."""
 
     why: str
 
-    def __str__(self) -> str:
-        return f"the target asked to try again: {self.why}. Start apply again if it does not go on by itself"
+    template = "the target asked to try again: {why}. Start apply again if it does not go on by itself"
 
 
-@dataclass(eq=False, kw_only=True)
 class DdlStopError(TargetError):
     """A statement that the target must not run by itself."""
 
@@ -646,11 +580,9 @@ class DdlStopError(TargetError):
     why: str
     remedy: str = 'Apply it at the target by hand and move on by `tranlog position set`, or set ddl = "ignore"'
 
-    def __str__(self) -> str:
-        return f"stopped at seqno {self.seqno}, statement {self.text!r}: {self.why}. {self.remedy}"
+    template = "stopped at seqno {seqno}, statement {text!r}: {why}. {remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class TargetPositionError(TargetError):
     """The target's own record of where a pipeline stands is gone, not whole, or not as tranlog made it.
 
@@ -675,7 +607,6 @@ class TargetPositionError(TargetError):
         )
 
 
-@dataclass(eq=False, kw_only=True)
 class TargetAheadError(TargetError):
     """The target's position is not in this log."""
 
@@ -684,11 +615,10 @@ class TargetAheadError(TargetError):
     gtid: Gtid
     why: str
 
-    def __str__(self) -> str:
-        return (
-            f"pipeline {self.pipeline!r}, channel {self.channel} stands at {self.gtid}, and {self.why}. The log was "
-            "cleared, re-created or is not the one this target follows. Use the right log, or `tranlog position set`"
-        )
+    template = (
+        "pipeline {pipeline!r}, channel {channel} stands at {gtid}, and {why}. The log was "
+        "cleared, re-created or is not the one this target follows. Use the right log, or `tranlog position set`"
+    )
 
 
 # --- the pipeline ----------------------------------------------------------------------------------------
@@ -698,7 +628,6 @@ class PipelineError(TranlogError):
     """The pipeline's own state or its engine."""
 
 
-@dataclass(eq=False, kw_only=True)
 class ReplacedError(PipelineError):
     """A newer driver or task holds this pipeline: this one wrote nothing more and ends."""
 
@@ -713,18 +642,15 @@ class ReplacedError(PipelineError):
         )
 
 
-@dataclass(eq=False, kw_only=True)
 class PipelineHeldError(PipelineError):
     """Another driver of the same pipeline is alive."""
 
     pipeline: str
     holder: str
 
-    def __str__(self) -> str:
-        return f"pipeline {self.pipeline!r} is being run by {self.holder}. Stop it first, or use --take-over"
+    template = "pipeline {pipeline!r} is being run by {holder}. Stop it first, or use --take-over"
 
 
-@dataclass(eq=False, kw_only=True)
 class StateError(PipelineError):
     """A running pipeline was asked for something that makes no sense in the state that it is in."""
 
@@ -734,11 +660,9 @@ class StateError(PipelineError):
     why: str
     remedy: str
 
-    def __str__(self) -> str:
-        return f"pipeline {self.pipeline!r} is {self.state} and was {self.asked}: {self.why}. {self.remedy}"
+    template = "pipeline {pipeline!r} is {state} and was {asked}: {why}. {remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class ControlError(PipelineError):
     """The endpoint of a running pipeline cannot be reached, or does not answer as it should."""
 
@@ -746,22 +670,18 @@ class ControlError(PipelineError):
     why: str
     remedy: str
 
-    def __str__(self) -> str:
-        return f"no running pipeline answers at {self.where}: {self.why}. {self.remedy}"
+    template = "no running pipeline answers at {where}: {why}. {remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class EngineError(PipelineError):
     """Spark cannot start or cannot run the pipeline: no Java, too few slots, a lost executor."""
 
     why: str
     remedy: str
 
-    def __str__(self) -> str:
-        return f"Spark cannot run the pipeline: {self.why}. {self.remedy}"
+    template = "Spark cannot run the pipeline: {why}. {remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class FilterError(PipelineError):
     """A filter cannot do its work on a table or a transaction, of which nothing was applied.
 
@@ -784,7 +704,6 @@ class FilterError(PipelineError):
 # --- configuration ---------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False, kw_only=True)
 class ConfigError(TranlogError):
     """An option that is unknown, missing or has an impossible value."""
 

@@ -8,7 +8,7 @@ wait at once.
 Nothing here is needed for an answer to be right: where the system cannot watch, or does not tell (files of another
 machine), `FileWatch.ticket` says so, and its owner looks by itself now and then.
 
-Source: inotify(7); design/log-format.md, "positions"; design/performance.md, "Tail".
+Source: inotify(7); docs/format.md; docs/performance.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns encoding and decoding. Metadata, options and statements use the field numbe
 ReplDBMSEvent; row changes travel in one field of our own (100) in a packed form. No protobuf library: one object
 per value costs ten times as much. docs/format.md has the byte tables; a protobuf library is the tests' oracle.
 
-Source: design/data-model.md, "The payload, in bytes"; conformance/tungsten.md B2 for the field numbers.
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _ENCODERS: Final[dict[type, Callable[..., bytes]]] = {
 
 
 def encode_row(row: Iterable[Value]) -> bytes:
-    """Return the bytes of a row's values, one behind the other, without a count.
+    """Return the bytes of a row's values, one after the other, without a count.
 
     Raises ValueError for a value that no tag can carry: an integer beyond 64 bits, a float beyond its four bytes,
     bits beyond their width, text that has no UTF-8, a foreign type.
@@ -292,7 +292,7 @@ class PayloadBuilder:
         self.extend((change,))
 
     def extend(self, changes: tuple[Change, ...]) -> None:
-        """Add changes, one behind the other. Raises as `add` does; the changes before the one refused are taken."""
+        """Add changes, one after the other. Raises as `add` does; the changes before the one refused are taken."""
         out = self._changes
         row_change, fields_of = _ROW_CHANGE, astuple
         for change in changes:
@@ -379,7 +379,7 @@ class PayloadBuilder:
     def add_encoded_rows(self, table: TableMap, op: Op, rows: Sequence[bytes], *, start: int, limit: int) -> int:
         """Add a row change for each of `rows` from `start` on, each as in `add_encoded`, until `size` reaches `limit`.
 
-        Return the index behind the last one added; at least one is, so `start` must be one of theirs.
+        Return the index after the last one added; at least one is, so `start` must be one of theirs.
         """
         if table is not self._table:
             self._use(table)
@@ -602,7 +602,7 @@ def _read_unknown(tag: int, raw: bytes, at: int) -> tuple[Other, int]:
 
 
 def _read_size(raw: bytes, at: i64) -> tuple[i64, i64]:
-    """Read a length and hold it against what is left, so that an offset behind it fits a machine word."""
+    """Read a length and hold it against what is left, so that an offset after it fits a machine word."""
     size: i64 = raw[at]
     at += 1
     if size >= 0x80:
@@ -616,7 +616,7 @@ def _read_size(raw: bytes, at: i64) -> tuple[i64, i64]:
 
 
 def _read_row(raw: bytes, at: i64, row: list[object]) -> i64:
-    """Read a row into a list of its length, and return the place behind it.
+    """Read a row into a list of its length, and return the place after it.
 
     Numbers of up to four groups of bits are read in line: this loop is the reader's cost. The list is the caller's to
     use again, since one that grows costs more than the values in it.
@@ -753,7 +753,7 @@ def _read_chunk(raw: bytes, at: i64) -> tuple[bytes, i64]:
 
 
 def _field(raw: bytes, at: int) -> tuple[int, int | bytes, int]:
-    """Read a field: its number, a varint or bytes, and the place behind it; number 0 for one of fixed width."""
+    """Read a field: its number, a varint or bytes, and the place after it; number 0 for one of fixed width."""
     key, at = read_varint(raw, at)
     wire = key & 7
     if wire == 2:

@@ -3,8 +3,6 @@
 Owns the rules `schema`, `table` and `map`, and the verdict `#UNKNOWN` for what spans shards or is DDL, which the
 pipeline applies alone. The hard idea: a wrong answer here reorders dependent transactions at the target, so
 everything that is not certainly inside one shard is serial.
-
-Source: design/data-model.md, "Shards"; conformance/tungsten.md A7, the stringent shard id rules.
 """
 
 from __future__ import annotations

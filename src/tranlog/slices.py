@@ -2,7 +2,7 @@
 
 Owns the sizes in which such bytes are cut, the cutting, and the decision when they go to the disk. Who writes them,
 and lets others go first in between, is `allocation` and `spilling`. The hard idea: a file takes one write at a time,
-and a disk carries out a sync behind whatever it was given before; so nothing large may be given to either at once.
+and a disk carries out a sync after whatever it was given before; so nothing large may be given to either at once.
 
 Source: docs/performance.md, "A gigabyte in flight".
 """

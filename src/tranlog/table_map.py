@@ -3,7 +3,7 @@
 Owns this one form, and what equal tables share: their bytes, the object read from them, a fingerprint. The hard idea:
 nearly every payload has a map that was seen before, so that finding it again is what has to be fast.
 
-Source: design/data-model.md, "The payload, in bytes"; docs/format.md has the byte tables.
+Source: docs/format.md, the byte tables.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _read_table_map(raw: bytes) -> TableMap:
             ForeignKey(columns=key, ref_schema=ref_schema, ref_table=ref_table, ref_columns=tuple(ref_columns))
         )
     if at != len(raw):
-        raise MalformedError("bytes behind the end of a table map")
+        raise MalformedError("bytes after the end of a table map")
     return TableMap(
         schema=schema,
         table=table,

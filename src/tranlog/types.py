@@ -4,7 +4,7 @@ Owns the tags and the Python type behind each. The hard idea: a value keeps what
 client library would make of it, so that any source's value survives the log and reaches any target unchanged or
 is refused by name. Plain Python types stand for the frequent tags, small frozen structs for the rest.
 
-Source: design/data-model.md, "Values".
+Source: docs/format.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns these four forms, which the payload is made of. Compiled with it, see `tranlog.compiled`.
 
-Source: design/data-model.md, "The payload, in bytes".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class MalformedError(ValueError):
 
 
 def read_varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Read a varint; return it and the place behind it. Raises MalformedError, IndexError at the end."""
+    """Read a varint; return it and the place after it. Raises MalformedError, IndexError at the end."""
     byte = raw[at]
     at += 1
     if byte < 0x80:

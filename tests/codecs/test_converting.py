@@ -405,5 +405,5 @@ def test_one_conversion_at_a_time_and_only_what_follows() -> None:
     with Log.open(NATIVE, source_id="", disk=disk, numbering=Numbering.GIVEN) as held:
         with pytest.raises(LogLockedError):
             convert(LOG, NATIVE, disk=disk)
-        with pytest.raises(AppendOrderError, match="behind"):
+        with pytest.raises(AppendOrderError, match="after"):
             held.append_given(fragment, Gtid(Epoch(0), Seqno(7)))

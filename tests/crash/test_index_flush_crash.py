@@ -67,7 +67,7 @@ class FlushingLife(Life):
         if WAITING and self.rng.random() < 0.4:
             self.rng.choice(WAITING).join()
         super().step(step)
-        index = self.log._end.segments.index
+        index = self.log.seqno_index
         assert index.range.last == self.log.visible_seqno
 
 
@@ -95,9 +95,9 @@ def every_place_is_right(disk: SimDisk, seed: int) -> None:
     """The index that is continued answers for every seqno as a walk over the log does."""
     with Log.open(PATH, source_id="db", options=options(seed), disk=disk, clock=ManualClock()) as log:
         log._end.index_flush._fill.run()
-        index = log._end.segments.index
+        index = log.seqno_index
         assert (index.range.first, index.range.last) == (log.first_seqno, log.visible_seqno)
-        assert index.gap() is None, "whatever was lost, and when, is filled"
+        assert index.mappings.gap() is None, "whatever was lost, and when, is filled"
         with log.cursor() as cursor:
             for seqno in range(log.first_seqno, log.visible_seqno + 1):
                 transaction = cursor.next()

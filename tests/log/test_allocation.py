@@ -338,7 +338,7 @@ def test_an_index_stored_while_one_is_unfinished_is_continued_after_a_crash(comp
     assert log.visible_seqno == kept
     with Log.open(PATH, source_id="db1", disk=disk.after_crash(random.Random(seed))) as again:
         assert seqnos(again) == list(range(kept + 2)), "all that was durable, and the no-op of this opening"
-        index = again._end.segments.index
+        index = again.seqno_index
         assert index.range == IndexRange(Seqno(0), again.last_seqno, again.last_seqno, again.last_seqno)
         for seqno in range(kept + 2):
             with again.cursor() as cursor:

@@ -201,7 +201,7 @@ def test_headers_alone_read_little_of_large_payloads() -> None:
         log._end.segments.recent = None
         cursor = log.cursor()
         assert cursor.next_header() is not None
-        reader = cursor._reader
+        reader = cursor._walk.reader
         assert reader is not None
         pread = reader.file.pread
 
@@ -655,7 +655,7 @@ def test_zeros_over_a_records_end_do_not_read_as_a_record_without_checksum(seqno
         cursor.seek(header.seqno)
         found = cursor.next()
         assert found is not None
-        with pytest.raises(CorruptRecordError, match="without a checksum behind records with one"):
+        with pytest.raises(CorruptRecordError, match="without a checksum after records with one"):
             found.payload()
 
 

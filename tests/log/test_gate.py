@@ -101,23 +101,23 @@ def test_new_records_come_from_memory_and_old_ones_from_the_file() -> None:
     with log.cursor() as cursor:
         cursor.seek(Seqno(5))
         assert cursor.next() is not None
-        before = log.read_counts().just_written
+        before = log.status().reads.just_written
         for number in range(6, 26):
             log.append(make_fragment(f"e{number}"))
             log.commit(sync=False)
             found = cursor.next(timeout_s=60)
             assert found is not None and found.header.event_id == f"e{number}"
-        counts = log.read_counts()
+        counts = log.status().reads
         assert counts.just_written - before >= 20 and counts.file == 0
     with log.cursor() as cursor:
         cursor.seek(Seqno(7))
         assert cursor.next() is not None
-    assert log.read_counts().recent > 0
+    assert log.status().reads.recent > 0
     fill(log, 10, size=RECENT_BYTES // 5)
     with log.cursor() as cursor:
         assert cursor.next() is not None
-    assert log.read_counts().file > 0
-    assert log.status().reads == log.read_counts()
+    assert log.status().reads.file > 0
+    assert log.status().reads == log.status().reads
     log.close()
 
 

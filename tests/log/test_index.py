@@ -196,7 +196,7 @@ def test_runs_and_single_entries_answer_the_same() -> None:
 def test_a_bucket_stays_in_its_segment_and_below_its_limits() -> None:
     """I17: groups ordered and disjoint, each of one segment; full and far begin a new one."""
     index = index_of(*(entry(n, segment=1 + n // 25, offset=16 + 7 * (n % 25)) for n in range(1, 100)))
-    buckets = index.buckets()
+    buckets = index.mappings.buckets
     for before, after in pairwise(buckets):
         assert before.last < after.first and before.segment <= after.segment
     assert all(len(bucket.offsets) <= SMALL.max_mappings for bucket in buckets)
@@ -205,11 +205,11 @@ def test_a_bucket_stays_in_its_segment_and_below_its_limits() -> None:
 def test_only_the_last_bucket_of_a_segment_changes() -> None:
     """I18, I19: what a reader keeps stays true while more is registered."""
     index = index_of(*(entry(n) for n in range(1, 60)))
-    first = index.buckets()[0]
+    first = index.mappings.buckets[0]
     before = (first.first, first.last, first.last_offset, bytes(first.offsets))
     for seqno in range(60, 200):
         index.register(entry(seqno))
-    assert index.buckets()[0] is first
+    assert index.mappings.buckets[0] is first
     assert (first.first, first.last, first.last_offset, bytes(first.offsets)) == before
 
 
@@ -218,12 +218,12 @@ def test_what_readers_learn_in_any_order_helps_and_never_misleads() -> None:
     true = {seqno: lsn(1, 16 + 50 * seqno) for seqno in range(1, 500)}
     index = SeqnoIndex(options=SMALL)
     for seqno in rng.sample(sorted(true), 300):
-        index.learn(Place(Seqno(seqno), true[seqno]))
+        index.mappings.learn(Place(Seqno(seqno), true[seqno]))
         for asked in rng.sample(sorted(true), 5):
-            below = index.below(Seqno(asked))
+            below = index.mappings.below(Seqno(asked))
             assert below is None or (below.seqno <= asked and below.lsn == true[below.seqno])
     assert index.range == EMPTY_RANGE
-    assert sum(index.below(Seqno(n)) == Place(Seqno(n), true[n]) for n in true) > 100
+    assert sum(index.mappings.below(Seqno(n)) == Place(Seqno(n), true[n]) for n in true) > 100
 
 
 # --- buckets (C1: VLSNBucketTest) ---------------------------------------------------------------------------------
@@ -280,10 +280,10 @@ def test_a_cut_ends_at_what_is_known_for_certain(told: bool) -> None:
         assert index.range.last == 25 and index.exact(Seqno(25)) == lsn(1, 33)
         assert index.gte(Seqno(21)) == Place(Seqno(25), lsn(1, 33))
     else:
-        (bucket,) = index.buckets()
+        (bucket,) = index.mappings.buckets
         bucket.cut(Seqno(25))
         assert (bucket.last, bucket.last_offset, len(bucket.offsets)) == (20, 30, 3)
-    (bucket,) = index.buckets()
+    (bucket,) = index.mappings.buckets
     for seqno in range(20, 25):
         assert bucket.lte(Seqno(seqno)) == Place(Seqno(20), lsn(1, 30))
 
@@ -342,7 +342,7 @@ def test_buckets_that_do_not_meet_lead_everywhere(hole: int, purged: int) -> Non
     true = {n: lsn(1 + n // 100, 16 + 10 * (n % 100)) for n in range(1, 401)}
     known = [n for n in true if (n // hole) % 2]
     index = SeqnoIndex.rough(Seqno(0), [Place(Seqno(n), true[n]) for n in known], Seqno(400), options=SMALL)
-    index.forget_above(Place(Seqno(400), true[400]))
+    index.mappings.forget_above(Place(Seqno(400), true[400]))
     if purged:
         index.synced(Seqno(400))
         index.truncate_front(Seqno(purged), lsn(lsn_segment(true[purged + 1]), 16))
@@ -475,7 +475,7 @@ def test_a_lookup_does_not_walk_over_the_buckets() -> None:
     def steps(buckets: int) -> int:
         index = SeqnoIndex(after=Seqno(-1), options=IndexOptions(stride=1, max_mappings=2))
         index.register_run(1, Seqno(0), [16 + 10 * n for n in range(2 * buckets)])
-        assert len(index) == buckets
+        assert len(index.mappings) == buckets
         count = 0
 
         def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -690,11 +690,11 @@ def test_a_segment_whose_first_entry_comes_late_is_led_to() -> None:
 def test_a_bucket_that_is_held_is_not_cut_under_its_holder() -> None:
     """I22: who got it before the cut is answered from what was true then, not from half of a change."""
     index = index_of(*(entry(n) for n in range(1, 9)))
-    held = index.buckets()[-1]
+    held = index.mappings.buckets[-1]
     before = (held.first, held.last, held.last_offset, bytes(held.offsets))
     index.truncate_end(entry(held.first))
     assert (held.first, held.last, held.last_offset, bytes(held.offsets)) == before
-    assert index.buckets()[-1].last == held.first
+    assert index.mappings.buckets[-1].last == held.first
 
 
 # --- storing and recovering (C1: MergeTest) --------------------------------------------------------------------
@@ -865,7 +865,7 @@ def test_a_million_transactions_take_less_than_a_megabyte() -> None:
         count = min(80_000, 1_000_000 - seqno)
         index.register_run(segment, Seqno(seqno), range(42, 42 + 1_200 * count, 1_200))
         seqno, segment = seqno + count, segment + 1
-    in_memory = sum(sys.getsizeof(one) + sys.getsizeof(one.offsets) + 4 * 32 for one in index.buckets())
+    in_memory = sum(sys.getsizeof(one) + sys.getsizeof(one.offsets) + 4 * 32 for one in index.mappings.buckets)
     on_disk = sum(len(raw) + 20 for raw in index.image(BUILT_FROM).values())
     assert in_memory < 1_000_000 and on_disk < 1_000_000
     assert index.range.last == 999_999

@@ -10,9 +10,11 @@ import pytest
 
 from fix_log import (
     PATH,
+    await_index,
     contents,
     fill,
     flip,
+    index_threads,
     make_fragment,
     make_payload,
     open_log,
@@ -39,7 +41,7 @@ def shape(bucket: Bucket) -> Shape:
 
 def stored(disk: SimDisk) -> list[Shape]:
     """Return the buckets that are stored."""
-    return [shape(one) for one in SeqnoIndex.restore(decode_table(disk.content(TABLE)))[0].buckets()]
+    return [shape(one) for one in SeqnoIndex.restore(decode_table(disk.content(TABLE)))[0].mappings.buckets]
 
 
 def places(shapes: list[Shape]) -> int:
@@ -54,7 +56,7 @@ def a_log(disk: SimDisk, *, size: int = 300, count: int = 1_500, segment_bytes: 
     """Write a log of many segments; return the number of the newest."""
     with open_log(disk, segment_bytes=segment_bytes) as log:
         fill(log, count, size=size)
-        return log._end.journal.number
+        return log.segments()[-1].number
 
 
 def reopen(disk: SimDisk) -> Log:
@@ -65,10 +67,7 @@ def filled(log: Log) -> None:
     """Wait until the writer has filled the gaps of its index; a commit begins it."""
     log.append(make_fragment("begins it"))
     log.commit()
-    thread = log._end.index_flush._filling
-    assert thread is not None
-    thread.join(60)
-    assert not thread.is_alive()
+    await_index()
 
 
 class Segments:
@@ -101,7 +100,7 @@ def read_by_seeks(disk: SimDisk, newest: int, monkeypatch: pytest.MonkeyPatch) -
                 cursor.seek(Seqno(seqno))
                 header = cursor.next_header()
                 assert header is not None and header.seqno == seqno
-                cursor._leave()
+                cursor._walk.leave()
             return reads.bytes
 
 
@@ -116,7 +115,7 @@ def test_a_lost_index_is_as_dense_as_before_after_one_writer(
     assert newest > 5
     disk.unlink(TABLE)
     with reopen(disk) as log:
-        rough = [shape(one) for one in log._end.segments.index.buckets()]
+        rough = [shape(one) for one in log.seqno_index.mappings.buckets]
         assert places(rough) < places(before), "opening scans no old segment"
         filled(log)
         log.flush_index()
@@ -145,13 +144,13 @@ def test_a_reader_that_took_the_rough_one_takes_the_dense_one(monkeypatch: pytes
         with open_reader(disk) as reader, reader.cursor() as cursor:
             cursor.seek(reader.range().last_seqno)
             assert cursor.next() is not None
-            rough = len(reader._segments.index)
+            rough = len(reader._segments.index.mappings)
             filled(log)
             log.flush_index()
             cursor.seek(Seqno(150))
             assert cursor.next() is not None
-            assert len(reader._segments.index) >= rough
-            assert [shape(one) for one in reader._segments.index.buckets()] == stored(disk)
+            assert len(reader._segments.index.mappings) >= rough
+            assert [shape(one) for one in reader._segments.index.mappings.buckets] == stored(disk)
 
 
 def test_it_is_stored_with_the_next_commit() -> None:
@@ -164,9 +163,7 @@ def test_it_is_stored_with_the_next_commit() -> None:
     filled(log)
     log.append(make_fragment("the next"))
     log.commit()
-    thread = log._end.index_flush._thread
-    assert thread is not None
-    thread.join(60)
+    await_index()
     disk.kill()
     assert of_closed(stored(disk), newest) == of_closed(before, newest)
 
@@ -180,9 +177,7 @@ def test_a_writer_that_is_idle_does_it_too() -> None:
     log = reopen(disk)
     for _ in range(2):
         log.expire()
-        for thread in (log._end.index_flush._filling, log._end.index_flush._thread):
-            assert thread is not None
-            thread.join(60)
+        await_index()
     disk.kill()
     assert of_closed(stored(disk), newest) == of_closed(before, newest)
 
@@ -224,7 +219,7 @@ def test_each_writer_goes_on_where_the_one_before_it_was_ended(monkeypatch: pyte
     disk.unlink(TABLE)
     lives, known = 0, [0]
     rng = random.Random(1)
-    while (index := SeqnoIndex.restore(decode_table(disk.content(TABLE)))[0] if lives else None) is None or index.gap():
+    while not lives or SeqnoIndex.restore(decode_table(disk.content(TABLE)))[0].mappings.gap():
         lives += 1
         assert lives < 200
         log = reopen(disk)
@@ -259,7 +254,7 @@ def test_transactions_of_every_form_are_found() -> None:
                     with log.begin() as large:
                         for fragno in range(5):
                             large.add(make_fragment("large", make_payload(number, 1_000), last=fragno == 4))
-            newest = log._end.journal.number
+            newest = log.segments()[-1].number
     before = stored(disk)
     assert newest > 3
     disk.unlink(TABLE)
@@ -278,8 +273,8 @@ def test_what_was_abandoned_is_not_filled_in() -> None:
     disk.unlink(TABLE)
     with reopen(disk) as log:
         filled(log)
-        index = log._end.segments.index
-        assert index.gap() is None
+        index = log.seqno_index
+        assert index.mappings.gap() is None
         with log.cursor() as cursor:
             for seqno in range(log.visible_seqno + 1):
                 transaction = cursor.next()
@@ -317,16 +312,16 @@ def test_a_log_that_changed_during_the_walk(how: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(index_fill, "walk_gap", changing)
     log._end.index_flush._fill.run()
     assert came
-    index = log._end.segments.index
+    index = log.seqno_index
     assert (index.range.first, index.range.last) == (log.first_seqno, log.visible_seqno)
     if how == "removed":
-        gap = index.gap()
+        gap = index.mappings.gap()
         assert gap is not None and lsn_segment(gap.place.lsn) == newest - 2
-        assert index.gap(Seqno(gap.upto + 1)) is None, "the others are filled"
+        assert index.mappings.gap(Seqno(gap.upto + 1)) is None, "the others are filled"
         disk.kill()
         return
-    assert index.gap() is None
-    for bucket in index.buckets():
+    assert index.mappings.gap() is None
+    for bucket in index.mappings.buckets:
         assert log._end.segments.knows(bucket.segment)
     assert contents(log)
     log.close()
@@ -342,11 +337,11 @@ def test_a_segment_that_is_damaged_is_filled_up_to_there() -> None:
         starts = record_starts(disk, 3)
         flip(disk, segment_path(3), starts[len(starts) // 2], 0xFF)  # its length
         filled(log)
-        index = log._end.segments.index
-        gap = index.gap()
+        index = log.seqno_index
+        gap = index.mappings.gap()
         assert gap is not None and lsn_segment(gap.place.lsn) == 3 and gap.place.seqno > entry.first_seqno
-        assert index.gap(Seqno(gap.upto + 1)) is None, "the others are filled"
-        assert {bucket.segment for bucket in index.buckets()} >= set(range(1, newest + 1))
+        assert index.mappings.gap(Seqno(gap.upto + 1)) is None, "the others are filled"
+        assert {bucket.segment for bucket in index.mappings.buckets} >= set(range(1, newest + 1))
 
 
 def test_an_index_that_is_dense_starts_no_thread() -> None:
@@ -354,7 +349,7 @@ def test_an_index_that_is_dense_starts_no_thread() -> None:
     a_log(disk)
     with reopen(disk) as log:
         fill(log, 5)
-        assert log._end.index_flush._filling is None and not log._end.index_flush._gaps
+        assert index_threads() == [] and log.seqno_index.mappings.gap() is None
 
 
 def test_readers_of_the_writers_process_teach_its_index_nothing() -> None:
@@ -363,9 +358,9 @@ def test_readers_of_the_writers_process_teach_its_index_nothing() -> None:
     a_log(disk)
     disk.unlink(TABLE)
     with open_log(disk, segment_bytes=SEGMENT, index_flush_s=None) as log:
-        before = [shape(one) for one in log._end.segments.index.buckets()]
+        before = [shape(one) for one in log.seqno_index.mappings.buckets]
         with log.cursor() as cursor:
             for seqno in range(0, 1_400, 90):
                 cursor.seek(Seqno(seqno))
                 assert cursor.next() is not None
-        assert [shape(one) for one in log._end.segments.index.buckets()] == before
+        assert [shape(one) for one in log.seqno_index.mappings.buckets] == before

@@ -10,6 +10,7 @@ import pytest
 
 from fix_log import (
     PATH,
+    await_index,
     contents,
     fill,
     flip,
@@ -39,13 +40,6 @@ def stored_last(disk: SimDisk) -> int:
     return SeqnoIndex.restore(decode_table(disk.content(TABLE)))[0].range.last
 
 
-def wait_for_flush(log: Log) -> None:
-    thread = log._end.index_flush._thread
-    if thread is not None:
-        thread.join(60)
-        assert not thread.is_alive()
-
-
 def commit(log: Log, number: int, size: int = 100) -> None:
     log.append(make_fragment(f"e{number}", make_payload(number, size)))
     log.commit()
@@ -61,10 +55,10 @@ def test_a_flush_comes_after_so_many_bytes() -> None:
         while not disk.exists(TABLE):
             assert log._pending.start < 3_000
             commit(log, log.last_seqno + 1)
-            wait_for_flush(log)
+            await_index()
         assert log._pending.start > 2_000 and stored_last(disk) == log.durable_seqno
         commit(log, 100)
-        wait_for_flush(log)
+        await_index()
         assert stored_last(disk) == log.durable_seqno - 1, "not with every commit"
 
 
@@ -76,7 +70,7 @@ def test_a_flush_comes_after_so_many_seconds() -> None:
         for number in range(12):
             clock.advance(1.0)
             commit(log, number)
-            wait_for_flush(log)
+            await_index()
             assert stored_last(disk) == {True: -1, False: 5 if number < 9 else 10}[number < 4]
 
 
@@ -86,7 +80,7 @@ def test_what_is_not_synced_is_not_stored() -> None:
         for number in range(20):
             log.append(make_fragment(f"e{number}"))
             log.commit(sync=False)
-        wait_for_flush(log)
+        await_index()
         assert stored_last(disk) <= log.durable_seqno
 
 
@@ -169,7 +163,7 @@ def test_a_view_that_was_overtaken_is_dropped(held: list[threading.Thread]) -> N
     log.close()
     with open_log(disk) as log:
         assert [event_id for _, event_id, _ in contents(log)] == ["stays"]
-        assert log._end.segments.index.range.last == log.visible_seqno
+        assert log.seqno_index.range.last == log.visible_seqno
 
 
 def test_views_are_stored_as_they_were_taken(held: list[threading.Thread]) -> None:
@@ -200,12 +194,12 @@ def test_a_failing_flush_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), open_log(disk, index_flush_bytes=300, index_flush_s=None) as log:
         for number in range(30):
             commit(log, number)
-            wait_for_flush(log)
+            await_index()
         assert len(told()) == 1 and log.status().closed_because is None
         disk.unlink(TABLE + ".new")
         for number in range(30, 60):
             commit(log, number)
-            wait_for_flush(log)
+            await_index()
         assert len(told()) == 1 and stored_last(disk) > 50
 
 
@@ -217,7 +211,7 @@ def big_log(disk: SimDisk, *, close: bool) -> Log:
     log = open_log(disk, segment_bytes=20_000_000, index_flush_s=None, index_flush_bytes=3_000_000)
     for number in range(70):
         commit(log, number, 60_000)
-        wait_for_flush(log)
+        await_index()
     if close:
         log.close()
     else:
@@ -256,9 +250,9 @@ def test_opening_walks_only_what_came_behind_the_last_flush(close: bool) -> None
     with open_log(disk, segment_bytes=20_000_000) as log:
         # Bytes are read for the walk, and once more for what no sync record proves.
         assert disk.read < 3 * (whole * (71 - flushed) // 71) + 1_000_000
-        assert log._end.segments.index.range.last == log.visible_seqno == 71
+        assert log.seqno_index.range.last == log.visible_seqno == 71
         assert len(contents(log)) == 70
-        starts = log._end.segments.index
+        starts = log.seqno_index
         for seqno in range(71):
             place = starts.lte(Seqno(seqno))
             assert place is not None and place.seqno <= seqno
@@ -296,7 +290,7 @@ def test_an_end_that_is_not_there_any_more_is_not_believed(harm: str) -> None:
     with open_log(disk, segment_bytes=20_000_000) as log:
         flushed = index.range.last
         kept = {"another": 71, "cut": flushed - 1}.get(harm, flushed)
-        assert log.visible_seqno == log._end.segments.index.range.last == kept
+        assert log.visible_seqno == log.seqno_index.range.last == kept
         assert len(contents(log)) == kept - 1
 
 

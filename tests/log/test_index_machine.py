@@ -179,7 +179,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
             self.index = SeqnoIndex(after=Seqno(first - 1), options=self.options)
         else:
             self.index, built_from = stored
-            self.index.options = self.options
+            self.index.mappings.options = self.options
             for place, matchpoint in self.matchpoints:
                 if place >= built_from.end and matchpoint.seqno < self.index.prefix_range.last:
                     self.index.truncate_end(matchpoint)
@@ -244,7 +244,7 @@ class IndexOfALogAgainstDict(RuleBasedStateMachine):
         last = self.log.last_seqno  # the new epoch's no-op
         self.forget_from(last)
         self.look()
-        self.dense = self.log.seqno_index.gap() is None
+        self.dense = self.log.seqno_index.mappings.gap() is None
 
     @rule()
     def fill(self) -> None:
@@ -355,7 +355,7 @@ class IndexOfALogAgainstDict(RuleBasedStateMachine):
         index, covered = segments.index, segments.index.range
         assert (covered.first, covered.last) == (self.log.first_seqno, self.log.visible_seqno)
         assert set(self.places) == set(range(covered.first, covered.last + 1))
-        assert not self.dense or index.gap() is None
+        assert not self.dense or index.mappings.gap() is None
         for seqno, place in self.places.items():
             assert index.exact(Seqno(seqno)) in (None, place)
             for below in (index.lte(Seqno(seqno)), segments.locate(Seqno(seqno))):

@@ -118,12 +118,12 @@ def test_large_transactions_are_mapped_more_densely() -> None:
         fill(log, 300, size=8_000)
         fill(log, 300, size=70_000)
         fill(log, 2_000, size=100)
-        buckets = log._end.segments.index.buckets()
+        buckets = log.seqno_index.mappings.buckets
         strides = [(bucket.first, bucket.stride) for bucket in buckets]
         starts = [one.start for one in read_all(log.cursor())]
         for seqno, start in enumerate(starts):
-            place = log._end.segments.index.below(Seqno(seqno))
-            assert place is not None and start - place.lsn <= 5 * log._end.segments.index.options.spacing
+            place = log.seqno_index.mappings.below(Seqno(seqno))
+            assert place is not None and start - place.lsn <= 5 * log.seqno_index.mappings.options.spacing
     assert strides[0] == (0, 64)
     assert 1 in {stride for _, stride in strides} and len(strides) < 40
 
@@ -248,7 +248,7 @@ def test_well_formed_places_that_are_wrong(small_buckets: None, shift: int, capl
     for key in table:
         if key == RANGE_KEY:
             continue
-        (bucket,) = [one for one in log._end.segments.index.buckets() if one.first == key]
+        (bucket,) = [one for one in log.seqno_index.mappings.buckets if one.first == key]
         wrong = bucket.copy()
         wrong.offsets = array("I", [max(offset + shift, 17) for offset in bucket.offsets])
         wrong.tail = bucket.tail if bucket.last == last else (bucket.last, max(bucket.last_offset + shift, 17))
@@ -272,7 +272,7 @@ def test_a_log_inside_a_log(small_buckets: None) -> None:
             log.commit()
     table = decode_table(disk.content(TABLE))
     for key in [key for key in table if key != RANGE_KEY][:-1]:
-        (bucket,) = [one for one in log._end.segments.index.buckets() if one.first == key]
+        (bucket,) = [one for one in log.seqno_index.mappings.buckets if one.first == key]
         wrong = bucket.copy()
         wrong.offsets = array("I", [offset + 700 for offset in bucket.offsets])
         table[key] = encode_bucket(wrong)
@@ -302,7 +302,7 @@ def test_damage_in_the_log_is_named_where_it_is() -> None:
     disk = SimDisk()
     with open_log(disk, segment_bytes=400_000) as log:
         fill(log, 300, size=1_000)
-        place = log._end.segments.index.below(Seqno(200))
+        place = log.seqno_index.mappings.below(Seqno(200))
         assert place is not None and place.seqno > 100
     flip(disk, segment_path(lsn_segment(place.lsn)), lsn_offset(place.lsn) + 12)
     errors = []

@@ -21,7 +21,7 @@ TABLE = f"{PATH}/{INDEX_NAME}"
 
 
 def mapped(index: SeqnoIndex) -> list[tuple[int, int, list[int]]]:
-    return [(bucket.segment, bucket.first, list(bucket.offsets)) for bucket in index.buckets()]
+    return [(bucket.segment, bucket.first, list(bucket.offsets)) for bucket in index.mappings.buckets]
 
 
 def a_log(disk: SimDisk, transactions: int = 60) -> None:
@@ -87,14 +87,14 @@ def test_the_stored_index_is_what_a_scan_would_build(monkeypatch: pytest.MonkeyP
     disk = SimDisk()
     a_log(disk)
     with open_log(disk, segment_bytes=2_000) as log:
-        stored = log._end.segments.index
+        stored = log.seqno_index
         assert stored.range.last == log.visible_seqno and stored.range.first == 0
         assert stored.range.last_sync == log.durable_seqno
         in_memory = mapped(stored)
         assert len({segment for segment, _, _ in in_memory}) > 5
     disk.unlink(TABLE)
     with open_log(disk, segment_bytes=2_000) as log:
-        rough = log._end.segments.index
+        rough = log.seqno_index
         assert (rough.range.first, rough.range.last) == (0, log.visible_seqno)
         assert {segment for segment, _, _ in mapped(rough)} >= {segment for segment, _, _ in in_memory}
     reads_everything(disk)
@@ -126,12 +126,12 @@ def test_a_table_that_is_not_right_costs_a_rebuild(harm: str) -> None:
         case _:
             disk.set_content(TABLE, other.content(TABLE))
     with open_log(disk, segment_bytes=2_000) as log:
-        index = log._end.segments.index
+        index = log.seqno_index
         assert (index.range.first, index.range.last) == (0, log.visible_seqno)
         fill(log, 20, size=200)
     reads_everything(disk)
     with open_log(disk, segment_bytes=2_000) as log:
-        assert log._end.segments.index.range.last == log.visible_seqno
+        assert log.seqno_index.range.last == log.visible_seqno
 
 
 def test_a_log_that_lost_its_end_does_not_believe_the_table() -> None:
@@ -144,7 +144,7 @@ def test_a_log_that_lost_its_end_does_not_believe_the_table() -> None:
     disk.set_content(segment_path(1), raw[: len(raw) // 2])
     disk.unlink("/log/positions")  # which would say how far the log went
     with open_log(disk, segment_bytes=1_000_000) as log:
-        assert log._end.segments.index.range.last == log.visible_seqno < 40
+        assert log.seqno_index.range.last == log.visible_seqno < 40
         fill(log, 5)
     reads_everything(disk)
 
@@ -162,7 +162,7 @@ def test_another_history_with_equal_numbers_is_noticed() -> None:
     table = twin.content(TABLE)
     disk.set_content(TABLE, table)
     with open_log(disk) as log:
-        assert log._end.segments.index.range.last == log.visible_seqno
+        assert log.seqno_index.range.last == log.visible_seqno
     reads_everything(disk)
 
 
@@ -173,8 +173,8 @@ def test_segments_purged_by_hand_leave_the_index() -> None:
     for number in (1, 2, 3):
         disk.unlink(segment_path(number))
     with open_log(disk, segment_bytes=2_000) as log:
-        assert log._end.segments.index.range.first == log.first_seqno > 0
-        assert min(bucket.segment for bucket in log._end.segments.index.buckets()) == 4
+        assert log.seqno_index.range.first == log.first_seqno > 0
+        assert min(bucket.segment for bucket in log.seqno_index.mappings.buckets) == 4
     reads_everything(disk)
 
 
@@ -202,7 +202,7 @@ def test_a_rotation_stores_the_index() -> None:
         fill(log, 1, size=300, start=log.last_seqno)
     stored, _ = SeqnoIndex.restore(decode_table(disk.content(TABLE)))
     assert stored.range.last >= log.segments()[-1].first_seqno - 1
-    assert {bucket.segment for bucket in stored.buckets()} >= {1, 2, 3}
+    assert {bucket.segment for bucket in stored.mappings.buckets} >= {1, 2, 3}
     log.close()
 
 
@@ -219,7 +219,7 @@ def test_the_index_holds_while_segments_go() -> None:
             found = verify(PATH, disk=disk)
             assert found.sound, found.problems
             assert (found.first_seqno, found.last_seqno) == (log.first_seqno, log.last_seqno)
-            index = log._end.segments.index
+            index = log.seqno_index
             assert (index.range.first, index.range.last) == (log.first_seqno, log.last_seqno)
         reads_everything(disk)
     assert rounds > 3

@@ -153,7 +153,7 @@ def test_a_row_that_does_not_fit_is_corruption(row: tuple[SegmentGlance, ...], s
     ("first", "walked", "why"),
     [
         (glance(1, -1, next_name=None), {"next_name": None}, "ends without a rotate record"),
-        (glance(1, -1, next_name=None), {"bad": BadRecord(offset=500, why="bytes behind the rotate record")}, "bytes"),
+        (glance(1, -1, next_name=None), {"bad": BadRecord(offset=500, why="bytes after the rotate record")}, "bytes"),
         (glance(1, -1, next_name="thl.data.0000000001"), {"next_name": "thl.data.0000000001"}, "leads to thl.data."),
         (glance(1, 10), {"prev_seqno": 10, "last_seqno": 11}, "prev_seqno 9, but the previous segment ends at 11"),
         (glance(1, -1, bad=BadRecord(offset=42, why="x")), {"bad": BadRecord(offset=42, why="x")}, "x"),

@@ -226,9 +226,9 @@ class RollbackAgainstList(RuleBasedStateMachine):
         assert status.durable_seqno == self.durable - 1
         assert status.last_seqno == len(self.entries) - 1
         assert status.first_seqno == self.first
-        covered = self.log._end.segments.index.range
+        covered = self.log.seqno_index.range
         assert (covered.first, covered.last) == (self.first, self.visible - 1)
-        place = self.log._end.segments.index.exact(covered.last)
+        place = self.log.seqno_index.exact(covered.last)
         assert place == self.log._end.publishing.visible_lsn
 
     def teardown(self) -> None:

@@ -230,7 +230,7 @@ def test_a_running_capture_tells_of_its_own_index(told: Told) -> None:
                 cursor.seek(seqno)
                 assert cursor.next() is not None
         found = told.json("info")
-        counts = log.read_counts()
+        counts = log.status().reads
         assert counts.just_written and counts.file
         assert found["reads"] == {"just_written": counts.just_written, "recent": counts.recent, "file": counts.file}
         writer = found["index"]["writer"]

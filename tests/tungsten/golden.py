@@ -30,11 +30,13 @@ from tranlog.errors import LogError, PayloadError, PurgeRangeError
 from tranlog.listing import PLAIN, Style, header_json, header_line, json_array
 from tranlog.service.thl import listing
 from tranlog.tungsten.reading import text
-from tranlog.tungsten.reading.dump import Json, dump_segment, payload_of
+from tranlog.tungsten.reading.dump import Json, dump_event
 from tranlog.tungsten.reading.reader import Seek, StoredEvent, TungstenReader
 from tranlog.tungsten.records.codec import (
     CRC_32,
     CRC_NONE,
+    FILE_HEADER,
+    checksum_problem,
     encode_event,
     encode_file_header,
     encode_rotate,
@@ -57,6 +59,7 @@ from tranlog.tungsten.records.record import (
 from tranlog.tungsten.writing.directory import TungstenLog, purge
 from tungsten.intended import KINDS, OUR_ERROR, Difference, Facts, kind_of
 
+PURGE_QUESTION: Final = "Are you sure you wish to delete these events [y/N]?"
 LOG_WORD: Final = "<LOGDIR>"
 _TIME_OF_FILE: Final = re.compile(r", \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\)$")
 _SHOWN_LINES: Final = 6
@@ -70,6 +73,68 @@ class CaseReport:
     checks: int = 0
     differences: list[Difference] = field(default_factory=list)
     facts: Facts = field(default_factory=Facts)
+
+
+# --- the form of dump.jsonl ---------------------------------------------------------------------------------
+
+
+def dump_segment(name: str, raw: bytes, *, checked: bool) -> Iterator[Json]:
+    """Yield a segment in the form of `dump.jsonl`; an error's text is `error` alone, since the wording is ours."""
+    header = parse_file_header(raw)
+    if not isinstance(header, FileHeader):
+        if isinstance(header, PartialEvent):
+            yield {"file": name, "size": len(raw), "error": "error"}
+        return
+    yield {"file": name, "size": len(raw), "baseSeqno": header.base_seqno}
+    at = FILE_HEADER.size
+    for outcome in scan(raw, checked=checked):
+        if isinstance(outcome, Short | BadLength):
+            yield {"offset": at, "truncated": True}
+            return
+        yield _dump_record(raw, outcome)
+        at = outcome.offset + outcome.length
+
+
+def _dump_record(raw: bytes, record: EventRecord | TungstenRotate | UnknownRecord | Damaged) -> Json:
+    kind = raw[record.offset + 4]
+    line: dict[str, Json] = {
+        "offset": record.offset,
+        "length": record.length,
+        "type": kind,
+        "crcType": record.crc_type,
+        "crc": record.crc,
+        "crcOk": checksum_problem(raw, record.offset, record.length) is None,
+    }
+    match record:
+        case Damaged():
+            line["error"] = "error"
+        case TungstenRotate(next_segment=number):
+            line["rotateIndex"] = number
+        case EventRecord():
+            line |= {
+                "seqno": record.seqno,
+                "fragno": record.fragno,
+                "lastFrag": record.last_frag,
+                "epoch": record.epoch,
+                "sourceId": record.source_id,
+                "eventId": record.event_id,
+                "shardId": record.shard_id,
+                "sourceTstamp": record.tstamp,
+            }
+            try:
+                event = decode(payload_of(raw, record))
+            except PayloadError:
+                line["error"] = "error"
+            else:
+                line["event"] = None if isinstance(event, JavaObject) else dump_event(event)
+        case UnknownRecord():
+            pass
+    return line
+
+
+def payload_of(raw: bytes, record: EventRecord) -> bytes:
+    """Return an event's payload out of its whole segment."""
+    return raw[record.payload_offset : record.payload_offset + record.payload_length]
 
 
 # --- our texts -------------------------------------------------------------------------------------------
@@ -447,7 +512,7 @@ class _Case:
         reader = TungstenReader.open(copy)
         theirs = [line for line in told if line.startswith(("min=", "LogIndexEntry"))]
         ours = [f"min={reader.first_seqno} max={reader.last_seqno} files={len(reader.segments())}"]
-        ours += [listing.index_line(one.name, one.first_seqno, one.last_seqno) for one in reader.index()]
+        ours += [line for line in _index(reader) if line]
         self.report.differences += compare_lines(self.report.case, "recovered.txt", theirs, ours)
 
     def _purged(self) -> None:

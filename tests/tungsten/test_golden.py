@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fix_tungsten import GOLDEN, golden_cases
-from tranlog.tungsten.reading.dump import dump_event, dump_segment
+from tranlog.tungsten.reading.dump import dump_event
 from tranlog.tungsten.records.codec import TRAILER, encode_event, scan
 from tranlog.tungsten.records.event import (
     Event,
@@ -24,7 +24,7 @@ from tranlog.tungsten.records.event import (
     StatementChange,
 )
 from tranlog.tungsten.records.record import EventRecord
-from tungsten.golden import main, shown
+from tungsten.golden import dump_segment, main, shown
 from tungsten.intended import KINDS, Difference, Facts, kind_of
 
 BUILT = ("unknown checksum type", "NUL in JSON")

@@ -143,7 +143,7 @@ def test_bytes_that_are_no_event(raw: bytes, why: str) -> None:
     [
         (b"\x0a\x02\x08\x09", "change of the unknown type 9"),
         (b"\x0a\x02\x08\x02", "change without its content"),
-        (b"\x0a\x04\x08\x02\x1a\x00", "errorCode is missing"),
+        (b"\x0a\x04\x08\x02\x1a\x00", "error_code is missing"),
         (b"\x12\x03\x0a\x01k", "option without a name or a value"),
         (b"\x12\x06\x0a\x01\xff\x12\x01v", "not UTF-8"),
     ],
@@ -155,7 +155,7 @@ def test_bodies_that_are_none(body: bytes, why: str) -> None:
 
 
 def test_bytes_behind_the_end() -> None:
-    with pytest.raises(PayloadError, match="behind its end"):
+    with pytest.raises(PayloadError, match="after its end"):
         decode(encode(make_event(1)) + b"x")
 
 

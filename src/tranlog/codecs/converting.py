@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Final
 
 import msgspec
 
 from tranlog.change import Fragment, TableName
 from tranlog.codecs.opening import Codec, codec_of
-from tranlog.disk import Disk, OsDisk
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import (
     ConversionRefusedError,
     ConversionTargetError,
@@ -26,12 +27,12 @@ from tranlog.errors import (
     PurgedError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.log.files.directory import join, make_directory, replace_file
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.numbering import Numbering
 from tranlog.log.writing.log import Log
-from tranlog.tungsten.files.segments import join
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, fillers, stand_before, with_tables
 from tranlog.tungsten.records.codec import segment_number
@@ -134,7 +135,7 @@ def convert(
     to: Codec | None = None,
     lossy: bool = False,
     segment_bytes: int = SEGMENT_BYTES,
-    disk: Disk | None = None,
+    disk: Disk = OS_DISK,
     progress: ProgressTold = _told_nobody,
     show: Callable[[tuple[Finding, ...]], None] = _shown_nobody,
 ) -> Conversion:
@@ -146,17 +147,16 @@ def convert(
     (another log's), PurgedError (the source no longer has what comes next), and what opening and reading either
     raises.
     """
-    on = OsDisk() if disk is None else disk
     source, destination = source.rstrip("/") or "/", destination.rstrip("/") or "/"
-    codec = codec_of(source, on)
+    codec = codec_of(source, disk)
     wanted = (Codec.NATIVE if codec is Codec.TUNGSTEN else Codec.TUNGSTEN) if to is None else to
     if wanted is codec:
         raise ConversionRefusedError(path=source, why=f"it is in the {codec} codec already")
     if os.path.realpath(source) == os.path.realpath(destination):
         raise ConversionTargetError(path=destination, why="it is the source itself")
-    origin: _Source = _TungstenSource(source, on) if codec is Codec.TUNGSTEN else _NativeSource(source, on)
+    origin: _Source = _TungstenSource(source, disk) if codec is Codec.TUNGSTEN else _NativeSource(source, disk)
     try:
-        work = _Work(origin, destination, on, segment_bytes=segment_bytes, progress=progress)
+        work = _Work(origin, destination, disk, segment_bytes=segment_bytes, progress=progress)
         return work.run(wanted, lossy=lossy, show=show)
     finally:
         origin.close()
@@ -253,11 +253,8 @@ class _Work:
             names = disk.list_dir(path)
             raw = None
             if NOTE_NAME in names:
-                file = disk.open(join(path, NOTE_NAME))
-                try:
+                with closing(disk.open(join(path, NOTE_NAME))) as file:
                     raw = file.pread(file.size(), 0)
-                finally:
-                    file.close()
         except NotADirectoryError as exc:
             raise ConversionTargetError(path=path, why="it is not a directory") from exc
         except OSError as exc:
@@ -291,21 +288,9 @@ class _Work:
         path, disk = self._destination, self._disk
         try:
             if not disk.exists(path):
-                parent = os.path.dirname(path) or "."
-                if not disk.exists(parent):
-                    raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
-                disk.make_dir(path)
-                disk.sync_dir(parent)
-            new = join(path, f"{NOTE_NAME}.new")
-            file = disk.open(new, write=True, create=True)
-            try:
-                file.truncate(0)
-                file.pwrite(msgspec.json.format(msgspec.json.encode(note)) + b"\n", 0)
-                file.sync()
-            finally:
-                file.close()
-            disk.rename(new, join(path, NOTE_NAME))
-            disk.sync_dir(path)
+                make_directory(path, disk)
+                disk.sync_dir(os.path.dirname(path) or ".")
+            replace_file(join(path, NOTE_NAME), msgspec.json.format(msgspec.json.encode(note)) + b"\n", disk)
         except OSError as exc:
             raise DiskFailedError(path=join(path, NOTE_NAME), why=exc.strerror or str(exc)) from exc
 
@@ -410,13 +395,10 @@ def _last_of(path: str, disk: Disk) -> Identity | None:
         return None
     if reader.last_seqno < 0:
         return None
-    cursor = reader.cursor()
-    try:
+    with closing(reader.cursor()) as cursor:
         cursor.seek(reader.last_seqno)
         run = cursor.next_run()
         return None if run is None else _identity(run[-1][0])
-    finally:
-        cursor.close()
 
 
 def _fragment(fragment: NativeFragment, tables: tuple[TableName, ...] | None) -> Fragment:
@@ -452,7 +434,7 @@ class _Source:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
 
 
 class _TungstenSource(_Source):
@@ -465,22 +447,16 @@ class _TungstenSource(_Source):
     def first(self) -> Identity | None:
         if self.last_seqno == NO_SEQNO:
             return None
-        reading = stand_before(self._reader, None, strict=False)
-        try:
+        with closing(stand_before(self._reader, None, strict=False)) as reading:
             whole = reading.next()
             return None if whole is None else _identity(outer_of(whole.pieces[-1].record)[0])
-        finally:
-            reading.close()
 
     def identity(self, seqno: int) -> Identity | None:
-        reading = stand_before(self._reader, seqno, strict=False)
-        try:
+        with closing(stand_before(self._reader, seqno, strict=False)) as reading:
             whole = reading.next()
             if whole is None or whole.seqno > seqno:
                 return None
             return msgspec.structs.replace(_identity(outer_of(whole.pieces[-1].record)[0]), seqno=seqno)
-        finally:
-            reading.close()
 
     def losses(self, low: int, high: int) -> Iterator[tuple[int, frozenset[Loss]]]:
         epoch = -1
@@ -529,17 +505,14 @@ class _TungstenSource(_Source):
 
     def _wholes(self, low: int, high: int) -> Iterator[tuple[WholeReader, Whole | None]]:
         """Yield each transaction with what reads it; at the end None, when there may be records that were left out."""
-        # From a transaction before on, since a gap before `low` is filled in its likeness.
-        reading = stand_before(self._reader, max(low - 1, 0), strict=False, all_there=True)
-        try:
+        # From a transaction before on, since a gap in front of `low` is filled in its likeness.
+        with closing(stand_before(self._reader, max(low - 1, 0), strict=False, all_there=True)) as reading:
             while True:
                 whole = reading.next()
                 if whole is None or whole.seqno > high:
                     yield reading, None
                     return
                 yield reading, whole
-        finally:
-            reading.close()
 
     def close(self) -> None:
         """There is nothing open."""
@@ -580,5 +553,5 @@ class _NativeSource(_Source):
                 yield transaction
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         self._reader.close()

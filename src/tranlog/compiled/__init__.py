@@ -108,7 +108,7 @@ class _Finder:
 
 
 if _files:
-    # Behind the hooks that were there before us, which change what is imported.
+    # After the hooks that were there before us, which change what is imported.
     finders = [getattr(finder, "__name__", "") for finder in sys.meta_path]
     sys.meta_path.insert(finders.index("PathFinder") if "PathFinder" in finders else 0, _Finder)
 

@@ -1,7 +1,7 @@
 """The log for asyncio: commits and cursors that do not block the event loop.
 
 Owns the thread that watches another process's log for all tasks; commits run in threads, waiting is the gate's. Reading
-itself stays in the loop; what is new comes from memory. Source: vlsn-index (waiting); design/index.md, "Waiting".
+itself stays in the loop; what is new comes from memory. Source: vlsn-index (waiting).
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class AsyncCursor:
                 yield found
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Close the files; closing twice is harmless."""
         self._cursor.close()
 
     async def __aenter__(self) -> AsyncCursor:

@@ -2,11 +2,12 @@
 
 Owns no behaviour but the check of the options, and how far ahead a file is written.
 
-Source: thl-internals, "Configuration"; design/log-format.md; design/performance.md, "Pre-zeroed segments".
+Source: thl-internals, "Configuration"; docs/format.md; docs/performance.md.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from types import NoneType
 
@@ -17,7 +18,7 @@ from tranlog.log.records.format import HEADER_LENGTH_MAX, SEGMENT_BYTES_MAX
 _FLUSH_INTERVAL_S_MAX = 3_600
 _RETENTION_S_MAX = 10_000 * 366 * 86_400
 _ROOM_FOR_OTHERS = 2 * HEADER_LENGTH_MAX
-"""What a segment keeps free behind its largest transaction: its rotate and sync records, and a margin."""
+"""What a segment keeps free after its largest transaction: its rotate and sync records, and a margin."""
 
 AHEAD_BYTES_MAX = 1 << 26
 
@@ -25,10 +26,10 @@ _Kinds = tuple[type, ...]
 
 
 def zeros_ahead(ahead_bytes: int, *, size: int, end: int, reached: int) -> int:
-    """Return how many zeros to write behind a commit that ends at `end`; the file reaches to `reached`.
+    """Return how many zeros to write after a commit that ends at `end`; the file reaches to `reached`.
 
     `size`: the bytes that its sync covers, those written before it included. Room for 16 commits like it, or
-    more. None behind a large commit, which pays for the new length by itself, and none that a segment could not hold.
+    more. None after a large commit, which pays for the new length by itself, and none that a segment could not hold.
     """
     count = max(ahead_bytes, 16 * size)
     return 0 if end <= reached or size > ahead_bytes or end + count > SEGMENT_BYTES_MAX else count
@@ -60,10 +61,10 @@ class LogOptions:
     """Bytes that may be appended before they are written; a commit writes them earlier. Below what malloc fetches from
     the system and gives back each time, which costs more than the write."""
     ahead_bytes: int = 256 * 1024
-    """Zeros written ahead of the records, in the same write as a small commit, so that the syncs behind it find the
+    """Zeros written past the records, in the same write as a small commit, so that the syncs after it find the
     file long enough: a sync that does not change its length has less to write. 0 for none."""
     index_flush_bytes: int = 4 << 20
-    """Bytes behind the stored index at which a commit has it stored anew, by a thread of its own."""
+    """Bytes after the stored index at which a commit has it stored anew, by a thread of its own."""
     index_flush_s: float | None = 10.0
     """Seconds after which a commit does so, whatever has come; None: only for so many bytes."""
     spill_above: int = 1 << 30
@@ -83,39 +84,18 @@ class LogOptions:
             value = getattr(self, name)
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds) or value != value:
                 raise ConfigError(option=name, value=value, why=f"it is {_KIND_NAMES[kinds]}")
-        if self.segment_bytes < 1_000:
-            raise ConfigError(option="segment_bytes", value=self.segment_bytes, why="a segment has at least 1000 bytes")
-        for option in ("spill_above", "spill_segment_bytes"):
-            if getattr(self, option) < 1_000:
-                raise ConfigError(option=option, value=getattr(self, option), why="it is at least 1000 bytes")
-        for option in ("spill_buffer_bytes", "spill_chunk_bytes"):
-            if getattr(self, option) < 1:
-                raise ConfigError(option=option, value=getattr(self, option), why="it is at least one byte")
-        for option in ("spill_segment_bytes", "spill_chunk_bytes"):
-            if getattr(self, option) >= SEGMENT_BYTES_MAX:
-                raise ConfigError(option=option, value=getattr(self, option), why="chunks begin below 4 GiB")
+        for names, least, most, why in _BOUNDS:
+            for name in names.split():
+                value = getattr(self, name)
+                if value is not None and not least <= value <= most:
+                    raise ConfigError(option=name, value=value, why=why)
         if self.segment_bytes + self.spill_above + _ROOM_FOR_OTHERS > SEGMENT_BYTES_MAX:
             raise ConfigError(
                 option="segment_bytes",
                 value=self.segment_bytes,
                 why=f"a segment ends at 4 GiB, and a transaction of spill_above = {self.spill_above} bytes must fit "
-                "behind segment_bytes",
+                "after segment_bytes",
             )
-        if self.buffer_bytes < 1:
-            raise ConfigError(option="buffer_bytes", value=self.buffer_bytes, why="the buffer holds at least one byte")
-        if not 0 <= self.ahead_bytes <= AHEAD_BYTES_MAX:
-            raise ConfigError(
-                option="ahead_bytes", value=self.ahead_bytes, why=f"0 to {AHEAD_BYTES_MAX} bytes of zeros are possible"
-            )
-        if self.index_flush_bytes < 1:
-            raise ConfigError(option="index_flush_bytes", value=self.index_flush_bytes, why="a flush covers something")
-        if self.index_flush_s is not None and self.index_flush_s < 0:
-            raise ConfigError(
-                option="index_flush_s", value=self.index_flush_s, why="it is negative; leave it out to go by bytes"
-            )
-        if not 0 <= self.flush_interval_s <= _FLUSH_INTERVAL_S_MAX:
-            why = f"it is 0 to {_FLUSH_INTERVAL_S_MAX} seconds"
-            raise ConfigError(option="flush_interval_s", value=self.flush_interval_s, why=why)
         if not self.sync_on_flush and not self.flush_interval_s:
             raise ConfigError(
                 option="sync_on_flush",
@@ -123,20 +103,28 @@ class LogOptions:
                 why="without flush_interval_s the only flush is a commit, and that acknowledges nothing which is not "
                 "durable; leave it out, or set flush_interval_s, or have the program say commit(sync=False)",
             )
-        for name in ("retention_s", "hard_retention_s"):
-            seconds = getattr(self, name)
-            if seconds is not None and not 0 <= seconds <= _RETENTION_S_MAX:
-                why = "it is negative; leave it out to keep all" if seconds < 0 else "it is more than 10,000 years"
-                raise ConfigError(option=name, value=seconds, why=why)
-        for name in ("retention_bytes", "hard_retention_bytes"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise ConfigError(option=name, value=size, why="it is below 1; leave it out to keep all")
         for soft, hard in (("retention_s", "hard_retention_s"), ("retention_bytes", "hard_retention_bytes")):
             bound, last = getattr(self, soft), getattr(self, hard)
             if bound is not None and last is not None and last < bound:
                 raise ConfigError(option=hard, value=last, why=f"it is below {soft} = {bound}, which waits for holds")
 
+
+_KEEP_ALL = "leave it out to keep all"
+_BOUNDS = (
+    ("segment_bytes", 1_000, math.inf, "a segment has at least 1000 bytes"),
+    ("spill_above spill_segment_bytes", 1_000, math.inf, "it is at least 1000 bytes"),
+    ("spill_buffer_bytes spill_chunk_bytes", 1, math.inf, "it is at least one byte"),
+    ("spill_segment_bytes spill_chunk_bytes", 1, SEGMENT_BYTES_MAX - 1, "chunks begin below 4 GiB"),
+    ("buffer_bytes", 1, math.inf, "the buffer holds at least one byte"),
+    ("ahead_bytes", 0, AHEAD_BYTES_MAX, f"0 to {AHEAD_BYTES_MAX} bytes of zeros are possible"),
+    ("index_flush_bytes", 1, math.inf, "a flush covers something"),
+    ("index_flush_s", 0, math.inf, "it is negative; leave it out to go by bytes"),
+    ("flush_interval_s", 0, _FLUSH_INTERVAL_S_MAX, f"it is 0 to {_FLUSH_INTERVAL_S_MAX} seconds"),
+    ("retention_s hard_retention_s", 0, math.inf, f"it is negative; {_KEEP_ALL}"),
+    ("retention_s hard_retention_s", 0, _RETENTION_S_MAX, "it is more than 10,000 years"),
+    ("retention_bytes hard_retention_bytes", 1, math.inf, f"it is below 1; {_KEEP_ALL}"),
+)
+"""Options, their least and their greatest value, and what is wrong with any other."""
 
 _WHOLE: _Kinds = (int,)
 _SECONDS: _Kinds = (int, float)

@@ -5,8 +5,8 @@ values are possible is said in `options`. The hard idea: an ancestor's name is n
 says, or it is refused with the reason and with what to do in its place; and where it is given beside ours, both must
 say the same.
 
-Source: thl-internals, "Configuration"; conformance/tungsten.md A1 (defaults, interval syntax); tokumx-replication,
-expireOplogDays and expireOplogHours. docs/operations.md has the table for people.
+Source: thl-internals, "Configuration"; tokumx-replication, expireOplogDays and expireOplogHours. docs/operations.md has
+the table for people.
 """
 
 from __future__ import annotations

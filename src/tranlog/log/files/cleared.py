@@ -2,9 +2,9 @@
 
 Owns the file `cleared`; clearing is `log.upkeep.clearing`'s. The hard idea: a target remembers how far it is by seqno
 and epoch; a log that began again at 0 would make it skip what it has never seen. So whoever opens a log without records
-for writing begins behind the mark, and has the history and the source's position that the log had.
+for writing begins after the mark, and has the history and the source's position that the log had.
 
-Source: design/log-format.md, last paragraph; docs/decisions/0005.
+Source: docs/format.md; docs/decisions/0005.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def behind_all(known: list[Gtid]) -> Gtid | None:
-    """Return the position behind which a log without records begins, so that it is behind each known one. Pure.
+    """Return the position after which a log without records begins, so that it is after each known one. Pure.
 
     None: at seqno 0, epoch 1.
     """

@@ -3,7 +3,7 @@
 Owns the names in it, the lock file and the word in it, the folder of what was cut, and which error of ours a refusal of
 the operating system is. What stands in the segments is others'.
 
-Source: design/log-format.md, "Directory".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import errno
 import gc
 import os
 import posixpath
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from tranlog.disk import Disk, DiskFile, DiskLock
 from tranlog.errors import DiskFailedError, DiskFullError, LogError, LogLockedError, LogMissingError, LogUnreadableError
@@ -25,6 +27,25 @@ DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """What the operating system says when there is no room."""
 _DENIED = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 _HOLDER_BYTES = 64
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Raise LogUnreadableError for what the operating system refuses meanwhile."""
+    try:
+        yield
+    except OSError as exc:
+        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
+
+
+def open_file(path: str, disk: Disk) -> DiskFile:
+    """Open a file of a log for reading. Raises FileNotFoundError, LogUnreadableError."""
+    try:
+        return disk.open(path)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
 
 
 def make_directory(path: str, disk: Disk) -> None:
@@ -52,12 +73,9 @@ def take_lock(path: str, disk: Disk) -> DiskLock:
 
 
 def sign_lock(path: str, disk: Disk) -> None:
-    """Leave word in the lock file of who holds it, for messages."""
-    file = disk.open(join(path, LOCK_NAME), write=True)
-    try:
+    """Write into the lock file who holds it, for messages."""
+    with closing(disk.open(join(path, LOCK_NAME), write=True)) as file:
         file.pwrite(f"pid {os.getpid()}".ljust(_HOLDER_BYTES - 1).encode() + b"\n", 0)
-    finally:
-        file.close()
 
 
 def read_holder(path: str, disk: Disk) -> str:
@@ -84,6 +102,17 @@ def storage_error(exc: OSError, path: str) -> LogError:
     return DiskFailedError(path=path, why=why)
 
 
+def replace_file(path: str, raw: bytes, disk: Disk) -> None:
+    """Write a whole file, durable; what was there stays until it is replaced. Raises OSError."""
+    fresh = f"{path}.new"
+    with closing(disk.open(fresh, write=True, create=True)) as file:
+        file.truncate(0)
+        file.pwrite(raw, 0)
+        file.sync()
+    disk.rename(fresh, path)
+    disk.sync_dir(posixpath.dirname(path))
+
+
 def keep_bytes(path: str, disk: Disk, file: DiskFile, name: str, start: int, end: int) -> str:
     """Copy bytes `start` to `end` of an open segment into cut/, durable; return the copy's path. Raises OSError."""
     directory = join(path, CUT_DIR)
@@ -94,16 +123,14 @@ def keep_bytes(path: str, disk: Disk, file: DiskFile, name: str, start: int, end
     while disk.exists(kept):
         count += 1
         kept = join(directory, f"{stem}.{count}")
-    copy = disk.open(kept, write=True, create=True)
-    try:
-        for at in range(start, end, WINDOW_BYTES):
-            copy.pwrite(file.pread(min(WINDOW_BYTES, end - at), at), at - start)
-        copy.sync()
-    except OSError:
-        disk.unlink(kept)
-        raise
-    finally:
-        copy.close()
+    with closing(disk.open(kept, write=True, create=True)) as copy:
+        try:
+            for at in range(start, end, WINDOW_BYTES):
+                copy.pwrite(file.pread(min(WINDOW_BYTES, end - at), at), at - start)
+            copy.sync()
+        except OSError:
+            disk.unlink(kept)
+            raise
     disk.sync_dir(directory)
     return kept
 
@@ -124,15 +151,19 @@ def join(directory: str, name: str) -> str:
     return f"{directory.rstrip('/')}/{name}"
 
 
-def list_segments(directory: str, disk: Disk) -> list[int]:
-    """Return the numbers of the segments in a directory, rising. Raises LogMissingError, LogUnreadableError."""
+def list_names(directory: str, disk: Disk) -> list[str]:
+    """Return the names in a directory, sorted. Raises LogMissingError, LogUnreadableError."""
     try:
-        names = disk.list_dir(directory)
+        return disk.list_dir(directory)
     except FileNotFoundError as exc:
         raise LogMissingError(path=directory, why="the directory does not exist") from exc
     except NotADirectoryError as exc:
         raise LogMissingError(path=directory, why="it is not a directory") from exc
     except OSError as exc:
         raise LogUnreadableError(path=directory, why=exc.strerror or str(exc)) from exc
-    numbers = [segment_number(name) for name in names]
+
+
+def list_segments(directory: str, disk: Disk) -> list[int]:
+    """Return the numbers of the segments in a directory, rising. Raises LogMissingError, LogUnreadableError."""
+    numbers = [segment_number(name) for name in list_names(directory, disk)]
     return sorted(number for number in numbers if number is not None)

@@ -3,8 +3,6 @@
 Owns what is read of the file and when; which of it belongs to the log as the reader knows it is `segment`'s to say,
 how it lies in the file `index_table`'s. The hard idea: the file is a hint by another process, which goes on writing it.
 So nothing in it is an answer: where a transaction is sought at a place that it names, the record there has to say so.
-
-Source: design/index.md, "Persistence", "Lookups from many readers".
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class IndexReader:
         self._disk = disk
         self._file: DiskFile | None = None
         self._table: dict[int, bytes] = {}
-        self._end = 0  # behind the last good frame that was read
+        self._end = 0  # after the last good frame that was read
         self._size = -1  # of the file, when it was looked at last
         self._told = False
 
@@ -63,7 +61,7 @@ class IndexReader:
         return found
 
     def read_again(self) -> None:
-        """Have the next `read` return what is stored, new or not."""
+        """Make the next `read` return what is stored, new or not."""
         self.close()
 
     def close(self) -> None:

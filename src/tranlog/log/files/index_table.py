@@ -2,10 +2,10 @@
 
 Owns the file `index.table`, its frames and when it is written anew; what the keys and values mean is `index`'s. The
 hard idea: the table is never needed. A frame counts only when all of it is there and its checksum holds, and nothing
-behind a frame that does not; so whatever a crash leaves is an older index, which the log continues, or none, which
+after a frame that does not; so whatever a crash leaves is an older index, which the log continues, or none, which
 costs a look at every segment. Nothing is ever synced for it.
 
-Source: design/index.md, "Persistence"; docs/decisions/0010-index-table.md.
+Source: docs/decisions/0010-index-table.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Final
 
 from tranlog.checksum import crc32
@@ -71,7 +72,7 @@ def _apply(table: dict[int, bytes], body: bytes) -> None:
 def apply_frames(table: dict[int, bytes], raw: bytes, *, begun: bool = False) -> int:
     """Change the table by the good frames in `raw`; return where they end, and 0 for nothing that is ours.
 
-    `raw` is the file from its first byte or, where that was read before (`begun`), from behind a good frame.
+    `raw` is the file from its first byte or, where that was read before (`begun`), from after a good frame.
     """
     at = 0
     if not begun:
@@ -99,7 +100,7 @@ def decode_table(raw: bytes) -> dict[int, bytes]:
 
 
 def good_bytes(raw: bytes) -> int:
-    """Return where the good frames of a file end; what stands behind counts for nothing."""
+    """Return where the good frames of a file end; what stands after counts for nothing."""
     return apply_frames({}, raw)
 
 
@@ -155,17 +156,14 @@ class IndexTable:
         self.close()
         fresh = self._path + ".new"
         raw = _HEADER.pack(_MAGIC, _VERSION, 0) + frame
-        file = self._disk.open(fresh, write=True, create=True)
-        try:
+        with closing(self._disk.open(fresh, write=True, create=True)) as file:
             file.truncate(0)
             file.pwrite(raw, 0)
-        finally:
-            file.close()
         self._disk.rename(fresh, self._path)
         self._whole = self._end = len(raw)
 
     def close(self) -> None:
-        """Let go of the file; closing twice is harmless."""
+        """Close the file; closing twice is harmless."""
         if self._file is not None:
             self._file.close()
             self._file = None

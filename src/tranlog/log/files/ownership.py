@@ -7,9 +7,9 @@ end all ask; a fork inherits the files and may not use them.
 
 Between the look and the write a moment is left. A writer that is stopped in it, while the lock file is removed and
 another one opens the log, writes what is then no longer its own. It acknowledges nothing of that: the write of the
-positions, behind the sync, asks again; and what it has overwritten contradicts its checksums and epochs.
+positions, after the sync, asks again; and what it has overwritten contradicts its checksums and epochs.
 
-Source: design/log-format.md, "Directory"; fcntl(2), "Open file description locks".
+Source: docs/format.md; fcntl(2), "Open file description locks".
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections.abc import Callable
 
 from tranlog.disk import Disk, DiskFile, DiskLock
 from tranlog.errors import LogClosedError, LogError, LogLockedError
-from tranlog.inotify import FileWatch
 from tranlog.log.files.directory import LOCK_NAME
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ class Ownership:
         self.lost: LogError | None = None
 
     def lose(self, why: LogError) -> None:
-        """Have nothing written any more; the first reason stays."""
+        """Refuse every write from now on; the first reason stays."""
         if self.lost is None:
             self.lost = why
             self._on_loss()
@@ -98,21 +97,22 @@ class OwnedDisk:
     def __init__(self, disk: Disk, ownership: Ownership) -> None:
         self._disk = disk
         self._ownership = ownership
+        # What changes nothing of a log is the disk's own.
+        self.list_dir = disk.list_dir
+        self.exists = disk.exists
+        self.modified_ms = disk.modified_ms
+        self.sync_dir = disk.sync_dir
+        self.entries_stamp = disk.entries_stamp
+        self.lock = disk.lock
+        self.is_locked = disk.is_locked
+        self.boot_id = disk.boot_id
+        self.watch = disk.watch
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> DiskFile:
         if not write:
             return self._disk.open(path)
         self._ownership.check(look=True)
         return OwnedFile(self._disk.open(path, write=True, create=create), self._ownership)
-
-    def list_dir(self, path: str) -> list[str]:
-        return self._disk.list_dir(path)
-
-    def exists(self, path: str) -> bool:
-        return self._disk.exists(path)
-
-    def modified_ms(self, path: str) -> int:
-        return self._disk.modified_ms(path)
 
     def make_dir(self, path: str) -> None:
         self._ownership.check(look=True)
@@ -125,24 +125,6 @@ class OwnedDisk:
     def rename(self, old: str, new: str) -> None:
         self._ownership.check(look=True)
         self._disk.rename(old, new)
-
-    def sync_dir(self, path: str) -> None:
-        self._disk.sync_dir(path)
-
-    def entries_stamp(self, path: str) -> object:
-        return self._disk.entries_stamp(path)
-
-    def lock(self, path: str) -> DiskLock:
-        return self._disk.lock(path)
-
-    def is_locked(self, path: str) -> bool:
-        return self._disk.is_locked(path)
-
-    def boot_id(self) -> str:
-        return self._disk.boot_id()
-
-    def watch(self, path: str) -> FileWatch | None:
-        return self._disk.watch(path)
 
 
 class OwnedFile:

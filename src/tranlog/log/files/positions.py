@@ -4,7 +4,7 @@ Owns the two small file forms. The hard idea: the positions file is only worth s
 machine is the one it was written in and the file is the one that the writer has open, so it carries the boot id
 and its own file's identity; a copy, or a start of the machine, makes a reader scan instead.
 
-Source: design/log-format.md, "Directory", "Who may see what".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from tranlog.checksum import crc32
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.disk import OS_DISK, Disk, DiskFile, DiskLock
 from tranlog.errors import ConfigError, HoldError
 from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Lsn, Seqno
 from tranlog.log.rules.recovery import NOTHING_PUBLISHED, Published
@@ -252,12 +252,25 @@ class Hold:
     applied_seqno: Seqno | None = None
 
 
+@contextlib.contextmanager
+def _touching(path: str) -> Iterator[None]:
+    """Raise HoldError for what the operating system refuses meanwhile."""
+    try:
+        yield
+    except OSError as exc:
+        raise HoldError(path=path, why=exc.strerror or str(exc)) from exc
+
+
+def _holds_of(path: str) -> str:
+    return f"{path.rstrip('/')}/{HOLDS_DIR}"
+
+
 def _hold_path(path: str, name: str) -> str:
     if not name or name.startswith(".") or "/" in name or "\0" in name or len(name.encode()) > HOLD_NAME_MAX:
         raise ConfigError(
             option="name", value=name, why="a hold's name is a plain file name without a slash or a leading dot"
         )
-    return f"{path.rstrip('/')}/{HOLDS_DIR}/{name}"
+    return f"{_holds_of(path)}/{name}"
 
 
 def fit_holder(text: str) -> str:
@@ -321,91 +334,56 @@ def hold(
     holder: str = "",
     applied: Seqno | None = None,
     sync: bool = False,
-    disk: Disk | None = None,
-    clock: Clock | None = None,
+    disk: Disk = OS_DISK,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Say that `name` restarts at `restart_seqno`: nothing from there on may be purged from the log at `path`.
+    """Write that `name` restarts at `restart_seqno`: nothing from there on may be purged from the log at `path`.
 
     `holder` says in words who that is, `applied` how far a pipeline may have applied. Units: a line of text of fixed
     size, overwritten in place; it is synced when it is created, later only where `sync` asks for it, since an older
     hold is a safer one. Raises HoldError where it cannot be written, ConfigError for an impossible name.
     """
-    disk = OsDisk() if disk is None else disk
-    clock = SystemClock() if clock is None else clock
     file_path = _hold_path(path, name)
     raw = _encode_hold(restart_seqno, clock.now_ms(), holder, applied)
-    try:
+    with _touching(file_path):
         fresh = not disk.exists(file_path)
         if fresh:
-            directory = f"{path.rstrip('/')}/{HOLDS_DIR}"
-            disk.make_dir(directory)
+            disk.make_dir(_holds_of(path))
             disk.sync_dir(path)
-        file = disk.open(file_path, write=True, create=True)
-        try:
+        with contextlib.closing(disk.open(file_path, write=True, create=True)) as file:
             file.pwrite(raw, 0)
             if fresh or sync:
                 file.sync()
             if fresh:
-                disk.sync_dir(directory)
-        finally:
-            file.close()
-    except OSError as exc:
-        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
+                disk.sync_dir(_holds_of(path))
 
 
-def read_hold(path: str, name: str, *, disk: Disk | None = None) -> Hold | None:
+def read_hold(path: str, name: str, *, disk: Disk = OS_DISK) -> Hold | None:
     """Return one hold on the log at `path`, None where there is none. Raises HoldError, ConfigError as `hold`."""
-    disk = OsDisk() if disk is None else disk
-    file_path = _hold_path(path, name)
-    try:
-        file = disk.open(file_path)
-        try:
+    return _read_hold(_hold_path(path, name), name, disk)
+
+
+def _read_hold(file_path: str, name: str, disk: Disk) -> Hold | None:
+    with _touching(file_path), contextlib.suppress(FileNotFoundError):
+        with contextlib.closing(disk.open(file_path)) as file:
             return _decode_hold(name, file.pread(HOLD_BYTES, 0))
-        finally:
-            file.close()
-    except FileNotFoundError:
-        return None
-    except OSError as exc:
-        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
+    return None
 
 
-def read_holds(path: str, *, disk: Disk | None = None) -> list[Hold]:
+def read_holds(path: str, *, disk: Disk = OS_DISK) -> list[Hold]:
     """Return the holds on the log at `path`, by name. Raises HoldError where they cannot be read."""
-    disk = OsDisk() if disk is None else disk
-    directory = f"{path.rstrip('/')}/{HOLDS_DIR}"
-    try:
-        names = disk.list_dir(directory)
-    except FileNotFoundError:
-        return []
-    except OSError as exc:
-        raise HoldError(path=directory, why=exc.strerror or str(exc)) from exc
-    holds = []
-    for name in names:
-        if name.startswith("."):
-            continue
-        try:
-            file = disk.open(f"{directory}/{name}")
-        except FileNotFoundError:
-            continue
-        except OSError as exc:
-            raise HoldError(path=f"{directory}/{name}", why=exc.strerror or str(exc)) from exc
-        try:
-            holds.append(_decode_hold(name, file.pread(HOLD_BYTES, 0)))
-        finally:
-            file.close()
-    return holds
+    names: list[str] = []
+    with _touching(_holds_of(path)), contextlib.suppress(FileNotFoundError):
+        names = [name for name in disk.list_dir(_holds_of(path)) if not name.startswith(".")]
+    found = [_read_hold(f"{_holds_of(path)}/{name}", name, disk) for name in names]
+    return [one for one in found if one is not None]
 
 
-def drop_hold(path: str, name: str, *, disk: Disk | None = None) -> None:
+def drop_hold(path: str, name: str, *, disk: Disk = OS_DISK) -> None:
     """Give up a hold; one that is not there is harmless. Raises HoldError."""
-    disk = OsDisk() if disk is None else disk
     file_path = _hold_path(path, name)
-    try:
+    with _touching(file_path), contextlib.suppress(FileNotFoundError):
         disk.unlink(file_path)
-    except FileNotFoundError:
-        return
-    except OSError as exc:
-        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
 
 
 class KeptHold:
@@ -423,7 +401,7 @@ class KeptHold:
         self._next = 0.0
 
     def at(self, seqno: Seqno, *, now: bool = False) -> None:
-        """Say that everything before `seqno` is done with; with `now` at once. Raises HoldError, ConfigError."""
+        """Write that everything before `seqno` is done with; with `now` at once. Raises HoldError, ConfigError."""
         if seqno == self._held or (not now and self._clock.monotonic() < self._next):
             return
         words = f"pid {os.getpid()}"
@@ -435,29 +413,26 @@ class KeptHold:
 # --- holds and rollbacks ---------------------------------------------------------------------------------
 
 
-def lock_hold(path: str, name: str, *, disk: Disk | None = None) -> DiskLock | None:
+def lock_hold(path: str, name: str, *, disk: Disk = OS_DISK) -> DiskLock | None:
     """Lock a hold's file, which there is, as whoever runs it does; None where somebody else has. Raises HoldError."""
     file_path = _hold_path(path, name)
-    return _lock(file_path, OsDisk() if disk is None else disk)
+    return _lock(file_path, disk)
 
 
-def is_running(path: str, name: str, *, disk: Disk | None = None) -> bool:
+def is_running(path: str, name: str, *, disk: Disk = OS_DISK) -> bool:
     """Whether somebody keeps the lock on a hold's file: its pipeline runs. Takes no lock. Raises HoldError."""
     file_path = _hold_path(path, name)
-    try:
-        return (OsDisk() if disk is None else disk).is_locked(file_path)
-    except FileNotFoundError:  # given up meanwhile
-        return False
-    except OSError as exc:
-        raise HoldError(path=file_path, why=exc.strerror or str(exc)) from exc
+    with _touching(file_path), contextlib.suppress(FileNotFoundError):  # given up meanwhile
+        return disk.is_locked(file_path)
+    return False
 
 
 @contextlib.contextmanager
 def shut_out(path: str, *, disk: Disk) -> Iterator[None]:
-    """Have pipelines that begin wait while the log is rolled back. Raises HoldError."""
+    """Make pipelines that begin wait while the log is rolled back. Raises HoldError."""
     gate = _lock_gate(path, disk)
     if gate is None:
-        raise HoldError(path=f"{path.rstrip('/')}/{HOLDS_DIR}", why="another rollback of the log is under way")
+        raise HoldError(path=_holds_of(path), why="another rollback of the log is under way")
     try:
         yield
     finally:
@@ -465,12 +440,9 @@ def shut_out(path: str, *, disk: Disk) -> Iterator[None]:
 
 
 def _lock_gate(path: str, disk: Disk) -> DiskLock | None:
-    directory = f"{path.rstrip('/')}/{HOLDS_DIR}"
-    try:
-        disk.make_dir(directory)
-    except OSError as exc:
-        raise HoldError(path=directory, why=exc.strerror or str(exc)) from exc
-    return _lock(f"{directory}/{_GATE_NAME}", disk)
+    with _touching(_holds_of(path)):
+        disk.make_dir(_holds_of(path))
+    return _lock(f"{_holds_of(path)}/{_GATE_NAME}", disk)
 
 
 def await_rollback(path: str, *, disk: Disk, clock: Clock) -> None:
@@ -478,15 +450,12 @@ def await_rollback(path: str, *, disk: Disk, clock: Clock) -> None:
     deadline = clock.monotonic() + _GATE_WAIT_S
     while (lock := _lock_gate(path, disk)) is None:
         if clock.monotonic() >= deadline:
-            raise HoldError(path=f"{path.rstrip('/')}/{HOLDS_DIR}", why="a rollback of the log is under way")
+            raise HoldError(path=_holds_of(path), why="a rollback of the log is under way")
         clock.sleep(_GATE_LOOK_S)
     lock.release()
 
 
 def _lock(path: str, disk: Disk) -> DiskLock | None:
-    try:
+    with _touching(path), contextlib.suppress(BlockingIOError):
         return disk.lock(path)
-    except BlockingIOError:
-        return None
-    except OSError as exc:
-        raise HoldError(path=path, why=exc.strerror or str(exc)) from exc
+    return None

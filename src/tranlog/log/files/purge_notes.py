@@ -3,8 +3,6 @@
 Owns the file `purged` and the error that is built from it. The hard idea: whoever passed a hold will not be there when
 its owner comes back, so the reason is written down before the first file goes. It is for people only: without it, or
 with a damaged one, a log is the same log, and the error says less.
-
-Source: design/glossary.md, "A retention limit outranks low_water: ... it gets a clear error and restores".
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import msgspec
 from tranlog.disk import Disk
 from tranlog.errors import PurgedError
 from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.log.files.directory import join, replace_file
 
 PURGED_NAME: Final = "purged"
 NOTES_KEPT: Final = 32
@@ -40,7 +39,7 @@ class PurgeNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_notes(notes: Sequence[PurgeNote]) -> bytes:
-    """Return the file: a line of JSON for each note, oldest first, with its checksum behind it."""
+    """Return the file: a line of JSON for each note, oldest first, with its checksum after it."""
     texts = [msgspec.json.encode(note) for note in notes]
     return b"".join(b"%s crc=%08x\n" % (text, crc32(text)) for text in texts)
 
@@ -57,7 +56,7 @@ def decode_notes(raw: bytes) -> list[PurgeNote]:
 
 
 def add_note(notes: Sequence[PurgeNote], note: PurgeNote) -> list[PurgeNote]:
-    """Return the notes with one more behind them: two in a row by one limit that passed nobody are one."""
+    """Return the notes with one more after them: two in a row by one limit that passed nobody are one."""
     kept = list(notes)
     if kept and kept[-1].limit == note.limit and not kept[-1].passed and not note.passed:
         kept.pop()
@@ -80,17 +79,7 @@ def read_notes(path: str, disk: Disk) -> list[PurgeNote]:
 
 def write_note(path: str, note: PurgeNote, disk: Disk) -> None:
     """Add a note, durable; what was there stays whole until it is replaced. Raises OSError."""
-    name = f"{path.rstrip('/')}/{PURGED_NAME}"
-    fresh = f"{name}.new"
-    file = disk.open(fresh, write=True, create=True)
-    try:
-        file.truncate(0)
-        file.pwrite(encode_notes(add_note(read_notes(path, disk), note)), 0)
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(fresh, name)
-    disk.sync_dir(path)
+    replace_file(join(path, PURGED_NAME), encode_notes(add_note(read_notes(path, disk), note)), disk)
 
 
 def purged_error(path: str, disk: Disk, *, seqno: Seqno, first: Seqno) -> PurgedError:

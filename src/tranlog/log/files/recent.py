@@ -1,9 +1,9 @@
 """What was written last, still in memory: readers at the end of the log need not ask the file for it.
 
 Owns the bytes and the counts of who found what where. The hard idea: pieces hold whole records, so a read that begins
-inside one never needs what stands behind it in the file.
+inside one never needs what stands after it in the file.
 
-Source: design/index.md, "Waiting" (the record just logged, then a small cache, then the file); vlsn-index.
+Source: vlsn-index.
 """
 
 from __future__ import annotations

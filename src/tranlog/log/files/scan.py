@@ -1,10 +1,10 @@
 """Walking segments from end to end: what they hold, where it stops, and what is proven about it.
 
 Owns the walk; what is found is a value of `recovery`, which also says what it means. The hard idea: the walk stops
-at the first bad record and then looks behind it for sync records, since only one of those can tell damage from the
+at the first bad record and then looks after it for sync records, since only one of those can tell damage from the
 torn tail of a crash.
 
-Source: design/log-format.md, "Ends of a log".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import pairwise
 
 from tranlog.change import Fragment
@@ -54,6 +55,37 @@ WALK_WHOLE_BYTES = 1 << 20
 """A newest segment of which less than this lies before the stored index's end is walked whole."""
 
 
+class _Counts:
+    """How many records were walked, how many of them are fragments, how many of these have no checksum."""
+
+    __slots__ = ("fragments", "records", "unchecked")
+
+    def __init__(self) -> None:
+        self.records = self.fragments = self.unchecked = 0
+
+
+class _Proof:
+    """How far the sync records of a segment prove it durable: up to `offset`, and in it up to `seqno`.
+
+    `behind`: how far those after the bad record do.
+    """
+
+    __slots__ = ("behind", "ends", "offset", "seqno")
+
+    def __init__(self, seqno: Seqno) -> None:
+        self.offset = self.behind = 0
+        self.seqno = seqno
+        self.ends = array("Q")  # where the transactions after `seqno` end
+
+    def reach(self, offset: int) -> None:
+        """Register that everything before `offset` is durable."""
+        if offset > self.offset:
+            self.offset = offset
+            count = bisect_right(self.ends, offset)
+            self.seqno = Seqno(self.seqno + count)
+            self.ends = self.ends[count:]
+
+
 class SegmentScanner:
     """Walks a segment record by record, remembering what it saw; can go on later when the file has grown.
 
@@ -74,9 +106,7 @@ class SegmentScanner:
         self._prev_seqno = prev_seqno
         self._offset = offset
         self._good_end = offset
-        self._records = 0
-        self._fragments = 0
-        self._unchecked = 0
+        self._counts = _Counts()
         # the last event, and the last transaction
         self._epoch = NO_EPOCH if before is None else before.epoch
         self._method = None if before is None else before.crc_method
@@ -86,11 +116,7 @@ class SegmentScanner:
         # the open transaction
         self._fragno = fragno
         self._start = offset
-        # what sync records prove
-        self._proven = 0
-        self._proven_behind = 0
-        self._proven_seqno = prev_seqno
-        self._ends = array("Q")  # where the transactions behind _proven_seqno end
+        self._proof = _Proof(prev_seqno)
         self._closed_cleanly = False
         self._next_name: str | None = None
         self._bad: BadRecord | None = None
@@ -107,7 +133,7 @@ class SegmentScanner:
         """
         looked = -1
         while True:
-            self._proven_behind = 0 if looked < 0 else proof_behind(self._reader.file, self._reader.number, looked)
+            self._proof.behind = 0 if looked < 0 else proof_behind(self._reader.file, self._reader.number, looked)
             self._bad = self._walk()
             if self._bad is None or self._bad.offset == looked:
                 return
@@ -125,12 +151,12 @@ class SegmentScanner:
                 return self._fault(outcome, why)
             if why is not None:
                 break
-            self._records += 1
+            self._counts.records += 1
         size = reader.file.size()
         if only_zeros(reader.file, self._offset, size):
             return None
         return self._fault(
-            END, "bytes behind the rotate record" if self._next_name else "zeros where a record should be"
+            END, "bytes after the rotate record" if self._next_name else "zeros where a record should be"
         )
 
     def _fault(self, outcome: Outcome, why: str) -> BadRecord:
@@ -162,10 +188,10 @@ class SegmentScanner:
         assert last is not None, "take_events looked into it"
         taken = following - expected
         self._starts.extend([start + place for place in places])
-        self._ends.extend([start + place for place in places[1:]])
-        self._ends.append(start + behind)
-        self._records += taken
-        self._fragments += taken
+        self._proof.ends.extend([start + place for place in places[1:]])
+        self._proof.ends.append(start + behind)
+        self._counts.records += taken
+        self._counts.fragments += taken
         self._offset = self._good_end = start + behind
         self._last_seqno = last.seqno
         self._last_header = last
@@ -180,17 +206,17 @@ class SegmentScanner:
                 if why is not None:
                     return why
                 self._offset += outcome.record_length
-                self._fragments += 1
+                self._counts.fragments += 1
                 self._closed_cleanly = False
                 if outcome.last_frag:
                     self._good_end = self._offset
-                    self._ends.append(self._offset)
+                    self._proof.ends.append(self._offset)
             case SyncRecord():
                 durable = outcome.durable_lsn
                 if durable > lsn(self._reader.number, self._offset):
                     return "a sync record that proves what follows it"
                 if lsn_segment(durable) == self._reader.number:
-                    self._prove(lsn_offset(durable))
+                    self._proof.reach(lsn_offset(durable))
                 self._closed_cleanly = lsn_offset(durable) == self._offset
                 self._offset += outcome.record_length
                 if self._fragno == 0:
@@ -216,15 +242,15 @@ class SegmentScanner:
         return None
 
     def _take_mark(self, mark: RollbackMark) -> str | None:
-        if self._mark is not None or self._fragments or self._fragno:
+        if self._mark is not None or self._counts.fragments or self._fragno:
             return "a rollback mark that is not the first record of its segment"
         if mark.epoch <= self._epoch:
-            return f"a rollback mark of epoch {mark.epoch} behind epoch {self._epoch}"
+            return f"a rollback mark of epoch {mark.epoch} after epoch {self._epoch}"
         if mark.last_seqno != self._last_seqno:
-            return f"a rollback mark that abandons up to seqno {mark.last_seqno} behind {self._last_seqno}"
+            return f"a rollback mark that abandons up to seqno {mark.last_seqno} after {self._last_seqno}"
         self._mark = mark
         self._epoch = mark.epoch
-        self._prev_seqno = self._last_seqno = self._proven_seqno = mark.matchpoint_seqno
+        self._prev_seqno = self._last_seqno = self._proof.seqno = mark.matchpoint_seqno
         self._closed_cleanly = False
         return None
 
@@ -237,11 +263,11 @@ class SegmentScanner:
         if self._fragno and header.epoch != self._epoch:
             return f"epoch {header.epoch} inside a transaction of epoch {self._epoch}"
         if header.epoch < self._epoch:
-            return f"epoch {header.epoch} behind epoch {self._epoch}"
+            return f"epoch {header.epoch} after epoch {self._epoch}"
         if header.crc_method == CRC_NONE:
             if self._reader.lacks_checksum(header):
                 return UNCHECKED
-            self._unchecked += 1
+            self._counts.unchecked += 1
         if header.spilled:
             try:
                 reference = parse_reference(self._reader.payload(header))
@@ -266,18 +292,9 @@ class SegmentScanner:
             self._fragno += 1
         return None
 
-    def _prove(self, offset: int) -> None:
-        if offset <= self._proven:
-            return
-        self._proven = offset
-        ends = self._ends
-        count = bisect_right(ends, offset)
-        self._proven_seqno = Seqno(self._proven_seqno + count)
-        self._ends = ends[count:]
-
     def prove(self, offset: int) -> None:
-        """Learn, after the walk, that everything before `offset` is durable."""
-        self._prove(offset)
+        """Register, after the walk, that everything before `offset` is durable."""
+        self._proof.reach(offset)
 
     def result(self, behind: Checkpoint | None = None) -> SegmentScan:
         """Return what was found so far.
@@ -291,21 +308,21 @@ class SegmentScanner:
             number=self._reader.number,
             prev_seqno=self._prev_seqno,
             size=written,
-            records=self._records,
-            fragments=self._fragments,
+            records=self._counts.records,
+            fragments=self._counts.fragments,
             good_end=self._good_end,
             end=self._offset,
             last_seqno=self._last_seqno,
             last_first_lsn=self._last_first_lsn,
             last_header=self._last_header,
             open_fragments=self._fragno,
-            proven=self._proven,
-            proven_behind=self._proven_behind,
-            proven_seqno=self._proven_seqno,
+            proven=self._proof.offset,
+            proven_behind=self._proof.behind,
+            proven_seqno=self._proof.seqno,
             closed_cleanly=self._closed_cleanly,
             bad=bad,
             next_name=self._next_name,
-            unchecked=self._unchecked,
+            unchecked=self._counts.unchecked,
             starts=self._starts,
             epochs=tuple(self._epochs),
             references=tuple(self._references),
@@ -363,20 +380,16 @@ def proof_behind(file: DiskFile, number: int, offset: int) -> int:
 def scan_segment(directory: str, disk: Disk, glance: SegmentGlance, *, checksum: bool) -> SegmentScan:
     """Walk one segment with a whole header from start to end. Raises OSError."""
     assert glance.prev_seqno is not None
-    file = disk.open(join(directory, segment_name(glance.number)))
-    try:
+    with closing(disk.open(join(directory, segment_name(glance.number)))) as file:
         reader = SegmentReader(file, glance.number, checksum=checksum)
         scanner = SegmentScanner(reader, glance.prev_seqno)
         scanner.advance()
         return scanner.result()
-    finally:
-        file.close()
 
 
 def scan_behind(directory: str, disk: Disk, checkpoint: Checkpoint) -> SegmentScan | None:
     """Walk the checkpoint's segment from its record on; None where that does not stand there, whole. Raises OSError."""
-    file = disk.open(join(directory, segment_name(checkpoint.number)))
-    try:
+    with closing(disk.open(join(directory, segment_name(checkpoint.number)))) as file:
         reader = SegmentReader(file, checkpoint.number)
         header = reader.read(checkpoint.offset, verify=True)
         if (
@@ -391,8 +404,6 @@ def scan_behind(directory: str, disk: Disk, checkpoint: Checkpoint) -> SegmentSc
         scanner.prove(checkpoint.end)
         found = scanner.result(checkpoint)
         return found if found.last_seqno >= checkpoint.seqno and found.good_end >= checkpoint.end else None
-    finally:
-        file.close()
 
 
 def checkpoint_of(index: SeqnoIndex, built_from: BuiltFrom) -> Checkpoint | None:
@@ -435,12 +446,9 @@ def survey(
     scans: deque[SegmentScan] = deque()
     try:
         for number in list_segments(directory, disk):
-            file = disk.open(join(directory, segment_name(number)))
-            try:
+            with closing(disk.open(join(directory, segment_name(number)))) as file:
                 borne[number] = history_borne(file, directory, number)
                 glances.append(glance_at(file, number))
-            finally:
-                file.close()
         history = one_history(directory, borne, history)
         for row in range(len(glances) - 1, -1, -1):
             if glances[row].prev_seqno is None:
@@ -487,11 +495,8 @@ def _matchpoint_header(
     number, offset = lsn_segment(mark.matchpoint_lsn), lsn_offset(mark.matchpoint_lsn)
     if number < glances[0].number:
         return None  # purged by hand
-    file = disk.open(join(directory, segment_name(number)))
-    try:
+    with closing(disk.open(join(directory, segment_name(number)))) as file:
         return read_transaction(SegmentReader(file, number), offset, mark.matchpoint_seqno)
-    finally:
-        file.close()
 
 
 def read_transaction(reader: SegmentReader, offset: int, seqno: Seqno) -> RecordHeader | None:

@@ -51,7 +51,7 @@ WINDOW_BYTES = 256 * 1024
 FIRST_WINDOW_BYTES = 16 * 1024
 """How much is read after a leap: copying bytes that nobody asked for is most of what a seek costs."""
 
-UNCHECKED = "a record without a checksum behind records with one"
+UNCHECKED = "a record without a checksum after records with one"
 """One writer writes all its records with checksums or none, and says which: this one has lost its end."""
 
 _ZEROS = bytes(4096)
@@ -101,7 +101,7 @@ class SegmentReader:
         self.file.close()
 
     def read(self, offset: int, *, verify: bool) -> Outcome:
-        """Say what stands at `offset`; with `verify` an event's checksum is held against all its bytes.
+        """Return what stands at `offset`; with `verify` an event's checksum is held against all its bytes.
 
         Shape: Partial only where the file ends before the record does. Memory: one window, whatever the record.
         """
@@ -272,7 +272,7 @@ def glance_at(file: DiskFile, number: int) -> SegmentGlance:
             if only_zeros(file, 0, size) or size < HEADER.size:
                 return SegmentGlance(number=number, size=size, prev_seqno=None, torn_header=True)
             return SegmentGlance(
-                number=number, size=size, prev_seqno=None, problem="bad header: zeros, and records behind them"
+                number=number, size=size, prev_seqno=None, problem="bad header: zeros, and records after them"
             )
         case Impossible(why=why):
             return SegmentGlance(number=number, size=size, prev_seqno=None, problem=why)

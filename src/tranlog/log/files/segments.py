@@ -4,7 +4,7 @@ Owns what a reader knows of the directory. What stands in one segment is `segmen
 The hard idea: a directory changes under its readers, so a file that is missing is looked for again before anybody is
 told whether it was purged or is gone.
 
-Source: design/log-format.md, "Directory".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import errno
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -31,7 +31,7 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment, lsn_text, segment_name
-from tranlog.log.files.directory import join, list_segments
+from tranlog.log.files.directory import join, list_segments, open_file, reading
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.purge_notes import purged_error
 from tranlog.log.files.recent import RecentFile, RecentPieces
@@ -55,7 +55,8 @@ from tranlog.log.records.format import (
     parse_header,
 )
 from tranlog.log.rules.bucket import Bucket, Place
-from tranlog.log.rules.index import BuiltFrom, Entry, FlushPlan, Gap, IndexView, SegmentRow, SeqnoIndex
+from tranlog.log.rules.index import BuiltFrom, Entry, FlushPlan, IndexView, SegmentRow, SeqnoIndex
+from tranlog.log.rules.mappings import Gap
 from tranlog.log.rules.recovery import Survey, missing
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,101 @@ class SegmentStat:
     """When it was begun, ms since 1970: its first sync record's stamp."""
 
 
+class SegmentFiles:
+    """The files of a log's segments, and what each one's first records say. Threads: any; it keeps nothing."""
+
+    def __init__(self, directory: str, disk: Disk) -> None:
+        self.directory = directory
+        self.disk = disk
+
+    def path(self, number: int) -> str:
+        """Return the path of a segment."""
+        return join(self.directory, segment_name(number))
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the segments that are there.
+
+        Raises CorruptRecordError as `refresh` does; FileNotFoundError where a listing has to be made again.
+        """
+        numbers = list_segments(self.directory, self.disk)
+        if not numbers:
+            raise LogMissingError(path=self.directory, why="it holds no segment (thl.data.*)")
+        for before, after in pairwise(numbers):
+            if after == before + 1:
+                continue
+            if not self._is_missing(before):
+                raise FileNotFoundError(errno.ENOENT, "not in the listing", self.path(before + 1))
+            epoch, last = self._epoch_of(before, whole=True)
+            if epoch is None or epoch != self._epoch_of(after, whole=False)[0]:
+                raise missing(before + 1, last).error()
+        return numbers
+
+    def _is_missing(self, before: int) -> bool:
+        """Whether a segment is missing for good: a listing may pass over what is made or purged meanwhile."""
+        return not self.disk.exists(self.path(before + 1)) and self.disk.exists(self.path(before))
+
+    def _epoch_of(self, number: int, *, whole: bool) -> tuple[Epoch | None, Seqno]:
+        """Return epoch and seqno of a segment's first event or, with `whole`, of its last; None without one."""
+        reader = SegmentReader(self.open(number), number)
+        epoch, last, at = None, NO_SEQNO, HEADER.size
+        try:
+            while isinstance(outcome := reader.read(at, verify=False), RecordHeader | SyncRecord | RollbackMark):
+                if isinstance(outcome, RecordHeader):
+                    epoch, last = outcome.epoch, outcome.seqno
+                    if not whole:
+                        break
+                at += outcome.record_length
+        finally:
+            reader.close()
+        return epoch, last
+
+    def mark_of(self, number: int, *, newest: bool) -> RollbackMark | None:
+        """Return the rollback mark that a segment begins with. A segment's header and its mark come in one write.
+
+        In the newest one half a mark is what a crash may leave, and was never there.
+        """
+        with contextlib.closing(SegmentReader(self.open(number), number)) as reader:
+            offset = HEADER.size
+            outcome = reader.read(offset, verify=True)
+            while isinstance(outcome, SyncRecord):
+                offset += outcome.record_length
+                outcome = reader.read(offset, verify=True)
+            if not newest and isinstance(outcome, BadChecksum | Impossible):
+                # Without the mark what was abandoned would come back.
+                size = FIRST_SYNC_BYTES if offset == HEADER.size else SYNC_BYTES
+                behind = reader.read(offset + size, verify=True)
+                if isinstance(behind, RollbackMark):
+                    return behind
+                if looks_like_mark(reader.file.pread(RECORD_START.size, offset)):
+                    raise reader.corrupt(offset, None, outcome.why)
+            return outcome if isinstance(outcome, RollbackMark) else None
+
+    def header_of(self, number: int, *, newest: bool) -> tuple[SegmentHeader | None, bytes | None]:
+        """Return a segment's header, None in a rotation under way, and the history that it bears, if it does yet."""
+        with contextlib.closing(self.open(number)) as file:
+            for _ in range(_READ_TRIES):  # a rotation may write the header between two of our looks
+                header = parse_header(file.pread(HEADER.size, 0))
+                if not (isinstance(header, Partial) and newest):
+                    break
+                if file.size() <= HEADER.size or only_zeros(file, 0, file.size()):
+                    return None, None  # a rotation under way, or cut short
+            history = history_borne(file, self.directory, number)
+            if isinstance(header, SegmentHeader):
+                return header, history
+            why = "bad header: cut short or zeros" if isinstance(header, Partial) else header.why
+            raise CorruptRecordError(segment=segment_name(number), offset=0, seqno=None, why=why)
+
+    def open(self, number: int) -> DiskFile:
+        """Open a segment. Raises FileNotFoundError, LogUnreadableError."""
+        return open_file(self.path(number), self.disk)
+
+    def begun_and_size(self, number: int) -> tuple[int | None, int]:
+        """Return when a segment was begun (ms since 1970; None: no sync record says), and its size. Raises OSError."""
+        with contextlib.closing(self.open(number)) as file:
+            glance = glance_at(file, number)
+            return glance.written_at, glance.size
+
+
 class Segments:
     """The segments of a log as its readers use them: which there are, where a seqno lies, opening one.
 
@@ -123,6 +219,7 @@ class Segments:
     def __init__(self, directory: str, disk: Disk) -> None:
         self.directory = directory
         self.disk = disk
+        self.files = SegmentFiles(directory, disk)
         self._lock = threading.Lock()
         self._row = SegmentRow(first_offset=HEADER.size)
         self.index = SeqnoIndex()
@@ -141,15 +238,11 @@ class Segments:
         self._left_out = False  # something there is of a segment that is not known yet
         self._take_again = False  # one has become known since
 
-    def path(self, number: int) -> str:
-        """Return the path of a segment."""
-        return join(self.directory, segment_name(number))
-
     def refresh(self) -> None:
-        """Look at the directory again: learn new segments, forget those that were purged.
+        """Read the directory again: add new segments, drop those that were purged.
 
         A hole in the row is met by whoever reads up to it. Raises LogMissingError, LogUnreadableError, LogCodecError,
-        and CorruptRecordError for a bad header, or for a hole behind which another epoch begins: a rollback mark may be
+        and CorruptRecordError for a bad header, or for a hole after which another epoch begins: a rollback mark may be
         missing, and what that abandoned would be read as living.
         """
         for attempt in range(_READ_TRIES):
@@ -163,7 +256,7 @@ class Segments:
                 raise LogUnreadableError(path=self.directory, why=exc.strerror or str(exc)) from exc
 
     def _refresh(self) -> None:
-        numbers = self._list()
+        numbers = self.files.numbers()
         with self._lock:
             newest = self._row.newest_number()
             first = self._row.first_number()
@@ -173,13 +266,13 @@ class Segments:
         for number in numbers:
             if newest is not None and number <= newest and numbers[0] <= newest:
                 continue
-            header, borne[number] = self._read_header(number, newest=number == numbers[-1])
+            header, borne[number] = self.files.header_of(number, newest=number == numbers[-1])
             if header is None:
                 break
             if after is not None and header.prev_seqno < after:
-                why = f"bad header: prev_seqno {header.prev_seqno} behind the previous segment's {after}"
+                why = f"bad header: prev_seqno {header.prev_seqno} is below the previous segment's {after}"
                 raise CorruptRecordError(segment=segment_name(number), offset=0, seqno=after, why=why)
-            mark = self._read_mark(number, newest=number == numbers[-1])
+            mark = self.files.mark_of(number, newest=number == numbers[-1])
             if mark is not None and self.epoch_limit is not None and mark.epoch > self.epoch_limit:
                 break
             fresh.append((number, header.prev_seqno, mark))
@@ -193,67 +286,6 @@ class Segments:
                 if known is None or number > known:
                     self._add(number, prev_seqno, mark)
 
-    def _list(self) -> list[int]:
-        """Return the numbers of the segments that are there.
-
-        Raises CorruptRecordError as `refresh` does; FileNotFoundError where a listing has to be made again.
-        """
-        numbers = list_segments(self.directory, self.disk)
-        if not numbers:
-            raise LogMissingError(path=self.directory, why="it holds no segment (thl.data.*)")
-        for before, after in pairwise(numbers):
-            if after == before + 1:
-                continue
-            if not self._is_hole(before):
-                raise FileNotFoundError(errno.ENOENT, "not in the listing", self.path(before + 1))
-            epoch, last = self._epoch_of(before, whole=True)
-            if epoch is None or epoch != self._epoch_of(after, whole=False)[0]:
-                raise missing(before + 1, last).error()
-        return numbers
-
-    def _is_hole(self, before: int) -> bool:
-        """Whether a segment is missing for good: a listing may pass over what is made or purged meanwhile."""
-        return not self.disk.exists(self.path(before + 1)) and self.disk.exists(self.path(before))
-
-    def _epoch_of(self, number: int, *, whole: bool) -> tuple[Epoch | None, Seqno]:
-        """Return epoch and seqno of a segment's first event or, with `whole`, of its last; None without one."""
-        reader = SegmentReader(self._open(number), number)
-        epoch, last, at = None, NO_SEQNO, HEADER.size
-        try:
-            while isinstance(outcome := reader.read(at, verify=False), RecordHeader | SyncRecord | RollbackMark):
-                if isinstance(outcome, RecordHeader):
-                    epoch, last = outcome.epoch, outcome.seqno
-                    if not whole:
-                        break
-                at += outcome.record_length
-        finally:
-            reader.close()
-        return epoch, last
-
-    def _read_mark(self, number: int, *, newest: bool) -> RollbackMark | None:
-        """Return the rollback mark that a segment begins with. A segment's header and its mark come in one write.
-
-        In the newest one half a mark is what a crash may leave, and was never there.
-        """
-        reader = SegmentReader(self._open(number), number)
-        try:
-            offset = HEADER.size
-            outcome = reader.read(offset, verify=True)
-            while isinstance(outcome, SyncRecord):
-                offset += outcome.record_length
-                outcome = reader.read(offset, verify=True)
-            if not newest and isinstance(outcome, BadChecksum | Impossible):
-                # Without the mark what was abandoned would come back.
-                size = FIRST_SYNC_BYTES if offset == HEADER.size else SYNC_BYTES
-                behind = reader.read(offset + size, verify=True)
-                if isinstance(behind, RollbackMark):
-                    return behind
-                if looks_like_mark(reader.file.pread(RECORD_START.size, offset)):
-                    raise reader.corrupt(offset, None, outcome.why)
-            return outcome if isinstance(outcome, RollbackMark) else None
-        finally:
-            reader.close()
-
     def _add(self, number: int, prev_seqno: Seqno, mark: RollbackMark | None) -> None:
         """Add a segment to the row; with a mark, forget what it abandons."""
         self._take_again = self._left_out
@@ -261,34 +293,8 @@ class Segments:
         if mark is not None:
             self._stored_last = min(self._stored_last, mark.matchpoint_seqno)
             if self.index.range.first == NO_SEQNO:  # a reader's
-                self.index.forget_above(Place(mark.matchpoint_seqno, mark.matchpoint_lsn))
+                self.index.mappings.forget_above(Place(mark.matchpoint_seqno, mark.matchpoint_lsn))
             self.marks = (*self.marks, mark)
-
-    def _read_header(self, number: int, *, newest: bool) -> tuple[SegmentHeader | None, bytes | None]:
-        """Return a segment's header, None in a rotation under way, and the history that it bears, if it does yet."""
-        file = self._open(number)
-        try:
-            for _ in range(_READ_TRIES):  # a rotation may write the header between two of our looks
-                header = parse_header(file.pread(HEADER.size, 0))
-                if not (isinstance(header, Partial) and newest):
-                    break
-                if file.size() <= HEADER.size or only_zeros(file, 0, file.size()):
-                    return None, None  # a rotation under way, or cut short
-            history = history_borne(file, self.directory, number)
-            if isinstance(header, SegmentHeader):
-                return header, history
-            why = "bad header: cut short or zeros" if isinstance(header, Partial) else header.why
-            raise CorruptRecordError(segment=segment_name(number), offset=0, seqno=None, why=why)
-        finally:
-            file.close()
-
-    def _open(self, number: int) -> DiskFile:
-        try:
-            return self.disk.open(self.path(number))
-        except FileNotFoundError:
-            raise
-        except OSError as exc:
-            raise LogUnreadableError(path=self.path(number), why=exc.strerror or str(exc)) from exc
 
     def open(self, number: int, seqno: Seqno) -> DiskFile:
         """Open a segment for reading because `seqno` is wanted; whoever is done closes it, or hands it to `keep_open`.
@@ -303,28 +309,38 @@ class Segments:
                 return idle
             idle.close()
         try:
-            file = self._open(number)
+            file = self.files.open(number)
             try:
                 borne = {number: history_borne(file, self.directory, number)}
                 self.history = one_history(self.directory, borne, self.history)
             except BaseException as bad:
                 file.close()
                 if isinstance(bad, OSError):
-                    raise LogUnreadableError(path=self.path(number), why=bad.strerror or str(bad)) from bad
+                    raise LogUnreadableError(path=self.files.path(number), why=bad.strerror or str(bad)) from bad
                 raise
             return file if self.recent is None else RecentFile(file, number, self.recent)
         except FileNotFoundError as exc:
             try:
                 self.refresh()
             except (LogMissingError, CorruptRecordError):
-                raise SegmentGoneError(path=self.path(number)) from exc
+                raise SegmentGoneError(path=self.files.path(number)) from exc
             with self._lock:
                 first_number, newest, known = self._row.first_number(), self._row.newest_number(), number in self._row
             if first_number is not None and number < first_number:
                 raise self.purged(seqno) from exc
             if newest is not None and number < newest and not known:
                 raise missing(number, seqno).error() from exc
-            raise SegmentGoneError(path=self.path(number)) from exc
+            raise SegmentGoneError(path=self.files.path(number)) from exc
+
+    @contextlib.contextmanager
+    def opened(self, number: int, seqno: Seqno) -> Iterator[DiskFile]:
+        """Open a segment as `open` does, and take it back. Raises LogUnreadableError for what fails meanwhile, too."""
+        file = self.open(number, seqno)
+        try:
+            with reading(self.files.path(number)):
+                yield file
+        finally:
+            self.keep_open(number, file)
 
     def keep_open(self, number: int, file: DiskFile) -> None:
         """Take back what `open` gave: it stays open for whoever wants it next, while there are not too many."""
@@ -398,12 +414,12 @@ class Segments:
         """Return a place at or before `seqno` to read from; None for one that is purged."""
         with self._lock:
             start = self._row.start_of(seqno)
-            known = self.index.below(seqno)
+            known = self.index.mappings.below(seqno)
         place = known if start is not None and known is not None and known.lsn > start.lsn else start
         if self._stored is None or place is None or place.seqno == seqno:
             return place
         # Further away than a dense index leads: the stored one may have been made dense since it was taken.
-        if seqno <= self._stored_last and seqno - place.seqno < self.index.options.stride:
+        if seqno <= self._stored_last and seqno - place.seqno < self.index.mappings.options.stride:
             return place
         return self.locate(seqno) if self._take_stored() else place
 
@@ -413,11 +429,11 @@ class Segments:
             return self._row.start_of(seqno)
 
     def misled(self, place: Place) -> None:
-        """Learn that the index named a place where the transaction does not stand, though it is in the log."""
+        """Register that the index named a place where the transaction does not stand, though it is in the log."""
         with self._lock:
             reader = self.index.range.first == NO_SEQNO
             if reader:
-                self.index.drop(place)
+                self.index.mappings.drop(place)
         logger.warning(
             "The index is wrong about a transaction, and the log was walked. path=%s seqno=%d place=%s",
             self.directory,
@@ -441,7 +457,7 @@ class Segments:
             if why is not None:
                 logger.warning("The stored index is left aside. path=%s why=%s", self.directory, why)
                 return False
-            buckets = index.buckets()
+            buckets = index.mappings.buckets
             with self._lock:
                 unknown = bool(buckets) and not self._known(buckets[-1])
             if unknown:
@@ -449,7 +465,7 @@ class Segments:
                     self.refresh()
             with self._lock:
                 living = self._living(buckets)
-                self.index.adopt(living)
+                self.index.mappings.adopt(living)
                 self._left_out = not self._known(buckets[-1])
                 self._stored_last = living[-1].last if living else NO_SEQNO
             return bool(living)
@@ -483,31 +499,28 @@ class Segments:
         if place is None:
             return "it covers nothing"
         try:
-            file = self._open(lsn_segment(place))
-            try:
+            with contextlib.closing(self.files.open(lsn_segment(place))) as file:
                 return doubt_of_last(file, place, last, built_from.epoch)
-            finally:
-                file.close()
         except (OSError, LogUnreadableError) as exc:
             return f"seqno {last} cannot be read at {lsn_text(place)}: {exc}"
 
     def learn_run(self, number: int, first: Seqno, offsets: Sequence[int]) -> None:
-        """Learn where the transactions of a segment begin, `first` and those that follow it."""
+        """Register where the transactions of a segment begin, `first` and those that follow it."""
         with self._lock:
             cut = self._row.cut_of(number)
-            for at in range(0, len(offsets), self.index.options.stride):
+            for at in range(0, len(offsets), self.index.mappings.options.stride):
                 if cut is not None and first + at > cut:
                     break
-                self.index.learn(Place(Seqno(first + at), lsn(number, offsets[at])))
+                self.index.mappings.learn(Place(Seqno(first + at), lsn(number, offsets[at])))
 
     def note(self, seqno: Seqno, position: Lsn) -> None:
-        """Learn where a transaction begins: for readers, whose index is what they came by. A writer's knows more."""
+        """Register where a transaction begins: for readers, whose index is what they came by. A writer's knows more."""
         if self.recent is not None:
             return
         with self._lock:
             cut = self._row.cut_of(lsn_segment(position))
             if cut is None or seqno <= cut:
-                self.index.learn(Place(seqno, position))
+                self.index.mappings.learn(Place(seqno, position))
 
     def drop_front(self, number: int) -> None:
         """Forget the segments below `number`, before their files go."""
@@ -532,7 +545,7 @@ class Segments:
     def fill(self, gap: Gap, offsets: Sequence[int]) -> bool:
         """Take what was walked of a gap in the index; False where that is not there any more."""
         with self._lock:
-            return self.index.fill(gap, offsets)
+            return self.index.mappings.fill(gap, offsets)
 
     def view_index(self, built_from: BuiltFrom) -> IndexView | None:
         """Return what is to be stored of the index; None when the stored one covers everything."""
@@ -540,12 +553,12 @@ class Segments:
             return self.index.view(built_from)
 
     def index_stored(self, plan: FlushPlan) -> None:
-        """Learn that a plan was stored."""
+        """Register that a plan was stored."""
         with self._lock:
             self.index.flushed(plan)
 
     def synced(self, seqno: Seqno) -> None:
-        """Learn that everything up to `seqno` is durable."""
+        """Register that everything up to `seqno` is durable."""
         with self._lock:
             self.index.synced(seqno)
 
@@ -569,16 +582,12 @@ class Segments:
         for at, (number, prev_seqno) in enumerate(row):
             last = lasts[at][1]
             try:
-                file = self._open(number)
+                file = self.files.open(number)
             except FileNotFoundError:
                 continue  # purged meanwhile
-            try:
+            with contextlib.closing(file), reading(self.files.path(number)):
                 glance = glance_at(file, number)
                 size = glance.size if last is not None else written_size(file, glance.size)
-            except OSError as exc:
-                raise LogUnreadableError(path=self.path(number), why=exc.strerror or str(exc)) from exc
-            finally:
-                file.close()
             stats.append(
                 SegmentStat(
                     number=number,
@@ -590,15 +599,6 @@ class Segments:
                 )
             )
         return stats
-
-    def begun_and_size(self, number: int) -> tuple[int | None, int]:
-        """Return when a segment was begun (ms since 1970; None: no sync record says), and its size. Raises OSError."""
-        file = self._open(number)
-        try:
-            glance = glance_at(file, number)
-            return glance.written_at, glance.size
-        finally:
-            file.close()
 
     def purged(self, seqno: Seqno) -> PurgedError:
         """Return the error for a seqno before the first one held, with what is known of why it went."""

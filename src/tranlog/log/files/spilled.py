@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import CorruptRecordError, ForeignHistoryError, LogUnreadableError, SegmentGoneError
 from tranlog.ids import Gtid, Lsn, lsn_offset, lsn_segment, segment_name
-from tranlog.log.files.directory import join, list_segments
+from tranlog.log.files.directory import join, list_segments, open_file, reading
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.records.format import (
     HEADER,
@@ -60,6 +61,10 @@ class SpillFault:
     """The whole segment is missing."""
 
 
+def _fault(place: Lsn, why: str, *, missing: bool = False) -> SpillFault:
+    return SpillFault(segment=spill_name(lsn_segment(place)), offset=lsn_offset(place), why=why, missing=missing)
+
+
 class SpillReader:
     """Reads the chunks of one transaction of the log with this history. Not for threads.
 
@@ -87,27 +92,23 @@ class SpillReader:
                 return header
             found.append(place)
             if seq and not reference.first <= header.previous < place:
-                why = f"a chunk whose predecessor would stand at {header.previous}"
-                return SpillFault(segment=spill_name(lsn_segment(place)), offset=lsn_offset(place), why=why)
+                return _fault(place, f"a chunk whose predecessor would stand at {header.previous}")
             place = header.previous
         if found[-1] != reference.first:
-            place = Lsn(found[-1])
-            why = "the first chunk is not where the reference says"
-            return SpillFault(segment=spill_name(lsn_segment(place)), offset=lsn_offset(place), why=why)
+            return _fault(Lsn(found[-1]), "the first chunk is not where the reference says")
         found.reverse()
         return found
 
     def _header(self, place: Lsn, seq: int) -> ChunkHeader | SpillFault:
-        name, offset = spill_name(lsn_segment(place)), lsn_offset(place)
         raw = self._pread(place, CHUNK_HEADER_BYTES)
         if isinstance(raw, SpillFault):
             return raw
         header = parse_chunk_header(raw)
         if isinstance(header, Impossible):
-            return SpillFault(segment=name, offset=offset, why=header.why)
+            return _fault(place, header.why)
         if header.oid != self._reference.oid or header.seq != seq:
-            why = f"chunk {header.seq} of {header.oid.hex()} where chunk {seq} of {self._reference.oid.hex()} belongs"
-            return SpillFault(segment=name, offset=offset, why=why)
+            belongs = f"chunk {seq} of {self._reference.oid.hex()} belongs"
+            return _fault(place, f"chunk {header.seq} of {header.oid.hex()} where {belongs}")
         return header
 
     def _pread(self, place: Lsn, size: int) -> bytes | SpillFault:
@@ -123,14 +124,12 @@ class SpillReader:
                     return SpillFault(segment=spill_name(number), offset=0, why="bad header of a spill segment")
             return file.pread(size, lsn_offset(place))
         except FileNotFoundError:
-            why = "the spill segment is missing"
-            return SpillFault(segment=spill_name(number), offset=lsn_offset(place), why=why, missing=True)
+            return _fault(place, "the spill segment is missing", missing=True)
         except OSError as exc:
             raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
 
     def chunk(self, place: Lsn, seq: int, fragno: int) -> Iterator[StoredRecord] | SpillFault:
         """Return the fragments of a chunk, the first of them being `fragno`. Raises LogUnreadableError."""
-        name, offset = spill_name(lsn_segment(place)), lsn_offset(place)
         header = self._header(place, seq)
         if isinstance(header, SpillFault):
             return header
@@ -139,7 +138,7 @@ class SpillReader:
             return raw
         opened = open_chunk(header, raw)
         found = opened if isinstance(opened, Impossible) else fragments_of(opened, self._verdict, fragno)
-        return SpillFault(segment=name, offset=offset, why=found.why) if isinstance(found, Impossible) else found
+        return _fault(place, found.why) if isinstance(found, Impossible) else found
 
     def records(self) -> Iterator[StoredRecord | SpillFault]:
         """Yield each fragment's header and payload, in order; a fault is the last thing that comes.
@@ -165,7 +164,7 @@ class SpillReader:
                 last = record.header.last_frag
         if fragno != self._reference.fragments or not last:
             why = f"{fragno} fragments, where the reference says {self._reference.fragments}"
-            yield SpillFault(segment=spill_name(lsn_segment(place)), offset=lsn_offset(place), why=why)
+            yield _fault(place, why)
 
     def close(self) -> None:
         """Close the files; closing twice is harmless."""
@@ -197,14 +196,11 @@ def read_spilled(
         name, offset = segment_name(lsn_segment(verdict.lsn)), lsn_offset(verdict.lsn)
         why = "a reference whose numbers contradict each other"
         raise CorruptRecordError(segment=name, offset=offset, seqno=verdict.seqno, why=why)
-    reader = SpillReader(directory, disk, reference, verdict, history)
-    try:
+    with closing(SpillReader(directory, disk, reference, verdict, history)) as reader:
         for found in reader.records():
             if isinstance(found, SpillFault):
                 raise fault_error(found, verdict)
             yield found
-    finally:
-        reader.close()
 
 
 def fault_error(fault: SpillFault, verdict: RecordHeader) -> CorruptRecordError:
@@ -261,12 +257,10 @@ def stat_of(directory: str, disk: Disk, number: int, referred_by: Gtid | None) -
     """
     path = join(directory, spill_name(number))
     try:
-        file = disk.open(path)
+        file = open_file(path, disk)
     except FileNotFoundError:
         return None
-    except OSError as exc:
-        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
-    try:
+    with closing(file), reading(path):
         size = file.size()
         begun = parse_spill_header(file.pread(SPILL_HEADER_BYTES, 0))
         at, raw_bytes, chunks = SPILL_HEADER_BYTES, 0, 0
@@ -281,10 +275,6 @@ def stat_of(directory: str, disk: Disk, number: int, referred_by: Gtid | None) -
             raw_bytes += header.raw_length
             chunks += 1
             at += header.record_length
-    except OSError as exc:
-        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
-    finally:
-        file.close()
     return SpillStat(
         number=number,
         name=spill_name(number),
@@ -310,8 +300,7 @@ def who_refers(
     listed, there = list(numbers), list(there)
     for number in listed:
         limit = ends if number == listed[-1] else None
-        reader = SegmentReader(disk.open(join(directory, segment_name(number))), number)
-        try:
+        with closing(SegmentReader(disk.open(join(directory, segment_name(number))), number)) as reader:
             offset = HEADER.size
             while limit is None or offset < limit:
                 at = offset - reader.start
@@ -334,15 +323,13 @@ def who_refers(
                         if segment in reference.segments:
                             found[segment] = (*found.get(segment, ()), outcome.gtid)
                 offset += outcome.record_length
-        finally:
-            reader.close()
     return found
 
 
 def spill_stats(directory: str, disk: Disk) -> list[SpillStat]:
     """Describe each spill segment of a log, as any process may. Raises CorruptRecordError, LogUnreadableError.
 
-    Who refers into it is read from the log, behind what the table covers.
+    Who refers into it is read from the log, after what the table covers.
     """
     try:
         numbers, table = list_spill(directory, disk), read_table(directory, disk)

@@ -2,16 +2,15 @@
 
 Owns the walk through dead intervals. Which mark took a record is `rollback`'s decision. The hard idea: of nested
 intervals each record belongs to the first mark that covers it, the one that ended its life; later marks pass over it.
-
-Source: design/index.md, "Abandoned records" (`thl list --abandoned`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
-from tranlog.errors import LogUnreadableError
 from tranlog.ids import Lsn, lsn, lsn_offset, lsn_segment
+from tranlog.log.files.directory import reading
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import Segments
 from tranlog.log.files.spilled import read_spilled
@@ -37,12 +36,8 @@ def read_abandoned(segments: Segments, *, checksum: bool = True) -> Iterator[tup
                 continue
             number = lsn_segment(place)
             reader = SegmentReader(segments.open(number, mark.last_seqno), number, checksum=checksum)
-            try:
+            with closing(reader), reading(segments.files.path(number)):
                 yield from _walk(reader, lsn_offset(place), mark, marks, segments)
-            except OSError as exc:
-                raise LogUnreadableError(path=segments.path(number), why=exc.strerror or str(exc)) from exc
-            finally:
-                reader.close()
             place = lsn(number + 1, HEADER.size)
 
 

@@ -25,7 +25,7 @@ only what these cannot say exactly as `row_text` says it goes through Python, on
 | changes | how many |
 | payload | its content's bytes; null where it has several fragments |
 
-Source: design/performance.md, "Arrow"; issue 6, item 8.
+Source: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     """A column's JSON text by its place, with the quote that belongs around each value."""
 
 BATCH_BYTES: Final = 4 << 20
-"""A batch ends behind the record with which its records' bytes reach this."""
+"""A batch ends after the record with which its records' bytes reach this."""
 BATCH_ROWS: Final = 16_384
-"""A batch ends behind the stretch of records, or the fragment, with which its rows reach this."""
+"""A batch ends after the stretch of records, or the fragment, with which its rows reach this."""
 
 
 class Unit(StrEnum):

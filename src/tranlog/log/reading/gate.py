@@ -3,7 +3,7 @@
 Owns who waits for what and who is woken; what is visible or durable is the log's to say. The hard idea: only those
 are woken whose seqno has come, so a thousand readers far ahead cost a commit nothing.
 
-Source: design/index.md, "Waiting"; vlsn-index (waitForLsn); conformance/vlsn-index, I33, I34, S9.
+Source: vlsn-index (waitForLsn); docs/conformance.md, I33, I34, S9.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Gate:
             wake()
 
     def go_back(self, seqno: Seqno) -> None:
-        """Be open no further than `seqno` again: what lay behind it was abandoned."""
+        """Be open no further than `seqno` again: what lay after it was abandoned."""
         with self._lock:
             self._open = min(self._open, seqno)
 

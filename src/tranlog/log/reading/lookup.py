@@ -5,7 +5,7 @@ Times are those of the source's clock, which may go back, and event ids mean not
 reading headers, segment by segment, and the promise names the order: the *first* in the log at or after a time, the
 *newest* with an event id.
 
-Source: issue 5, item 6; tokumx-replication (GTID); design/replication.md, "Wall clocks identify nothing".
+Source: tokumx-replication (GTID).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def find_time(
 ) -> RecordHeader | None:
     """Return the first transaction in the log whose commit time is `at_ms` or later; None if there is none.
 
-    Every transaction before it has an earlier time. What stands behind it may have one, too: after a source's clock
+    Every transaction before it has an earlier time. What stands after it may have one, too: after a source's clock
     was set back, a transaction is found where it stands and not where it would sort. No-ops carry the writer's time,
     not a source's, and do not count. Reads headers from the front; `bounds` remembers what closed segments were seen
     to hold, so that further searches pass over them. Raises CorruptRecordError, PurgedError, SegmentGoneError,

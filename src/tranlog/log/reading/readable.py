@@ -75,7 +75,7 @@ class ReadableCursor(Protocol):
         """Return the transaction whose header `next_header` returned last."""
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
 
     def __enter__(self) -> ReadableCursor: ...
 
@@ -116,7 +116,7 @@ class ReadableLog(Protocol):
         """Return the error for a seqno before the first one held."""
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Close the files; closing twice is harmless."""
 
     def __enter__(self) -> ReadableLog: ...
 

@@ -4,7 +4,7 @@ Owns how a reader learns what it may see: from the positions file where that can
 hard idea: the two answer differently on purpose. The positions file says what the living writer has made visible
 and durable; a scan can only say what is complete, and durable is then no more than what a sync record proves.
 
-Source: design/log-format.md, "Who may see what".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.closing import Closing
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import (
     CorruptRecordError,
     LogClosedError,
     LogMissingError,
-    LogUnreadableError,
     PurgedError,
     SegmentGoneError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment, segment_name
-from tranlog.log.files.directory import directory_of, join
+from tranlog.log.files.directory import directory_of, join, reading
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.index_table import INDEX_NAME, read_index
 from tranlog.log.files.positions import POSITIONS_NAME, KeptHold, Positions, PositionsReader, read_published
@@ -64,20 +65,21 @@ class LogRange:
     and committed are what a sync record proves.
     """
 
-    first_seqno: Seqno
-    last_seqno: Seqno
-    durable_seqno: Seqno
-    committed_seqno: Seqno
-    epoch: Epoch
-    scanned: bool
+    first_seqno: Seqno = NO_SEQNO
+    last_seqno: Seqno = NO_SEQNO
+    durable_seqno: Seqno = NO_SEQNO
+    committed_seqno: Seqno = NO_SEQNO
+    epoch: Epoch = NO_EPOCH
+    scanned: bool = False
 
 
-class LogReader:
+class LogReader(Closing):
     """A log opened for reading. Threads: any; each cursor belongs to one at a time. `_lock` guards the limits."""
 
     def __init__(self, path: str, *, disk: Disk, clock: Clock, checksum: bool) -> None:
         """For `open` only."""
-        self._path = path
+        self.path = path
+        """The log's directory."""
         self._disk = disk
         self._clock = clock
         self._checksum = checksum
@@ -91,14 +93,7 @@ class LogReader:
         self._before: RecordHeader | None = None  # the last event in front of it, where that was looked at
         self._tail: SegmentScanner | None = None  # walks on from there
         self._tail_reader: SegmentReader | None = None
-        self._range = LogRange(
-            first_seqno=NO_SEQNO,
-            last_seqno=NO_SEQNO,
-            durable_seqno=NO_SEQNO,
-            committed_seqno=NO_SEQNO,
-            epoch=NO_EPOCH,
-            scanned=False,
-        )
+        self._range = LogRange()
         self._closed = False
 
     keeps_holds = True
@@ -109,8 +104,8 @@ class LogReader:
         cls,
         path: str | os.PathLike[str],
         *,
-        disk: Disk | None = None,
-        clock: Clock | None = None,
+        disk: Disk = OS_DISK,
+        clock: Clock = SYSTEM_CLOCK,
         checksum: bool = True,
     ) -> LogReader:
         """Open the log in a directory. Without `checksum`, records are shown whatever their checksum says.
@@ -119,33 +114,28 @@ class LogReader:
         """
         reader = cls(
             directory_of(path),
-            disk=OsDisk() if disk is None else disk,
-            clock=SystemClock() if clock is None else clock,
+            disk=disk,
+            clock=clock,
             checksum=checksum,
         )
         try:
             reader._limit_marks(reader._positions.read())
             reader._segments.refresh()
             if not reader._segments.row():
-                raise LogMissingError(path=reader._path, why="its first segment has no header yet")
+                raise LogMissingError(path=reader.path, why="its first segment has no header yet")
             found = reader.range()
         except BaseException:
             reader.close()
             raise
         logger.info(
             "Opened for reading. path=%s segments=%d last_seqno=%d checksum=%s end=%s",
-            reader._path,
+            reader.path,
             len(reader._segments.row()),
             found.last_seqno,
             checksum,
             "scanned" if found.scanned else "published",
         )
         return reader
-
-    @property
-    def path(self) -> str:
-        """The log's directory."""
-        return self._path
 
     @property
     def history(self) -> bytes:
@@ -155,7 +145,7 @@ class LogReader:
             number = segments.row()[0][0]
             segments.keep_open(number, segments.open(number, NO_SEQNO))
         if segments.history is None:
-            raise LogMissingError(path=self._path, why="its first segment has no record yet")
+            raise LogMissingError(path=self.path, why="its first segment has no record yet")
         return segments.history
 
     def range(self) -> LogRange:
@@ -163,10 +153,8 @@ class LogReader:
         with self._lock:
             if self._closed:
                 raise LogClosedError()
-            try:
+            with reading(self.path):
                 self._look()
-            except OSError as exc:
-                raise LogUnreadableError(path=self._path, why=exc.strerror or str(exc)) from exc
             return self._range
 
     def _limit_marks(self, positions: Positions | None) -> None:
@@ -200,7 +188,7 @@ class LogReader:
             first = self._segments.first_seqno()
             empty = positions.visible_seqno < first
             if not empty and not self._segments.knows(number):
-                raise SegmentGoneError(path=self._segments.path(number))
+                raise SegmentGoneError(path=self._segments.files.path(number))
         if not empty:
             after = self._segments.prev_seqno(number)
             if after is not None and after >= positions.visible_seqno:
@@ -210,24 +198,26 @@ class LogReader:
                 self._segments.refresh()
                 first = self._segments.first_seqno()
             self._segments.note(positions.visible_seqno, positions.visible_lsn)
+        if empty:
+            self._range = LogRange(epoch=positions.epoch)
+            return
         self._range = LogRange(
-            first_seqno=NO_SEQNO if empty else first,
-            last_seqno=NO_SEQNO if empty else positions.visible_seqno,
-            durable_seqno=NO_SEQNO if empty else positions.durable_seqno,
-            committed_seqno=NO_SEQNO if empty else positions.committed_seqno,
+            first_seqno=first,
+            last_seqno=positions.visible_seqno,
+            durable_seqno=positions.durable_seqno,
+            committed_seqno=positions.committed_seqno,
             epoch=positions.epoch,
-            scanned=False,
         )
 
     def _scan(self) -> None:
-        """Find the end by reading: at first the newest segments, later what has come behind."""
+        """Find the end by reading: at first the newest segments, later what has come after."""
         if self._surveyed is None:
             self._begin_scan()
             return
-        published = read_published(self._path, self._disk)  # before anything that it tells of
+        published = read_published(self.path, self._disk)  # before anything that it tells of
         if self._tail is None:
             number = self._surveyed.number
-            following = self._segments.path(number + 1)
+            following = self._segments.files.path(number + 1)
             if not self._grown(self._surveyed) and not self._disk.exists(following):
                 return
             self._open_tail(number, self._surveyed.header_seqno, self._before, self._surveyed.behind)
@@ -240,7 +230,7 @@ class LogReader:
             if problem is not None:
                 raise problem.error()
             self._take_scan(found.last_seqno, found.proven_seqno, found.last_header)
-            if found.next_name is None or not self._disk.exists(self._segments.path(found.number + 1)):
+            if found.next_name is None or not self._disk.exists(self._segments.files.path(found.number + 1)):
                 return
             self._segments.refresh()
             if not self._segments.knows(found.number + 1):
@@ -248,10 +238,10 @@ class LogReader:
             self._open_tail(found.number + 1, found.last_seqno, found.last_header)
 
     def _begin_scan(self) -> None:
-        stored = read_index(join(self._path, INDEX_NAME), self._disk) if self._checksum else None
+        stored = read_index(join(self.path, INDEX_NAME), self._disk) if self._checksum else None
         checkpoint = None if stored is None else checkpoint_of(*stored)
         found = survey(
-            self._path,
+            self.path,
             self._disk,
             checksum=self._checksum,
             checkpoint=checkpoint,
@@ -292,13 +282,10 @@ class LogReader:
 
     def _grown(self, found: SegmentScan) -> bool:
         """Whether there is more in a segment than a survey found; it may have been longer all the time, by zeros."""
-        file = self._segments.open(found.number, self._range.last_seqno)
-        try:
+        with closing(self._segments.open(found.number, self._range.last_seqno)) as file:
             if found.bad is None:
                 return any(file.pread(RECORD_START.size, found.end))
             return torn_size(file, file.size()) != found.size
-        finally:
-            file.close()
 
     def _drop_tail(self) -> None:
         if self._tail_reader is not None:
@@ -325,7 +312,7 @@ class LogReader:
         is closed: seek there, or give it up by `drop_hold`.
         """
         self.range()  # which segments there are now
-        kept = None if hold is None else KeptHold(self._path, hold, disk=self._disk, clock=self._clock)
+        kept = None if hold is None else KeptHold(self.path, hold, disk=self._disk, clock=self._clock)
         return Cursor(_ReaderView(self), committed_only=committed_only, kept=kept)
 
     def header(self, seqno: Seqno) -> RecordHeader | None:
@@ -375,13 +362,8 @@ class LogReader:
                 continue  # a purge takes the oldest first: there is a hole only where the one before it is still there
 
     def _end_of(self, number: int) -> Seqno:
-        file = self._segments.open(number, NO_SEQNO)
-        try:
-            return scan_segment(self._path, self._disk, glance_at(file, number), checksum=self._checksum).last_seqno
-        except OSError as exc:
-            raise LogUnreadableError(path=self._segments.path(number), why=exc.strerror or str(exc)) from exc
-        finally:
-            self._segments.keep_open(number, file)
+        with self._segments.opened(number, NO_SEQNO) as file:
+            return scan_segment(self.path, self._disk, glance_at(file, number), checksum=self._checksum).last_seqno
 
     def check_whole(self) -> None:
         """Raise CorruptRecordError for the first segment that is missing between others."""
@@ -398,10 +380,10 @@ class LogReader:
 
         Raises CorruptRecordError, LogUnreadableError, SegmentGoneError.
         """
-        return spill_stats(self._path, self._disk)
+        return spill_stats(self.path, self._disk)
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Close the files; closing twice is harmless."""
         with self._lock:
             if self._watch is not None and not self._closed:
                 self._watch.close()
@@ -409,12 +391,6 @@ class LogReader:
             self._drop_tail()
             self._positions.close()
             self._segments.close()
-
-    def __enter__(self) -> LogReader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _wait(self, seqno: Seqno, committed_only: bool, timeout_s: float) -> Seqno:
         deadline = self._clock.monotonic() + timeout_s

@@ -2,10 +2,10 @@
 
 Owns the walk over the bytes that makes no object per record, row or value: it notes offsets, from which `arrow` cuts
 columns. What the bytes mean is `format`'s and `payload`'s, and this module follows their tables. The hard idea: values
-in a row lie one behind the other, so the place where one begins is where the one before it ends, and a column of a
+in a row lie one after the other, so the place where one begins is where the one before it ends, and a column of a
 table is every k-th piece of the same bytes.
 
-Source: design/performance.md, "Arrow"; docs/format.md.
+Source: docs/performance.md; docs/format.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tranlog.types import Tag
 
 FIELDS: Final = 6
 """Pieces that a record is cut into: its start with the source_id, event_id, shard_id (each with its NUL), tstamp and
-extension and length, the payload with the trailer, and what is passed over behind it."""
+extension and length, the payload with the trailer, and what is passed over after it."""
 NOOP_KIND: Final = 0
 """The kind of the one row of a transaction without changes; the other kinds are the numbers of their operations."""
 _UPDATE: Final = 3
@@ -395,7 +395,7 @@ class Rows:
                                     target = noted
                                     place += len(values) + 1 if op != _UPDATE else 2 * len(values) + 2
                             if count == 1 and not with_images:
-                                at = packed_end  # nothing stands behind it
+                                at = packed_end  # nothing stands after it
                                 break
                             for _ in images:
                                 for _ in values:

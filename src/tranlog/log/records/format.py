@@ -5,7 +5,7 @@ which outcome is an error, and which the ordinary end of a log, is `recovery`'s 
 parser of a log meets the end, half a record and damage as a matter of course, so each is a value with a name and
 nothing here raises for what it reads. docs/format.md shows the same tables to people.
 
-Source: design/log-format.md, "Native records"; design/data-model.md, "Header extension".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def encode_event(
     padding: int = 0,
     spilled: bool = False,
 ) -> tuple[bytes, bytes]:
-    """Return what stands before and what stands behind the payload in an event record.
+    """Return what stands before and what stands after the payload in an event record.
 
     `padding`: bytes of a header item that means nothing, 0 or at least 3. `spilled`: the payload is a reference.
     Raises RecordLimitError for whatever the format cannot hold, TypeError for a payload that is not bytes.
@@ -365,7 +365,7 @@ class EventWriter:
         self._out = BytesWriter()
 
     def write(self, pieces: list[bytes], fragment: Fragment, seqno: int, epoch: int, checksum: bool, most: int) -> int:
-        """Put the record of a fragment behind `pieces`; return its length, or 0 and nothing where it passes `most`.
+        """Put the record of a fragment after `pieces`; return its length, or 0 and nothing where it passes `most`.
 
         The same bytes as `encode_event`'s. Raises RecordLimitError, and then nothing is put there either.
         """
@@ -501,7 +501,7 @@ def event_begins(raw: bytes, seqno: int) -> bool:
 def skip_events(raw: bytes, at: i64, seqno: i64) -> int:
     """Return the place of the first record in `raw`, from `at` on, that is not an event below `seqno`.
 
-    The place can lie behind the end of `raw`. Trusts each record's length: the caller checks what it lands on.
+    The place can lie after the end of `raw`. Trusts each record's length: the caller checks what it lands on.
     """
     end: i64 = len(raw) - EVENT_MIN
     while at <= end:
@@ -689,7 +689,7 @@ def _parse_mark(raw: bytes, at: int, lsn: int) -> RollbackMark | Impossible:
 
 
 SYNC_START: Final = RECORD_START.pack(SYNC_BYTES, SYNC_TYPE)
-"""What a sync record begins with: how one is found behind bytes that cannot be walked."""
+"""What a sync record begins with: how one is found after bytes that cannot be walked."""
 
 
 def _crc_of(raw: bytes, at: int, end: int) -> int:

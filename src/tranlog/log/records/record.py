@@ -56,7 +56,7 @@ class SyncRecord(msgspec.Struct, frozen=True):
 
 
 class RollbackMark(msgspec.Struct, frozen=True):
-    """Everything behind the matchpoint, up to this mark, is abandoned; the stream goes on behind the mark.
+    """Everything after the matchpoint, up to this mark, is abandoned; the stream goes on after the mark.
 
     `epoch` is the one that begins with it, `matchpoint_lsn` where the matchpoint's first record stands. The dead
     interval is half-open: `dead_start` lies behind the matchpoint's last record, `dead_end` is the mark's own place.

@@ -1,11 +1,11 @@
 """What is spilled of a large transaction: the bytes of its chunks and of its reference, and which segments may go.
 
 Owns the byte forms of spill segments and of the table beside them, and retention's decision about them. Writing them
-is `spilling`'s, reading `spilled`'s. The hard idea: a chunk knows the chunk before it and not the one behind it, which
+is `spilling`'s, reading `spilled`'s. The hard idea: a chunk knows the chunk before it and not the one after it, which
 is not written yet. The reference, written last, knows the last chunk; so one walk back over the chunks' headers finds
 all of them, however many other transactions spilled between them.
 
-Source: tokumx-replication, "Large Transactions"; conformance/tokumx.md A3, A8.4-A8.6; docs/decisions/0012.
+Source: tokumx-replication, "Large Transactions"; docs/decisions/0012.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns what one bucket maps and how it looks in the table; which buckets there are is `index`'s. The hard idea: a bucket
 changes at its end alone, by one assignment, so readers look without a lock.
 
-Source: design/index.md, "Shape"; vlsn-index ("Persistent storage").
+Source: vlsn-index ("Persistent storage").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_OFFSET = 0  # a segment begins with its header: no record stands at 0
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The record of `seqno` stands at `lsn` or, for a purged log's very first seqno, at or behind it."""
+    """The record of `seqno` stands at `lsn` or, for a purged log's very first seqno, at or after it."""
 
     seqno: Seqno
     lsn: Lsn
@@ -41,7 +41,7 @@ class IndexOptions:
     max_mappings: int = 1_000
     """Mappings of one bucket."""
     max_distance: int = 4 << 20
-    """Bytes behind its last mapping that a bucket still takes a seqno from; fewer where another with a smaller stride
+    """Bytes after its last mapping that a bucket still takes a seqno from; fewer where another with a smaller stride
     would suit better."""
 
 
@@ -74,7 +74,7 @@ class Bucket:
         return self.tail[1]
 
     def accepts(self, seqno: Seqno, position: Lsn, options: IndexOptions, *, dense: bool = True) -> bool:
-        """Whether a seqno behind the last one still belongs here; `dense`: all that lie between are mapped, too."""
+        """Whether a seqno after the last one still belongs here; `dense`: all that lie between are mapped, too."""
         if lsn_segment(position) != self.segment:
             return False
         if (seqno - self.first) // self.stride >= options.max_mappings:
@@ -83,7 +83,7 @@ class Bucket:
         return distance <= self.reach(options) or (not dense and distance <= options.max_distance)
 
     def reach(self, options: IndexOptions) -> int:
-        """Return how many bytes behind its last mapping it still takes a seqno from."""
+        """Return how many bytes after its last mapping it still takes a seqno from."""
         return options.max_distance if self.stride == 1 else min(4 * options.spacing, options.max_distance)
 
     def stride_behind(self, options: IndexOptions) -> int:

@@ -4,7 +4,7 @@ Owns the words for kinds of damage and the facts that a repair decides by; `veri
 what a fault is, `recovery` says. The hard idea: a fault alone does not say what it cost. That is told by what
 stands on both sides of it: a bad record between seqno 7 and seqno 8 has cost nothing.
 
-Source: design/log-format.md, "Ends of a log".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionRun:
-    """Good transactions one behind the other in a segment, both ends included; `epochs` as (first seqno, epoch).
+    """Good transactions one after the other in a segment, both ends included; `epochs` as (first seqno, epoch).
 
-    `start` is where the walk that found them began: all their bytes lie behind it, but for what a bad place splits.
+    `start` is where the walk that found them began: all their bytes lie after it, but for what a bad place splits.
     """
 
     start: int
@@ -66,8 +66,8 @@ class TransactionRun:
 class BadPlace:
     """A place in a segment where the walk had to stop, and what stands on both sides of it.
 
-    `good_end` lies behind the last complete transaction before it, which is `last`; `open_fragments` of the next one
-    stand between `good_end` and `offset`. `resumes_at` is the next good record behind it, None where none was found;
+    `good_end` lies after the last complete transaction before it, which is `last`; `open_fragments` of the next one
+    stand between `good_end` and `offset`. `resumes_at` is the next good record after it, None where none was found;
     `next_event` the seqno and fragno of the first event from there on, None where none follows; `checksums` says
     whether that has one. `next_name`: what a rotate record right before it names.
     """
@@ -104,7 +104,7 @@ class SegmentFindings:
     open_fragments: int
     next_name: str | None
     torn: bool = False
-    """It is the newest, and what stands behind `good_end` is what a crash leaves."""
+    """It is the newest, and what stands after `good_end` is what a crash leaves."""
     mark: RollbackMark | None = None
     """The rollback mark that it begins with."""
 

@@ -6,14 +6,13 @@ and in any order, yet buckets and the stored image only ever hold an unbroken pr
 small map until the gap below it is filled, so a late commit can neither be lost by a flush that overtook it nor leave
 a hole.
 
-Source: design/index.md; vlsn-index ("Maintaining the VLSN range", "Persistent storage", "Recovery"); the rules
-I6 to I37 and the defects S4 to S8 of conformance/vlsn-index.
+Source: vlsn-index ("Maintaining the VLSN range", "Persistent storage", "Recovery"); docs/conformance.md, I6 to I37, S4
+to S8.
 """
 
 from __future__ import annotations
 
 import struct
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Final
 import msgspec
 
 from tranlog.errors import IndexCutError, IndexDamagedError
-from tranlog.ids import NO_HISTORY, NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_offset, lsn_segment
+from tranlog.ids import NO_HISTORY, NO_SEQNO, Epoch, Lsn, Seqno, lsn, lsn_segment
 from tranlog.log.rules.bucket import (
     VALUE_VERSION,
     Bucket,
@@ -34,6 +33,7 @@ from tranlog.log.rules.bucket import (
     seal,
     unseal,
 )
+from tranlog.log.rules.mappings import Mappings
 
 RANGE_KEY = -1
 """The key under which the range is stored; a bucket's key is its first seqno."""
@@ -67,13 +67,6 @@ class Entry(msgspec.Struct, frozen=True):
     txn_end: bool = True
 
 
-class Gap(msgspec.Struct, frozen=True):
-    """Seqnos of which nothing is known: those after `place`, which is exact, up to `upto`, itself included."""
-
-    place: Place
-    upto: Seqno
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltFrom:
     """The end of the log that a stored index describes: held against the log before the index is believed."""
@@ -81,7 +74,7 @@ class BuiltFrom:
     epoch: Epoch
     """The epoch of the transaction that `IndexRange.last` names."""
     end: Lsn
-    """Behind that transaction's last byte: a scan that continues the index starts here."""
+    """After that transaction's last byte: a scan that continues the index starts here."""
     history: bytes = NO_HISTORY
     """The identity of the log's history."""
 
@@ -113,26 +106,6 @@ class IndexView:
         return _image(self.buckets, self.range)
 
 
-class _Row:
-    """The buckets in order, with their first seqnos beside them; replaced, never changed."""
-
-    __slots__ = ("buckets", "firsts")
-
-    def __init__(self, buckets: Iterable[Bucket] = (), firsts: array[int] | None = None) -> None:
-        self.buckets = tuple(buckets)
-        self.firsts = array("q", [bucket.first for bucket in self.buckets]) if firsts is None else firsts
-
-    def with_last(self, bucket: Bucket) -> _Row:
-        """Return the row with one more bucket behind it."""
-        firsts = self.firsts[:]
-        firsts.append(bucket.first)
-        return _Row((*self.buckets, bucket), firsts)
-
-    def owner(self, seqno: Seqno) -> int:
-        """Return the number of the last bucket that begins at or below a seqno; -1 for none."""
-        return bisect_right(self.firsts, seqno) - 1
-
-
 class SeqnoIndex:
     """The index of one log.
 
@@ -141,17 +114,15 @@ class SeqnoIndex:
 
     def __init__(self, *, after: Seqno = NO_SEQNO, options: IndexOptions | None = None) -> None:
         """`after` is the seqno before the first one that the log will hold."""
-        self.options = IndexOptions() if options is None else options
+        self.mappings = Mappings(options=options)
+        """Where the transactions are; a reader's index has nothing else."""
         self.range = EMPTY_RANGE
         """The range of what is registered, gaps included. For readers: one object, one moment."""
-        self._row = _Row()
         self._facts = EMPTY_RANGE  # the range of the unbroken prefix
         self._prefix = after
         self._waiting: dict[Seqno, Entry] = {}
-        self._sync_tail: list[Seqno] = []  # sync points of the prefix behind its last transaction end
+        self._sync_tail: list[Seqno] = []  # sync points of the prefix after its last transaction end
         self._front: Place | None = None  # the range's first seqno and where its segment begins, once one was purged
-        self._dirty: set[Seqno] = set()
-        self._dropped: set[Seqno] = set()
         self._range_dirty = False
 
     # --- registering ---------------------------------------------------------------------------------
@@ -167,7 +138,7 @@ class SeqnoIndex:
         return self._facts
 
     def register(self, entry: Entry) -> bool:
-        """Learn where a transaction begins, late or early; false for one that is registered already, or purged."""
+        """Register where a transaction begins, late or early; false for one that is registered already, or purged."""
         seqno = entry.seqno
         if seqno <= self._prefix or seqno in self._waiting:
             return False
@@ -182,31 +153,12 @@ class SeqnoIndex:
         return True
 
     def register_run(self, segment: int, first: Seqno, offsets: Sequence[int]) -> None:
-        """Learn of complete transactions that follow the prefix one by one inside a segment; the writer's fast way."""
+        """Register complete transactions that follow the prefix one by one inside a segment; the writer's fast way."""
         if not offsets:
             return
         assert first == self._prefix + 1 and not self._waiting
-        options = self.options
-        base = segment << 32
+        self.mappings.map_run(segment, first, offsets)
         last = first + len(offsets) - 1
-        seqno: int = first
-        while seqno <= last:
-            row = self._row
-            bucket = row.buckets[-1] if row.buckets else None
-            if bucket is None or not bucket.accepts(Seqno(seqno), Lsn(base | offsets[seqno - first]), options):
-                self._map(Seqno(seqno), Lsn(base | offsets[seqno - first]))
-                seqno += 1
-                continue
-            stride = bucket.stride
-            # Up to the next slot nothing is stored but the last one.
-            slot = bucket.first + -(-(seqno - bucket.first) // stride) * stride
-            end = min(slot, last)
-            reach = bucket.reach(options)
-            while end > seqno and offsets[end - first] - bucket.offsets[-1] > reach:
-                end -= 1
-            bucket.put(Seqno(end), offsets[end - first])
-            self._dirty.add(bucket.first)
-            seqno = end + 1
         facts = self._facts
         self._facts = IndexRange(
             first if facts.first == NO_SEQNO else facts.first, Seqno(last), facts.last_sync, Seqno(last)
@@ -217,7 +169,7 @@ class SeqnoIndex:
         self.range = self._facts
 
     def synced(self, seqno: Seqno) -> None:
-        """Learn that everything up to `seqno` is durable; a syncup may meet there."""
+        """Register that everything up to `seqno` is durable; a syncup may meet there."""
         seqno = min(seqno, self._prefix)
         if seqno > self._facts.last_sync:
             self._facts = msgspec.structs.replace(self._facts, last_sync=seqno)
@@ -227,7 +179,7 @@ class SeqnoIndex:
     def _add(self, entry: Entry) -> None:
         """Take the seqno that follows the prefix."""
         seqno = entry.seqno
-        self._map(seqno, entry.lsn)
+        self.mappings.map(seqno, entry.lsn)
         facts = self._facts
         last_sync, last_txn_end = facts.last_sync, facts.last_txn_end
         if entry.txn_end:
@@ -241,92 +193,6 @@ class SeqnoIndex:
         self._facts = IndexRange(first, seqno, last_sync, last_txn_end)
         self._prefix = seqno
         self._range_dirty = True
-
-    def learn(self, place: Place) -> None:
-        """Keep a mapping that a reader came by; it changes no range. One that is known, or fits nowhere, is dropped."""
-        self._map(place.seqno, place.lsn, dense=False)
-
-    def adopt(self, buckets: Sequence[Bucket]) -> None:
-        """Take a stored index's buckets, in order, for what was learned up to their end; it changes no range."""
-        if not buckets:
-            return
-        end = buckets[-1].last
-        learned = [bucket for bucket in self._row.buckets if bucket.first > end]
-        self._row = _Row((*buckets, *learned))
-
-    def drop(self, place: Place) -> None:
-        """Forget the bucket that maps a place, which misleads; it changes no range."""
-        row = self._row
-        at = row.owner(place.seqno)
-        if at >= 0 and row.buckets[at].segment == lsn_segment(place.lsn):
-            self._row = _Row((*row.buckets[:at], *row.buckets[at + 1 :]))
-
-    def gap(self, above: Seqno = NO_SEQNO) -> Gap | None:
-        """Return the first gap from the bucket of `above` on; None where each bucket meets the next one.
-
-        Those that an index has grown by always meet. It has gaps where it was lost, and began again with `rough`.
-        """
-        row = self._row
-        buckets = row.buckets
-        for at in range(max(row.owner(above), 0), len(buckets) - 1):
-            place, upto = buckets[at].unbroken(), Seqno(buckets[at + 1].first - 1)
-            if place.seqno < upto:
-                return Gap(place, upto)
-        return None
-
-    def fill(self, gap: Gap, offsets: Sequence[int]) -> bool:
-        """Learn where the first transactions of a gap begin, in its segment; it changes no range.
-
-        False, and nothing is learned, where the log was rolled back or purged meanwhile, and the gap is not there now.
-        """
-        assert len(offsets) <= gap.upto - gap.place.seqno
-        if self.gap(gap.place.seqno) != gap:
-            return False
-        row = self._row
-        at = row.owner(gap.place.seqno)
-        known = row.buckets[at].copy()
-        known.cut(gap.place.seqno)
-        if known.last == known.first and at:  # it was never told how large the transactions are
-            stride = row.buckets[at - 1].stride_behind(self.options)
-            known = Bucket(known.segment, known.first, known.last_offset, stride)
-        walked = SeqnoIndex(after=gap.place.seqno, options=self.options)
-        walked._row = _Row((known,))
-        walked.register_run(known.segment, Seqno(gap.place.seqno + 1), offsets)
-        filled = walked.buckets()
-        self._row = _Row((*row.buckets[:at], *filled, *row.buckets[at + 1 :]))
-        self._dirty.update([bucket.first for bucket in filled])
-        return True
-
-    def below(self, seqno: Seqno) -> Place | None:
-        """Return the nearest known place at or below a seqno, whatever the range; None for none."""
-        row = self._row
-        at = row.owner(seqno)
-        return None if at < 0 else row.buckets[at].lte(seqno)
-
-    def _map(self, seqno: Seqno, position: Lsn, *, dense: bool = True) -> None:
-        row = self._row
-        at = row.owner(seqno)
-        if at >= 0:
-            bucket = row.buckets[at]
-            if seqno <= bucket.last:
-                if lsn_segment(position) == bucket.segment:
-                    bucket.put(seqno, lsn_offset(position))
-                return
-            if bucket.accepts(seqno, position, self.options, dense=dense):
-                if at + 1 < len(row.buckets):  # only the last one changes: a view may hold this one
-                    bucket = bucket.copy()
-                    self._row = _Row((*row.buckets[:at], bucket, *row.buckets[at + 1 :]))
-                bucket.put(seqno, lsn_offset(position))
-                self._dirty.add(bucket.first)
-                return
-        stride = self.options.stride if at < 0 else row.buckets[at].stride_behind(self.options)
-        fresh = Bucket(lsn_segment(position), seqno, lsn_offset(position), stride)
-        if at + 1 == len(row.buckets):
-            self._row = row.with_last(fresh)
-        else:
-            self._row = _Row((*row.buckets[: at + 1], fresh, *row.buckets[at + 1 :]))
-        self._dirty.add(seqno)
-        self._dropped.discard(seqno)
 
     def _publish(self) -> None:
         facts = self._facts
@@ -349,9 +215,7 @@ class SeqnoIndex:
         entry = self._waiting.get(seqno)
         if entry is not None:
             return entry.lsn
-        row = self._row
-        at = row.owner(seqno)
-        return None if at < 0 or seqno > row.buckets[at].last else row.buckets[at].exact(seqno)
+        return self.mappings.exact(seqno)
 
     def lte(self, seqno: Seqno) -> Place | None:
         """Return the nearest known place at or below `seqno`; None outside the range. Scan forward from there."""
@@ -363,7 +227,7 @@ class SeqnoIndex:
             if early:
                 nearest = max(early, key=lambda entry: entry.seqno)
                 return Place(nearest.seqno, nearest.lsn)
-        place = self.below(seqno)
+        place = self.mappings.below(seqno)
         if place is not None:
             return place
         front = self._front
@@ -373,22 +237,14 @@ class SeqnoIndex:
         """Return the nearest known place at or above `seqno`; None outside the range. Scan backward from there."""
         if seqno not in self.range:
             return None
-        if seqno <= self._prefix:
-            row = self._row
-            at = row.owner(seqno)
-            if at >= 0 and seqno <= row.buckets[at].last:
-                return row.buckets[at].gte(seqno)
-            if at + 1 < len(row.buckets):
-                following = row.buckets[at + 1]
-                return Place(following.first, lsn(following.segment, following.offsets[0]))
+        place = self.mappings.above(seqno) if seqno <= self._prefix else None
+        if place is not None:
+            return place
         late = [entry for entry in list(self._waiting.values()) if entry.seqno >= seqno]
         if not late:
             return None
         nearest = min(late, key=lambda entry: entry.seqno)
         return Place(nearest.seqno, nearest.lsn)
-
-    def __len__(self) -> int:
-        return len(self._row.buckets)
 
     # --- cutting -------------------------------------------------------------------------------------
 
@@ -404,7 +260,9 @@ class SeqnoIndex:
             self._sync_tail.clear()
             self._waiting.clear()
             self._facts = EMPTY_RANGE
-            self._cut_buckets(None)
+            self.mappings.cut(None)
+            self._range_dirty = True
+            self._publish()
             return
         seqno = last.seqno
         if seqno >= self.range.last:
@@ -416,7 +274,7 @@ class SeqnoIndex:
         if seqno < self._prefix:
             self._facts = self._facts_up_to(seqno, sync_point=last.sync_point, txn_end=last.txn_end)
             self._prefix = seqno
-            self.forget_above(Place(seqno, last.lsn))
+            self.mappings.forget_above(Place(seqno, last.lsn))
         self._range_dirty = True
         self._publish()
 
@@ -434,31 +292,6 @@ class SeqnoIndex:
             else:
                 last_sync = self._sync_tail[-1] if self._sync_tail else last_txn_end
         return IndexRange(facts.first, seqno, last_sync, last_txn_end)
-
-    def forget_above(self, place: Place) -> None:
-        """Forget what is mapped above a seqno, and map it exactly, at `place`; it changes no range."""
-        self._cut_buckets(place.seqno)
-        buckets = self._row.buckets
-        if not buckets or buckets[-1].last < place.seqno:
-            self._map(place.seqno, place.lsn)
-
-    def _cut_buckets(self, last: Seqno | None) -> None:
-        """Drop the mappings above `last`; with None, all."""
-        row = self._row
-        keep = 0 if last is None else row.owner(last) + 1
-        for bucket in row.buckets[keep:]:
-            self._dirty.discard(bucket.first)
-            self._dropped.add(bucket.first)
-        kept = list(row.buckets[:keep])
-        if kept and last is not None and kept[-1].last > last:
-            # Another object: a reader that holds the old one reads on in what was true when it took it.
-            kept[-1] = kept[-1].copy()
-            kept[-1].cut(last)
-            self._dirty.add(kept[-1].first)
-        self._row = _Row(kept)
-        self._range_dirty = True
-        if last is None:
-            self._publish()
 
     def truncate_front(self, upto: Seqno, front: Lsn) -> None:
         """Forget everything up to and including `upto`, whose segments will go; `front` is where the rest begins.
@@ -483,24 +316,20 @@ class SeqnoIndex:
         self._front = Place(first, front)
         self._range_dirty = True
         self._publish()
-        row = self._row
-        gone = [bucket for bucket in row.buckets if bucket.segment < lsn_segment(front)]
-        self._row = _Row(row.buckets[len(gone) :])
-        for bucket in gone:
-            self._dirty.discard(bucket.first)
-            self._dropped.add(bucket.first)
+        self.mappings.cut_front(lsn_segment(front))
 
     # --- storing and recovering ----------------------------------------------------------------------
 
     def view(self, built_from: BuiltFrom) -> IndexView | None:
         """Return what is to be stored so that the stored index covers the prefix; None when it does already."""
-        if not (self._range_dirty or self._dirty or self._dropped):
+        mappings = self.mappings
+        buckets, dirty, dropped = mappings.buckets, mappings.dirty, mappings.dropped
+        if not (self._range_dirty or dirty or dropped):
             return None
-        buckets = self._row.buckets
         return IndexView(
             buckets=(*buckets[:-1], buckets[-1].copy()) if buckets else (),
-            dirty=frozenset(self._dirty),
-            deletes=tuple(sorted(self._dropped)),
+            dirty=dirty,
+            deletes=dropped,
             range=_encode_range(self._facts, self._prefix, self._front, self._sync_tail, built_from),
         )
 
@@ -512,16 +341,11 @@ class SeqnoIndex:
     def image(self, built_from: BuiltFrom) -> dict[int, bytes]:
         """Return everything that a stored index holds."""
         stored = _encode_range(self._facts, self._prefix, self._front, self._sync_tail, built_from)
-        return _image(self._row.buckets, stored)
+        return _image(self.mappings.buckets, stored)
 
     def flushed(self, plan: FlushPlan) -> None:
-        """Learn that a plan was stored. One that a truncation or a registration overtook leaves the rest to do."""
-        row = self._row
-        for bucket in row.buckets:
-            stored = plan.puts.get(bucket.first)
-            if stored is not None and stored == encode_bucket(bucket):
-                self._dirty.discard(bucket.first)
-        self._dropped.difference_update(plan.deletes)
+        """Register that a plan was stored. One that a truncation or a registration overtook leaves the rest to do."""
+        self.mappings.stored(plan.puts, plan.deletes)
         stored_range = plan.puts[RANGE_KEY]
         self._range_dirty = _range_facts(stored_range) != (self._facts, self._prefix)
 
@@ -539,12 +363,8 @@ class SeqnoIndex:
             index._prefix = last
             index._range_dirty = True
             for place in places:
-                index._map(place.seqno, place.lsn)
+                index.mappings.map(place.seqno, place.lsn)
         return index
-
-    def buckets(self) -> tuple[Bucket, ...]:
-        """Return the buckets, first to last; for whoever holds them against the log."""
-        return self._row.buckets
 
     @classmethod
     def restore(
@@ -564,13 +384,13 @@ class SeqnoIndex:
         index._facts = index.range = facts
         index._front = None if front is None else Place(facts.first, front)
         index._sync_tail = sync_tail
-        index._row = _Row(buckets)
+        index.mappings = Mappings(buckets, options=options)
         return index, built_from
 
     def recover(self, entries: Iterable[Entry]) -> None:
         """Merge what a scan saw, in order, from the stored end of the log or before it, to the log's end.
 
-        What the scan saw wins. Idempotent. Raises IndexDamagedError for a scan that begins behind a hole.
+        What the scan saw wins. Idempotent. Raises IndexDamagedError for a scan that begins after a hole.
         """
         begun = False
         for entry in entries:
@@ -590,7 +410,9 @@ class SeqnoIndex:
             self._facts = EMPTY_RANGE
             self._prefix = Seqno(seqno - 1)
             self._sync_tail.clear()
-            self._cut_buckets(None)
+            self.mappings.cut(None)
+            self._range_dirty = True
+            self._publish()
             return
         if seqno > self._prefix:
             return
@@ -598,7 +420,8 @@ class SeqnoIndex:
         # What `below` is good for is not known here: only what stands for certain counts.
         self._facts = self._facts_up_to(below, sync_point=False, txn_end=False)
         self._prefix = below
-        self._cut_buckets(below)
+        self.mappings.cut(below)
+        self._range_dirty = True
 
 
 class SegmentRow:
@@ -632,7 +455,7 @@ class SegmentRow:
         return iter(list(zip(self._numbers, self._prevs, strict=True)))
 
     def add(self, number: int, prev_seqno: Seqno, matchpoint: Seqno | None = None) -> None:
-        """Add a segment behind the newest one known; with `matchpoint` it begins with a rollback mark.
+        """Add a segment after the newest one known; with `matchpoint` it begins with a rollback mark.
 
         What lies between the two is missing.
         """
@@ -681,7 +504,7 @@ class SegmentRow:
         return at < len(self._living) and self._living[at] == number
 
     def cut_of(self, number: int) -> Seqno | None:
-        """Return the last seqno that lives in a segment, if what comes behind it there was abandoned; else None.
+        """Return the last seqno that lives in a segment, if what comes after it there was abandoned; else None.
 
         That of a segment in which nothing lives lies before its first.
         """

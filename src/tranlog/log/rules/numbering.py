@@ -1,9 +1,7 @@
 """Who numbers the transactions of a log: the log itself, or whoever has them from another one.
 
-Owns in which epoch an opened log goes on, and which number may stand behind which. The hard idea: equal GTIDs mean
+Owns in which epoch an opened log goes on, and which number may stand after which. The hard idea: equal GTIDs mean
 equal history, so a log that takes over transactions gives out no number and begins no epoch.
-
-Source: design/architecture.md, decision 2.
 """
 
 from __future__ import annotations
@@ -34,5 +32,5 @@ class Numbering(Enum):
 
 
 def follows(gtid: Gtid, last: Gtid) -> bool:
-    """Whether a transaction may stand behind `last`: it has the next seqno, and no earlier epoch."""
+    """Whether a transaction may stand after `last`: it has the next seqno, and no earlier epoch."""
     return gtid.seqno == last.seqno + 1 and gtid.epoch >= last.epoch

@@ -17,7 +17,7 @@ from tranlog.log.rules.prefix import Extent
 
 
 class Buffer:
-    """Bytes behind what was written of a segment. The log's lock guards it.
+    """Bytes after what was written of a segment. The log's lock guards it.
 
     `len` is their number. They belong at offset `start`; everything before it is written, or allocated to somebody
     who will.
@@ -39,18 +39,18 @@ class Buffer:
         return self._size
 
     def put(self, raw: bytes) -> None:
-        """Put bytes behind the others: part of a transaction, or no transaction."""
+        """Put bytes after the others: part of a transaction, or no transaction."""
         self._pieces.append(raw)
         self._size += len(raw)
 
     def cut(self, size: int) -> None:
-        """Drop the bytes behind the first `size`; no whole transaction is among them."""
+        """Drop the bytes after the first `size`; no whole transaction is among them."""
         kept = b"".join(self._pieces)[:size]
         self._pieces = [kept] if kept else []
         self._size = len(kept)
 
     def joined(self, zeros: int = 0) -> bytes:
-        """Return the bytes, with zeros behind them."""
+        """Return the bytes, with zeros after them."""
         pieces = self._pieces
         if len(pieces) > 1:
             self._pieces = pieces = [b"".join(pieces)]
@@ -87,7 +87,7 @@ class Pending(Buffer):
         self.starts: list[int] = []
         """Where the transactions begin that are whole and not sealed; `last` is the last of them, if there is one."""
         self.end = 0
-        """The offset behind the last of them."""
+        """The offset after the last of them."""
         self.owners: set[int] = set()
         """The threads whose transactions are not sealed."""
         self._most = most
@@ -168,7 +168,7 @@ class Pending(Buffer):
         return extent
 
     def go_back(self, seqno: Seqno, ids: tuple[str, str]) -> None:
-        """Have `seqno` for the last transaction, here and anywhere, and nothing behind it."""
+        """Have `seqno` for the last transaction, here and anywhere, and nothing after it."""
         self.last = self.appended = seqno
         self.ids = ids
         self.starts = []

@@ -4,7 +4,7 @@ Owns the row of extents between what is visible and the end of what was allocate
 visible end may move; writing the bytes is `log`'s. The hard idea: places are given out in order and filled in any
 order, so the end that readers see moves only when the oldest extent is finished, and then over all that wait behind it.
 
-Source: tokumx-replication ("the oldest unfinished"); design/replication.md, "Unbroken prefix".
+Source: tokumx-replication ("the oldest unfinished").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tranlog.ids import NO_SEQNO, Seqno
 class Extent:
     """A stretch of the newest segment that holds whole transactions.
 
-    `first` to `last` are theirs, both inclusive; `starts` the offsets at which they begin; `end` is behind the last
+    `first` to `last` are theirs, both inclusive; `starts` the offsets at which they begin; `end` is after the last
     byte. `ids` are source id and event id of the last one, `owners` the threads whose transactions are in it.
     """
 
@@ -59,7 +59,7 @@ class UnbrokenPrefix:
         return len(self._row)
 
     def allocate(self, extent: Extent) -> None:
-        """Put an extent behind the youngest one."""
+        """Put an extent after the youngest one."""
         assert not self._row or extent.first == self._row[-1].last + 1
         self._row.append(extent)
 

@@ -2,11 +2,11 @@
 
 Owns the verdict; opening, checking, repairing and reading carry it out. Finding out is `scan`'s. The hard idea: half a
 record at the end of the newest segment is what a crash leaves and is cut; half a record anywhere that was proven
-durable is damage and is refused. A sync record that stands *behind* the bad place proves it durable, whatever lies
+durable is damage and is refused. A sync record that stands *after* the bad place proves it durable, whatever lies
 between, and so does what the writer has published beside the segments. A glance at a segment only gives a suspicion:
 what is wrong with it is said by a walk, and so all name the same place.
 
-Source: design/log-format.md, "Ends of a log: four different things, four names".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SegmentGlance:
     prev_seqno: Seqno | None
     """None: the header is not whole, see `problem`."""
     torn_header: bool = False
-    """The header is missing or zero, and nothing but zeros stands behind it: a rotation that was cut short."""
+    """The header is missing or zero, and nothing but zeros stands after it: a rotation that was cut short."""
     problem: str | None = None
     first_seqno: Seqno | None = None
     """Seqno of the first event; None where there is none, or none that can be believed."""
@@ -105,7 +105,7 @@ class SegmentGlance:
 
     @property
     def after(self) -> Seqno | None:
-        """The seqno before the segment's first: its header's or, behind a rollback mark, the matchpoint's."""
+        """The seqno before the segment's first: its header's or, after a rollback mark, the matchpoint's."""
         return self.prev_seqno if self.mark is None else self.mark.matchpoint_seqno
 
 
@@ -113,9 +113,9 @@ class SegmentGlance:
 class SegmentScan:
     """What walking a segment from its header found. Offsets are bytes in the segment.
 
-    `good_end` lies behind the last complete transaction and the sync records that follow it; `end` behind the last
+    `good_end` lies after the last complete transaction and the sync records that follow it; `end` after the last
     good record. `open_fragments` > 0: a transaction that did not complete begins at `good_end`. `proven` is the
-    highest offset that a sync record before `end` proves durable, `proven_behind` the highest that one behind the
+    highest offset that a sync record before `end` proves durable, `proven_behind` the highest that one after the
     bad record does.
     """
 
@@ -158,7 +158,7 @@ class SegmentScan:
 
     @property
     def header_seqno(self) -> Seqno:
-        """What the segment's header names as the last seqno before it; of a walk behind a checkpoint, that one's."""
+        """What the segment's header names as the last seqno before it; of a walk after a checkpoint, that one's."""
         return self.prev_seqno if self.mark is None else self.mark.last_seqno
 
 
@@ -200,9 +200,9 @@ class NewLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continue:
-    """Go on behind `end` of `segment`, the newest one with a whole header.
+    """Go on after `end` of `segment`, the newest one with a whole header.
 
-    What stands behind `end` is cut off: kept in cut/ if `torn` says why, else it is zeros. Bytes from `proven` on
+    What stands after `end` is cut off: kept in cut/ if `torn` says why, else it is zeros. Bytes from `proven` on
     were never proven durable: write them again before the next sync, since after a sync that failed the system may
     take them for written. `next_segment`: the segment ends in a rotate record; create that one, or write its torn
     header again. `last_seqno` is the last complete transaction's, with its last fragment's header and its first

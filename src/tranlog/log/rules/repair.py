@@ -3,9 +3,9 @@
 Owns the decision, as a value that can be shown before anything is done; finding the damage is `verify`'s, carrying
 out is `repairing`'s. The hard idea: not every damage costs something. Headers, sync and rotate records say nothing
 that their neighbours do not say as well, so they are written again where both sides prove that no transaction is
-missing. Only where one is missing does somebody have to choose: what stands before the damage, or what behind it.
+missing. Only where one is missing does somebody have to choose: what stands before the damage, or what after it.
 
-Source: design/log-format.md, "Ends of a log", "repair is a separate explicit command"; issue "integrity".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Keep(enum.StrEnum):
     FRONT = "front"
     """Everything before the first damage: the log ends there."""
     BACK = "back"
-    """Every segment behind the last damage: the log begins there, as if purged."""
+    """Every segment after the last damage: the log begins there, as if purged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """Put `raw` in the place of `size` bytes at `offset`; nothing is lost. `ends`: the file ends behind it."""
+    """Put `raw` in the place of `size` bytes at `offset`; nothing is lost. `ends`: the file ends after it."""
 
     segment: int
     offset: int
@@ -144,7 +144,7 @@ class _Break:
     offset: int | None
     next_row: int
     mark_lost: bool = False
-    """A rollback mark may have stood here: twins of what came before stand behind."""
+    """A rollback mark may have stood here: twins of what came before stand after."""
     hidden: bool = False
     """What stood here is wholly unknown; a rollback mark may have."""
     cap: Seqno | None = None
@@ -191,7 +191,7 @@ def _plan(findings: LogFindings, keep: Keep, now_ms: int, holds: Iterable[tuple[
                 name = segment_name(segments[one.row].number)
                 return CannotRepair(
                     why=f"at {name} a rollback mark may be damaged or missing, and without it what that abandoned "
-                    "would come back; restore that segment, or keep what lies behind the damage (--keep back)"
+                    "would come back; restore that segment, or keep what lies after the damage (--keep back)"
                 )
         first = min(breaks, key=lambda one: (one.row, -1 if one.offset is None else one.offset))
         return _keep_front(findings, first, rewrites, known)
@@ -231,7 +231,7 @@ def _keep_front(
         first = _Break(row, offset, row, cap=mark.matchpoint_seqno)
     if row < 0:
         return CannotRepair(
-            why="nothing can be read before the damage; keep what lies behind it (--keep back), or clear the log by "
+            why="nothing can be read before the damage; keep what lies after it (--keep back), or clear the log by "
             "`tranlog reset --after`"
         )
     steps: list[Step] = [
@@ -256,7 +256,7 @@ def _keep_back(
     segments = findings.segments
     if row >= len(segments):
         return CannotRepair(
-            why="the damage reaches into the newest segment, behind which there is none; keep what lies before the "
+            why="the damage reaches into the newest segment, after which there is none; keep what lies before the "
             "first damage (--keep front)"
         )
     first = _first_of(segments[row])
@@ -265,7 +265,7 @@ def _keep_back(
             why="the damage reaches to the newest segment, of which nothing can be read; keep what lies before the "
             "first damage (--keep front)"
         )
-    for one in segments[row:]:  # what a mark abandons down to before the first segment, a new stream begins behind
+    for one in segments[row:]:  # what a mark abandons down to before the first segment, a new stream begins after
         if one.mark is not None and lsn_segment(one.mark.dead_start) < segments[row].number:
             first = min(first, Seqno(one.mark.matchpoint_seqno + 1))
     for name, restart in holds:
@@ -342,7 +342,7 @@ def _decided(
 
 
 def _unread(newest: SegmentFindings) -> int:
-    """Return the bytes at the end of the log behind which nothing tells which transactions they held."""
+    """Return the bytes at the end of the log after which nothing tells which transactions they held."""
     if not newest.bad or newest.bad[-1].next_event is not None or _was_sync(newest.bad[-1]):
         return 0
     bad = newest.bad[-1]
@@ -399,7 +399,7 @@ def _epochs_from(run: TransactionRun, first: int) -> tuple[tuple[Seqno, Epoch], 
 
 
 def _last_living(segments: Sequence[SegmentFindings], kept: Sequence[TransactionRun], without: Seqno) -> Seqno:
-    """Return the last transaction of the stream in what is kept: physically the last, or a matchpoint behind it."""
+    """Return the last transaction of the stream in what is kept: physically the last, or a matchpoint after it."""
     mark = segments[-1].mark
     if mark is not None and not any(run.first == one.first for run in segments[-1].runs for one in kept[-1:]):
         return mark.matchpoint_seqno
@@ -407,7 +407,7 @@ def _last_living(segments: Sequence[SegmentFindings], kept: Sequence[Transaction
 
 
 def _resurrected(segments: Sequence[SegmentFindings], row: int) -> RollbackMark | None:
-    """Return the mark, of those in what goes behind segment `row`, that abandons most of what would stay."""
+    """Return the mark, of those in what goes after segment `row`, that abandons most of what would stay."""
     marks = [one.mark for one in segments[row + 1 :] if one.mark is not None]
     return min(marks, key=lambda mark: mark.dead_start, default=None)
 
@@ -450,7 +450,7 @@ def _judge(
     )
     for at, bad in enumerate(one.bad):
         if bad.next_name == segment_name(one.number + 1):
-            rewrites.append((row, _rewrite_end(one, bad.offset, b"", "bytes behind the rotate record")))
+            rewrites.append((row, _rewrite_end(one, bad.offset, b"", "bytes after the rotate record")))
             return
         if _was_sync(bad):
             first = history if bad.offset == HEADER.size else b""

@@ -3,11 +3,10 @@
 Owns the decisions; `purging` removes the files, `log` rotates. The hard ideas: a hold keeps the record at its own
 position too, since a restart looks it up to see that this is still the same log; only a hard limit passes a hold. And
 stamps are a clock's, which may go back or have been wrong: a stamp from the future proves nothing, and neither does one
-that lies before an earlier segment's, so a wrong clock keeps segments longer; but one that was behind from the oldest
+that lies before an earlier segment's, so a wrong clock keeps segments longer; but one that was slow from the oldest
 segment's beginning on makes them look as old as it said.
 
-Source: thl-internals, logFileRetention; tokumx-replication, "Oplog Management"; design/replication.md, "Retention";
-design/glossary.md, "low_water_seqno" and the sentence below the ladder.
+Source: thl-internals, logFileRetention; tokumx-replication, "Oplog Management".
 """
 
 from __future__ import annotations
@@ -186,10 +185,10 @@ def _ended_by(candidates: Sequence[Retained], row: Sequence[Retained], moment: i
 
 
 def ended_at(row: Sequence[Retained], *, now_ms: int) -> list[int | None]:
-    """Return when each segment ended, as far as the stamps of those behind it prove it, ms since 1970.
+    """Return when each segment ended, as far as the stamps of those after it prove it, ms since 1970.
 
     A segment ended when the next one was begun. A stamp later than now, or earlier than one before it, was given by a
-    clock that was wrong then or is wrong now: the next stamp behind it counts.
+    clock that was wrong then or is wrong now: the next stamp after it counts.
     """
     ends: list[int | None] = []
     latest = 0

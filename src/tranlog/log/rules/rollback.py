@@ -3,11 +3,10 @@
 Owns these decisions, on values alone. Writing a mark is `log`'s, finding marks `segment`'s and `scan`'s, passing over
 what is dead the row of segments'. The hard idea: nothing is ever taken out of a segment. A mark is the first record
 but sync records of a segment of its own, so that a glance at every segment's first bytes finds all of them, and a
-dead interval always reaches from behind a matchpoint to the start of a segment: two of them are nested or disjoint,
+dead interval always reaches from after a matchpoint to the start of a segment: two of them are nested or disjoint,
 and inside one segment the living part is a front of it.
 
-Source: conformance/vlsn-index.md, I27 to I31 and section E ("append a rollback record"); design/index.md,
-"Abandoned records".
+Source: docs/conformance.md, I27 to I31.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def contradiction(marks: Sequence[RollbackMark]) -> tuple[RollbackMark, str] | N
     """Return the first mark, of those of a log in order, that cannot be true beside the earlier ones, and why."""
     for before, mark in pairwise(marks):
         if mark.epoch <= before.epoch:
-            return mark, f"a rollback mark of epoch {mark.epoch} behind one of epoch {before.epoch}"
+            return mark, f"a rollback mark of epoch {mark.epoch} after one of epoch {before.epoch}"
     for at, mark in enumerate(marks):
         for before in marks[:at]:
             if before.dead_start < mark.dead_start < before.dead_end:
@@ -89,7 +88,7 @@ def marks_behind(marks: Iterable[RollbackMark], end: Lsn) -> list[RollbackMark]:
 def overtaken(marks: Iterable[RollbackMark], seqno: Seqno, seen: Lsn) -> RollbackMark | None:
     """Return the mark that makes untrue what a reader returned up to `seqno`, having heard of marks up to `seen`.
 
-    Shape: of several the one that went back furthest. None: what it returned stands; it goes on behind that.
+    Shape: of several the one that went back furthest. None: what it returned stands; it goes on after that.
     """
     found = [mark for mark in marks if mark.dead_end > seen and mark.matchpoint_seqno < seqno]
     return min(found, key=lambda mark: mark.matchpoint_seqno, default=None)

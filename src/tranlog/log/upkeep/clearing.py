@@ -3,24 +3,25 @@
 Owns the order in which a log's files go, and what is written into the mark that stays, which is `log.cleared`'s. The
 hard idea: a clearing can be cut off at any call, so the mark comes first, and then the segments go from the front.
 
-Source: design/log-format.md, last paragraph; thl-internals, "Clearing Log Files".
+Source: docs/format.md; thl-internals, "Clearing Log Files".
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid, segment_name, segment_number
 from tranlog.log.files.cleared import MARK_NAME, Mark, behind_all, read_mark
-from tranlog.log.files.directory import LOCK_NAME, join, list_segments, read_holder
+from tranlog.log.files.directory import LOCK_NAME, join, list_segments, read_holder, replace_file
 from tranlog.log.files.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.files.scan import survey
 from tranlog.log.files.segments import history_borne
@@ -58,9 +59,8 @@ def removal_order(names: Iterable[str]) -> list[str]:
     return segments + [name for name in listed if name == POSITIONS_NAME or name.startswith("index.")]
 
 
-def has_records(path: str, *, disk: Disk | None = None) -> bool:
+def has_records(path: str, *, disk: Disk = OS_DISK) -> bool:
     """Whether there is a segment in the directory `path`."""
-    disk = OsDisk() if disk is None else disk
     try:
         return any(segment_number(name) is not None for name in disk.list_dir(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -75,8 +75,8 @@ def clear_log(
     after: Gtid | None = None,
     keep_position: bool = True,
     dry_run: bool = False,
-    disk: Disk | None = None,
-    clock: Clock | None = None,
+    disk: Disk = OS_DISK,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Clearing:
     """Remove all records of the log at `path`, leaving the mark; with `dry_run` only say what would go.
 
@@ -85,8 +85,6 @@ def clear_log(
 
     Raises LogLockedError while a writer holds it, LogMissingError, CorruptRecordError (then give `after`).
     """
-    disk = OsDisk() if disk is None else disk
-    clock = SystemClock() if clock is None else clock
     if not has_records(path, disk=disk):
         raise LogMissingError(path=path, why="there is nothing to clear")
     try:
@@ -102,7 +100,7 @@ def clear_log(
         names = removal_order(disk.list_dir(path))
         clearing = Clearing(mark=mark, files=tuple(names), bytes=_sizes(path, names, disk))
         if not dry_run:
-            _write_mark(path, mark, disk)
+            replace_file(join(path, MARK_NAME), msgspec.json.encode(mark), disk)
             for name in names:
                 disk.unlink(os.path.join(path, name))
                 disk.sync_dir(path)  # one by one: a loss of power must not take a later segment and leave an earlier
@@ -142,28 +140,11 @@ def _last_handed_out(path: str, after: Gtid | None, disk: Disk, clock: Clock) ->
 def _history(path: str, disk: Disk) -> str:
     """Return the identity that the first segment which tells one bears, in hex."""
     for number in list_segments(path, disk):
-        file = disk.open(join(path, segment_name(number)))
-        try:
+        with closing(disk.open(join(path, segment_name(number)))) as file:
             found = history_borne(file, path, number)
-        finally:
-            file.close()
         if found is not None:
             return found.hex()
     return ""
-
-
-def _write_mark(path: str, mark: Mark, disk: Disk) -> None:
-    name = os.path.join(path, MARK_NAME)
-    fresh = f"{name}.new"
-    file = disk.open(fresh, write=True, create=True)
-    try:
-        file.truncate(0)
-        file.pwrite(msgspec.json.encode(mark), 0)
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(fresh, name)
-    disk.sync_dir(path)
 
 
 def _drop_holds(path: str, disk: Disk) -> None:
@@ -177,9 +158,6 @@ def _drop_holds(path: str, disk: Disk) -> None:
 def _sizes(path: str, names: Iterable[str], disk: Disk) -> int:
     total = 0
     for name in names:
-        file = disk.open(os.path.join(path, name))
-        try:
+        with closing(disk.open(os.path.join(path, name))) as file:
             total += file.size()
-        finally:
-            file.close()
     return total

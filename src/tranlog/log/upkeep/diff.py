@@ -5,7 +5,7 @@ a GTID is never given out twice, so where two logs hold the same one they hold t
 difference is then found by halving, with a look at some twenty transactions of a log of any size. That presumes what
 it cannot prove, that neither log was changed by a hand; `full` presumes nothing and reads everything.
 
-Source: design/replication.md, "Pull" (`thl diff A B`); Raft, "Log Matching".
+Source: Raft, "Log Matching".
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _next(cursor: ReadableCursor, seqno: int) -> ReadableTransaction:
 
 
 def _alone(cursor: ReadableCursor, listed: list[Listed], before: int, begins: Seqno, side: Side, shown: int) -> Alone:
-    """Return what stands in one log from `begins` on, behind what was listed of the common seqnos."""
+    """Return what stands in one log from `begins` on, after what was listed of the common seqnos."""
     first = max(begins, side.first_seqno, 0)
     more = max(side.last_seqno - first + 1, 0) if side.first_seqno != NO_SEQNO else 0
     shown_more = min(more, max(shown - len(listed), 0))

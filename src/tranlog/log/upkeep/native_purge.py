@@ -4,7 +4,7 @@ Owns which of the two a range means. The hard idea: the ancestor cuts records of
 out again with another content. Here the end is abandoned by a mark and a new epoch begins, so a target that has
 applied what went finds out instead of going on.
 
-Source: conformance/tungsten.md A9, `purge`, B7-2; design/log-format.md, "Who may see what".
+Source: docs/conformance.md, B7-2; docs/format.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PurgeFront:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PurgeEnd:
-    """Everything behind `keep`."""
+    """Everything after `keep`."""
 
     keep: Seqno
 

@@ -5,7 +5,7 @@ and is then simply run again. So what goes is copied and synced before it goes; 
 before anything is; the epoch that was given out last is, too, so that no GTID is handed out twice; and the newest
 segments go first (or, from the front, the oldest), so that no step leaves a hole that was not there.
 
-Source: design/log-format.md, "Ends of a log"; docs/format.md, "cut/".
+Source: docs/format.md, "cut/".
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, segment_name
 from tranlog.log.files.directory import (
@@ -79,8 +80,8 @@ def repair(
     keep: Keep = Keep.FRONT,
     dry_run: bool = False,
     agree: Agree | None = None,
-    disk: Disk | None = None,
-    clock: Clock | None = None,
+    disk: Disk = OS_DISK,
+    clock: Clock = SYSTEM_CLOCK,
     progress: Progress | None = None,
 ) -> RepairOutcome:
     """Make a damaged log one that opens and verifies clean; with `dry_run` only say how, without the lock.
@@ -89,8 +90,6 @@ def repair(
     LogUnreadableError, LogCodecError, HoldError, RepairRefusedError, DiskFullError, DiskFailedError, and what
     `agree` raises.
     """
-    disk = OsDisk() if disk is None else disk
-    clock = SystemClock() if clock is None else clock
     directory = directory_of(path)
     if not list_segments(directory, disk):
         raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
@@ -141,13 +140,10 @@ def write_report(path: str, disk: Disk, decision: RepairPlan, before: VerifyRepo
     while disk.exists(name := join(directory, f"{REPORT_PREFIX}{count:04d}.json")):
         count += 1
     told = {"problems": before.problems, "plan": decision}
-    file = disk.open(name, write=True, create=True)
-    try:
+    with closing(disk.open(name, write=True, create=True)) as file:
         raw = msgspec.json.format(msgspec.json.encode(told), indent=1)
         file.pwrite(raw + b"\n", 0)
         file.sync()
-    finally:
-        file.close()
     disk.sync_dir(directory)
     return name
 
@@ -162,8 +158,7 @@ def _carry_out(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> l
     kept = [_keep_spill(path, disk, number) for number in decision.spill if disk.exists(join(path, spill_name(number)))]
     for step in decision.steps:
         name = segment_name(step.segment)
-        file = disk.open(join(path, name), write=True)
-        try:
+        with closing(disk.open(join(path, name), write=True)) as file:
             match step:
                 case Rewrite(offset=offset, size=size):
                     if size:
@@ -185,27 +180,19 @@ def _carry_out(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> l
                     disk.unlink(join(path, name))
                     disk.sync_dir(path)
                     logger.info("Taken away. segment=%s bytes=%d", name, size)
-        finally:
-            file.close()
     return kept
 
 
 def _keep_spill(path: str, disk: Disk, number: int) -> str:
     """Copy a spill segment: without the transactions that refer to it the next writer takes it away."""
-    file = disk.open(join(path, spill_name(number)))
-    try:
+    with closing(disk.open(join(path, spill_name(number)))) as file:
         return keep_bytes(path, disk, file, spill_name(number), 0, file.size())
-    finally:
-        file.close()
 
 
 def _forget_positions(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> None:
-    """Leave of the positions nothing but epoch and history: readers scan, and the next writer begins a new one."""
-    file = disk.open(join(path, POSITIONS_NAME), write=True, create=True)
-    try:
+    """Keep nothing of the positions but epoch and history: readers scan, and the next writer begins a new one."""
+    with closing(disk.open(join(path, POSITIONS_NAME), write=True, create=True)) as file:
         left = Positions(boot_id="", identity=0, epoch=decision.epoch, first_seqno=NO_SEQNO, history=history)
         file.pwrite(encode_positions(left), 0)
         file.sync()
-    finally:
-        file.close()
     disk.sync_dir(path)

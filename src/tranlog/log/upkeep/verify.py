@@ -5,7 +5,7 @@ when the log is opened. The hard idea: after a bad record the next one is found 
 good record stands there; else by looking for bytes that begin like an event and prove it by their checksum. What no
 such place follows is given up, by name.
 
-Source: design/log-format.md, "`thl verify` explains"; conformance/tungsten.md B7-3, B7-4.
+Source: docs/format.md; docs/conformance.md, B7-3, B7-4.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from tranlog.disk import Disk, DiskFile, OsDisk
+from tranlog.disk import OS_DISK, Disk, DiskFile
 from tranlog.errors import LogMissingError, LogUnreadableError, SegmentGoneError
 from tranlog.ids import (
     NO_EPOCH,
@@ -73,7 +74,7 @@ Progress = Callable[[int, int], None]
 
 _PROGRESS_BYTES = 16 << 20
 _EVENT_HEAD_BYTES = 16
-"""What the pattern of `_find_event` looks at, before and behind the type byte."""
+"""What the pattern of `_find_event` looks at, before and after the type byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,7 @@ class _Tally:
             self.last_header = found.last_header
 
     def _take_mark(self, mark: RollbackMark) -> None:
-        """Count what a mark abandons of what was seen, and go on behind its matchpoint."""
+        """Count what a mark abandons of what was seen, and go on after its matchpoint."""
         self.marks.append(mark)
         if self.first_seqno != NO_SEQNO:
             self.abandoned += max(mark.last_seqno - max(mark.matchpoint_seqno, self.first_seqno - 1), 0)
@@ -162,7 +163,7 @@ class _Tally:
 def verify(
     path: str | os.PathLike[str],
     *,
-    disk: Disk | None = None,
+    disk: Disk = OS_DISK,
     checksum: bool = True,
     progress: Progress | None = None,
 ) -> VerifyReport:
@@ -177,12 +178,11 @@ def verify(
 def examine(
     path: str | os.PathLike[str],
     *,
-    disk: Disk | None = None,
+    disk: Disk = OS_DISK,
     checksum: bool = True,
     progress: Progress | None = None,
 ) -> tuple[VerifyReport, LogFindings]:
     """Check like `verify`, and return the findings that a repair decides by, too."""
-    disk = OsDisk() if disk is None else disk
     directory = directory_of(path)
     published = read_published(directory, disk)  # before anything that it tells of
     numbers = list_segments(directory, disk)
@@ -200,8 +200,7 @@ def examine(
             if before is not None and number != before + 1:
                 tally.problems.append(missing(before + 1, tally.last_seqno))
                 tally.end = None
-            file = disk.open(join(directory, segment_name(number)))
-            try:
+            with closing(disk.open(join(directory, segment_name(number)))) as file:
                 watched = file if progress is None else cast(DiskFile, _Watched(file, progress, done, sum(sizes)))
                 _check_segment(
                     tally,
@@ -212,8 +211,6 @@ def examine(
                     published=published,
                     checksum=checksum,
                 )
-            finally:
-                file.close()
             before = number
             done += size
             if progress is not None:
@@ -275,11 +272,8 @@ def _history_beside(directory: str, disk: Disk, left: Positions | None, spill: S
     if left is not None and left.history != NO_HISTORY:
         return left.history
     for number in spill:
-        file = disk.open(join(directory, spill_name(number)))
-        try:
+        with closing(disk.open(join(directory, spill_name(number)))) as file:
             header = parse_spill_header(file.pread(SPILL_HEADER_BYTES, 0))
-        finally:
-            file.close()
         if header is not None:
             return header[1]
     return None
@@ -289,11 +283,8 @@ def _check_spill(
     directory: str, disk: Disk, header: RecordHeader, reference: Reference, history: bytes | None
 ) -> SpillFault | None:
     """Read everything that a spilled transaction refers to; return the first fault. Raises SegmentGoneError."""
-    reader = SpillReader(directory, disk, reference, header, history)
-    try:
+    with closing(SpillReader(directory, disk, reference, header, history)) as reader:
         fault = next((found for found in reader.records() if isinstance(found, SpillFault)), None)
-    finally:
-        reader.close()
     segment = join(directory, segment_name(lsn_segment(header.lsn)))
     if fault is not None and fault.missing and not disk.exists(segment):
         raise SegmentGoneError(path=segment)
@@ -350,11 +341,8 @@ class _Watched:
 
 def _front(directory: str, disk: Disk, number: int) -> tuple[int, bytes | None]:
     """Return a segment's size, and the history that it bears."""
-    file = disk.open(join(directory, segment_name(number)))
-    try:
+    with closing(disk.open(join(directory, segment_name(number)))) as file:
         return file.size(), history_borne(file, directory, number)
-    finally:
-        file.close()
 
 
 @dataclass(slots=True)
@@ -556,7 +544,7 @@ def _check_header(
 
 @dataclass(frozen=True, slots=True)
 class _GoingOn:
-    """A scanner behind a bad place, and the first event there as (seqno, fragno); None: only other records."""
+    """A scanner after a bad place, and the first event there as (seqno, fragno); None: only other records."""
 
     scanner: SegmentScanner
     offset: int
@@ -566,7 +554,7 @@ class _GoingOn:
 
 
 def _behind(reader: SegmentReader, outcome: Outcome, bad: BadRecord, found: SegmentScan) -> _GoingOn | None:
-    """Return how to go on behind a bad record; None where no good one is found."""
+    """Return how to go on after a bad record; None where no good one is found."""
     last = found.last_seqno
     if isinstance(outcome, RecordHeader) and bad.kind is not Damage.RECORD:  # good in itself, in the wrong place
         return _from_event(reader, bad.offset, outcome)
@@ -606,7 +594,7 @@ def _first_event(reader: SegmentReader, offset: int) -> tuple[int, RecordHeader 
 
 
 def _find_event(reader: SegmentReader, offset: int, last: Seqno) -> RecordHeader | None:
-    """Return the first event behind `offset` that proves itself by its checksum and does not come before `last`.
+    """Return the first event after `offset` that proves itself by its checksum and does not come before `last`.
 
     Seqnos are dense: so many bytes hold so many transactions and no more. What claims another seqno is passed over
     before its length is believed.
@@ -662,7 +650,7 @@ class _StoredIndex:
         if self._index is None:
             return
         first, starts = found.prev_seqno + 1, found.starts
-        for bucket in self._index.buckets():
+        for bucket in self._index.mappings.buckets:
             if bucket.segment != number or bucket.last < first:
                 continue
             mapped = [(bucket.first + slot * bucket.stride, offset) for slot, offset in enumerate(bucket.offsets)]

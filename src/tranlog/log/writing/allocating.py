@@ -1,8 +1,6 @@
 """Giving out places to whole transactions, which their threads fill outside the log's lock.
 
 Owns the log's side of an `Allocation`: its place, the beginning and the end of its writing, and its completion.
-
-Source: design/replication.md, "Unbroken prefix".
 """
 
 from __future__ import annotations
@@ -127,7 +125,7 @@ class Allocating:
         self._end.check_open()
 
     def _next_seqno(self, event_id: str) -> Seqno:
-        """Return the seqno to give out. Raises RecordLimitError behind the last one that there is."""
+        """Return the seqno to give out. Raises RecordLimitError after the last one that there is."""
         if self._end.pending.last >= SEQNO_MAX:
             why = f"the log has reached {SEQNO_MAX}, the last seqno there is"
             raise RecordLimitError(event_id=event_id, why=why)

@@ -4,8 +4,7 @@ Owns how a reserved place is filled: with the transaction, or, when that fails, 
 so that no hole stays in the stream. Who may see what is `prefix`'s decision, the places are given out by `allocating`.
 The hard idea: the length is known before the seqno is, since every number in a record has a fixed width.
 
-Source: tokumx-replication (a GTID is taken when a commit begins, and may finish late); design/replication.md,
-"Unbroken prefix".
+Source: tokumx-replication (a GTID is taken when a commit begins, and may finish late).
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def referring(last: Fragment, reference: Reference) -> Fragment:
 
 
 def empty_transaction(ids: tuple[str, str], tstamp: int, filling: int = 0) -> Fragment:
-    """Return a no-op; `ids` are those of the transaction before it, since a source resumes behind the last event id."""
+    """Return a no-op; `ids` are those of the transaction before it, since a source resumes after the last event id."""
     return Fragment(
         source_id=ids[0],
         event_id=ids[1],
@@ -189,7 +188,7 @@ class Allocation:
     def write(self) -> None:
         """Write the transaction's bytes into their place; nothing is visible yet.
 
-        Raises DiskFullError (its place, and what is not visible behind it, is taken back), DiskFailedError,
+        Raises DiskFullError (its place, and what is not visible after it, is taken back), DiskFailedError,
         LogClosedError.
         """
         if not self._written:
@@ -218,7 +217,7 @@ class Allocation:
         return self.gtid
 
     def abandon(self) -> None:
-        """Leave an empty transaction in its place; its seqno exists, and holds nothing. Raises as `complete`."""
+        """Write an empty transaction in its place; its seqno exists, and holds nothing. Raises as `complete`."""
         if self._over or self._extent.done:
             return
         self._written = False

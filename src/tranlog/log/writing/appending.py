@@ -1,4 +1,4 @@
-"""Appending: whose turn it is, and how a record comes behind the last one.
+"""Appending: whose turn it is, and how a record comes after the last one.
 
 Owns what an append looks at before it gives out a place, and the way of a transaction that grows too large for a
 segment. Most appends look at nothing, see `pending`; what becomes of the bytes is `log_end`'s. The hard idea: what is
@@ -172,7 +172,7 @@ class Appending:
         return record_of(fragment, gtid, fragno, checksum=self._end.options.checksum, spilled=spilled)
 
     def _put(self, pieces: Sequence[bytes], fragment: Fragment, me: int, spilled: bool = False) -> Gtid:
-        """Put a record, or all those of a transaction, behind what is pending; `fragment` is the last one of them."""
+        """Put a record, or all those of a transaction, after what is pending; `fragment` is the last one of them."""
         end = self._end
         pending, turn = end.pending, end.turn
         pending.room = 0
@@ -231,7 +231,7 @@ class Appending:
         end.turn = OpenTurn(end.journal.end, spilled)
 
     def begin_epoch(self, epoch: Epoch) -> None:
-        """Begin an epoch behind everything, by a no-op; only after its sync is there anything to see of it."""
+        """Begin an epoch after everything, by a no-op; only after its sync is there anything to see of it."""
         end = self._end
         end.pending.epoch = epoch
         self.append_record(empty_transaction(end.pending.ids, max(end.clock.now_ms(), 0)), get_ident())

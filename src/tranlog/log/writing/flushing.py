@@ -4,7 +4,7 @@ Owns the thread and its end. The hard idea: such a flush is a commit by somebody
 durable if it syncs, but acknowledges nothing to anybody: whoever appended knows of durability by `commit` alone. If the
 disk refuses it, those whose transactions it took are told at their next call, as after anybody's commit.
 
-Source: thl-internals, flushIntervalMillis, fsyncOnFlush; conformance/tungsten.md A1, "implicit commit".
+Source: thl-internals, flushIntervalMillis, fsyncOnFlush.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns the steps of the walk, and when one is given up; what a gap is, and how it 
 and what is stored of it `index_flush`'s. The hard idea: what is missing shows in the buckets themselves. So nothing has
 to be remembered from one writer to the next, and what was stored before a crash is not walked again.
 
-Source: design/index.md, "Persistence"; vlsn-index ("Recovery").
+Source: vlsn-index ("Recovery").
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable
+from contextlib import closing
 
 from tranlog.errors import LogError
 from tranlog.ids import NO_SEQNO, Seqno, lsn_offset, lsn_segment
 from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import Segments
 from tranlog.log.records.format import RecordHeader, RollbackMark, SyncRecord, take_events
-from tranlog.log.rules.index import Gap
+from tranlog.log.rules.mappings import Gap
 
 logger = logging.getLogger(__name__)
 
@@ -70,14 +71,14 @@ class IndexFill:
         self._ending = False
 
     def end(self) -> None:
-        """Have `run` return after the step that is under way."""
+        """Make `run` return after the step that is under way."""
         self._ending = True
 
     def run(self) -> None:
         """Walk gap by gap, from the front; one that cannot be filled is left for the next writer."""
         segments = self._segments
         above = NO_SEQNO
-        while (gap := segments.index.gap(above)) is not None:
+        while (gap := segments.index.mappings.gap(above)) is not None:
             offsets = self._walk(gap)
             if not offsets:
                 above = Seqno(gap.upto + 1)
@@ -86,17 +87,16 @@ class IndexFill:
             if self._ending:
                 return
             self._give_way()
-        logger.info("The gaps of the index were walked. path=%s buckets=%d", segments.directory, len(segments.index))
+        logger.info(
+            "The gaps of the index were walked. path=%s buckets=%d", segments.directory, len(segments.index.mappings)
+        )
         self._filled()
 
     def _walk(self, gap: Gap) -> array[int]:
         number = lsn_segment(gap.place.lsn)
         try:
-            file = self._segments.disk.open(self._segments.path(number))
-            try:
+            with closing(self._segments.disk.open(self._segments.files.path(number))) as file:
                 return walk_gap(SegmentReader(file, number), gap, STEP_BYTES)
-            finally:
-                file.close()
         except (OSError, LogError) as exc:  # purged meanwhile, or it cannot be read
-            logger.info("A gap of the index is left. path=%s why=%s", self._segments.path(number), exc)
+            logger.info("A gap of the index is left. path=%s why=%s", self._segments.files.path(number), exc)
             return array("I")

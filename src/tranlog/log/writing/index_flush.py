@@ -6,7 +6,7 @@ references and one small copy; another thread turns it into bytes and writes the
 overtaken is dropped: the younger one holds everything of it. An index that was lost has gaps; with its first flush
 another thread begins to fill them (`index_fill`), and each flush stores what is filled by then.
 
-Source: design/index.md, "Persistence"; conformance/vlsn-index, I22, I24, I25.
+Source: docs/conformance.md, I22, I24, I25.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class IndexFlush:
         self._segments = segments
         self._options = options
         self._table = IndexTable(join(path, INDEX_NAME), disk)
-        self._table_lock = threading.Lock()  # guards the table and the two fields behind it
+        self._table_lock = threading.Lock()  # guards the table and the two fields after it
         self._stored = 0  # the youngest view that is stored
         self._failing = False
         self._taken = 0  # the youngest view that was taken
@@ -64,7 +64,7 @@ class IndexFlush:
     def adopt(self, index: SeqnoIndex) -> None:
         """Take the index that opening the log has recovered; one with gaps is flushed with the first commit."""
         self._segments.adopt_index(index)
-        self._gaps = index.gap() is not None
+        self._gaps = index.mappings.gap() is not None
         self._next_s = self._wait_until()
 
     def _flush_soon(self) -> None:
@@ -78,7 +78,7 @@ class IndexFlush:
             self._store(view, self._taken)
 
     def after_sync(self, built_from: BuiltFrom) -> None:
-        """Have the index stored by another thread if that is due; everything in it is durable."""
+        """Store the index in another thread if that is due; everything in it is durable."""
         if self._bytes_behind(built_from.end) < self._options.index_flush_bytes and (
             self._next_s is None or self._clock.monotonic() < self._next_s
         ):
@@ -102,7 +102,7 @@ class IndexFlush:
         return thread
 
     def end_filling(self) -> None:
-        """Have what was filled so far stored by the next flush, and no more filled; waits for one step."""
+        """Fill no more; the next flush stores what was filled. Waits for one step."""
         if self._filling is not None:
             self._fill.end()
             self._filling.join()
@@ -127,7 +127,7 @@ class IndexFlush:
         return None if wait_s is None else self._clock.monotonic() + (0 if self._gaps else wait_s)
 
     def _bytes_behind(self, end: Lsn) -> int:
-        """Return what a scan would have to read behind the last view; rotation stores the index in any case."""
+        """Return what a scan would have to read after the last view; rotation stores the index in any case."""
         same = lsn_segment(end) == lsn_segment(self._end)
         return lsn_offset(end) - (lsn_offset(self._end) if same else 0)
 

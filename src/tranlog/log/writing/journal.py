@@ -7,7 +7,7 @@ finds it knows that everything before that end was on the disk when it was writt
 
 Methods raise OSError as the disk does. What that means for the transactions is decided by the log.
 
-Source: design/log-format.md, "Sync records"; design/performance.md, "Pre-zeroed segments".
+Source: docs/format.md; docs/performance.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 def create_segment(path: str, disk: Disk, number: int, head: bytes) -> DiskFile:
     """Create a segment that begins with `head`, or write the torn header of one again, durable; return it open.
 
-    `head` is the header and what stands behind it, in one write: who sees the one sees the others. Raises OSError.
+    `head` is the header and what stands after it, in one write: who sees the one sees the others. Raises OSError.
     """
     file = disk.open(join(path, segment_name(number)), write=True, create=True)
     try:
@@ -65,7 +65,7 @@ class Journal:
         self._disk = disk
         self._clock = clock
         self._options = options
-        self._reached = 0  # up to here zeros were written behind it
+        self._reached = 0  # up to here zeros were written after it
         self._ahead = options.ahead_bytes  # how many at a time; 0 in a segment for which the disk was full
         self._sync_end = 0  # what the sync that is under way covers; a cut lowers it
 
@@ -84,13 +84,13 @@ class Journal:
 
     @property
     def end(self) -> int:
-        """The offset behind everything, written or in the buffer."""
+        """The offset after everything, written or in the buffer."""
         return self.buffer.start + len(self.buffer)
 
     # --- bytes ---------------------------------------------------------------------------------------
 
     def write(self, *, zeros: bool = False) -> tuple[int, bytes]:
-        """Write the buffer; return the offset and the bytes. With `zeros` some behind it, for the syncs to come."""
+        """Write the buffer; return the offset and the bytes. With `zeros` some after it, for the syncs to come."""
         buffer = self.buffer
         start, end = buffer.start, buffer.start + len(buffer)
         if not (zeros and self._write_ahead(end)):
@@ -102,7 +102,7 @@ class Journal:
         return start, raw
 
     def _write_ahead(self, end: int) -> bool:
-        """Write with zeros behind, if it is time for some; False when nothing is written."""
+        """Write with zeros after, if it is time for some; False when nothing is written."""
         buffer = self.buffer
         count = zeros_ahead(self._ahead, size=end - self.durable_end, end=end, reached=self._reached)
         if not count:
@@ -120,7 +120,7 @@ class Journal:
         return True
 
     def cut(self, end: int) -> None:
-        """Shorten the segment; synced, so that what is cut cannot come back behind new records."""
+        """Shorten the segment; synced, so that what is cut cannot come back after new records."""
         self.buffer.drop()
         if end <= HEADER.size:
             self.begun_at = None
@@ -141,7 +141,7 @@ class Journal:
             self.buffer.sync_due = True
 
     def trim(self) -> None:
-        """Give the segment its true length: no zeros behind its last record."""
+        """Give the segment its true length: no zeros after its last record."""
         if self._reached > self.buffer.start:
             self.file.truncate(self.buffer.start)
             self._reached = 0
@@ -217,7 +217,7 @@ class Journal:
         return None
 
     def end_cleanly(self) -> None:
-        """Say in the segment that everything in it is durable, and give it its true length; or leave it as it was."""
+        """Write into the segment that all of it is durable, and give it its true length; or leave it as it was."""
         end = self.buffer.start
         try:
             proof = self.sync_record(end, end, self._clock.now_ms())

@@ -4,7 +4,7 @@ Owns a log's life: opening it, what may be asked of it, closing; and that each o
 it out: how bytes become visible and durable is `log_end`'s, whose turn it is `appending`'s, when a segment ends
 `rotation`'s. What a crash leaves is judged by `recovery`; reading is `cursor`'s.
 
-Source: seeds/thl-internals; design/log-format.md.
+Source: thl-internals; docs/format.md.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from threading import get_ident
 from typing import Self
 
 from tranlog.change import Fragment
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, DiskLock, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.closing import Closing
+from tranlog.disk import OS_DISK, Disk, DiskLock
 from tranlog.errors import AppendOrderError, LogMissingError, PurgeFailedError, SegmentEmptyError
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Gtid, Seqno, segment_name
 from tranlog.log.files.directory import directory_of, list_segments, make_directory, storage_error, take_lock
@@ -42,7 +43,7 @@ from tranlog.log.writing.rotation import Rotation
 from tranlog.log.writing.spilling import SpilledTransaction
 
 
-class Log(LogView):
+class Log(LogView, Closing):
     """A log opened for writing. There is one at a time per directory; `LogReader` is for everybody else.
 
     Threads: any number may append, commit and take cursors. A transaction of several fragments belongs to the
@@ -67,7 +68,7 @@ class Log(LogView):
         self.recovered = RecoveryReport(created=True, clean=True)
 
     def _close_room(self) -> None:
-        """Have the next append look at what came up. Threads: any, without the lock."""
+        """Make the next append look at what came up. Threads: any, without the lock."""
         self._pending.room = 0
 
     # --- opening -------------------------------------------------------------------------------------
@@ -79,8 +80,8 @@ class Log(LogView):
         *,
         source_id: str,
         options: LogOptions | None = None,
-        disk: Disk | None = None,
-        clock: Clock | None = None,
+        disk: Disk = OS_DISK,
+        clock: Clock = SYSTEM_CLOCK,
         start_after: Gtid | None = None,
         history: bytes | None = None,
         numbering: Numbering = Numbering.OWN,
@@ -90,15 +91,13 @@ class Log(LogView):
         With another `numbering` than its own it begins no epoch: transactions come by `append_given`, or not at all.
 
         The directory is created if missing; its parent must exist. `start_after` and `history` only matter for a log
-        without records: it begins behind that position and behind what it held before it was cleared, in a higher
+        without records: it begins after that position and after what it held before it was cleared, in a higher
         epoch, and has that identity, 16 bytes, where it takes over every transaction of another log; by default that
         of the cleared log, or a new one, random. Raises LogLockedError, CorruptRecordError, LogMissingError,
         LogUnreadableError, LogCodecError, ForeignHistoryError, DiskFullError, DiskFailedError, ConfigError.
         """
         options = LogOptions() if options is None else options
         options.check()
-        disk = OsDisk() if disk is None else disk
-        clock = SystemClock() if clock is None else clock
         directory = directory_of(path)
         check_source_id(source_id)
         assert history is None or len(history) == HISTORY_BYTES
@@ -124,8 +123,8 @@ class Log(LogView):
         path: str | os.PathLike[str],
         *,
         options: LogOptions | None = None,
-        disk: Disk | None = None,
-        clock: Clock | None = None,
+        disk: Disk = OS_DISK,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
         """Take the lock and mend what a crash left, as `open`, but begin no epoch: for segments, not for transactions.
 
@@ -133,7 +132,7 @@ class Log(LogView):
         and LogMissingError where there is no segment: none is created.
         """
         directory = directory_of(path)
-        if not list_segments(directory, OsDisk() if disk is None else disk):
+        if not list_segments(directory, disk):
             raise LogMissingError(path=directory, why="it holds no segment (thl.data.*)")
         return cls.open(path, source_id="", options=options, disk=disk, clock=clock, numbering=Numbering.NONE)
 
@@ -163,7 +162,7 @@ class Log(LogView):
     # --- writing -------------------------------------------------------------------------------------
 
     def append(self, fragment: Fragment) -> Gtid:
-        """Put a fragment behind the last one; return its transaction's identity. Nothing is visible before `commit`.
+        """Put a fragment after the last one; return its transaction's identity. Nothing is visible before `commit`.
 
         The seqno is given out with a transaction's first fragment. Before a first fragment the segment may be
         rotated; whatever is complete then is durable and visible, as if committed. Raises RecordLimitError (the
@@ -191,7 +190,7 @@ class Log(LogView):
                     self._appending.await_turn(get_ident())
                     last = Gtid(pending.epoch, pending.last)
                     if not follows(gtid, last):
-                        raise AppendOrderError(path=self._end.path, why=f"{gtid} behind {last}")
+                        raise AppendOrderError(path=self._end.path, why=f"{gtid} after {last}")
                     pending.epoch = gtid.epoch
             self.append(fragment)
 
@@ -218,7 +217,7 @@ class Log(LogView):
     def allocate(self, fragments: Sequence[Fragment]) -> Allocation:
         """Give a whole transaction its seqno and its place; its bytes are written later, outside the lock.
 
-        Other threads go on appending and allocating behind it. For transactions that are large, or whose writing
+        Other threads go on appending and allocating after it. For transactions that are large, or whose writing
         should not hold up others; small ones are cheaper through `append`. Raises as `append`.
         """
         check_shape(self._end.path, fragments)
@@ -342,7 +341,7 @@ class Log(LogView):
     def add_segment(self) -> str:
         """Close the newest segment, durable with everything complete in it, and start the next; return its name.
 
-        So that what is in it can be trimmed as soon as there is something behind it. Raises SegmentEmptyError where
+        So that what is in it can be trimmed as soon as there is something after it. Raises SegmentEmptyError where
         the newest one holds nothing (nothing was changed), as `append`, and LogLockedError.
         """
         with self._steps.lock, self._steps:
@@ -431,12 +430,6 @@ class Log(LogView):
                 self._closed = True
                 self._steps.changed.notify_all()
                 self._end.publishing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 __all__ = ["Log", "LogOptions", "LogReader", "drop_hold", "hold", "read_holds"]

@@ -6,7 +6,7 @@ three ends, and each moves by its own rule. *Appended* may be in memory; *visibl
 before it; *durable* is what a sync covered. A sync runs outside the lock, one thread at a time, and serves everybody
 who came before it began.
 
-Source: design/performance.md, "One lock, leader/follower group commit"; design/replication.md, "Unbroken prefix".
+Source: docs/performance.md.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LogEnd:
         history = self.segments.history
         assert history is not None, "opening the log has found it, or made it"
         self.journal.open(opened.file, opened.number, opened.end, durable_end=opened.durable_end, history=history)
-        self.journal.begun_at = self.segments.begun_and_size(opened.number)[0]
+        self.journal.begun_at = self.segments.files.begun_and_size(opened.number)[0]
         ids, start = self.pending.ids, NO_LSN
         if opened.last_header is not None and opened.last_first_lsn is not None:
             ids, start = (opened.last_header.source_id, opened.last_header.event_id), opened.last_first_lsn
@@ -165,7 +165,7 @@ class LogEnd:
         self.publishing.synced(self.pending.last)
 
     def flush(self, *, zeros: bool = False) -> None:
-        """Write what is pending; with `zeros` some of them behind it, for the syncs to come."""
+        """Write what is pending; with `zeros` some of them after it, for the syncs to come."""
         if not self.pending:
             return
         try:

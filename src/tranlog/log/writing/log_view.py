@@ -2,17 +2,16 @@
 
 Owns the questions of `Log`; nothing here changes the log.
 
-Source: seeds/thl-internals; design/log-format.md, "Who may see what".
+Source: thl-internals; docs/format.md.
 """
 
 from __future__ import annotations
 
-from tranlog.disk import Disk
 from tranlog.ids import NO_SEQNO, Epoch, Seqno
 from tranlog.log.files.positions import NO_LSN, KeptHold
 from tranlog.log.files.segments import SegmentStat
 from tranlog.log.files.spilled import SpillStat
-from tranlog.log.options import LogStatus, ReadCounts
+from tranlog.log.options import LogStatus
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.gate import Gate
 from tranlog.log.records.format import RecordHeader
@@ -25,16 +24,10 @@ class LogView:
 
     def __init__(self, end: LogEnd) -> None:
         self._end = end
-
-    @property
-    def path(self) -> str:
+        self.path = end.path
         """The log's directory."""
-        return self._end.path
-
-    @property
-    def disk(self) -> Disk:
+        self.disk = end.disk
         """The disk on which its directory is."""
-        return self._end.disk
 
     @property
     def history(self) -> bytes:
@@ -81,7 +74,7 @@ class LogView:
             return cursor.next_header()
 
     def last_event_id(self) -> str | None:
-        """Return the event id that a source resumes behind; None in a log that never captured anything.
+        """Return the event id that a source resumes after; None in a log that never captured anything.
 
         Shape: that of the last visible transaction; what a full disk took is no part of it.
         """
@@ -121,7 +114,3 @@ class LogView:
     def gate(self, *, committed_only: bool = False) -> Gate:
         """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""
         return self._end.publishing.gate(committed_only=committed_only)
-
-    def read_counts(self) -> ReadCounts:
-        """Return from where the cursors of this process got what they read."""
-        return self._end.recent.counts

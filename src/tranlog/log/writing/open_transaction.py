@@ -4,7 +4,7 @@ Owns when it spills, and that it becomes part of the log whole or not at all. Ch
 log is the log's. The hard idea: an open transaction has no place in the log. It takes one when it commits, and then
 one small record, so that it holds up nobody however large it is and however long it stays open.
 
-Source: tokumx-replication, "Large Transactions"; design/replication.md, "Large transactions".
+Source: tokumx-replication, "Large Transactions".
 """
 
 from __future__ import annotations

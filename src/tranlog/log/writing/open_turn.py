@@ -4,7 +4,7 @@ Owns who may append the next fragment, and what is known of those before it. The
 end of the log, so nobody else appends meanwhile, and giving it up is a cut at its start; unless it grew too large and
 is spilled, for then nothing of it is in the log yet.
 
-Source: conformance/tungsten.md A2, "fragments"; docs/decisions/0012.
+Source: docs/decisions/0012.
 """
 
 from __future__ import annotations

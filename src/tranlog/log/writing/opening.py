@@ -3,9 +3,9 @@
 Owns the steps and their order on the disk. What is wrong and what to do is `recovery`'s decision, everything from
 the new epoch on is `log`'s. The hard idea: opening can itself be cut off at any call, so each step leaves a
 directory that the next opening understands: what is cut is copied and synced before it is cut, and a cut is synced
-before anything stands behind it.
+before anything stands after it.
 
-Source: design/log-format.md, "Ends of a log", "on open for writing".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def open_newest(
 ) -> OpenedSegment:
     """Survey the directory, mend what a crash left, and open the newest segment; `segments` learns the row.
 
-    A log without records begins behind `start_after` and its own mark, and has the identity `history`, or that of the
+    A log without records begins after `start_after` and its own mark, and has the identity `history`, or that of the
     log that was cleared, or a new one, random. The lock is held. Raises CorruptRecordError, LogUnreadableError,
     LogCodecError, ForeignHistoryError, and OSError.
     """
@@ -135,7 +135,7 @@ def open_newest(
             if start_after is not None:
                 last = start_after.seqno
                 if not NO_SEQNO <= last < SEQNO_MAX:
-                    why = f"a log begins behind a seqno from {NO_SEQNO} to {SEQNO_MAX - 1}"
+                    why = f"a log begins after a seqno from {NO_SEQNO} to {SEQNO_MAX - 1}"
                     raise ConfigError(option="start_after", value=last, why=why)
                 epoch = max(epoch, start_after.epoch)
             with contextlib.suppress(PermissionError):  # who may not list the parent did not create the directory
@@ -184,7 +184,7 @@ def _continue(
         file.truncate(end)
         durable_end = decided.proven
         if decided.torn is not None or decided.next_segment is not None:
-            # What was cut must not come back behind new records, and a segment ends before the next one begins. Else
+            # What was cut must not come back after new records, and a segment ends before the next one begins. Else
             # the first sync of the new epoch is early enough: until then nothing is said to be durable beyond `proven`.
             file.sync()
             durable_end = end
@@ -219,7 +219,7 @@ def load_index(path: str, disk: Disk, found: Survey, stored: StoredIndex | None,
     """Return the index of the log that a survey found: the stored one continued, or a rough one.
 
     The stored index is believed if it fits the row of segments, and its last transaction stands where it says, in
-    the epoch that it says. What came behind it is scanned. Raises OSError.
+    the epoch that it says. What came after it is scanned. Raises OSError.
     """
     row = _living_row(found)
     if stored is not None:
@@ -286,7 +286,7 @@ def _living_row(found: Survey) -> list[_Living]:
 
 
 def _abandon(index: SeqnoIndex, built_from: BuiltFrom, found: Survey) -> BuiltFrom:
-    """Take out of a stored index what the rollback marks behind its end abandoned; return the end that it has then.
+    """Take out of a stored index what the rollback marks after its end abandoned; return the end that it has then.
 
     Raises IndexCutError where the index does not hold a matchpoint.
     """
@@ -316,18 +316,15 @@ def _contradiction(
             return "everything that it covers was purged"
         index.truncate_front(Seqno(first - 1), lsn(row[0].glance.number, HEADER.size))
     living = {one.glance.number: one for one in row}
-    for bucket in index.buckets():
+    for bucket in index.mappings.buckets:
         one = living.get(bucket.segment)
         if one is None or bucket.first < one.first or bucket.last > min(one.last, decided.last_seqno):
             return f"its bucket at seqno {bucket.first} names segment {bucket.segment}"
     place = index.exact(covered.last)
-    if place is None:  # the log was rolled back behind it, and the mark that says so is purged
+    if place is None:  # the log was rolled back after it, and the mark that says so is purged
         return f"its last seqno, {covered.last}, stood in a segment that was purged; the log begins with another one"
-    file = disk.open(join(path, segment_name(lsn_segment(place))))
-    try:
+    with contextlib.closing(disk.open(join(path, segment_name(lsn_segment(place))))) as file:
         return doubt_of_last(file, place, covered.last, built_from.epoch)
-    finally:
-        file.close()
 
 
 def _go_on(
@@ -339,7 +336,7 @@ def _go_on(
     found: Survey,
     decided: Continue,
 ) -> str | None:
-    """Register what stands behind the stored index's end; return why that cannot be, or None."""
+    """Register what stands after the stored index's end; return why that cannot be, or None."""
     scanned = {scan.number: scan for scan in found.scans}
     for one in row:
         number = one.glance.number
@@ -353,7 +350,7 @@ def _go_on(
         scan = scanned[number]
         known = index.prefix - scan.prev_seqno
         if known < 0:
-            return f"it ends at seqno {index.prefix}, and {segment_name(number)} begins behind {scan.prev_seqno}"
+            return f"it ends at seqno {index.prefix}, and {segment_name(number)} begins after {scan.prev_seqno}"
         starts = scan.starts[known : one.last + 1 - one.first]
         index.register_run(number, Seqno(index.prefix + 1), starts)
     return None if index.prefix == decided.last_seqno else f"it ends at seqno {index.prefix} even when continued"

@@ -4,7 +4,7 @@ Owns these positions, the gates at which the readers of this process wait, and t
 When a position moves is the writer's to say. The hard idea: a reader acts on what it was told, so every publication
 passes one method, which holds the positions against each other first.
 
-Source: design/log-format.md, "Who may see what"; ARCHITECTURE.md, "The ladder of positions".
+Source: docs/format.md; ARCHITECTURE.md, "The ladder of positions".
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Publishing:
         self.durable = self.committed = max(self.durable, seqno)
 
     def go_back(self, seqno: Seqno, ids: tuple[str, str], start: Lsn) -> None:
-        """Have `seqno` for the last transaction, durable: what lay behind it was abandoned."""
+        """Make `seqno` the last transaction, durable: what lay after it was abandoned."""
         self.visible = self.durable = self.committed = seqno
         self.seen.go_back(seqno)
         self.proven.go_back(seqno)

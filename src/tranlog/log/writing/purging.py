@@ -3,7 +3,7 @@
 Owns the order of the steps on the disk; the decision is `retention`'s, when to ask `log`'s. The hard idea: what was
 given up stays given up. A segment that could not be removed goes first the next time, so no error leaves a hole.
 
-Source: design/log-format.md, "holds/NAME"; design/index.md, "Truncation".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Purging:
         return purge_plan(row, limits=limits, holds=holds, durable=durable, now_ms=now_ms)
 
     def note(self, plan: PurgePlan, *, now_ms: int) -> None:
-        """Leave word of a plan that gives something up, before it is carried out.
+        """Write down a plan that gives something up, before it is carried out.
 
         A disk that refuses it does not stop the purge, which may be what makes room; the loss is said here then.
         """
@@ -124,8 +124,8 @@ class Purging:
             begun_at, size = known
         else:
             try:
-                begun_at, size = self._segments.begun_and_size(number)
-            except FileNotFoundError:  # a hand was quicker; the stamps behind it say when it ended
+                begun_at, size = self._segments.files.begun_and_size(number)
+            except FileNotFoundError:  # a hand was quicker; the stamps after it say when it ended
                 begun_at, size = None, 0
             if begun_at is not None:
                 self._known[number] = begun_at, size

@@ -1,9 +1,9 @@
-"""Rolling a log back: what lies behind a matchpoint is abandoned, by a mark that begins the next segment.
+"""Rolling a log back: what lies after a matchpoint is abandoned, by a mark that begins the next segment.
 
 Owns carrying it out; whether it is refused is decided by the rules of `rollback`. The hard idea: the mark comes with
 the header of its segment, in one write, so it takes effect as a whole or not at all.
 
-Source: design/log-format.md, "Rollback"; design/replication.md.
+Source: docs/format.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns the order of these steps; whether one is due, and what may go, is `retention`'s decision. The hard idea: every step
 that ends or begins a segment is durable before the next one begins, so a crash finds either none of it or all of it.
 
-Source: design/log-format.md.
+Source: docs/format.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ may go are `spill`'s; when a transaction spills, and the record that refers to i
 log's. The hard idea: a reference is only written once its chunks are durable. So whoever finds a reference finds its
 chunks, and a crash needs no repair here: chunks that nothing refers to are space, and go with their segment.
 
-Source: tokumx-replication, "Large Transactions"; conformance/tokumx.md A8.5, A8.6; docs/decisions/0012.
+Source: tokumx-replication, "Large Transactions"; docs/decisions/0012.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Segment:
     file: DiskFile
     end: int
     kept: int = SPILL_HEADER_BYTES
-    """Behind it lies nothing that a committed transaction needs, unless it is one of the users."""
+    """After it lies nothing that a committed transaction needs, unless it is one of the users."""
     users: int = 0
     """Open transactions that have chunks in it."""
     retired: bool = False
@@ -111,18 +111,15 @@ class Spilling:
         self._stored: SpillTable | None = None
 
     def take_stock(self, log_segments: Sequence[int], end: int, history: bytes) -> None:
-        """Learn which spill segments there are and who refers into them; `end` is that of the newest log segment.
+        """Find out which spill segments there are and who refers into them; `end` is that of the newest log segment.
 
         The log has been recovered, and `history` is its identity. Raises ForeignHistoryError, OSError.
         """
         self._history = history
         numbers = list_spill(self._path, self._disk)
         for number in numbers:
-            file = self._disk.open(join(self._path, spill_name(number)))
-            try:
+            with contextlib.closing(self._disk.open(join(self._path, spill_name(number)))) as file:
                 bears(file, self._path, number, history)
-            finally:
-                file.close()
         table = read_table(self._path, self._disk)
         covers = 0
         found: dict[int, tuple[Gtid, ...]] = {}
@@ -155,7 +152,7 @@ class Spilling:
             return SpilledTransaction(self, OID.pack(epoch, self._begun), self._options)
 
     def write_chunk(self, spilled: SpilledTransaction, raw: Sequence[bytes | memoryview]) -> None:
-        """For `SpilledTransaction` only: write its next chunk behind whatever was spilled last."""
+        """For `SpilledTransaction` only: write its next chunk after whatever was spilled last."""
         with self._lock:
             if self._closed:
                 raise LogClosedError()
@@ -352,12 +349,10 @@ class Spilling:
                 return
             raw = encode_table(table)
             try:
-                file = self._disk.open(join(self._path, SPILL_TABLE_NAME), write=True, create=True)
-                try:
+                path = join(self._path, SPILL_TABLE_NAME)
+                with contextlib.closing(self._disk.open(path, write=True, create=True)) as file:
                     file.pwrite(raw, 0)
                     file.truncate(len(raw))
-                finally:
-                    file.close()
             except OSError as exc:
                 logger.warning("The table of spill could not be stored. path=%s why=%s", self._path, exc)
             else:

@@ -87,7 +87,7 @@ class Steps:
         logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
 
     def wake_all(self) -> None:
-        """Have everybody look again who waits for anything."""
+        """Wake everybody who waits for anything, to look again."""
         self.changed.notify_all()
         self.commits.wake(everybody=True)
 

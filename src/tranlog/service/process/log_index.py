@@ -48,7 +48,7 @@ class WriterIndex:
 
 def extent_of(index: SeqnoIndex) -> IndexExtent:
     """Return what an index covers now."""
-    covered, buckets = index.range, index.buckets()
+    covered, buckets = index.range, index.mappings.buckets
     return IndexExtent(
         first_seqno=covered.first,
         last_seqno=covered.last,

@@ -3,24 +3,23 @@
 Owns the facts that `recovery` judges. The hard idea: a Java replicator may be writing meanwhile. Segments only grow
 until a rotate record ends them, so half a record at the end of the newest is an end, and anywhere else damage.
 
-Source: conformance/tungsten.md A1, B4; thl-internals, "Log Organization".
+Source: thl-internals, "Log Organization".
 """
 
 from __future__ import annotations
 
-import posixpath
+from contextlib import closing
 from typing import Final
 
 from tranlog.disk import Disk, DiskFile
 from tranlog.errors import (
     CorruptRecordError,
-    LogMissingError,
-    LogUnreadableError,
     NativeLogError,
     PayloadError,
     SegmentGoneError,
 )
 from tranlog.ids import segment_name
+from tranlog.log.files.directory import join, list_names, open_file, reading
 from tranlog.tungsten.records.codec import (
     FILE_HEADER,
     MINOR_VERSION,
@@ -58,50 +57,30 @@ WINDOW_BYTES: Final = 1 << 20
 _HEADER_PROBE: Final = 256
 
 
-def join(directory: str, name: str) -> str:
-    """Return the path of a file in a log directory."""
-    return posixpath.join(directory, name)
-
-
-def names_in(path: str, disk: Disk) -> list[str]:
-    """Return the names in a directory. Raises LogMissingError, LogUnreadableError."""
-    try:
-        return disk.list_dir(path)
-    except FileNotFoundError as exc:
-        raise LogMissingError(path=path, why="the directory does not exist") from exc
-    except NotADirectoryError as exc:
-        raise LogMissingError(path=path, why="it is not a directory") from exc
-    except OSError as exc:
-        raise LogUnreadableError(path=path, why=exc.strerror or str(exc)) from exc
-
-
 def list_entries(path: str, disk: Disk) -> list[DirectoryEntry]:
     """Return the segments with their headers, rising. Raises LogMissingError, LogUnreadableError, NativeLogError."""
-    names = names_in(path, disk)
-    numbers = sorted(number for number in map(segment_number, names) if number is not None)
+    numbers = sorted(number for number in map(segment_number, list_names(path, disk)) if number is not None)
     return [read_entry(path, number, disk) for number in numbers]
 
 
 def read_entry(path: str, number: int, disk: Disk) -> DirectoryEntry:
     """Read what a segment's first bytes say. Raises SegmentGoneError, LogUnreadableError, NativeLogError."""
     name = segment_name(number)
-    try:
-        file = disk.open(join(path, name))
-    except FileNotFoundError as exc:
-        raise SegmentGoneError(path=join(path, name)) from exc
-    except OSError as exc:
-        raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
-    try:
+    with closing(_open(join(path, name), disk)) as file, reading(join(path, name)):
         raw = file.pread(_HEADER_PROBE, 0)
         if is_native(raw):
             raise NativeLogError(path=path, segment=name)
         if len(raw) <= FILE_HEADER.size and not any(raw):  # a loss of power can leave the length and not the bytes
             return DirectoryEntry(number=number, size=len(raw), header=PartialEvent(0))
         return DirectoryEntry(number=number, size=file.size(), header=parse_file_header(raw))
-    except OSError as exc:
-        raise LogUnreadableError(path=join(path, name), why=exc.strerror or str(exc)) from exc
-    finally:
-        file.close()
+
+
+def _open(path: str, disk: Disk) -> DiskFile:
+    """Open a segment. Raises SegmentGoneError, LogUnreadableError."""
+    try:
+        return open_file(path, disk)
+    except FileNotFoundError as exc:
+        raise SegmentGoneError(path=path) from exc
 
 
 def notes_of(entries: list[DirectoryEntry]) -> list[str]:
@@ -123,12 +102,7 @@ class TungstenSegment:
     def __init__(self, directory: str, number: int, disk: Disk, *, checked: bool) -> None:
         self.path = join(directory, segment_name(number))
         self.number = number
-        try:
-            self.file: DiskFile = disk.open(self.path)
-        except FileNotFoundError as exc:
-            raise SegmentGoneError(path=self.path) from exc
-        except OSError as exc:
-            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
+        self.file = _open(self.path, disk)
         self._checked = checked
         self._raw = b""
         self._start = 0
@@ -138,20 +112,16 @@ class TungstenSegment:
 
     def _load(self, offset: int, size: int) -> bool:
         """Move the window to `offset`; False if the file does not have `size` bytes from there."""
-        try:
+        with reading(self.path):
             if self.file.size() < offset + size:
                 return False
             self._raw = self.file.pread(max(size, WINDOW_BYTES), offset)
-        except OSError as exc:
-            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
         self._start = offset
         return len(self._raw) >= size
 
     def size(self) -> int:
-        try:
+        with reading(self.path):
             return self.file.size()
-        except OSError as exc:
-            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
 
     def forget(self) -> None:
         """Drop what was read: the file was cut, and may be written anew."""
@@ -159,10 +129,8 @@ class TungstenSegment:
 
     def linked(self) -> bool:
         """Whether the segment is still the file of its name."""
-        try:
+        with reading(self.path):
             return self.file.linked()
-        except OSError as exc:
-            raise LogUnreadableError(path=self.path, why=exc.strerror or str(exc)) from exc
 
     def record(self, offset: int) -> Outcome:
         """Read the record at `offset`. Short: the file ends before it does."""
@@ -233,7 +201,7 @@ def event_header(reader: TungstenSegment, record: EventRecord) -> EventHeader | 
 
 
 def place_of(reader: TungstenSegment, record: EventRecord) -> EventPlace:
-    """Return where the event behind `record` belongs, a filtered range's end heeded."""
+    """Return where the event after `record` belongs, a filtered range's end heeded."""
     payload = reader.payload(record)
     header: EventHeader | None = None
     if payload.endswith(b"\0"):  # only then its body can be empty, as every filtered event's is
@@ -279,7 +247,7 @@ def scan_segment(path: str, entry: DirectoryEntry, disk: Disk, *, checked: bool 
                 stop = outcome
                 break
             if rotate is not None:
-                stop = Torn(at, "records behind the rotate record")
+                stop = Torn(at, "records after the rotate record")
                 break
             if isinstance(outcome, TungstenRotate):
                 rotate = outcome

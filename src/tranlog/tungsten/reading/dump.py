@@ -1,20 +1,15 @@
-"""A Tungsten segment as the golden directories dump it: every field of every record. Decides, does not act.
+"""A Tungsten event as `thl list -json` shows it: every field, by the ancestor's names. Decides, does not act.
 
-Owns the form of `dump.jsonl`: the ancestor's names of fields, and the Java classes of values. For the tests of the
-codec; what people read is `text`'s.
-
-Source: README of the golden directories, "dump.jsonl".
+Owns the names of fields, and the Java classes of values; what people read is `text`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, assert_never
 
-from tranlog.errors import PayloadError
 from tranlog.tungsten.reading import text
 from tranlog.tungsten.records import values
-from tranlog.tungsten.records.codec import FILE_HEADER, checksum_problem, parse_file_header, scan
 from tranlog.tungsten.records.event import (
     INSERT_ID,
     ColumnSpec,
@@ -23,88 +18,17 @@ from tranlog.tungsten.records.event import (
     FileDelete,
     FileFragment,
     FileQuery,
-    JavaObject,
     Row,
     RowChanges,
     RowId,
     StatementChange,
     TableChange,
 )
-from tranlog.tungsten.records.payload import decode
-from tranlog.tungsten.records.record import (
-    BadLength,
-    Damaged,
-    EventRecord,
-    FileHeader,
-    PartialEvent,
-    Short,
-    TungstenRotate,
-    UnknownRecord,
-)
 from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled, decimal_of
 from tranlog.types import F32
 
 Json = Any
 """A value of a dump, as `json` reads it."""
-
-
-def dump_segment(name: str, raw: bytes, *, checked: bool) -> Iterator[Json]:
-    """Yield a segment in the form of `dump.jsonl`; an error's text is `error` alone, since the wording is ours."""
-    header = parse_file_header(raw)
-    if not isinstance(header, FileHeader):
-        if isinstance(header, PartialEvent):
-            yield {"file": name, "size": len(raw), "error": "error"}
-        return
-    yield {"file": name, "size": len(raw), "baseSeqno": header.base_seqno}
-    at = FILE_HEADER.size
-    for outcome in scan(raw, checked=checked):
-        if isinstance(outcome, Short | BadLength):
-            yield {"offset": at, "truncated": True}
-            return
-        yield _dump_record(raw, outcome)
-        at = outcome.offset + outcome.length
-
-
-def _dump_record(raw: bytes, record: EventRecord | TungstenRotate | UnknownRecord | Damaged) -> Json:
-    kind = raw[record.offset + 4]
-    line: dict[str, Json] = {
-        "offset": record.offset,
-        "length": record.length,
-        "type": kind,
-        "crcType": record.crc_type,
-        "crc": record.crc,
-        "crcOk": checksum_problem(raw, record.offset, record.length) is None,
-    }
-    match record:
-        case Damaged():
-            line["error"] = "error"
-        case TungstenRotate(next_segment=number):
-            line["rotateIndex"] = number
-        case EventRecord():
-            line |= {
-                "seqno": record.seqno,
-                "fragno": record.fragno,
-                "lastFrag": record.last_frag,
-                "epoch": record.epoch,
-                "sourceId": record.source_id,
-                "eventId": record.event_id,
-                "shardId": record.shard_id,
-                "sourceTstamp": record.tstamp,
-            }
-            try:
-                event = decode(payload_of(raw, record))
-            except PayloadError:
-                line["error"] = "error"
-            else:
-                line["event"] = None if isinstance(event, JavaObject) else dump_event(event)
-        case UnknownRecord():
-            pass
-    return line
-
-
-def payload_of(raw: bytes, record: EventRecord) -> bytes:
-    """Return an event's payload out of its whole segment."""
-    return raw[record.payload_offset : record.payload_offset + record.payload_length]
 
 
 def _options(options: Sequence[tuple[str, str]]) -> Json:

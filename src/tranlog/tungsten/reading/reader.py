@@ -2,8 +2,6 @@
 
 Owns the reader and its cursor. What damage is, is `recovery`'s and `segments`' to say. The hard idea: only complete
 transactions are shown, in order, and a seqno that the log does not hold is never answered with its neighbour.
-
-Source: conformance/tungsten.md A1, B4, B7.
 """
 
 from __future__ import annotations
@@ -13,16 +11,17 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
+from contextlib import closing
 
-from tranlog.disk import Disk, OsDisk
+from tranlog.closing import Closing
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import CorruptRecordError, LogMissingError, PayloadError, PurgedError
 from tranlog.ids import segment_name
+from tranlog.log.files.directory import join
 from tranlog.tungsten.files.segments import (
     TungstenSegment,
     damage_error,
     event_header,
-    join,
     list_entries,
     notes_of,
     place_of,
@@ -81,7 +80,7 @@ class Seek(enum.Enum):
     FOUND = "found"
     """At the transaction, or at the filtered range that it lies in."""
     NOT_YET = "not yet"
-    """Behind the last: what comes next is what is waited for, or lies before it."""
+    """After the last: what comes next is what is waited for, or lies before it."""
     MISSING = "missing"
     """Nowhere: the log holds lower and higher seqnos, but not this one."""
 
@@ -90,9 +89,9 @@ class TungstenReader:
     """A log directory opened for reading; nothing in it is changed, no lock is taken.
 
     Ends: `first_seqno` and `last_seqno` are of complete transactions, -1 in an empty log; a filtered range counts by
-    its first seqno, as in the ancestor, and `next_seqno` is the one behind its end.
+    its first seqno, as in the ancestor, and `next_seqno` is the one after its end.
     Threads: one; open another for another thread.
-    Source: B4; B7-3 to B7-5: a last segment without a transaction does not hide those before it.
+    A last segment without a transaction does not hide those before it. Source: docs/conformance.md, B7-3 to B7-5.
     """
 
     def __init__(self, path: str, disk: Disk, *, checked: bool) -> None:
@@ -104,27 +103,29 @@ class TungstenReader:
         self.order_notes: tuple[str, ...] = ()
         """Events out of order in the newest segments (B7-22): an error to a strict cursor, not to this."""
         self._entries: list[DirectoryEntry] = []
-        self._first_number = 1
+        self.first_number = 1
+        """The oldest segment's number."""
         self._last_place = -1
         self._bases: list[int] = []
-        self._first = self._last = -1
-        self._next = 0
+        self.first_seqno = self.last_seqno = -1
+        self.next_seqno = 0
+        """The seqno that is to come after the last complete transaction."""
 
     @classmethod
-    def open(cls, path: str, *, disk: Disk | None = None, checked: bool = True) -> TungstenReader:
+    def open(cls, path: str, *, disk: Disk = OS_DISK, checked: bool = True) -> TungstenReader:
         """Open a directory. `checked` off passes checksums over (`thl -no-checksum`).
 
         Raises LogMissingError, LogUnreadableError, NativeLogError, CorruptRecordError for a bad header, a missing
         segment (B7-4), or damage in the newest segment.
         """
-        reader = cls(path, OsDisk() if disk is None else disk, checked=checked)
+        reader = cls(path, disk, checked=checked)
         reader.refresh()
         text = "Opened a Java replicator's log. path=%s segments=%d checksum=%s"
         logger.info(text, path, len(reader._entries), checked)
         return reader
 
     def refresh(self) -> None:
-        """Look at the directory again; raises what `open` raises."""
+        """Read the directory again; raises what `open` raises."""
         entries = list_entries(self.path, self.disk)
         if not entries:
             raise LogMissingError(path=self.path, why="it holds no segment (thl.data.*)")
@@ -138,10 +139,10 @@ class TungstenReader:
             notes.append(f"{whole[-1].name} is passed over: its header was not finished")
             whole.pop()
         self._entries = whole
-        self._first_number = entries[0].number
+        self.first_number = entries[0].number
         self._bases = [self._base(entry) for entry in whole]
-        self._first = self._last = -1
-        self._next = 0
+        self.first_seqno = self.last_seqno = -1
+        self.next_seqno = 0
         for place in range(len(whole) - 1, -1, -1):
             scan = scan_segment(self.path, whole[place], self.disk, checked=self.checked)
             if isinstance(scan.stop, Damaged):
@@ -159,11 +160,11 @@ class TungstenReader:
             if scan.order_problem is not None:
                 order_notes.append(f"{whole[place].name}: {scan.order_problem}")
             if scan.last is not None:
-                self._last = scan.last.seqno
+                self.last_seqno = scan.last.seqno
                 self._last_place = place
-                self._next = scan.next_seqno
+                self.next_seqno = scan.next_seqno
                 break
-        self._first = next((base for base in self._bases if base >= 0), -1) if self._last >= 0 else -1
+        self.first_seqno = next((base for base in self._bases if base >= 0), -1) if self.last_seqno >= 0 else -1
         self.notes = tuple(notes)
         self.order_notes = tuple(order_notes)
 
@@ -172,37 +173,19 @@ class TungstenReader:
         assert isinstance(entry.header, FileHeader)
         if entry.header.base_seqno != NO_BASE:
             return entry.header.base_seqno
-        reader = TungstenSegment(self.path, entry.number, self.disk, checked=self.checked)
-        try:
+        with closing(TungstenSegment(self.path, entry.number, self.disk, checked=self.checked)) as reader:
             outcome = reader.record(FILE_HEADER.size)
             return outcome.seqno if isinstance(outcome, EventRecord) else -1
-        finally:
-            reader.close()
-
-    @property
-    def first_seqno(self) -> int:
-        """The first seqno, -1 in an empty log."""
-        return self._first
-
-    @property
-    def last_seqno(self) -> int:
-        """The last complete transaction's seqno, -1 in an empty log."""
-        return self._last
-
-    @property
-    def next_seqno(self) -> int:
-        """The seqno that is to come behind the last complete transaction; 0 in an empty log."""
-        return self._next
 
     def index(self) -> list[IndexEntry]:
         """Return the segments with the seqnos that each holds."""
         out = []
         for place, entry in enumerate(self._entries):
             first = self._bases[place]
-            if self._last < 0 or place > self._last_place or first < 0:
+            if self.last_seqno < 0 or place > self._last_place or first < 0:
                 first = last = -1
             elif place == self._last_place:
-                last = self._last
+                last = self.last_seqno
             else:
                 last = self._bases[place + 1] - 1
             out.append(IndexEntry(number=entry.number, first_seqno=first, last_seqno=last, bytes=entry.size))
@@ -222,11 +205,7 @@ class TungstenReader:
     def place_before(self, seqno: int) -> int:
         """Return the number of the segment where a seqno lies if the log holds it."""
         place = bisect_right(self._bases, seqno) - 1
-        return self._entries[place].number if place >= 0 else self._first_number
-
-    def first_number(self) -> int:
-        """Return the oldest segment's number."""
-        return self._first_number
+        return self._entries[place].number if place >= 0 else self.first_number
 
     def segment_exists(self, number: int) -> bool:
         """Whether a segment's file is there now."""
@@ -237,7 +216,7 @@ class TungstenReader:
         return any((segment_number(name) or -1) > number for name in self.disk.list_dir(self.path))
 
 
-class TungstenCursor:
+class TungstenCursor(Closing):
     """Reads forward, one fragment at a time, and only transactions that are complete.
 
     At the end `next` returns None; called again later it goes on where a replicator that writes has got to.
@@ -258,15 +237,7 @@ class TungstenCursor:
         self._wanted: EventPlace | None = None
         self._last_whole: EventPlace | None = None
         self._last: int | None = None
-        self._open(reader.first_number())
-
-    def __enter__(self) -> TungstenCursor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._open(reader.first_number)
 
     def close(self) -> None:
         """Close; closing twice is harmless."""
@@ -297,7 +268,7 @@ class TungstenCursor:
         """Go to a transaction, or to the filtered range that it lies in.
 
         Raises PurgedError for a seqno before the first, CorruptRecordError for damage on the way.
-        Source: A1, "seek"; B7-23 (a hole gives the event before it).
+        The ancestor gives the event before a hole. Source: docs/conformance.md, B7-23.
         """
         reader = self._reader
         if seqno >= reader.next_seqno:
@@ -362,11 +333,11 @@ class TungstenCursor:
         return run
 
     def lost(self) -> str | None:
-        """Say why what `next` returned last is no longer in the directory, None while it is.
+        """Return why what `next` returned last is no longer in the directory, None while it is.
 
         For a cursor at the end that waits for more. A replicator that starts anew may cut what is not complete: that
         is read again. But whoever resets or restores the directory takes complete transactions away, or the file.
-        Not lost is what was purged behind this cursor.
+        Not lost is what was purged after this cursor.
         """
         segment = self._segment
         assert segment is not None

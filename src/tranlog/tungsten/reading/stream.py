@@ -1,8 +1,6 @@
 """A Tungsten directory as a stream of transactions of ours, whole and in order, while a replicator may be writing it.
 
 Owns reading what `arrange` judges and `translate` translates. Memory is one transaction's headers and one fragment.
-
-Source: conformance/tungsten.md A2, B2.
 """
 
 from __future__ import annotations
@@ -56,11 +54,11 @@ class WholeReader:
         return self._ready.popleft()
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Close the files; closing twice is harmless."""
         self._cursor.close()
 
     def lost(self) -> str | None:
-        """Say why what `next` returned last is no longer there; see `TungstenCursor.lost`."""
+        """Return why what `next` returned last is no longer there; see `TungstenCursor.lost`."""
         return self._cursor.lost()
 
     def payload(self, piece: Piece) -> bytes:

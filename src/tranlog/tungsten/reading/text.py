@@ -4,7 +4,7 @@ Owns the texts of list, list -sql, list -headers (and -json), index, info and pu
 know these lines, so they are the ancestor's to the letter, except where its own are no answer: the address of a Java
 object, an empty line that ends a value, one event too few. `intended` lists those.
 
-Source: conformance/tungsten.md A9; the listings beside the golden directories.
+Source: the listings beside the golden directories.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from tranlog.types import F32, Date, Datetime, date_text, datetime_text
 _PACKAGE: Final = "com.continuent.tungsten.replicator.event."
 EVENT_TYPE: Final = f"{_PACKAGE}ReplDBMSEvent"
 FILTERED_TYPE: Final = f"{_PACKAGE}ReplDBMSFilteredEvent"
-EMPTY_LOG: Final = "No events found; log is empty"
 SQL_BLOB: Final = 2004
 _SQL_TYPES: Final = {
     -15: "NCHAR",

@@ -5,19 +5,21 @@ on a row without gaps and on headers that decide, so seqnos that the ancestor ha
 a transaction with a statement in it is shown as serial, whatever shard the ancestor put it in: for that its content
 must be looked at before its header is shown.
 
-Source: issue 6, item 5; design/data-model.md, "Shards"; design/log-format.md, "Who may see what".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Container, Iterator
+from contextlib import closing
 
 import msgspec
 
 from tranlog.change import Change
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.closing import Closing
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import (
     CorruptRecordError,
     LogClosedError,
@@ -50,7 +52,7 @@ _POLL_FIRST_S = 0.001
 _POLL_LONGEST_S = 0.05
 
 
-class TranslatedReader:
+class TranslatedReader(Closing):
     """A Tungsten directory opened for reading as a log of ours; nothing in it is changed.
 
     Everything complete counts as committed: nothing in such a directory tells what is durable.
@@ -62,13 +64,11 @@ class TranslatedReader:
     history = None
     """Its log has no identity."""
 
-    def __init__(
-        self, path: str, *, disk: Disk | None = None, clock: Clock | None = None, checksum: bool = True
-    ) -> None:
+    def __init__(self, path: str, *, disk: Disk = OS_DISK, clock: Clock = SYSTEM_CLOCK, checksum: bool = True) -> None:
         """Open it. Raises what `TungstenReader.open` raises."""
         self.path = path
-        self.disk = OsDisk() if disk is None else disk
-        self.clock = SystemClock() if clock is None else clock
+        self.disk = disk
+        self.clock = clock
         self.checked = checksum
         self._lock = threading.Lock()
         self._reader = TungstenReader.open(path, disk=self.disk, checked=checksum)
@@ -157,19 +157,13 @@ class TranslatedReader:
         return PurgedError(seqno=seqno, first=self.range().first_seqno)
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Close the files; closing twice is harmless."""
         with self._lock:
             self._closed = True
             self._tail.close()
 
-    def __enter__(self) -> TranslatedReader:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-class TranslatedCursor:
+class TranslatedCursor(Closing):
     """A place in a Tungsten directory that moves forward, one transaction at a time. Threads: one at a time."""
 
     def __init__(self, log: TranslatedReader, first: Seqno) -> None:
@@ -178,7 +172,7 @@ class TranslatedCursor:
         self._reading: WholeReader | None = None
         self._before: Outer | None = None  # the transaction in front of what is read next
         self._filled_upto = -1  # seqnos up to here have no event: a filtered range's, or a gap's
-        self._waiting: Whole | None = None  # read, and its turn comes behind the gap in front of it
+        self._waiting: Whole | None = None  # read, and its turn comes after the gap in front of it
         self._current: TranslatedTransaction | None = None
 
     def seek(self, seqno: Seqno) -> None:
@@ -278,18 +272,12 @@ class TranslatedCursor:
         return self._current
 
     def close(self) -> None:
-        """Let go of the files; closing twice is harmless."""
+        """Close the files; closing twice is harmless."""
         if self._reading is not None:
             self._reading.close()
             self._reading = None
         self._before = self._waiting = self._current = None
         self._filled_upto = -1
-
-    def __enter__(self) -> TranslatedCursor:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class TranslatedTransaction:
@@ -334,16 +322,13 @@ class TranslatedTransaction:
             return
         assert self._whole is not None
         number = self._whole.pieces[0].segment
-        segment = TungstenSegment(self._log.path, number, self._log.disk, checked=self._log.checked)
-        try:
+        with closing(TungstenSegment(self._log.path, number, self._log.disk, checked=self._log.checked)) as segment:
 
             def payload_of(piece: Piece) -> bytes:
                 return segment.payload(piece.record)
 
             for fragment in translated(self._whole, payload_of, keep=False):
                 yield self._readable(fragment)
-        finally:
-            segment.close()
 
     def _readable(self, fragment: NativeFragment) -> NativeFragment:
         """Raise PayloadError where changes would be missing at a target."""
@@ -383,11 +368,8 @@ class TranslatedTransaction:
         if self._whole is None:
             return []
         number = self._whole.pieces[0].segment
-        segment = TungstenSegment(self._log.path, number, self._log.disk, checked=self._log.checked)
-        try:
+        with closing(TungstenSegment(self._log.path, number, self._log.disk, checked=self._log.checked)) as segment:
             return [segment.payload(piece.record) for piece in self._whole.pieces]
-        finally:
-            segment.close()
 
     def is_noop(self) -> bool:
         """Whether this is a no-op: a seqno without content."""

@@ -4,7 +4,7 @@ Owns this one direction and its inverse; cells of columns that the ancestor decl
 cell has thirteen kinds and a value has more, so the column says which of several values a kind stands for. What does
 not come back as it was is not guessed at: `cell_of` says so, by the value's tag.
 
-Source: conformance/tungsten.md B3; design/data-model.md, "Values".
+Source: docs/format.md.
 """
 
 from __future__ import annotations

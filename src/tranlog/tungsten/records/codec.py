@@ -4,8 +4,6 @@ Owns framing, checksums and the event's outer header, in both directions. The pa
 outcome is an error and which the ordinary end of a log is `recovery`'s and the cursor's. The hard idea: half a
 record, an impossible length and damage are met as a matter of course, so each is a value with a name, and nothing
 here raises for what it reads. The values themselves stand in `records`, so that this module can be compiled.
-
-Source: conformance/tungsten.md B1, and B6 for where this differs from the document that the native format follows.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ def segment_number(name: str) -> int | None:
 
 
 def next_number(number: int) -> int:
-    """Return the number of the segment behind the one of that number."""
+    """Return the number of the segment after the one of that number."""
     return (number + 1) % SEGMENT_NUMBERS
 
 
@@ -140,8 +138,8 @@ def parse_file_header(raw: bytes) -> FileHeader | PartialEvent | ImpossibleEvent
 def is_native(raw: bytes) -> bool:
     """Whether a segment that begins with `raw` (header, and its first record's start) is in our native codec.
 
-    Source: docs/format.md: a sync record with the identity of the history stands first in every segment. No record of
-    the replicator's is of its type or of its length, so that one wrong bit makes neither of the other.
+    Source: docs/format.md: a sync record with the identity of the history stands first in every segment. No record
+    of the replicator's is of its type or of its length, so that one wrong bit makes neither of the other.
     """
     if len(raw) < FILE_HEADER.size + LENGTH.size + 1 or LENGTH.unpack_from(raw)[0] != MAGIC_NUMBER:
         return False
@@ -285,7 +283,7 @@ def pass_plain(raw: bytes, at: int, seqno: int) -> tuple[int, int, int]:
 def scan(raw: bytes, at: int = FILE_HEADER.size, *, checked: bool) -> Iterator[Sound | Damaged | Short | BadLength]:
     """Yield the records of a whole segment's bytes, and last the reason why it ends before its last byte, if it does.
 
-    Goes on behind a damaged record.
+    Goes on after a damaged record.
     """
     size = len(raw)
     while at < size:

@@ -2,8 +2,6 @@
 
 Owns the types. Their bytes are `payload`'s, the cells of rows are `values`'s, their text is `text`'s. Optional fields
 keep whether they were written (None), so that what is read and written again is the same bytes.
-
-Source: conformance/tungsten.md B2.
 """
 
 from __future__ import annotations

@@ -3,18 +3,19 @@
 Owns both directions, for every message that the replicator writes. What a cell means is `values`'s; what stands
 around the payload is `codec`'s. No protobuf library: a generated class per cell costs ten times as much, and is the
 tests' oracle. The hard idea: what is read and written again must be the same bytes, so optional fields keep whether
-they were there (None), and nothing is normalized on the way in. The event's own types stand in `event`, so that
-this module can be compiled.
-
-Source: conformance/tungsten.md B2, B3.
+they were there (None), and nothing is normalized on the way in. A message is a table of its fields, for reading and for
+writing; cells, of which there are many, are read and written by hand.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final, TypeAlias
+from collections.abc import Callable
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
-from tranlog.change import Op
+from tranlog.change import Op, Options
 from tranlog.errors import PayloadError, RecordLimitError
 from tranlog.tungsten.records import values
 from tranlog.tungsten.records.event import (
@@ -35,6 +36,8 @@ from tranlog.tungsten.records.event import (
 from tranlog.tungsten.records.values import BinaryText, Cell, Flag, Long, Moment, Unscaled
 from tranlog.types import F32
 
+_T = TypeVar("_T")
+
 JAVA_STREAM: Final = b"\xac\xed\x00\x05"
 """What a Java object stream begins with; no protobuf writer begins a message so (a varint that ends in a zero byte)."""
 
@@ -51,7 +54,7 @@ class _Malformed(Exception):
 
 # --- reading ---------------------------------------------------------------------------------------------
 
-_Field: TypeAlias = tuple[int, int, int]
+_Found: TypeAlias = tuple[int, int, int]
 """(tag, value, 0) of a varint, (tag, first byte, end) of anything else; the tag is field number and wire type."""
 
 
@@ -74,9 +77,9 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
             raise _Malformed("a varint of more than ten bytes")
 
 
-def _fields(raw: bytes, at: int, end: int) -> list[_Field]:
+def _fields(raw: bytes, at: int, end: int) -> list[_Found]:
     """Split a message into its fields. Raises _Malformed, and IndexError past the end of `raw`."""
-    out: list[_Field] = []
+    out: list[_Found] = []
     add = out.append
     while at < end:
         tag = raw[at]
@@ -113,10 +116,6 @@ def _fields(raw: bytes, at: int, end: int) -> list[_Field]:
     return out
 
 
-def _int64(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number
-
-
 def _int32(number: int) -> int:
     number &= 0xFFFF_FFFF
     return number - (1 << 32) if number >> 31 else number
@@ -131,18 +130,6 @@ def _sint64(number: int) -> int:
     return number >> 1 ^ -(number & 1)
 
 
-def _required(what: str, value: int | None) -> int:
-    if value is None:
-        raise _Malformed(f"{what} is missing")
-    return value
-
-
-def _required_text(what: str, value: str | None) -> str:
-    if value is None:
-        raise _Malformed(f"{what} is missing")
-    return value
-
-
 def _option(raw: bytes, at: int, end: int) -> tuple[str, str]:
     name: str | None = None
     value: str | None = None
@@ -154,124 +141,6 @@ def _option(raw: bytes, at: int, end: int) -> tuple[str, str]:
     if name is None or value is None:
         raise _Malformed("an option without a name or a value")
     return name, value
-
-
-def _header(raw: bytes, at: int, end: int) -> EventHeader:
-    seqno: int | None = None
-    fragno: int | None = None
-    last_frag: int | None = None
-    tstamp: int | None = None
-    serialized: int | None = None
-    epoch: int | None = None
-    filtered: int | None = None
-    seqno_end: int | None = None
-    fragno_end: int | None = None
-    source_id: str | None = None
-    event_id: str | None = None
-    shard_id: str | None = None
-    for tag, a, b in _fields(raw, at, end):
-        if tag == 0x08:
-            seqno = _int64(a)
-        elif tag == 0x10:
-            fragno = _int32(a)
-        elif tag == 0x18:
-            last_frag = a
-        elif tag == 0x20:
-            tstamp = _int64(a)
-        elif tag == 0x28:
-            serialized = _int64(a)
-        elif tag == 0x32:
-            source_id = raw[a:b].decode()
-        elif tag == 0x38:
-            epoch = _int64(a)
-        elif tag == 0x42:
-            event_id = raw[a:b].decode()
-        elif tag == 0x4A:
-            shard_id = raw[a:b].decode()
-        elif tag == 0x50:
-            filtered = a
-        elif tag == 0x58:
-            seqno_end = _int64(a)
-        elif tag == 0x60:
-            fragno_end = _int32(a)
-    return EventHeader(
-        seqno=_required("the header's seqno", seqno),
-        fragno=_required("the header's fragno", fragno),
-        last_frag=_required("the header's lastFrag", last_frag) != 0,
-        tstamp=_required("the header's sourceTstamp", tstamp),
-        serialized=_required("the header's extractedTstamp", serialized),
-        source_id=_required_text("the header's sourceId", source_id),
-        epoch=_required("the header's epochNumber", epoch),
-        event_id=_required_text("the header's eventId", event_id),
-        shard_id=_required_text("the header's shardId", shard_id),
-        filtered=_required("the header's filteredEvent", filtered) != 0,
-        seqno_end=seqno_end,
-        fragno_end=fragno_end,
-    )
-
-
-def _statement(raw: bytes, at: int, end: int) -> StatementChange:
-    schema: str | None = None
-    timestamp: int | None = None
-    query: str | None = None
-    raw_query: bytes | None = None
-    error_code: int | None = None
-    options: list[tuple[str, str]] = []
-    for tag, a, b in _fields(raw, at, end):
-        if tag == 0x0A:
-            schema = raw[a:b].decode()
-        elif tag == 0x10:
-            timestamp = _int64(a)
-        elif tag == 0x1A:
-            query = raw[a:b].decode()
-        elif tag == 0x22:
-            options.append(_option(raw, a, b))
-        elif tag == 0x28:
-            error_code = _int32(a)
-        elif tag == 0x32:
-            raw_query = raw[a:b]
-    return StatementChange(
-        schema=schema,
-        timestamp=timestamp,
-        query=query,
-        options=tuple(options),
-        error_code=_required("a statement's errorCode", error_code),
-        raw_query=raw_query,
-    )
-
-
-def _spec(raw: bytes, at: int, end: int) -> ColumnSpec:
-    index: int | None = None
-    sql_type: int | None = None
-    signed: int | None = None
-    length: int | None = None
-    not_null: int | None = None
-    name: str | None = None
-    description: str | None = None
-    for tag, a, b in _fields(raw, at, end):
-        if tag == 0x08:
-            index = _int32(a)
-        elif tag == 0x12:
-            name = raw[a:b].decode()
-        elif tag == 0x18:
-            sql_type = _int32(a)
-        elif tag == 0x20:
-            signed = a
-        elif tag == 0x28:
-            length = _int32(a)
-        elif tag == 0x30:
-            not_null = a
-        elif tag == 0x3A:
-            description = raw[a:b].decode()
-    return ColumnSpec(
-        index=_required("a column's index", index),
-        name=name,
-        sql_type=_required("a column's type", sql_type),
-        signed=_required("a column's signed", signed) != 0,
-        length=_required("a column's length", length),
-        not_null=_required("a column's notNull", not_null) != 0,
-        description=description,
-    )
 
 
 def _cell(raw: bytes, at: int, end: int) -> Cell:
@@ -324,198 +193,6 @@ def _row(raw: bytes, at: int, end: int) -> Row:
     return tuple([_cell(raw, a, b) for tag, a, b in _fields(raw, at, end) if tag == 0x0A])
 
 
-def _table(raw: bytes, at: int, end: int) -> TableChange:
-    schema: str | None = None
-    table: str | None = None
-    op: Op | None = None
-    table_id: int | None = None
-    key_specs: list[ColumnSpec] = []
-    column_specs: list[ColumnSpec] = []
-    keys: list[Row] = []
-    rows: list[Row] = []
-    for tag, a, b in _fields(raw, at, end):
-        if tag == 0x3A:
-            rows.append(_row(raw, a, b))
-        elif tag == 0x32:
-            keys.append(_row(raw, a, b))
-        elif tag == 0x2A:
-            column_specs.append(_spec(raw, a, b))
-        elif tag == 0x22:
-            key_specs.append(_spec(raw, a, b))
-        elif tag == 0x0A:
-            schema = raw[a:b].decode()
-        elif tag == 0x12:
-            table = raw[a:b].decode()
-        elif tag == 0x18:
-            op = _OPS.get(a)
-        elif tag == 0x40:
-            table_id = _sint64(a)
-    if op is None:
-        raise _Malformed("a row change without an action, or with an unknown one")
-    return TableChange(
-        schema=_required_text("a row change's schema", schema),
-        table=_required_text("a row change's table", table),
-        op=op,
-        key_specs=tuple(key_specs),
-        column_specs=tuple(column_specs),
-        keys=tuple(keys),
-        rows=tuple(rows),
-        table_id=table_id,
-    )
-
-
-def _rows(raw: bytes, at: int, end: int) -> RowChanges:
-    tables: list[TableChange] = []
-    options: list[tuple[str, str]] = []
-    for tag, a, b in _fields(raw, at, end):
-        if tag == 0x0A:
-            tables.append(_table(raw, a, b))
-        elif tag == 0x12:
-            options.append(_option(raw, a, b))
-    return RowChanges(tables=tuple(tables), options=tuple(options))
-
-
-def _row_id(raw: bytes, at: int, end: int) -> RowId:
-    number: int | None = None
-    kind: int | None = None
-    for tag, a, _ in _fields(raw, at, end):
-        if tag == 0x08:
-            number = _int64(a)
-        elif tag == 0x10:
-            kind = _int32(a)
-    return RowId(number=_required("a row id's number", number), kind=kind)
-
-
-def _file_fragment(raw: bytes, at: int, end: int) -> FileFragment:
-    file_id: int | None = None
-    content: bytes | None = None
-    schema: str | None = None
-    for tag, a, b in _fields(raw, at, end):
-        if tag == 0x08:
-            file_id = _int32(a)
-        elif tag == 0x12:
-            content = raw[a:b]
-        elif tag == 0x1A:
-            schema = raw[a:b].decode()
-    if content is None:
-        raise _Malformed("a file fragment without its bytes")
-    return FileFragment(file_id=_required("a file fragment's fileId", file_id), raw=content, schema=schema)
-
-
-def _file_query(raw: bytes, at: int, end: int) -> FileQuery:
-    statement: StatementChange | None = None
-    numbers: list[int | None] = [None, None, None]
-    for tag, a, b in _fields(raw, at, end):
-        if tag == 0x0A:
-            statement = _statement(raw, a, b)
-        elif tag in (0x10, 0x18, 0x20):
-            numbers[(tag >> 3) - 2] = _int32(a)
-    if statement is None:
-        raise _Malformed("a LOAD DATA without its statement")
-    return FileQuery(
-        statement=statement,
-        file_id=_required("a LOAD DATA's fileId", numbers[0]),
-        name_start=_required("a LOAD DATA's filenameStartPos", numbers[1]),
-        name_end=_required("a LOAD DATA's filenameEndPos", numbers[2]),
-    )
-
-
-def _file_delete(raw: bytes, at: int, end: int) -> FileDelete:
-    file_id: int | None = None
-    for tag, a, _ in _fields(raw, at, end):
-        if tag == 0x08:
-            file_id = _int32(a)
-    return FileDelete(file_id=_required("a file's fileId", file_id))
-
-
-def _change(raw: bytes, at: int, end: int) -> EventChange:
-    kind = 0
-    content: dict[int, tuple[int, int]] = {}
-    for tag, a, b in _fields(raw, at, end):
-        if tag == 0x08:
-            kind = a
-        else:
-            content[tag] = (a, b)
-    match kind:
-        case 1:
-            return _rows(raw, *_content(content, 0x12))
-        case 2:
-            return _statement(raw, *_content(content, 0x1A))
-        case 3:
-            return _row_id(raw, *_content(content, 0x22))
-        case 4:
-            return _file_fragment(raw, *_content(content, 0x2A))
-        case 5:
-            return _file_query(raw, *_content(content, 0x32))
-        case 6:
-            return _file_delete(raw, *_content(content, 0x3A))
-    raise _Malformed(f"a change of the unknown type {kind}")
-
-
-def _content(content: dict[int, tuple[int, int]], tag: int) -> tuple[int, int]:
-    found = content.get(tag)
-    if found is None:
-        raise _Malformed("a change without its content")
-    return found
-
-
-def _delimited(raw: bytes, at: int) -> tuple[int, int]:
-    """Return where the message whose length stands at `at` begins and ends."""
-    size, at = _varint(raw, at)
-    if at + size > len(raw):
-        raise _Malformed(f"{len(raw) - at} of its {size} bytes are there")
-    return at, at + size
-
-
-def decode(raw: bytes) -> Event | JavaObject:
-    """Read a record's payload.
-
-    Raises PayloadError for what neither of the ancestor's serializers wrote. Fields that are not known are passed
-    over, as any reader of protobuf does.
-    """
-    if raw.startswith(JAVA_STREAM):
-        return JavaObject(raw)
-    try:
-        at, end = _delimited(raw, 0)
-        header = _header(raw, at, end)
-        at, end = _delimited(raw, end)
-        if end != len(raw):
-            raise _Malformed(f"{len(raw) - end} bytes behind its end")
-        changes: list[EventChange] = []
-        metadata: list[tuple[str, str]] = []
-        options: list[tuple[str, str]] = []
-        for tag, a, b in _fields(raw, at, end):
-            if tag == 0x0A:
-                changes.append(_change(raw, a, b))
-            elif tag == 0x12:
-                metadata.append(_option(raw, a, b))
-            elif tag == 0x1A:
-                options.append(_option(raw, a, b))
-    except (_Malformed, IndexError, UnicodeDecodeError) as exc:
-        raise PayloadError(why=_why(exc)) from exc
-    return Event(header=header, changes=tuple(changes), metadata=tuple(metadata), options=tuple(options))
-
-
-def decode_header(raw: bytes) -> EventHeader | None:
-    """Read only the header inside a payload, or what there is of the payload; None for a Java object.
-
-    Raises PayloadError, also where `raw` ends before the header does.
-    """
-    if raw.startswith(JAVA_STREAM):
-        return None
-    try:
-        at, end = _delimited(raw, 0)
-        return _header(raw, at, end)
-    except (_Malformed, IndexError, UnicodeDecodeError) as exc:
-        raise PayloadError(why=_why(exc)) from exc
-
-
-def _why(exc: Exception) -> str:
-    if isinstance(exc, UnicodeDecodeError):
-        return f"text that is not UTF-8 ({exc.reason})"
-    return "it ends in the middle of a field" if isinstance(exc, IndexError) else str(exc)
-
-
 # --- writing ---------------------------------------------------------------------------------------------
 
 _ONE_BYTE: Final = tuple([bytes((n,)) for n in range(0x80)])
@@ -541,13 +218,12 @@ def _write_sint(number: int) -> bytes:
     return _write_varint(number << 1 if number >= 0 else ~(number << 1))
 
 
-def _sized(tag: bytes, raw: bytes) -> bytes:
-    return tag + _write_varint(len(raw)) + raw
+def _sized(raw: bytes) -> bytes:
+    return _write_varint(len(raw)) + raw
 
 
-def _text(tag: bytes, text: str) -> bytes:
-    raw = text.encode()
-    return tag + _write_varint(len(raw)) + raw
+def _text(text: str) -> bytes:
+    return _sized(text.encode())
 
 
 def _check(what: str, number: int, bits: int) -> int:
@@ -556,58 +232,8 @@ def _check(what: str, number: int, bits: int) -> int:
     return number
 
 
-def _write_option(tag: bytes, option: tuple[str, str]) -> bytes:
-    return _sized(tag, _text(b"\x0a", option[0]) + _text(b"\x12", option[1]))
-
-
-def _write_header(header: EventHeader) -> bytes:
-    parts = [
-        b"\x08" + _write_int(_check("the seqno", header.seqno, 64)),
-        b"\x10" + _write_int(_check("the fragno", header.fragno, 32)),
-        b"\x18\x01" if header.last_frag else b"\x18\x00",
-        b"\x20" + _write_int(_check("the commit time", header.tstamp, 64)),
-        b"\x28" + _write_int(_check("the time", header.serialized, 64)),
-        _text(b"\x32", header.source_id),
-        b"\x38" + _write_int(_check("the epoch", header.epoch, 64)),
-        _text(b"\x42", header.event_id),
-        _text(b"\x4a", header.shard_id),
-        b"\x50\x01" if header.filtered else b"\x50\x00",
-    ]
-    if header.seqno_end is not None:
-        parts.append(b"\x58" + _write_int(_check("the end seqno", header.seqno_end, 64)))
-    if header.fragno_end is not None:
-        parts.append(b"\x60" + _write_int(_check("the end fragno", header.fragno_end, 32)))
-    return b"".join(parts)
-
-
-def _write_statement(change: StatementChange) -> bytes:
-    parts = []
-    if change.schema is not None:
-        parts.append(_text(b"\x0a", change.schema))
-    if change.timestamp is not None:
-        parts.append(b"\x10" + _write_int(_check("a statement's time", change.timestamp, 64)))
-    if change.query is not None:
-        parts.append(_text(b"\x1a", change.query))
-    parts += [_write_option(b"\x22", option) for option in change.options]
-    parts.append(b"\x28" + _write_int(_check("an error code", change.error_code, 32)))
-    if change.raw_query is not None:
-        parts.append(_sized(b"\x32", change.raw_query))
-    return b"".join(parts)
-
-
-def _write_spec(tag: bytes, spec: ColumnSpec) -> bytes:
-    parts = [b"\x08" + _write_int(_check("a column's index", spec.index, 32))]
-    if spec.name is not None:
-        parts.append(_text(b"\x12", spec.name))
-    parts += [
-        b"\x18" + _write_int(_check("a column's type", spec.sql_type, 32)),
-        b"\x20\x01" if spec.signed else b"\x20\x00",
-        b"\x28" + _write_int(_check("a column's length", spec.length, 32)),
-        b"\x30\x01" if spec.not_null else b"\x30\x00",
-    ]
-    if spec.description is not None:
-        parts.append(_text(b"\x3a", spec.description))
-    return _sized(tag, b"".join(parts))
+def _write_option(option: tuple[str, str]) -> bytes:
+    return _sized(b"\x0a" + _text(option[0]) + b"\x12" + _text(option[1]))
 
 
 def _write_cell(cell: Cell) -> bytes:
@@ -615,7 +241,7 @@ def _write_cell(cell: Cell) -> bytes:
         case None:
             return b"\x08\x0b"
         case str():
-            return b"\x08\x05" + _text(b"\x32", cell)
+            return b"\x08\x05" + b"\x32" + _text(cell)
         case int():
             return b"\x08\x01\x10" + _write_sint(_check("an INT", cell, 32))
         case Long(value=number):
@@ -625,61 +251,292 @@ def _write_cell(cell: Cell) -> bytes:
         case F32(value=number):
             return b"\x08\x03\x25" + _F32.pack(number)
         case bytes():
-            return b"\x08\x0a" + _sized(b"\x3a", cell)
+            return b"\x08\x0a" + b"\x3a" + _sized(cell)
         case Unscaled(raw=raw, scale=scale):
-            return b"\x08\x0c\x10" + _write_sint(_check("a scale", scale, 32)) + _sized(b"\x3a", raw)
+            return b"\x08\x0c\x10" + _write_sint(_check("a scale", scale, 32)) + b"\x3a" + _sized(raw)
         case Flag(value=number):
             return b"\x08\x07\x10" + _write_sint(_check("a BIT", number, 32))
         case BinaryText(raw=raw):
-            return b"\x08\x0d" + _sized(b"\x3a", raw)
+            return b"\x08\x0d" + b"\x3a" + _sized(raw)
         case Moment(kind=kind, millis=millis, nanos=nanos, zone=zone):
             out = b"\x08" + _ONE_BYTE[kind]
             if nanos is not None:
                 out += b"\x10" + _write_sint(_check("nanoseconds", nanos, 32))
             if millis is not None:
                 out += b"\x18" + _write_sint(_check("milliseconds", millis, 64))
-            return out if zone is None else out + _text(b"\x32", zone)
+            return out if zone is None else out + b"\x32" + _text(zone)
 
 
-def _write_row(tag: bytes, row: Row) -> bytes:
-    return _sized(tag, b"".join([_sized(b"\x0a", _write_cell(cell)) for cell in row]))
+def _write_row(row: Row) -> bytes:
+    return _sized(b"".join([b"\x0a" + _sized(_write_cell(cell)) for cell in row]))
 
 
-def _write_table(change: TableChange) -> bytes:
-    parts = [_text(b"\x0a", change.schema), _text(b"\x12", change.table), b"\x18" + _ONE_BYTE[change.op]]
-    parts += [_write_spec(b"\x22", spec) for spec in change.key_specs]
-    parts += [_write_spec(b"\x2a", spec) for spec in change.column_specs]
-    parts += [_write_row(b"\x32", row) for row in change.keys]
-    parts += [_write_row(b"\x3a", row) for row in change.rows]
-    if change.table_id is not None:
-        parts.append(b"\x40" + _write_sint(_check("a table's id", change.table_id, 64)))
-    return b"".join(parts)
+# --- messages, in both directions ------------------------------------------------------------------------
+
+
+class _Form(NamedTuple):
+    """How a field stands in bytes: its wire type, the value from what `_fields` found, and its bytes after the tag.
+
+    `bits`: those that a number has to fit.
+    """
+
+    wire: int
+    read: Callable[[bytes, int, int], Any]
+    write: Callable[[Any], bytes]
+    bits: int = 0
+
+
+def _op(_: bytes, number: int, __: int) -> Op:
+    if number not in _OPS:
+        raise _Malformed(f"a row change of the unknown action {number}")
+    return _OPS[number]
+
+
+_BOOL: Final = _Form(0, lambda _, number, __: number != 0, lambda value: _ONE_BYTE[value])
+_INT32: Final = _Form(0, lambda _, number, __: _int32(number), _write_int, 32)
+_INT64: Final = _Form(0, lambda _, number, __: number - (1 << 64) if number >> 63 else number, _write_int, 64)
+_SINT64: Final = _Form(0, lambda _, number, __: _sint64(number), _write_sint, 64)
+_OP: Final = _Form(0, _op, lambda op: _ONE_BYTE[op])
+_BYTES: Final = _Form(2, lambda raw, at, end: raw[at:end], _sized)
+_TEXT: Final = _Form(2, lambda raw, at, end: raw[at:end].decode(), _text)
+_OPTION: Final = _Form(2, _option, _write_option)
+_ROW: Final = _Form(2, _row, _write_row)
+
+
+class _Field(NamedTuple):
+    """A field of a message, under its name in our type. Neither `required` nor `repeated`: None where it is missing."""
+
+    number: int
+    name: str
+    form: _Form
+    required: bool = False
+    repeated: bool = False
+
+
+def _needed(number: int, name: str, form: _Form) -> _Field:
+    return _Field(number, name, form, required=True)
+
+
+def _many(number: int, name: str, form: _Form) -> _Field:
+    return _Field(number, name, form, repeated=True)
+
+
+class _Message(Generic[_T]):
+    """A kind of message: its type of ours, and its fields in the order in which they are written."""
+
+    def __init__(self, what: str, kind: Callable[..., _T], *fields: _Field) -> None:
+        self.form = _Form(2, self.read, lambda value: _sized(self.write(value)))
+        self._what = what
+        self._kind = kind
+        self._by_tag = {one.number << 3 | one.form.wire: (one.name, one.form.read, one.repeated) for one in fields}
+        self._required = dict.fromkeys(one.name for one in fields if one.required).keys()
+        self._repeated = [one.name for one in fields if one.repeated]
+        self._fields = [
+            (bytes((one.number << 3 | one.form.wire,)), attrgetter(one.name), one.form.write, one.repeated, one)
+            for one in fields
+        ]
+
+    def read(self, raw: bytes, at: int, end: int) -> _T:
+        """Read the message that stands there. Raises _Malformed, IndexError, UnicodeDecodeError."""
+        found: dict[str, Any] = {}
+        by_tag = self._by_tag
+        for tag, first, stop in _fields(raw, at, end):
+            if tag in by_tag:
+                name, read, repeated = by_tag[tag]
+                value = read(raw, first, stop)
+                if not repeated:
+                    found[name] = value
+                elif name in found:
+                    found[name].append(value)
+                else:
+                    found[name] = [value]
+        if not self._required <= found.keys():
+            missing = next(name for name in self._required if name not in found)
+            raise _Malformed(f"{self._what}'s {missing} is missing")
+        for name in self._repeated:
+            found[name] = tuple(found.get(name, ()))
+        return self._kind(**found)
+
+    def write(self, value: _T) -> bytes:
+        """Return the message's bytes. Raises ValueError, OverflowError, struct.error."""
+        out = b""
+        for tag, item_of, write, repeated, field in self._fields:
+            item = item_of(value)
+            if repeated:
+                for one in item:
+                    out += tag + write(one)
+            elif item is not None:
+                bits = field.form.bits
+                if bits and not -1 << bits - 1 <= item < 1 << bits - 1:
+                    raise ValueError(f"{self._what}'s {field.name} {item} does not fit {bits} bits")
+                out += tag + write(item)
+        return out
+
+
+_HEADER: Final = _Message(
+    "the header",
+    EventHeader,
+    _needed(1, "seqno", _INT64),
+    _needed(2, "fragno", _INT32),
+    _needed(3, "last_frag", _BOOL),
+    _needed(4, "tstamp", _INT64),
+    _needed(5, "serialized", _INT64),
+    _needed(6, "source_id", _TEXT),
+    _needed(7, "epoch", _INT64),
+    _needed(8, "event_id", _TEXT),
+    _needed(9, "shard_id", _TEXT),
+    _needed(10, "filtered", _BOOL),
+    _Field(11, "seqno_end", _INT64),
+    _Field(12, "fragno_end", _INT32),
+)
+_STATEMENT: Final = _Message(
+    "a statement",
+    StatementChange,
+    _Field(1, "schema", _TEXT),
+    _Field(2, "timestamp", _INT64),
+    _Field(3, "query", _TEXT),
+    _many(4, "options", _OPTION),
+    _needed(5, "error_code", _INT32),
+    _Field(6, "raw_query", _BYTES),
+)
+_SPEC: Final = _Message(
+    "a column",
+    ColumnSpec,
+    _needed(1, "index", _INT32),
+    _Field(2, "name", _TEXT),
+    _needed(3, "sql_type", _INT32),
+    _needed(4, "signed", _BOOL),
+    _needed(5, "length", _INT32),
+    _needed(6, "not_null", _BOOL),
+    _Field(7, "description", _TEXT),
+)
+_read_spec: Final = lru_cache(maxsize=4096)(lambda raw: _SPEC.read(raw, 0, len(raw)))
+_SPECS: Final = _Form(
+    2, lambda raw, at, end: _read_spec(raw[at:end]), lru_cache(maxsize=4096)(lambda spec: _sized(_SPEC.write(spec)))
+)
+"""Columns, which are the same in each event of a table."""
+_TABLE: Final = _Message(
+    "a row change",
+    TableChange,
+    _needed(1, "schema", _TEXT),
+    _needed(2, "table", _TEXT),
+    _needed(3, "op", _OP),
+    _many(4, "key_specs", _SPECS),
+    _many(5, "column_specs", _SPECS),
+    _many(6, "keys", _ROW),
+    _many(7, "rows", _ROW),
+    _Field(8, "table_id", _SINT64),
+)
+_FILE_ID: Final = _needed(1, "file_id", _INT32)
+_CHANGES: Final[tuple[_Message[Any], ...]] = (
+    _Message("row changes", RowChanges, _many(1, "tables", _TABLE.form), _many(2, "options", _OPTION)),
+    _STATEMENT,
+    _Message("a row id", RowId, _needed(1, "number", _INT64), _Field(2, "kind", _INT32)),
+    _Message("a file fragment", FileFragment, _FILE_ID, _needed(2, "raw", _BYTES), _Field(3, "schema", _TEXT)),
+    _Message(
+        "a LOAD DATA",
+        FileQuery,
+        _needed(1, "statement", _STATEMENT.form),
+        _needed(2, "file_id", _INT32),
+        _needed(3, "name_start", _INT32),
+        _needed(4, "name_end", _INT32),
+    ),
+    _Message("a file's end", FileDelete, _FILE_ID),
+)
+"""What a change may be, by its type from 1 on; its content is the field with the number after."""
+_TYPE_OF_CHANGE: Final = {
+    kind: number
+    for number, kind in enumerate((RowChanges, StatementChange, RowId, FileFragment, FileQuery, FileDelete), start=1)
+}
+
+
+def _change(raw: bytes, at: int, end: int) -> EventChange:
+    kind = 0
+    content: dict[int, tuple[int, int]] = {}
+    for tag, first, stop in _fields(raw, at, end):
+        if tag == 0x08:
+            kind = first
+        else:
+            content[tag] = (first, stop)
+    if not 1 <= kind <= len(_CHANGES):
+        raise _Malformed(f"a change of the unknown type {kind}")
+    place = content.get(kind + 1 << 3 | 2)
+    if place is None:
+        raise _Malformed("a change without its content")
+    return cast(EventChange, _CHANGES[kind - 1].read(raw, *place))
 
 
 def _write_change(change: EventChange) -> bytes:
-    match change:
-        case StatementChange():
-            return b"\x08\x02" + _sized(b"\x1a", _write_statement(change))
-        case RowChanges(tables=tables, options=options):
-            parts = [_sized(b"\x0a", _write_table(table)) for table in tables]
-            parts += [_write_option(b"\x12", option) for option in options]
-            return b"\x08\x01" + _sized(b"\x12", b"".join(parts))
-        case RowId(number=number, kind=kind):
-            out = b"\x08" + _write_int(_check("a row id", number, 64))
-            return b"\x08\x03" + _sized(
-                b"\x22", out if kind is None else out + b"\x10" + _write_int(_check("a row id's type", kind, 32))
-            )
-        case FileFragment(file_id=file_id, raw=raw, schema=schema):
-            out = b"\x08" + _write_int(_check("a file's id", file_id, 32)) + _sized(b"\x12", raw)
-            return b"\x08\x04" + _sized(b"\x2a", out if schema is None else out + _text(b"\x1a", schema))
-        case FileQuery(statement=statement, file_id=file_id, name_start=start, name_end=end):
-            out = (
-                _sized(b"\x0a", _write_statement(statement)) + b"\x10" + _write_int(_check("a file's id", file_id, 32))
-            )
-            out += b"\x18" + _write_int(_check("a place", start, 32)) + b"\x20" + _write_int(_check("a place", end, 32))
-            return b"\x08\x05" + _sized(b"\x32", out)
-        case FileDelete(file_id=file_id):
-            return b"\x08\x06" + _sized(b"\x3a", b"\x08" + _write_int(_check("a file's id", file_id, 32)))
+    kind = _TYPE_OF_CHANGE[type(change)]
+    return _sized(bytes((0x08, kind, kind + 1 << 3 | 2)) + _sized(_CHANGES[kind - 1].write(change)))
+
+
+class _Body(NamedTuple):
+    """What stands in a payload after the header."""
+
+    changes: tuple[EventChange, ...]
+    metadata: Options
+    options: Options
+
+
+_BODY: Final = _Message(
+    "the body",
+    _Body,
+    _many(1, "changes", _Form(2, _change, _write_change)),
+    _many(2, "metadata", _OPTION),
+    _many(3, "options", _OPTION),
+)
+
+
+# --- payloads --------------------------------------------------------------------------------------------
+
+
+def _delimited(raw: bytes, at: int) -> tuple[int, int]:
+    """Return where the message whose length stands at `at` begins and ends."""
+    size, at = _varint(raw, at)
+    if at + size > len(raw):
+        raise _Malformed(f"{len(raw) - at} of its {size} bytes are there")
+    return at, at + size
+
+
+def decode(raw: bytes) -> Event | JavaObject:
+    """Read a record's payload.
+
+    Raises PayloadError for what neither of the ancestor's serializers wrote. Fields that are not known are passed
+    over, as any reader of protobuf does.
+    """
+    if raw.startswith(JAVA_STREAM):
+        return JavaObject(raw)
+    try:
+        at, end = _delimited(raw, 0)
+        header = _HEADER.read(raw, at, end)
+        at, end = _delimited(raw, end)
+        if end != len(raw):
+            raise _Malformed(f"{len(raw) - end} bytes after its end")
+        body = _BODY.read(raw, at, end)
+    except (_Malformed, IndexError, UnicodeDecodeError) as exc:
+        raise PayloadError(why=_why(exc)) from exc
+    return Event(header=header, changes=body.changes, metadata=body.metadata, options=body.options)
+
+
+def decode_header(raw: bytes) -> EventHeader | None:
+    """Read only the header inside a payload, or what there is of the payload; None for a Java object.
+
+    Raises PayloadError, also where `raw` ends before the header does.
+    """
+    if raw.startswith(JAVA_STREAM):
+        return None
+    try:
+        at, end = _delimited(raw, 0)
+        return _HEADER.read(raw, at, end)
+    except (_Malformed, IndexError, UnicodeDecodeError) as exc:
+        raise PayloadError(why=_why(exc)) from exc
+
+
+def _why(exc: Exception) -> str:
+    if isinstance(exc, UnicodeDecodeError):
+        return f"text that is not UTF-8 ({exc.reason})"
+    return "it ends in the middle of a field" if isinstance(exc, IndexError) else str(exc)
 
 
 def encode(event: Event | JavaObject) -> bytes:
@@ -690,13 +547,9 @@ def encode(event: Event | JavaObject) -> bytes:
     if isinstance(event, JavaObject):
         return event.raw
     try:
-        header = _write_header(event.header)
-        parts = [_sized(b"\x0a", _write_change(change)) for change in event.changes]
-        parts += [_write_option(b"\x12", option) for option in event.metadata]
-        parts += [_write_option(b"\x1a", option) for option in event.options]
+        body = _BODY.write(_Body(event.changes, event.metadata, event.options))
+        return _sized(_HEADER.write(event.header)) + _sized(body)
     except UnicodeEncodeError as exc:
         raise RecordLimitError(event_id=event.header.event_id, why="text with half a surrogate pair") from exc
     except (ValueError, OverflowError, struct.error) as exc:
         raise RecordLimitError(event_id=event.header.event_id, why=str(exc)) from exc
-    body = b"".join(parts)
-    return _write_varint(len(header)) + header + _write_varint(len(body)) + body

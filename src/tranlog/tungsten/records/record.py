@@ -1,8 +1,6 @@
 """What a stretch of bytes of a Tungsten segment can turn out to be: the values that `codec` returns.
 
 Owns the values alone; nothing here reads or writes a byte.
-
-Source: conformance/tungsten.md B1.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 TRAILER_BYTES: Final = 9
-"""The checksum's type and value behind every record."""
+"""The checksum's type and value after every record."""
 
 
 class FileHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +61,7 @@ class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end(self) -> int:
-        """The first byte behind the record."""
+        """The first byte after the record."""
         return self.offset + self.length
 
 
@@ -105,7 +103,7 @@ class Short(msgspec.Struct, frozen=True):
 
 
 class BadLength(msgspec.Struct, frozen=True):
-    """A length that no record has: zeros, or rubbish, behind the last one."""
+    """A length that no record has: zeros, or rubbish, after the last one."""
 
     record_length: int
 

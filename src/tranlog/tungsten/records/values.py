@@ -3,8 +3,6 @@
 Owns the types, and what they mean as values of ours. Their bytes are `payload`'s, their text is `text`'s. The hard
 idea: what a cell means depends on its column too (a DATE with a zone is a MySQL DATETIME, an integer may be
 unsigned), so a cell keeps exactly which fields were written and `to_value` decides with the column beside it.
-
-Source: conformance/tungsten.md B3.
 """
 
 from __future__ import annotations

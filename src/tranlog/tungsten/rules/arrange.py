@@ -4,7 +4,7 @@ Owns which fragments make a transaction, what is left out, and what stands where
 idea: a native log has every seqno and every fragment, the ancestor's has not (filtered ranges, a raised base seqno),
 so each hole is filled with something that says so and is dropped on the way back.
 
-Source: conformance/tungsten.md A2, B7-22.
+Source: docs/conformance.md, B7-22.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def next_fragno(self) -> int:
-        """The fragment that belongs behind this one in its transaction."""
+        """The fragment that belongs after this one in its transaction."""
         return 1 + (self.record.fragno if self.end is None else max(self.end[1], self.record.fragno))
 
 

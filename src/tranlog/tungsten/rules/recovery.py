@@ -3,10 +3,8 @@
 Owns the verdicts on opening for writing, on purge, and on the order of what is stored. `directory` finds the facts
 and carries the verdicts out. The hard idea: the ancestor's repair and its refusals are kept (a torn end and an
 unfinished transaction are cut, a bad checksum in the last segment is refused), and its holes are not: damage that it
-would meet only when somebody reads is refused before anything is written behind it, a missing segment is named, and
+would meet only when somebody reads is refused before anything is written after it, a missing segment is named, and
 the end of a purge is the end of the log.
-
-Source: conformance/tungsten.md B4, B7.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class TungstenScan(msgspec.Struct, frozen=True, kw_only=True):
     """What all records of a segment add up to.
 
     `last` is the last event with the mark of the last fragment, `complete_end` the byte behind it, `next_seqno` the
-    one behind all that complete transactions and filtered ranges take up. `rotate` is the segment's last record if it
+    one after all that complete transactions and filtered ranges take up. `rotate` is the segment's last record if it
     is of that kind; `open_fragments` counts those behind `last`, which wait for theirs. `unknown` is the first record
     of a type that the replicator does not have. Where `stop` is set, reading ended there. `order_problem` is the first
     event that does not follow the one before it.
@@ -120,7 +118,7 @@ def row_problem(entries: Sequence[DirectoryEntry]) -> Refuse | None:
     """Find a segment that is missing from the row, or whose header is not one.
 
     Where only the newest's header was not finished, that is an end, not damage.
-    Source: B4 3; B7-4 (the ancestor does not notice a missing segment).
+    The ancestor does not notice a missing segment. Source: docs/conformance.md, B7-4.
     """
     for before, entry in pairwise(entries):
         wanted = next_number(before.number)
@@ -144,7 +142,7 @@ def row_problem(entries: Sequence[DirectoryEntry]) -> Refuse | None:
 
 
 def _begun(entry: DirectoryEntry) -> int | None:
-    """Return the seqno with which a segment begins, as its header says; what is behind it is at or after that."""
+    """Return the seqno with which a segment begins, as its header says; what is after it is at or after that."""
     header = entry.header
     if not isinstance(header, FileHeader):
         return None
@@ -241,7 +239,7 @@ def _older_problem(scan: TungstenScan) -> Refuse | None:
 
 
 def rotate_problem(rotate: TungstenRotate, number: int) -> str:
-    """Say what is wrong with a rotate record that does not lead to the next segment (B7-12: backwards, for ever)."""
+    """Return what is wrong with a rotate record that does not lead to the next segment (B7-12: backwards, for ever)."""
     return f"its rotate record leads to segment {rotate.next_segment}, not to {segment_name(next_number(number))}"
 
 
@@ -276,9 +274,9 @@ class EventPlace(msgspec.Struct, frozen=True):
 
 
 def order_problem(wanted: EventPlace | None, seqno: int, fragno: int) -> str | None:
-    """Say why an event does not belong behind what is stored; None where it does. `wanted` is None in an empty log.
+    """Return why an event does not belong after what is stored; None where it does. `wanted` is None in an empty log.
 
-    Source: B7-22: the ancestor stores duplicates, gaps and a second open transaction.
+    The ancestor stores duplicates, gaps and a second open transaction. Source: docs/conformance.md, B7-22.
     """
     if wanted is None:
         return None if fragno == 0 else f"seqno {seqno} begins with fragment {fragno}"
@@ -297,7 +295,7 @@ def order_problem(wanted: EventPlace | None, seqno: int, fragno: int) -> str | N
 
 
 def reading_problem(wanted: EventPlace | None, seqno: int, fragno: int) -> str | None:
-    """Say why an event that is read does not follow the one before it; None where it does.
+    """Return why an event that is read does not follow the one before it; None where it does.
 
     Between transactions seqnos may be missing: a replicator that is told to (`online -base-seqno`) goes on higher.
     """
@@ -307,7 +305,7 @@ def reading_problem(wanted: EventPlace | None, seqno: int, fragno: int) -> str |
 
 
 def place_behind(seqno: int, fragno: int, last_frag: bool, seqno_end: int | None, fragno_end: int | None) -> EventPlace:
-    """Return where the next event belongs behind one; `seqno_end` and `fragno_end` are a filtered range's."""
+    """Return where the next event belongs after one; `seqno_end` and `fragno_end` are a filtered range's."""
     end = seqno if seqno_end is None else max(seqno, seqno_end)
     if last_frag:
         return EventPlace(end + 1)
@@ -417,7 +415,7 @@ def plan_retention(
 ) -> tuple[int, ...]:
     """Return the segments that retention takes, from the front on; the first that stays ends it.
 
-    `active_seqno`: somebody still needs this one and all behind it. Source: A1, "retention".
+    `active_seqno`: somebody still needs this one and all after it.
     """
     gone: list[int] = []
     for segment in segments[:-RETAINED_MIN]:

@@ -7,7 +7,7 @@ little of it as the rules below cannot restore; a translation is held against it
 where that differs the whole original is kept. In the other direction the table map travels as an option of the row
 changes. What is lost all the same has a name.
 
-Source: conformance/tungsten.md B2, B3; design/data-model.md, "The payload, in bytes".
+Source: docs/format.md.
 """
 
 from __future__ import annotations
@@ -278,12 +278,7 @@ def to_native(record: FragmentHeader, raw: bytes, *, keep: bool = True) -> Nativ
         raise PayloadError(why=str(exc), seqno=record.seqno) from exc
     if keep:
         payload = _with_form(payload, content, event, raw, outer, parts)
-    end = None
-    if header.filtered:
-        end = (
-            header.seqno if header.seqno_end is None else max(header.seqno, header.seqno_end),
-            header.fragno if header.fragno_end is None else header.fragno_end,
-        )
+    end = _end_of(event)
     tables = dict.fromkeys((c.table.schema, c.table.table) for c in changes if isinstance(c, RowChange))
     return NativeFragment(
         outer=outer, content=content, payload=payload, tables=tuple(tables), losses=frozenset(losses), end=end
@@ -291,7 +286,7 @@ def to_native(record: FragmentHeader, raw: bytes, *, keep: bool = True) -> Nativ
 
 
 def missing_fragment(outer: Outer) -> NativeFragment:
-    """Return what stands where the ancestor's log has nothing: in a gap, or behind the start of a filtered range."""
+    """Return what stands where the ancestor's log has nothing: in a gap, or after the start of a filtered range."""
     content = Payload(metadata=((NOOP, MISSING),))
     return NativeFragment(outer=outer, content=content, payload=encode_native(content), tables=())
 
@@ -436,39 +431,26 @@ def _is_year(description: str) -> bool:
 
 
 _DATE: Final = 91
-_LOGICAL: Final = {
-    4: LogicalType.INTEGER,
-    -7: LogicalType.BIT,
-    2: LogicalType.DECIMAL,
-    3: LogicalType.DECIMAL,
-    6: LogicalType.F32,
-    8: LogicalType.F64,
-    91: LogicalType.DATE,
-    92: LogicalType.TIME,
-    93: LogicalType.INSTANT,
-    2004: LogicalType.BYTES,
-    **dict.fromkeys((1, 12, -15, -9, 2005), LogicalType.TEXT),
-    values.SQL_OTHER: LogicalType.OTHER,
+_SQL_TYPES: Final = {
+    4: ("INTEGER", LogicalType.INTEGER),
+    -7: ("BIT", LogicalType.BIT),
+    2: ("NUMERIC", LogicalType.DECIMAL),
+    3: ("DECIMAL", LogicalType.DECIMAL),
+    6: ("FLOAT", LogicalType.F32),
+    8: ("DOUBLE", LogicalType.F64),
+    _DATE: ("DATE", LogicalType.DATE),
+    92: ("TIME", LogicalType.TIME),
+    93: ("TIMESTAMP", LogicalType.INSTANT),
+    2004: ("BLOB", LogicalType.BYTES),
+    1: ("CHAR", LogicalType.TEXT),
+    12: ("VARCHAR", LogicalType.TEXT),
+    -15: ("NCHAR", LogicalType.TEXT),
+    -9: ("NVARCHAR", LogicalType.TEXT),
+    2005: ("CLOB", LogicalType.TEXT),
+    values.SQL_OTHER: ("OTHER", LogicalType.OTHER),
+    0: ("NULL", LogicalType.ANY),
 }
-_SQL_NAMES: Final = {
-    4: "INTEGER",
-    -7: "BIT",
-    2: "NUMERIC",
-    3: "DECIMAL",
-    6: "FLOAT",
-    8: "DOUBLE",
-    91: "DATE",
-    92: "TIME",
-    93: "TIMESTAMP",
-    2004: "BLOB",
-    1: "CHAR",
-    12: "VARCHAR",
-    -15: "NCHAR",
-    -9: "NVARCHAR",
-    2005: "CLOB",
-    values.SQL_OTHER: "OTHER",
-    0: "NULL",
-}
+"""Names of java.sql.Types, and what each is here."""
 
 _Places: TypeAlias = tuple[int, ...]
 
@@ -490,8 +472,8 @@ def _foreign_map(
     columns = []
     for index in order:
         spec = by_index[index]
-        described = spec.description or _SQL_NAMES.get(spec.sql_type, f"java.sql.Types {spec.sql_type}")
-        logical = _LOGICAL.get(spec.sql_type, LogicalType.ANY)
+        name, logical = _SQL_TYPES.get(spec.sql_type, (f"java.sql.Types {spec.sql_type}", LogicalType.ANY))
+        described = spec.description or name
         if index in datetimes or (spec.sql_type == _DATE and described.upper().startswith("DATETIME")):
             logical = LogicalType.DATETIME
         elif spec.sql_type == values.SQL_OTHER and _is_year(described):

@@ -1,33 +1,32 @@
-"""Repair of a Java replicator's directory that is damaged: keep the part before the damage, or the part behind it.
+"""Repair of a Java replicator's directory that is damaged: keep the part before the damage, or the part after it.
 
 Owns what goes and the order on the disk; what is damage is `verify`'s to say. The ancestor has no such thing. The hard
 idea is the native one's, see `log.repairing`: a repair can be cut off at any call and is then simply run again, so what
 goes is copied and synced before it goes, and goes from the end that stays no longer. Records of a replicator hold
 nothing that its other records say again, so nothing is ever written anew.
-
-Source: conformance/tungsten.md B4, B7 (3 to 5, 22); issue 6, item 3.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
-from tranlog.disk import Disk, OsDisk
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
 from tranlog.ids import Epoch, Seqno, segment_name
-from tranlog.log.files.directory import keep_bytes, storage_error
+from tranlog.log.files.directory import LOCK_NAME, join, keep_bytes, storage_error
 from tranlog.log.rules.damage import Problem
 from tranlog.log.rules.repair import CutOff, Keep, Lost, NothingToRepair, Remove, RepairPlan, Span, Step
 from tranlog.log.upkeep.repairing import Agree, RepairOutcome, write_report
 from tranlog.log.upkeep.verify import Progress, VerifyReport
-from tranlog.tungsten.files.segments import TungstenSegment, join, list_entries, place_of
+from tranlog.tungsten.files.segments import TungstenSegment, list_entries, place_of
 from tranlog.tungsten.records.codec import FILE_HEADER, segment_number
 from tranlog.tungsten.records.record import BadLength, EventRecord, FileHeader, Short, TungstenRotate
 from tranlog.tungsten.rules.recovery import DirectoryEntry
 from tranlog.tungsten.upkeep.verify import verify
-from tranlog.tungsten.writing.directory import LOCK_NAME, take_lock
+from tranlog.tungsten.writing.directory import take_lock
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ def repair(
     keep: Keep = Keep.FRONT,
     dry_run: bool = False,
     agree: Agree | None = None,
-    disk: Disk | None = None,
+    disk: Disk = OS_DISK,
     progress: Progress | None = None,
 ) -> RepairOutcome:
     """Make a damaged directory one that opens and verifies clean; with `dry_run` only say how, without the lock.
@@ -46,24 +45,23 @@ def repair(
     A repair that was interrupted is finished by another one. Raises LogLockedError, LogMissingError,
     LogUnreadableError, NativeLogError, RepairRefusedError, DiskFullError, DiskFailedError, and what `agree` raises.
     """
-    on = OsDisk() if disk is None else disk
-    if not list_entries(path, on):
+    if not list_entries(path, disk):
         raise LogMissingError(path=path, why="it holds no segment (thl.data.*)")
     if dry_run:
-        before, decision = _look(path, keep, on, progress)
+        before, decision = _look(path, keep, disk, progress)
         return RepairOutcome(before=before, decision=decision, after=None, kept_in=(), report=None)
-    lock = take_lock(path, on)
+    lock = take_lock(path, disk)
     try:
-        before, decision = _look(path, keep, on, progress)
+        before, decision = _look(path, keep, disk, progress)
         if isinstance(decision, NothingToRepair):
             return RepairOutcome(before=before, decision=decision, after=None, kept_in=(), report=None)
         if agree is not None:
             agree(decision, before)
         if not lock.held():
             raise LogLockedError(path=path, holder=f"{LOCK_NAME} was replaced or removed meanwhile")
-        report = write_report(path, on, decision, before)
-        kept = _carry_out(path, on, decision.steps)
-        after = verify(path, disk=on, progress=progress)
+        report = write_report(path, disk, decision, before)
+        kept = _carry_out(path, disk, decision.steps)
+        after = verify(path, disk=disk, progress=progress)
         return RepairOutcome(before=before, decision=decision, after=after, kept_in=tuple(kept), report=report)
     except OSError as exc:
         raise storage_error(exc, path) from exc
@@ -108,7 +106,7 @@ def _keep_front(path: str, disk: Disk, entries: Sequence[DirectoryEntry], wrong:
             break
         steps.append(Remove(segment=entry.number, size=entry.size))
     if not front:
-        why = "nothing can be read before the damage; keep what lies behind it (--keep back)"
+        why = "nothing can be read before the damage; keep what lies after it (--keep back)"
         raise RepairRefusedError(path=path, why=why)
     for entry in front:
         stays.take(path, disk, entry, 0, cut if entry is front[-1] else entry.size)
@@ -118,13 +116,13 @@ def _keep_front(path: str, disk: Disk, entries: Sequence[DirectoryEntry], wrong:
 
 
 def _keep_back(path: str, disk: Disk, entries: Sequence[DirectoryEntry], wrong: tuple[int, int]) -> RepairPlan:
-    """Keep the segments behind that of `wrong`. Raises RepairRefusedError where there are none."""
+    """Keep the segments after that of `wrong`. Raises RepairRefusedError where there are none."""
     back = [one for one in entries if one.number > wrong[0] and isinstance(one.header, FileHeader)]
     stays, goes = _Held(), _Held()
     for entry in back:
         stays.take(path, disk, entry, 0, entry.size)
     if stays.last is None:
-        why = "no segment with a whole transaction stands behind the damage; keep what lies before it (--keep front)"
+        why = "no segment with a whole transaction stands after the damage; keep what lies before it (--keep front)"
         raise RepairRefusedError(path=path, why=why)
     front = [one for one in entries if one.number <= wrong[0]]
     for entry in front:
@@ -177,8 +175,7 @@ class _Held:
         self.bytes += end - start
         read_to = max(start, FILE_HEADER.size)
         if isinstance(entry.header, FileHeader):
-            reader = TungstenSegment(path, entry.number, disk, checked=True)
-            try:
+            with closing(TungstenSegment(path, entry.number, disk, checked=True)) as reader:
                 for record in _records(path, disk, entry):
                     if record.offset < start:
                         continue
@@ -187,8 +184,6 @@ class _Held:
                     read_to = record.offset + record.length
                     if isinstance(record, EventRecord):
                         self._event(record, place_of(reader, record).seqno)
-            finally:
-                reader.close()
         self.unread = max(end - read_to, 0)
 
     def _event(self, record: EventRecord, next_seqno: int) -> None:
@@ -241,8 +236,7 @@ def _carry_out(path: str, disk: Disk, steps: Sequence[Step]) -> list[str]:
     kept = []
     for step in steps:
         name = segment_name(step.segment)
-        file = disk.open(join(path, name), write=True)
-        try:
+        with closing(disk.open(join(path, name), write=True)) as file:
             match step:
                 case CutOff(offset=offset, size=size):
                     kept.append(keep_bytes(path, disk, file, name, offset, offset + size))
@@ -254,7 +248,5 @@ def _carry_out(path: str, disk: Disk, steps: Sequence[Step]) -> list[str]:
                     disk.sync_dir(path)
                 case _:
                     raise AssertionError("nothing is written anew in a replicator's directory")
-        finally:
-            file.close()
         logger.info("Taken away. segment=%s bytes=%d", name, step.size)
     return kept

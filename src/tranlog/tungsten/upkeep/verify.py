@@ -1,16 +1,14 @@
-"""Checking every record of a Java replicator's directory, behind damage too.
+"""Checking every record of a Java replicator's directory, after damage too.
 
 Owns the walk; what damage is, is `recovery`'s and `segments`' to say. The hard idea: a damaged record's frame still
 tells where the next one begins, so one bad record is one problem and not the end of the check.
-
-Source: conformance/tungsten.md B4, B7 (3 to 5, 12, 22).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tranlog.disk import Disk, OsDisk
+from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import PayloadError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.rules.damage import Damage, Problem
@@ -33,7 +31,7 @@ from tranlog.tungsten.rules.recovery import DirectoryEntry, EventPlace, reading_
 def verify(
     path: str,
     *,
-    disk: Disk | None = None,
+    disk: Disk = OS_DISK,
     checked: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
@@ -41,9 +39,8 @@ def verify(
 
     `progress` is told (bytes checked, bytes in all). Raises LogMissingError, LogUnreadableError, NativeLogError.
     """
-    on = OsDisk() if disk is None else disk
-    entries = list_entries(path, on)
-    walk = _Walk(path, on, checked=checked, total=sum(entry.size for entry in entries), progress=progress)
+    entries = list_entries(path, disk)
+    walk = _Walk(path, disk, checked=checked, total=sum(entry.size for entry in entries), progress=progress)
     wrong = row_problem(entries)
     if wrong is not None:
         walk.fault(wrong.segment, wrong.offset, wrong.seqno, wrong.why, Damage.MISSING)

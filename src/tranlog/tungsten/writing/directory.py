@@ -5,40 +5,37 @@ Owns every disk call that changes something. What a state of the directory means
 but `disklog.lck`, segments and, after a repair, `cut/` with what was cut off is in it: the ancestor knows no index,
 no positions and no holds.
 
-Source: conformance/tungsten.md A1, B4, B7; thl-internals, "Log Organization".
+Source: thl-internals, "Log Organization".
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import posixpath
 from dataclasses import dataclass
 from itertools import pairwise
-from types import TracebackType
 from typing import Final
 
-from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, DiskFile, DiskLock, OsDisk
+from tranlog.clock import SYSTEM_CLOCK, Clock
+from tranlog.closing import Closing
+from tranlog.disk import OS_DISK, Disk, DiskFile, DiskLock
 from tranlog.errors import (
     AppendOrderError,
     CorruptRecordError,
-    DiskFailedError,
     DiskFullError,
     LogClosedError,
     LogError,
     LogLockedError,
     LogMissingError,
-    LogUnreadableError,
     PurgeRangeError,
 )
 from tranlog.ids import segment_name
+from tranlog.log.files.directory import CUT_DIR, DISK_FULL, LOCK_NAME, join, make_directory, storage_error
 from tranlog.tungsten.files.segments import (
     WINDOW_BYTES,
     TungstenSegment,
     damage_error,
-    join,
     list_entries,
     notes_of,
     place_of,
@@ -79,13 +76,10 @@ from tranlog.tungsten.rules.recovery import (
 
 logger = logging.getLogger(__name__)
 
-LOCK_NAME: Final = "disklog.lck"
-CUT_DIR: Final = "cut"
 SEGMENT_BYTES: Final = 100_000_000
 """When a segment is full; what the ancestor's installer sets."""
 BUFFER_BYTES: Final = 1 << 20
 """What a writer holds before it commits without being asked to (the ancestor does after an interval)."""
-_DISK_FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +93,7 @@ class OpeningReport:
     notes: tuple[str, ...] = ()
 
 
-class TungstenLog:
+class TungstenLog(Closing):
     """A log directory opened for writing, in the form that a Java replicator reads and goes on with.
 
     What is appended is durable when `commit` returns (B7-1: the ancestor never syncs). Events come in order, without
@@ -122,7 +116,7 @@ class TungstenLog:
         self._retention_s = retention_s
         self._clock = clock
         self.active_seqno: int | None = None
-        """Somebody still needs this one and all behind it: retention keeps their segments. None: nobody says so."""
+        """Somebody still needs this one and all after it: retention keeps their segments. None: nobody says so."""
         self.path = path
         self._order_problem = reading_problem if gaps else order_problem
         self._disk = disk
@@ -133,9 +127,10 @@ class TungstenLog:
         self._number = 0
         self._end = 0
         self._buffer = bytearray()
-        self._place: EventPlace | None = None
+        self.next_place: EventPlace | None = None
+        """Which seqno and fragment is to come; None in a log that never held any."""
         self._synced_end = 0
-        # The end of the last whole transaction, the place behind it, and its seqno: of all, and of what is durable.
+        # The end of the last whole transaction, the place after it, and its seqno: of all, and of what is durable.
         self._whole: tuple[int, EventPlace | None, int] = (0, None, -1)
         self._durable: tuple[int, EventPlace | None, int] = self._whole
         self._closed: str | None = None
@@ -148,39 +143,38 @@ class TungstenLog:
         cls,
         path: str,
         *,
-        disk: Disk | None = None,
+        disk: Disk = OS_DISK,
         segment_bytes: int = SEGMENT_BYTES,
         checksum: bool = True,
         gaps: bool = False,
         retention_s: float | None = None,
-        clock: Clock | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> TungstenLog:
         """Open a directory for writing, mend its end, create it if it is missing (its parent must exist).
 
         `gaps`: a transaction may skip seqnos, as the replicator's do where it was told to go on higher. `retention_s`:
         at a rotation, segments that were written longer ago than so many seconds go, but never the newest two.
-        Every record of every segment is read: the ancestor looks at the last segment only, and writes on behind
+        Every record of every segment is read: the ancestor looks at the last segment only, and writes on after
         damage that it meets when somebody reads.
         Raises LogLockedError, LogMissingError, LogUnreadableError, NativeLogError, CorruptRecordError (nothing was
         changed then), DiskFullError, DiskFailedError.
         """
-        on = OsDisk() if disk is None else disk
-        lock = take_lock(path, on)
+        lock = take_lock(path, disk)
         log = cls(
             path,
-            on,
+            disk,
             lock,
             segment_bytes=segment_bytes,
             checksum=checksum,
             gaps=gaps,
             retention_s=retention_s,
-            clock=SystemClock() if clock is None else clock,
+            clock=clock,
         )
         try:
             log._recover()
         except OSError as exc:
             log._release()
-            raise _storage_error(exc, path) from exc
+            raise storage_error(exc, path) from exc
         except BaseException:
             log._release()
             raise
@@ -203,7 +197,7 @@ class TungstenLog:
 
     def _continue(self, plan: TungstenContinue, entries: list[DirectoryEntry]) -> None:
         if plan.last is not None:
-            self._place = EventPlace(plan.next_seqno)
+            self.next_place = EventPlace(plan.next_seqno)
             self.last_seqno = plan.last.seqno
         kept = [name for name in [self._keep(cut) for cut in plan.cuts] if name is not None]
         for cut in plan.cuts:
@@ -223,8 +217,8 @@ class TungstenLog:
         )
 
     def _base(self, entries: list[DirectoryEntry]) -> int:
-        if self._place is not None:
-            return self._place.seqno
+        if self.next_place is not None:
+            return self.next_place.seqno
         bases = [entry.header.base_seqno for entry in entries if isinstance(entry.header, FileHeader)]
         return max(bases, default=NO_BASE)
 
@@ -267,16 +261,13 @@ class TungstenLog:
 
         What stood in one buffer is written again: after a failed sync the system may take it for written, and lose it.
         """
-        file = self._disk.open(join(self.path, segment_name(number)), write=True)
-        try:
+        with contextlib.closing(self._disk.open(join(self.path, segment_name(number)), write=True)) as file:
             at, size = max(min(last_offset, file.size()) - BUFFER_BYTES, 0), file.size()
             while at < size:
                 chunk = file.pread(min(WINDOW_BYTES, size - at), at)
                 file.pwrite(chunk, at)
                 at += len(chunk)
             file.sync()
-        finally:
-            file.close()
         self._disk.sync_dir(self.path)
 
     def _create(self, number: int, base_seqno: int) -> None:
@@ -296,12 +287,7 @@ class TungstenLog:
     def _begin(self) -> None:
         """Take the segment's end for durable: it was synced, and no transaction is open."""
         self._synced_end = self._end
-        self._whole = self._durable = (self._end, self._place, self.last_seqno)
-
-    @property
-    def next_place(self) -> EventPlace | None:
-        """Which seqno and fragment is to come; None in a log that never held any."""
-        return self._place
+        self._whole = self._durable = (self._end, self.next_place, self.last_seqno)
 
     def append(self, event: Event, *, shard_id: str | None = None, tstamp: int | None = None) -> None:
         """Append one fragment; readers see its transaction when it is complete and committed.
@@ -342,7 +328,7 @@ class TungstenLog:
         """Append one fragment whose payload is bytes already, of either serializer; raises what `append` raises."""
         if self._closed is not None:
             raise LogClosedError(self._closed)
-        why = self._order_problem(self._place, seqno, fragno)
+        why = self._order_problem(self.next_place, seqno, fragno)
         if why is not None:
             raise AppendOrderError(path=self.path, why=why)
         record = encode_event(
@@ -360,17 +346,17 @@ class TungstenLog:
         if fragno == 0 and self._end + len(self._buffer) > self._segment_bytes:
             self._rotate(seqno)
         self._buffer += record
-        self._place = place_behind(seqno, fragno, last_frag, seqno_end, fragno_end)
+        self.next_place = place_behind(seqno, fragno, last_frag, seqno_end, fragno_end)
         if last_frag:
             self.last_seqno = seqno
-            self._whole = (self._end + len(self._buffer), self._place, seqno)
+            self._whole = (self._end + len(self._buffer), self.next_place, seqno)
         if len(self._buffer) >= BUFFER_BYTES:
             self.commit()
 
     def commit(self) -> None:
         """Make everything that was appended durable. Raises LogClosedError, DiskFullError, DiskFailedError.
 
-        DiskFullError: everything behind the last whole transaction that is durable was taken back, and the log goes
+        DiskFullError: everything after the last whole transaction that is durable was taken back, and the log goes
         on there; `next_place` tells.
         """
         if self._closed is not None:
@@ -431,7 +417,7 @@ class TungstenLog:
         try:
             self._file.pwrite(bytes(self._buffer), self._end)
         except OSError as exc:
-            if exc.errno not in _DISK_FULL:
+            if exc.errno not in DISK_FULL:
                 raise self._failed(exc) from exc
             self._take_back()
             raise DiskFullError(path=self.path) from exc
@@ -446,11 +432,11 @@ class TungstenLog:
         except OSError as exc:
             raise self._failed(exc) from exc
         self._buffer.clear()
-        self._end, self._place, self.last_seqno = end, place, last_seqno
+        self._end, self.next_place, self.last_seqno = end, place, last_seqno
         self._begin()
 
     def _failed(self, exc: OSError) -> LogError:
-        error = _storage_error(exc, self.path)
+        error = storage_error(exc, self.path)
         self._closed = f"writing failed: {exc.strerror or exc}"
         self._release()
         return error
@@ -472,14 +458,6 @@ class TungstenLog:
             self._closed = "it was closed"
             self._release()
 
-    def __enter__(self) -> TungstenLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def take_lock(path: str, disk: Disk) -> DiskLock:
     """Lock a directory for its one writer, making it where it is missing.
@@ -487,36 +465,20 @@ def take_lock(path: str, disk: Disk) -> DiskLock:
     Raises LogMissingError without a parent, LogLockedError, LogUnreadableError, DiskFullError, DiskFailedError.
     """
     try:
-        if not disk.exists(path):
-            parent = posixpath.dirname(path) or "."
-            if not disk.exists(parent):
-                raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
-            disk.make_dir(path)
+        make_directory(path, disk)
         return disk.lock(join(path, LOCK_NAME))
     except NotADirectoryError as exc:
         raise LogMissingError(path=path, why="it is not a directory") from exc
     except BlockingIOError as exc:
         raise LogLockedError(path=path, holder="unknown: the replicator leaves no word in its lock file") from exc
     except OSError as exc:
-        raise _storage_error(exc, path) from exc
-
-
-def _storage_error(exc: OSError, path: str) -> LogError:
-    why = exc.strerror or str(exc)
-    if exc.errno in _DISK_FULL:
-        return DiskFullError(path=path)
-    if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return LogUnreadableError(path=path, why=why)
-    return DiskFailedError(path=path, why=why)
+        raise storage_error(exc, path) from exc
 
 
 def _truncate(path: str, size: int, disk: Disk) -> None:
-    file = disk.open(path, write=True)
-    try:
+    with contextlib.closing(disk.open(path, write=True)) as file:
         file.truncate(size)
         file.sync()
-    finally:
-        file.close()
 
 
 # --- purge -----------------------------------------------------------------------------------------------
@@ -530,34 +492,33 @@ class PurgeReport:
     cut: tuple[str, int] | None = None
 
 
-def purge(path: str, *, low: int | None = None, high: int | None = None, disk: Disk | None = None) -> PurgeReport:
+def purge(path: str, *, low: int | None = None, high: int | None = None, disk: Disk = OS_DISK) -> PurgeReport:
     """Remove the transactions from `low` to `high`, both included; None: from the first, to the last.
 
     At the front whole segments go, as many as lie in the range. What is left has no hole (B7-2).
     Raises PurgeRangeError for a range in the middle or outside, LogLockedError, and what reading raises; nothing was
     removed then.
     """
-    on = OsDisk() if disk is None else disk
-    if not on.exists(path):
+    if not disk.exists(path):
         raise LogMissingError(path=path, why="the directory does not exist")
-    lock = take_lock(path, on)
+    lock = take_lock(path, disk)
     try:
-        reader = TungstenReader.open(path, disk=on)
+        reader = TungstenReader.open(path, disk=disk)
         plan = plan_purge(reader.index(), low, high)
         match plan:
             case RefusePurge(why=why):
                 raise PurgeRangeError(path=path, why=why)
             case PurgeSegments(numbers=numbers):
                 if low is None and high is None:  # an unfinished newest segment goes too
-                    numbers = tuple(number for number in map(segment_number, on.list_dir(path)) if number is not None)
-                return PurgeReport(removed=_remove(path, numbers, on))
+                    numbers = tuple(number for number in map(segment_number, disk.list_dir(path)) if number is not None)
+                return PurgeReport(removed=_remove(path, numbers, disk))
             case PurgeTail(numbers=numbers, cut=number, seqno=seqno):
-                offset = _cut_offset(path, number, seqno, on)
-                removed = _remove(path, numbers, on)
-                _truncate(join(path, segment_name(number)), offset, on)
+                offset = _cut_offset(path, number, seqno, disk)
+                removed = _remove(path, numbers, disk)
+                _truncate(join(path, segment_name(number)), offset, disk)
                 return PurgeReport(removed=removed, cut=(segment_name(number), offset))
     except OSError as exc:
-        raise _storage_error(exc, path) from exc
+        raise storage_error(exc, path) from exc
     finally:
         lock.release()
 
@@ -571,8 +532,7 @@ def _remove(path: str, numbers: tuple[int, ...], disk: Disk) -> tuple[str, ...]:
 
 def _cut_offset(path: str, number: int, seqno: int, disk: Disk) -> int:
     """Return where the first record of `seqno` or above stands. Raises PurgeRangeError inside a filtered range."""
-    reader = TungstenSegment(path, number, disk, checked=True)
-    try:
+    with contextlib.closing(TungstenSegment(path, number, disk, checked=True)) as reader:
         at = FILE_HEADER.size
         place: EventPlace | None = None
         while True:
@@ -589,5 +549,3 @@ def _cut_offset(path: str, number: int, seqno: int, disk: Disk) -> int:
         if place is not None and place.seqno > seqno:
             raise PurgeRangeError(path=path, why=f"seqno {seqno} lies inside a filtered range, which stays whole")
         return at
-    finally:
-        reader.close()
