@@ -238,10 +238,8 @@ def test_tests_are_named_for_a_module_or_a_subject() -> None:
 
 CLASS_LINES_MAX, CLASS_ATTRIBUTES_MAX = 400, 20
 LARGE_CLASSES = {
-    "Catalog": "a question each to the catalogue of one server",
     "Cursor": "each way of reading moves the same place",
     "GroupAssembler": "one transaction of a binlog, event by event",
-    "MariadbSource": "to be split: the stream, its restarts, and what it makes of events",
     "Operation": "what operators in several threads wish, under one lock",
     "SegmentScanner": "one walk over a segment, and what it has seen",
     "Segments": "the row that readers and the writer share, under one lock",

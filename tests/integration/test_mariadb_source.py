@@ -17,6 +17,7 @@ import pymysql
 import pytest
 
 from fix_mariadb_source import (
+    ClockAhead,
     Follower,
     Replica,
     followers,
@@ -1234,7 +1235,8 @@ def test_a_prepared_branch_survives_servers_lines_and_files(
     """A branch outlives a kill of its server; one that waits for long, and one whose binlog is purged, are named."""
     server = start_mariadb()
     run(server, "", "CREATE DATABASE s", "CREATE TABLE s.t (id INT PRIMARY KEY)")
-    follower = follow(options_for(server, xa_warn_s=0.0, position_interval_s=0.0))
+    clock = ClockAhead()
+    follower = follow(options_for(server, xa_warn_s=0.0, position_interval_s=0.0), clock=clock)
     prepare(server, "s", "'a'", "INSERT INTO t VALUES (1)")
     follower.catch_up()
     held = follower.transactions[-1].event_id
@@ -1243,11 +1245,11 @@ def test_a_prepared_branch_survives_servers_lines_and_files(
     server.start()
     run(server, "s", "INSERT INTO t VALUES (2)", "FLUSH BINARY LOGS")
     time.sleep(1.1)
-    follower.source._branches_at = 0.0
+    clock.ahead_s += 11  # a while later
     with caplog.at_level(logging.WARNING, logger="tranlog"):
         assert [t.rows[0].after for t in follower.catch_up()] == [(2,)]
         server.execute(f"PURGE BINARY LOGS TO '{server.execute('SHOW BINARY LOGS')[-1][0]}'")
-        follower.source._branches_at = 0.0
+        clock.ahead_s += 11  # a while later
         follower.read(0.1)
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "An XA transaction is prepared for" in said and "xid=X'61',X'',1 on s.t" in said

@@ -8,13 +8,13 @@ the place in front of the oldest of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from tranlog.source.mariadb.events import Xid
 from tranlog.source.mariadb.groups import EventGroup, tables_of
-from tranlog.source.mariadb.position import DomainGtid, is_newer_file
+from tranlog.source.mariadb.position import BinlogPosition, DomainGtid, is_newer_file
 from tranlog.source.mariadb.waiting import WaitingEvents
 
 
@@ -33,9 +33,44 @@ class PreparedBranches:
     def __init__(self, memory_bytes: int) -> None:
         self._limit = memory_bytes
         self._held: dict[Xid, _Branch] = {}
+        self._unmet: set[Xid] = set()
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def expect(self, xids: Iterable[Xid]) -> None:
+        """Forget all, and know that these are prepared: the binlog must bring each."""
+        self.clear()
+        self._unmet = set(xids)
+
+    @property
+    def unmet(self) -> list[str]:
+        """The expected ones that have not come, in order."""
+        return sorted(map(str, self._unmet))
+
+    def take(self, group: EventGroup) -> None:
+        """Hold what a transaction prepares, forget what it ends; forget the events of any other transaction."""
+        if group.again and group.gtid.xid is not None:
+            self._unmet.discard(group.gtid.xid)
+        if group.xa == "prepare" and group.changes:
+            self.hold(group)
+            return
+        group.events.close()
+        if group.xa is not None and group.gtid.xid is not None:
+            self.end(group.gtid.xid)
+
+    def changes_of(self, group: EventGroup) -> EventGroup | None:
+        """Return the group with the changes that a transaction makes true; None where it makes none of ours true."""
+        if group.void or group.xa in ("prepare", "rollback"):
+            return None
+        return self.of(group.gtid.xid) if group.xa == "commit" else group
+
+    def position_after(self, group: EventGroup) -> BinlogPosition:
+        """Return the position after a transaction, with the place of the oldest branch that is then prepared."""
+        prepared = self.oldest(but=group.gtid.xid)
+        if group.xa == "prepare" and group.changes and prepared is None:
+            prepared = group.behind
+        return group.position if prepared is None else msgspec.structs.replace(group.position, prepared=prepared)
 
     def hold(self, group: EventGroup) -> None:
         """Keep a prepared branch. Raises DiskFullError, DiskFailedError.

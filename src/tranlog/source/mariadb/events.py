@@ -27,6 +27,8 @@ from tranlog.source.mariadb.values import decimal_text
 HEADER: Final = struct.Struct("<IBIIIH")
 """Of every event: timestamp in seconds, type, server id, size with header and checksum, end offset, flags."""
 HEADER_BYTES: Final = 19
+AFTER_FLAGS: Final = HEADER_BYTES + 8
+"""Where the body of a TABLE_MAP event or of a rows event begins: after the table's number and the flags."""
 CHECKSUM_BYTES: Final = 4
 
 _U16: Final = struct.Struct("<H")
@@ -686,20 +688,20 @@ class BinlogTable:
 
 def table_number(event: bytes) -> int:
     """Return the number by which the rows events of a transaction name the table; of TABLE_MAP and rows events."""
-    if len(event) < HEADER_BYTES + 8:
+    if len(event) < AFTER_FLAGS:
         raise EventFormatError(why=f"a table map or rows event of {len(event)} bytes")
     return int.from_bytes(event[19:25], "little")
 
 
 def table_map_name(event: bytes) -> tuple[str, str]:
     """Return only the schema and the table that a TABLE_MAP event is about."""
-    reader = _Reader(event, HEADER_BYTES + 8, len(event), "a table map")
+    reader = _Reader(event, AFTER_FLAGS, len(event), "a table map")
     return reader.name(), reader.name()
 
 
 def parse_table_map(event: bytes) -> BinlogTable:
     """Read a TABLE_MAP event with its optional metadata."""
-    reader = _Reader(event, HEADER_BYTES + 8, len(event), "a table map")
+    reader = _Reader(event, AFTER_FLAGS, len(event), "a table map")
     schema, table = reader.name(), reader.name()
     reader = _Reader(event, reader.at, len(event), f"the table map of {schema}.{table}")
     count = reader.packed()
@@ -859,7 +861,7 @@ def parse_rows_shape(event: bytes) -> RowsShape:
 
 def _rows_shape(event: bytes, kind: EventType) -> RowsShape:
     operation, version = ROWS_EVENTS[kind]
-    reader = _Reader(event, HEADER_BYTES + 8, len(event), "a rows event")
+    reader = _Reader(event, AFTER_FLAGS, len(event), "a rows event")
     if version == 2:
         size = reader.number(2)
         if size < 2:

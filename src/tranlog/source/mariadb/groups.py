@@ -19,6 +19,7 @@ import msgspec
 
 from tranlog.errors import PositionLostError, UnsupportedEventError
 from tranlog.source.mariadb.events import (
+    AFTER_FLAGS,
     COMPRESSED,
     HEADER,
     HEADER_BYTES,
@@ -103,7 +104,6 @@ _XID: Final = int(EventType.XID)
 _TABLE_MAP: Final = int(EventType.TABLE_MAP)
 _ROWS: Final = frozenset(int(kind) for kind in ROWS_EVENTS)
 _TABLE_NUMBER: Final = slice(HEADER_BYTES, HEADER_BYTES + 6)
-_AFTER_FLAGS: Final = HEADER_BYTES + 8
 _NAMED_TABLES: Final = 5
 _QUERY: Final = int(EventType.QUERY)
 _INFORMATIVE: Final = frozenset(int(kind) for kind in INFORMATIVE)
@@ -228,7 +228,7 @@ class GroupAssembler:
             self._meet_table(event)
         elif kind in _ROWS:
             # The number of the table and the flags are the server's own; what stands behind is the transaction's.
-            self._checksum = crc32(memoryview(event)[_AFTER_FLAGS:], self._checksum ^ kind)
+            self._checksum = crc32(memoryview(event)[AFTER_FLAGS:], self._checksum ^ kind)
             if event[_TABLE_NUMBER] in self._passed:
                 return
             self._changes += 1
@@ -249,7 +249,7 @@ class GroupAssembler:
 
     def _meet_table(self, event: bytes) -> None:
         """Note whether rows of a table are to be kept; what is not captured takes no room."""
-        names = event[_AFTER_FLAGS : _end_of_names(event)]
+        names = event[AFTER_FLAGS : _end_of_names(event)]
         self._checksum = crc32(names, self._checksum)
         schema = names[1 : 1 + names[0]]
         wanted = self._schemas.get(schema)
@@ -403,7 +403,7 @@ def tables_of(events: Iterable[bytes]) -> str:
 def _end_of_names(event: bytes) -> int:
     """Return where the names of schema and table end in a TABLE_MAP event."""
     try:
-        table = _AFTER_FLAGS + event[_AFTER_FLAGS] + 2
+        table = AFTER_FLAGS + event[AFTER_FLAGS] + 2
         return table + event[table] + 2
     except IndexError as exc:
         raise EventFormatError(why=f"a table map of {len(event)} bytes") from exc
