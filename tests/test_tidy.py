@@ -31,7 +31,7 @@ SUBJECTS = {
     "pipeline": "filtered_channel lost_positions model mutants orders parallelization tungsten_log",
     "service": "bad_input spark_options views",
     "source/mariadb": "options",
-    "source/sqlite": "calls fuzz",
+    "source/sqlite": "fuzz",
     "target": "apply types_there_and_back",
     "tungsten": "bytes golden",
 }
@@ -244,7 +244,6 @@ LARGE_CLASSES = {
     "SegmentScanner": "one walk over a segment, and what it has seen",
     "Segments": "the row that readers and the writer share, under one lock",
     "SeqnoIndex": "buckets, their ends, and what of them is stored change together",
-    "SqliteConnection": "to be split: apsw's connection, its transactions, and bulk inserts",
 }
 """Classes that may be larger, and why."""
 
