@@ -93,6 +93,7 @@ PURE = {
     "tranlog.source.mariadb.position",
     "tranlog.source.mariadb.rows",
     "tranlog.ddl",
+    "tranlog.sql_tokens",
     "tranlog.statements",
     "tranlog.source.mariadb.types",
     "tranlog.source.mariadb.values",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tranlog.statements import StatementKind, databases_named, first_word, statement_kind
+from tranlog.sql_tokens import qualifiers
+from tranlog.statements import StatementKind, first_word, statement_kind
 
 DDL, ADMINISTRATION, ROWS = StatementKind.DDL, StatementKind.ADMINISTRATION, StatementKind.ROWS
 
@@ -28,6 +29,8 @@ DDL, ADMINISTRATION, ROWS = StatementKind.DDL, StatementKind.ADMINISTRATION, Sta
         ("CREATE TABLE t AS SELECT 1", True, ROWS),
         ("CREATE OR REPLACE TABLE t (a INT) SELECT 1 a", False, ROWS),
         ("create temporary table t as (select 1)", False, ROWS),
+        ("/*!40000 CREATE TABLE t AS SELECT 1 */", False, ROWS),
+        (r'CREATE TABLE t (a INT COMMENT "it\" select")', False, DDL),
         ("GRANT SELECT ON x.* TO y", True, DDL),
         ("GRANT SELECT ON x.* TO y", False, ADMINISTRATION),
         ("FLUSH TABLES", False, ADMINISTRATION),
@@ -67,4 +70,4 @@ def test_first_words() -> None:
 )
 def test_databases_that_a_statement_names(text: str, names: set[str]) -> None:
     """A name too many is safe, a missing one is not."""
-    assert databases_named(text) == names
+    assert qualifiers(text) == names

@@ -33,7 +33,8 @@ from tranlog.source.mariadb.groups import EventGroup
 from tranlog.source.mariadb.position import BinlogPosition
 from tranlog.source.mariadb.transaction import SourceTransaction
 from tranlog.source.packer import TransactionPacker
-from tranlog.statements import StatementKind, databases_named, statement_kind
+from tranlog.sql_tokens import qualifiers
+from tranlog.statements import StatementKind, statement_kind
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +216,7 @@ class FragmentMaker:
         As a replica with replicate_do_db it is judged by the database that it ran in; and by the ones that it names.
         """
         captures = self._options.captures
-        named = databases_named(_text(statement))
+        named = qualifiers(_text(statement))
         if (captures(statement.schema) if statement.schema else not named) or any(map(captures, named)):
             return False
         logger.warning(
