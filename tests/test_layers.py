@@ -58,6 +58,7 @@ PURE_ROOMS = {"records", "rules", "filters", "protocol"}
 
 # Modules in no such room that decide and do not act: time, chance, disk and network reach them as arguments.
 PURE = {
+    "tranlog.affinity",
     "tranlog.change",
     "tranlog.checksum",
     "tranlog.errors",
@@ -108,6 +109,7 @@ DRIVERS = {"apsw", "sqlite3", "pymysql", "psycopg"}
 """What opens a database. No module of service/ imports one, nor a module that needs one."""
 
 NOT_IN_PURE = {
+    "tranlog.affinity",
     *("os", "io", "pathlib", "shutil", "tempfile", "mmap", "fcntl", "glob"),
     *("socket", "select", "selectors", "ssl", "http", "urllib"),
     *("random", "secrets", "time", "logging", "signal"),

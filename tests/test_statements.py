@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tranlog.sql_tokens import qualifiers
-from tranlog.statements import StatementKind, first_word, statement_kind
+from tranlog.statements import StatementKind, statement_kind
 
 DDL, ADMINISTRATION, ROWS = StatementKind.DDL, StatementKind.ADMINISTRATION, StatementKind.ROWS
 
@@ -29,6 +29,8 @@ DDL, ADMINISTRATION, ROWS = StatementKind.DDL, StatementKind.ADMINISTRATION, Sta
         ("CREATE TABLE t AS SELECT 1", True, ROWS),
         ("CREATE OR REPLACE TABLE t (a INT) SELECT 1 a", False, ROWS),
         ("create temporary table t as (select 1)", False, ROWS),
+        ("\n\t( /* a /* b */ drop TABLE t", False, DDL),
+        ("-- nothing", False, ROWS),
         ("/*!40000 CREATE TABLE t AS SELECT 1 */", False, ROWS),
         (r'CREATE TABLE t (a INT COMMENT "it\" select")', False, DDL),
         ("GRANT SELECT ON x.* TO y", True, DDL),
@@ -50,11 +52,6 @@ DDL, ADMINISTRATION, ROWS = StatementKind.DDL, StatementKind.ADMINISTRATION, Sta
 def test_statement_kinds(text: str, marked: bool, kind: StatementKind) -> None:
     """data-model.md: "never parsed at capture beyond knowing that they are DDL"; what is not known counts as rows."""
     assert statement_kind(text, marked_ddl=marked) is kind
-
-
-def test_first_words() -> None:
-    assert first_word("\n\t( /* a /* b */ drop TABLE t") == "DROP"
-    assert first_word("-- nothing") == ""
 
 
 @pytest.mark.parametrize(

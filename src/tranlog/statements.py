@@ -38,11 +38,6 @@ _ADMINISTRATION_WORDS: Final = frozenset(
 )
 
 
-def first_word(text: str) -> str:
-    """Return a statement's first word in capitals, after comments; empty when there is none."""
-    return next(_words(text), "")
-
-
 def _words(text: str) -> Iterator[str]:
     """Yield the words in capitals, from the first of the statement on; none for a text that begins otherwise."""
     tokens = sql_tokens(text, ansi_quotes=False)

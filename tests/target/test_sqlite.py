@@ -15,12 +15,13 @@ import apsw
 import pytest
 
 from fix_target import ANY, ITEMS, PIPELINE, Bench, StoppedTask, column, content, delete, insert, table, update
+from tranlog.affinity import affinity
 from tranlog.change import Statement, TableMap
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TargetUnavailableError, TransientTargetError
 from tranlog.ids import Seqno
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.sqlite import SqliteSession
-from tranlog.target.sqlite_dialect import affinity, skip_triggers
+from tranlog.target.sqlite_dialect import skip_triggers
 from tranlog.types import CharsetBytes, Value
 
 SQLITE = (("dbms_type", "sqlite"),)

@@ -8,7 +8,7 @@ Source: design/pipeline.md, "One dialect table per kind of target, no `if` by na
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,3 +86,18 @@ class Dialect:
             share=self.share_rows,
         )
         return filled.replace("$", self.mark)
+
+
+def table_parts(table: TableMap, quote: Callable[[str], str], defined: Callable[[int, Column], str]) -> str:
+    """Return what stands between the parentheses of a CREATE TABLE: columns as `defined`, primary key, unique keys.
+
+    Foreign keys stay out: a source's cascades arrive as rows.
+    """
+
+    def names(indexes: Sequence[int]) -> str:
+        return ", ".join([quote(table.columns[i].name) for i in indexes])
+
+    parts = [f"{quote(column.name)} {defined(i, column)}".rstrip() for i, column in enumerate(table.columns)]
+    if table.primary_key:
+        parts.append(f"PRIMARY KEY ({names(table.primary_key)})")
+    return "\n    " + ",\n    ".join([*parts, *[f"UNIQUE ({names(key)})" for key in table.unique_keys]]) + "\n"

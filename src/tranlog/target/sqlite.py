@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
+from tranlog.affinity import affinity
 from tranlog.change import TableMap
 from tranlog.errors import TransientTargetError
 from tranlog.target.binding import Form, Row, TargetColumn, TargetTable, UnfitError
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
-from tranlog.target.sqlite_dialect import affinity, plain_name
+from tranlog.target.sqlite_dialect import plain_name
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions

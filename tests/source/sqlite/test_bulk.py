@@ -34,12 +34,12 @@ from fix_effort import Effort, few_of
 from fix_sqlite import content
 from fix_sqlite_pair import Pair, Side
 from fix_type_cases import SQLITE, TypeCase
+from tranlog.affinity import Affinity, affinity
 from tranlog.change import Statement
 from tranlog.errors import DiskFailedError, SourceError
 from tranlog.payload import decode
 from tranlog.source.sqlite import SqliteConnection, bulk, connect, raw
 from tranlog.source.sqlite.bulk import ROWS_LEAST
-from tranlog.source.sqlite.raw import Affinity, affinity
 from tranlog.source.sqlite.statement import PlainInsert
 
 SCHEMA = (
