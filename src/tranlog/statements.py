@@ -3,8 +3,6 @@
 Owns the one distinction that matters: a statement that changes rows by itself cannot be carried to another database,
 and in a server that logs rows it means that somebody's session does not. Everything else is recorded as it is. Pure.
 Statements are never parsed; the first word decides, beside the server's own mark for DDL.
-
-Source: design/data-model.md, "DDL and other statements".
 """
 
 from __future__ import annotations

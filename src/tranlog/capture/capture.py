@@ -3,8 +3,6 @@
 Owns the order of the three steps on which "loses and repeats nothing" rests: the source has committed, the log is
 synced, the source forgets. Leaves reading to the source and bytes to the log. The hard idea: nothing is remembered
 here. Where to go on is the event id of the log's last transaction, so a kill between any two steps costs only work.
-
-Source: design/architecture.md; design/sources.md; seeds/thl-internals.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _EXPIRE_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """How transactions are grouped into syncs. One that finds the source idle behind it is synced at once."""
+    """How transactions are grouped into syncs. One that finds the source idle after it is synced at once."""
 
     batch_bytes: int = 4 << 20
     """Payload bytes after which a sync is due, at the next transaction's end."""
@@ -166,7 +164,7 @@ class Capture:
         return self._status
 
     def heartbeat(self, name: str) -> None:
-        """Have a heartbeat appended behind the transaction at hand: an empty transaction with this name.
+        """Have a heartbeat appended after the transaction at hand: an empty transaction with this name.
 
         Threads: any. It passes through log and pipeline as every transaction does, and no source hears of it; it
         repeats the event id before it, so that capture resumes as if it were not there.

@@ -3,8 +3,6 @@
 Owns the join, and for each change the statement form and the row of parameters that it becomes. Leaves SQL to the
 dialects and sending to the sessions. The hard idea: a *form* is a statement for any number of rows; changes of one
 form that follow each other go out together, so forms are cached and compared by identity. Pure.
-
-Source: design/pipeline.md, "Applying"; design/data-model.md, "Transactions, tables, identity".
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ class MismatchError(Exception):
 class TargetColumn:
     """A column as the target declares it: `type_name` as a cast takes it, `category` in the dialect's own words.
 
-    `digits`: digits behind the point that it keeps (of a number, or of a second); None: as many as come. `length`,
+    `digits`: digits after the point that it keeps (of a number, or of a second); None: as many as come. `length`,
     `collation` and `labels` where the kind's statements depend on them: characters or bytes, None for any number.
     """
 
@@ -389,7 +387,7 @@ def weigh(row: Row, indexes: Sequence[int]) -> int:
 
 
 def source_digits(column: Column) -> int | None:
-    """Return how many digits behind the point a column's values have at most, by its declaration; None: unknown."""
+    """Return how many digits after the point a column's values have at most, by its declaration; None: unknown."""
     _, bracket, arguments = column.source_type.partition("(")
     numbers = [part.strip() for part in arguments.partition(")")[0].split(",")] if bracket else []
     match column.logical:

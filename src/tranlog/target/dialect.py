@@ -2,8 +2,6 @@
 
 Owns the shape of that table; a module `<kind>_dialect` fills it in. What positions and appliers do is
 written once over it, without a question after the kind. Pure: the drivers are the sessions' business.
-
-Source: design/pipeline.md, "One dialect table per kind of target, no `if` by name in the applier".
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ class Dialect:
     key_text_type: str
     """Text in a key of our three tables, of two such columns at most."""
     table_suffix: str
-    """Behind the definition of our tables, whose rows are updated all the time."""
+    """After the definition of our tables, whose rows are updated all the time."""
 
     now_ms: str
     """An expression: the target's own clock, ms since 1970."""
@@ -39,9 +37,9 @@ class Dialect:
     insert_or_set: str
     """An INSERT that changes a row with the same key: of `{into}`, `{key}` and `{set}`."""
     lock_rows: str
-    """Behind a SELECT: lock the rows for change; empty where a write transaction locks everything anyway."""
+    """After a SELECT: lock the rows for change; empty where a write transaction locks everything anyway."""
     share_rows: str
-    """Behind a SELECT: keep the rows from being changed until commit."""
+    """After a SELECT: keep the rows from being changed until commit."""
     check_deferred: str
     """A statement that checks deferred constraints now; empty where there are none that one could check."""
 

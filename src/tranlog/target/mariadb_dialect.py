@@ -1,11 +1,11 @@
 """MariaDB as a target: its names, types and statements.
 
 Owns what a value is as a literal of MariaDB's, which columns take it, and the set-based statements. The hard idea:
-MariaDB is helpful. In strict mode too it cuts spaces from text that is too long, drops digits behind the point of a
+MariaDB is helpful. In strict mode too it cuts spaces from text that is too long, drops digits after the point of a
 second, takes '2' for the second label of an ENUM and stores -0.0 as 0.0. So whatever it would change without an error
 is looked for here, and refused by name. Pure.
 
-Source: design/pipeline.md, "Applying"; design/data-model.md, "Values"; MariaDB's manual, "Data Types", "SQL_MODE".
+Source: MariaDB's manual, "Data Types", "SQL_MODE".
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ _CATALOG_LABELS: Final = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
 _ESCAPED: Final = re.compile(r"''|\\(.)", re.DOTALL)
 _ESCAPES: Final = {"0": "\0", "n": "\n", "r": "\r"}
 _MADE_DIGITS: Final = {"time": 0, "datetime": 0, "timestamp": 0}
-"""How MariaDB spells a time without digits behind the second."""
+"""How MariaDB spells a time without digits after the second."""
 _VARCHAR_MOST: Final = 255
 """Declared lengths up to here become VARCHAR; a row holds 65,535 bytes of such columns, of the others the begin."""
 
@@ -277,7 +277,7 @@ TABLE_OPTIONS: Final = f" ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET =
 
 
 def create_table(table: TableMap) -> tuple[str, ...]:
-    """Return the statements that make a database and a table; foreign keys stay behind, as elsewhere."""
+    """Return the statements that make a database and a table, without its foreign keys."""
     database = f"CREATE DATABASE IF NOT EXISTS {quote(table.schema)} CHARACTER SET utf8mb4 COLLATE {COLLATION}"
     before = (database,) if table.schema else ()
     if table.sequence:

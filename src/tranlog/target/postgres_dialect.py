@@ -4,7 +4,7 @@ Owns what a value is as PostgreSQL's text, which columns take it, and the set-ba
 to the server as arrays, one per column, each in the text form of an array literal: a batch of any size is one
 statement with as many parameters as columns, and the server's own input functions read every value. Pure.
 
-Source: design/pipeline.md, "Applying"; design/data-model.md, "Values"; PostgreSQL's manual, "Array Value Input".
+Source: PostgreSQL's manual, "Array Value Input".
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _declared_digits(source_type: str) -> str:
 
 
 def create_table(table: TableMap) -> tuple[str, ...]:
-    """Return the statements that make a schema and a table; foreign keys stay behind, cascades arrive as rows."""
+    """Return the statements that make a schema and a table, without its foreign keys."""
 
     def defined(_: int, column: Column) -> str:
         return _column_type(column) + ("" if column.nullable else " NOT NULL")

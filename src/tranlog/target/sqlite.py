@@ -295,7 +295,7 @@ class SqliteSession:
 
 
 def _process_fields(pid: int) -> list[str]:
-    """Return what the kernel says of a process behind its name: state first; empty where there is none."""
+    """Return what the kernel says of a process after its name: state first; empty where there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

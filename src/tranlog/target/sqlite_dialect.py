@@ -4,8 +4,6 @@ Owns what a value is stored as, and how rows are changed. The hard idea is affin
 convert what is stored in it. Values of SQLite's own sources go in as they are, so that the same declaration stores the
 same bits. Values of typed sources go in as the storage class that keeps them exactly, text where none does, and a
 column whose affinity would change them is refused. Pure.
-
-Source: design/data-model.md, "SQLite: the tag follows the stored value"; design/sources.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns the events of the branches that are prepared and have captured changes, and from which place on the binlog is
 needed for them. The hard idea: the binlog has a branch's rows at its PREPARE, which may be days before the COMMIT that
 makes them true. So they wait here, beside the log, and what would be lost in a crash is read again: an event id holds
-the place in front of the oldest of them.
+the place before the oldest of them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PreparedBranches:
         """Return the position after a transaction, with the place of the oldest branch that is then prepared."""
         prepared = self.oldest(but=group.gtid.xid)
         if group.xa == "prepare" and group.changes and prepared is None:
-            prepared = group.behind
+            prepared = group.gtids_before
         return group.position if prepared is None else msgspec.structs.replace(group.position, prepared=prepared)
 
     def hold(self, group: EventGroup) -> None:
@@ -108,8 +108,8 @@ class PreparedBranches:
             self.end(xid)
 
     def oldest(self, *, but: Xid | None = None) -> tuple[DomainGtid, ...] | None:
-        """Return the place behind which all are to be read again, one of them left out; None where there is none."""
-        return next((branch.group.behind for xid, branch in self._held.items() if xid != but), None)
+        """Return the place after which all are to be read again, one of them left out; None where there is none."""
+        return next((branch.group.gtids_before for xid, branch in self._held.items() if xid != but), None)
 
     def names(self) -> tuple[str, ...]:
         """Return xid and tables of each."""
@@ -128,6 +128,6 @@ class PreparedBranches:
             if is_newer_file(oldest_file, branch.group.position.file) and not branch.warned_purge:
                 branch.warned_purge = True
                 yield (
-                    "The binlog in front of a prepared XA transaction is purged: a restart of capture cannot go on "
+                    "The binlog before a prepared XA transaction is purged: a restart of capture cannot go on "
                     f"before it ends. xid={branch}"
                 )

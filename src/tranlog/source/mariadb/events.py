@@ -4,7 +4,7 @@ Owns the layout of every event that we understand, and the names of those that w
 `rows`'s; which events make a transaction is `groups`'s. Pure. The hard idea: an event that is not
 understood to its last byte must stop the reader by name, since skipping it would lose a change without a trace.
 
-All functions take an event as the stream hands it over: the 19 bytes of the header in front, no checksum behind.
+All functions take an event as the stream hands it over: the 19 bytes of the header in front, no checksum after.
 
 Source: MariaDB's manual, "Replication protocol", "Binlog event types".
 """
@@ -37,7 +37,7 @@ _F64: Final = struct.Struct("<d")
 _GTID_POST: Final = struct.Struct("<QIB")  # sequence, domain, flags
 _GTID_LIST_ENTRY: Final = struct.Struct("<IIQ")  # domain, server id, sequence
 _QUERY_POST: Final = struct.Struct("<IIBHH")  # thread, seconds it took, schema length, error code, status length
-_LOAD_POST_BYTES: Final = 13  # behind those: file number, where its name begins and ends, what duplicates do
+_LOAD_POST_BYTES: Final = 13  # after those: file number, where its name begins and ends, what duplicates do
 
 ARTIFICIAL: Final = 0x20
 """Flag of an event that the server made up for its reader; it stands in no file."""
@@ -235,7 +235,7 @@ class _Reader:
         """Read a length byte, that many bytes of UTF-8, and a zero byte."""
         text = self.text(self.take(self.byte()))
         if self.take(1) != b"\0":
-            raise self.fail("a name without a zero byte behind it")
+            raise self.fail("a name without a zero byte after it")
         return text
 
     def text(self, raw: bytes) -> str:
@@ -266,7 +266,7 @@ class FormatDescription:
 
 
 def parse_format_description(event: bytes) -> FormatDescription:
-    """Read a FORMAT_DESCRIPTION event; `event` has its checksum still behind it, as this one always does."""
+    """Read a FORMAT_DESCRIPTION event; `event` has its checksum still after it, as this one always does."""
     reader = _Reader(event, HEADER_BYTES, len(event), "a format description")
     version = reader.number(2)
     if version != 4:
@@ -388,7 +388,7 @@ class QueryEvent:
     """A statement, or one of the words that steer a transaction.
 
     `text` are the bytes as the client sent them, in the charset that `collation_client` names. `settings` are the
-    session's, by the name of the variable, as far as the event tells; `unread` holds status bytes behind the first
+    session's, by the name of the variable, as far as the event tells; `unread` holds status bytes after the first
     setting that we do not know.
     """
 
@@ -444,7 +444,7 @@ def parse_query(event: bytes) -> QueryEvent:
     status = reader.part(status_bytes, "the status of a query event")
     schema = reader.text(reader.take(schema_bytes))
     if reader.take(1) != b"\0":
-        raise reader.fail("a schema without a zero byte behind it")
+        raise reader.fail("a schema without a zero byte after it")
     text = reader.take(reader.left())
     settings: list[tuple[str, str]] = []
     collation_client = None
@@ -509,7 +509,7 @@ def parse_query(event: bytes) -> QueryEvent:
 def parse_beside(
     event: bytes, charsets: Mapping[int, str], collations: Mapping[int, str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return what an INTVAR, RAND or USER_VAR event sets for the statement behind it.
+    """Return what an INTVAR, RAND or USER_VAR event sets for the statement after it.
 
     A user variable is named with its `@`, and its value is an expression. `charsets` and `collations` are by the
     server's number for a collation.
@@ -558,7 +558,7 @@ def rows_unchecked(event: bytes) -> tuple[str, ...]:
 
 
 def annotation(event: bytes) -> str:
-    """Return the text of an ANNOTATE_ROWS event: the statement that made the rows behind it."""
+    """Return the text of an ANNOTATE_ROWS event: the statement that made the rows after it."""
     return event[HEADER_BYTES:].decode(errors="replace")
 
 
@@ -846,7 +846,7 @@ class RowsShape:
     """Where a rows event's images start, and which columns they hold.
 
     `columns` is the table's number of columns; `before` and `after` say whether each image that the event has is
-    full; `row_bits` is the number of bytes of null bits in front of each image.
+    full; `row_bits` is the number of bytes of null bits before each image.
     """
 
     columns: int

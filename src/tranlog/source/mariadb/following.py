@@ -261,7 +261,7 @@ class BinlogFollower:
             self._clock.sleep(min(left, _PAUSE_SLICE_S))
 
     def warn_of_branches(self) -> None:
-        """Say once of each branch that it waits for long, and that the binlog in front of it is purged."""
+        """Say once of each branch that it waits for long, and that the binlog before it is purged."""
         if not self._branches:
             return
         now = self._clock.monotonic()
@@ -276,7 +276,7 @@ class BinlogFollower:
         assembler = self._assembler
         position = assembler.position if assembler is not None else self.position
         return UnsupportedEventError(
-            what=f"an event behind it in {position.file or 'the binlog'} is damaged or of a form that is not known: "
+            what=f"an event after it in {position.file or 'the binlog'} is damaged or of a form that is not known: "
             f"{error.why}",
             event_id=str(position),
             remedy=CHECK_FILE,

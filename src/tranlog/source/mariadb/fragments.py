@@ -92,7 +92,7 @@ class FragmentMaker:
             elif kind == _QUERY:
                 statement, kind_of = self._statement(event, transaction, tuple(beside))
                 beside.clear()
-                # What defines a table commits by itself: a rollback behind it takes nothing back.
+                # What defines a table commits by itself: a rollback after it takes nothing back.
                 undone = taken_back and kind_of is not StatementKind.DDL and held.is_taken_back(number)
                 if undone or (kind_of is StatementKind.ROWS and self._options.statements == "stop"):
                     if self._is_elsewhere(statement):

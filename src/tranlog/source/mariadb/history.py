@@ -2,8 +2,6 @@
 
 Owns reading that one transaction. Where to look for it is `server_binlog`'s. The hard idea: GTIDs, files and offsets
 are given out again by a server that was reset, restored or replaced; the same transaction is not.
-
-Source: design/sources.md, "MariaDB".
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ def continue_from(
     wanted = on.position.by_domain()[last.domain]
     found = _transaction(options, on.position, on.look, wanted)
     if found is None:
-        raise binlog.lost(position, f"it does not hold {wanted} at {on.look[0]}:{on.look[1]} or behind it")
+        raise binlog.lost(position, f"it does not hold {wanted} at {on.look[0]}:{on.look[1]} or after it")
     there = found.position.last
     assert there is not None
     if there.checksum != last.checksum:

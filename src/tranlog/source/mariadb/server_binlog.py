@@ -47,7 +47,7 @@ _FILE_START: Final = 4
 class Resumption:
     """How to go on at a server: the position as it is there, and where its last transaction proves it, if it can.
 
-    `look` is a file and an offset in it, at or in front of that transaction.
+    `look` is a file and an offset in it, at or before that transaction.
     """
 
     position: BinlogPosition
@@ -105,7 +105,7 @@ class ServerBinlog:
     def first_position(self) -> BinlogPosition:
         """Return where a log without any event starts. Raises SourceSetupError, PositionLostError.
 
-        Where an XA transaction may have been prepared in front of it, the binlog is read from its beginning for that.
+        Where an XA transaction may have been prepared before it, the binlog is read from its beginning for that.
         """
         position = self._first()
         start = parse_start(self._options.start)
@@ -228,11 +228,11 @@ class ServerBinlog:
         )
 
     def lost_branches(self, position: BinlogPosition, why: str) -> PositionLostError:
-        """Return the refusal of a place in front of a prepared XA transaction that the server does not have."""
+        """Return the refusal of a place before a prepared XA transaction that the server does not have."""
         listed = "; ".join(map(str, self.prepared_xids())) or "none any more"
         return PositionLostError(
             event_id=str(position),
-            why="an XA transaction was prepared behind GTIDs "
+            why="an XA transaction was prepared after GTIDs "
             f"{gtid_text(position.prepared or ()) or '(none)'} and had not ended, and what it changed is not to be had "
             f"({why}); prepared there are now: {listed}",
         )

@@ -3,8 +3,6 @@
 Owns reading the catalog into table maps and the rows of a SELECT into values, both as the binlog would give them. The
 hard idea: the server's text of a value is not always the value (a FLOAT is shown with six digits), so some columns are
 asked for in another form, and text comes in the column's own charset, to be decoded by the same code as the binlog's.
-
-Source: design/data-model.md, "Values".
 """
 
 from __future__ import annotations

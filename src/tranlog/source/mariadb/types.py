@@ -4,7 +4,7 @@ Owns the one description that both lead to, so that a table looks the same wheth
 from the catalog. Pure. The hard idea: the binlog does not tell a UUID or an INET6 from a BINARY(16), nor the decimals
 of times in MariaDB 5.3's format; there the catalog's word is taken, if the column stored there can be of that type.
 
-Source: design/data-model.md, "Values"; MariaDB's manual, "Information schema COLUMNS table".
+Source: MariaDB's manual, "Information schema COLUMNS table".
 """
 
 from __future__ import annotations
@@ -491,7 +491,7 @@ _HASH_OF_KEY: Final = re.compile(r"DB_ROW_HASH_\d+")
 
 
 def shown_columns(table: BinlogTable, known: KnownTable | None) -> int:
-    """Return how many columns a table shows: behind them rows hold the server's own hashes of long unique keys."""
+    """Return how many columns a table shows: after them rows hold the server's own hashes of long unique keys."""
     shown = len(table.columns)
     while shown > 1:
         last = table.columns[shown - 1]

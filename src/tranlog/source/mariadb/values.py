@@ -4,7 +4,7 @@ Owns the conversions that the binlog's rows and the rows of a SELECT share, so t
 like. Which bytes of a row belong to which column is `rows`'s. Pure. The hard idea: MariaDB stores dates that
 no calendar has; those keep the server's own text, in the column's own number of digits.
 
-Source: design/data-model.md, "Values"; MariaDB's manual, "Data types".
+Source: MariaDB's manual, "Data types".
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def inet_value(type_name: str, raw: bytes) -> Other:
 def uncompressed(raw: bytes) -> bytes:
     """Return the content of a value of a COMPRESSED column. Raises ValueError for what the server cannot have written.
 
-    The first byte is 0 in front of plain content; else the method in the high half, whether zlib's frame is left out
+    The first byte is 0 before plain content; else the method in the high half, whether zlib's frame is left out
     in bit 3, and the number of bytes of the content's length, which follow, in the rest.
     """
     if not raw:

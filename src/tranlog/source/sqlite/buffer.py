@@ -6,8 +6,6 @@ stack of marks over a list. A statement that failed has either kept all its chan
 `net_change` names one row in which the two differ, and the database is asked which it was. One statement may change a
 million rows before anything can be handed on, so what has grown large is moved to a spill file, which the caller opens,
 and comes back by parts.
-
-Source: design/sources.md, "SQLite, the embedded default".
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ _NET_ENTRIES: Final = 20_000 // ROWS_OF_ENTRY
 
 
 class _Part(NamedTuple):
-    """Entries in the spill file: the number of the first, that behind the last, where they lie, how long each is."""
+    """Entries in the spill file: the number of the first, that after the last, where they lie, how long each is."""
 
     first: int
-    behind: int
+    end: int
     offset: int
     sizes: array[int]
 
@@ -79,7 +77,7 @@ class TransactionBuffer:
         return self.entries_from(0)
 
     def since(self, mark: int) -> Collection[bytes]:
-        """Return the entries behind a mark, as they are until the buffer changes."""
+        """Return the entries after a mark, as they are until the buffer changes."""
         return _Since(self, mark)
 
     def spill(self) -> None:
@@ -103,9 +101,9 @@ class TransactionBuffer:
         return [read(size) for size in part.sizes]
 
     def entries_from(self, mark: int) -> Iterator[bytes]:
-        """Yield the entries behind a mark, a part of the spill file at a time."""
+        """Yield the entries after a mark, a part of the spill file at a time."""
         for part in self._parts:
-            if part.behind > mark:
+            if part.end > mark:
                 yield from self._load(part)[max(0, mark - part.first) :]
         yield from self.entries[max(0, mark - self.spilled) :]
 

@@ -226,7 +226,7 @@ class RowRecorder:
     def read_unread(self, *, failed: bool = False) -> None:
         """Get the new image of a change that the hook could not give, now that SQLite has carried it out.
 
-        Behind a statement that failed and was undone the image is that of before, which makes the change none.
+        After a statement that failed and was undone the image is that of before, which makes the change none.
         """
         if self.unread is None:
             return
