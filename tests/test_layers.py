@@ -66,6 +66,7 @@ PURE = {
     "tranlog.payload",
     "tranlog.row_text",
     "tranlog.servers.mariadb_errors",
+    "tranlog.servers.mariadb_values",
     "tranlog.shard",
     "tranlog.slices",
     "tranlog.types",

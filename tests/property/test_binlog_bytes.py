@@ -20,6 +20,7 @@ from fix_mutation import Fuzz, mutated
 from tranlog.charsets import CHARSET_NAMES, text_decoder
 from tranlog.errors import SourceError
 from tranlog.payload import decode, encode_row, encode_table_map
+from tranlog.servers.mariadb_values import catalog_labels
 from tranlog.source.mariadb.branches import PreparedBranches
 from tranlog.source.mariadb.captured import CapturedTables
 from tranlog.source.mariadb.connection import MariadbSourceOptions
@@ -46,7 +47,7 @@ from tranlog.source.mariadb.groups import GroupAssembler
 from tranlog.source.mariadb.position import BinlogPosition, parse_gtids, parse_start
 from tranlog.source.mariadb.rows import rows_decoder
 from tranlog.source.mariadb.transaction import SourceTransaction
-from tranlog.source.mariadb.types import CatalogColumn, KnownTable, declared_labels, table_map, types_in_binlog
+from tranlog.source.mariadb.types import CatalogColumn, KnownTable, table_map, types_in_binlog
 from tranlog.source.mariadb.values import uncompressed
 from tranlog.source.mariadb.waiting import WaitingEvents
 from tranlog.source.mariadb.wire import EventSplitter
@@ -390,7 +391,7 @@ def _parses(parse: Callable[[str], object]) -> Callable[[bytes], None]:
         (BinlogPosition.parse, [b"0-1-42,1-1-7;binlog.000003:12345", b"0-1-42", b";b:4", b"4294967295-1-1"]),
         (parse_gtids, [b"0-1-42,1-1-7", b" 1-2-3 ,"]),
         (parse_start, [b"now", b"earliest", b"0-1-42", b"binlog.000003:12345"]),
-        (declared_labels, [b"enum('a','b''c')", b"set('\\\\','x\\'y')"]),
+        (catalog_labels, [b"enum('a','b''c')", b"set('\\\\','x\\'y')"]),
         (lambda text: sql_mode_text(len(text) ** 3), [b"x" * 10]),
     ],
     ids=["position", "gtids", "start", "labels", "sql_mode"],

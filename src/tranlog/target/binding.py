@@ -222,28 +222,6 @@ def _equal_by_value(a: Value, b: Value) -> bool:
 class Binding:
     """One source table at the target. Threads: one at a time."""
 
-    __slots__ = (
-        "_columns",
-        "_delete",
-        "_forms",
-        "_heavy",
-        "_heavy_twice",
-        "_images",
-        "_insert",
-        "_key",
-        "_key_may_be_null",
-        "_moving",
-        "_target",
-        "_updates",
-        "_width",
-        "_written",
-        "gathers",
-        "has_heavy",
-        "key_of",
-        "name",
-        "table",
-    )
-
     def __init__(self, table: TableMap, target: TargetTable, name: str, columns: Sequence[BoundColumn], forms: Forms):
         self.table = table
         self.name = name

@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from math import copysign, isinf
 from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
@@ -21,6 +22,7 @@ from uuid import UUID
 from tranlog.affinity import Affinity, affinity
 from tranlog.change import Column, Op, TableMap
 from tranlog.charsets import text_decoder
+from tranlog.servers.mariadb_values import enum_values, set_value
 from tranlog.target.binding import (
     NATURAL,
     STRICT,
@@ -144,9 +146,6 @@ _INTEGER_WORDS: Final = {
 }
 _GEOMETRY: Final = re.compile(r"(multi)?(point|linestring|polygon)|geometry(collection)?")
 _LABELS: Final = re.compile(r"'((?:[^']|'')*)'", re.DOTALL)
-_CATALOG_LABELS: Final = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
-_ESCAPED: Final = re.compile(r"''|\\(.)", re.DOTALL)
-_ESCAPES: Final = {"0": "\0", "n": "\n", "r": "\r"}
 _MADE_DIGITS: Final = {"time": 0, "datetime": 0, "timestamp": 0}
 """How MariaDB spells a time without digits after the second."""
 _VARCHAR_MOST: Final = 255
@@ -249,17 +248,6 @@ def _declared_labels(column: Column) -> tuple[str, ...]:
     if word.lower() not in ("enum", "set") or not bracket:
         return ()
     return tuple([label.replace("''", "'") for label in _LABELS.findall(rest)])
-
-
-def catalog_labels(column_type: str) -> tuple[str, ...]:
-    """Return the labels of `enum('a','b''c')` as information_schema spells it."""
-    if not column_type.startswith(("enum(", "set(")):
-        return ()
-    return tuple([_ESCAPED.sub(_unescape, label) for label in _CATALOG_LABELS.findall(column_type)])
-
-
-def _unescape(found: re.Match[str]) -> str:
-    return "'" if found[1] is None else _ESCAPES.get(found[1], found[1])
 
 
 def _key_bytes(table: TableMap) -> dict[int, int]:
@@ -591,11 +579,10 @@ def reader(column: Column, target: TargetColumn) -> Callable[[Any], Value]:
         return text_decoder(column.charset or "")
     match category:
         case "enum" if logical == LogicalType.ENUM:
-            labels = (Other(ENUM_ERROR, "0") if "" in target.labels else EnumLabel(""), *map(EnumLabel, target.labels))
+            labels = enum_values(target.labels)
             return lambda stored: labels[stored]
         case "set" if logical == LogicalType.SET:
-            members = target.labels
-            return lambda stored: SetLabels(tuple([one for at, one in enumerate(members) if stored >> at & 1]))
+            return partial(set_value, target.labels)
         case "integer":
             return bool if logical == LogicalType.BOOL else lambda stored: stored
         case "bit":

@@ -602,57 +602,20 @@ class FieldType(enum.IntEnum):
     GEOMETRY = 255
 
 
+def _types(names: str) -> frozenset[FieldType]:
+    return frozenset(map(FieldType.__getitem__, names.split()))
+
+
+_BLOBS: Final = _types("TINY_BLOB MEDIUM_BLOB LONG_BLOB BLOB BLOB_COMPRESSED GEOMETRY")
+_TEXTS: Final = _types("VARCHAR VARCHAR_COMPRESSED VAR_STRING STRING")
 _METADATA_BYTES: Final = {
-    FieldType.FLOAT: 1,
-    FieldType.DOUBLE: 1,
-    FieldType.VARCHAR: 2,
-    FieldType.BIT: 2,
-    FieldType.TIMESTAMP2: 1,
-    FieldType.DATETIME2: 1,
-    FieldType.TIME2: 1,
-    FieldType.BLOB_COMPRESSED: 1,
-    FieldType.VARCHAR_COMPRESSED: 2,
-    FieldType.NEWDECIMAL: 2,
-    FieldType.ENUM: 2,
-    FieldType.SET: 2,
-    FieldType.TINY_BLOB: 1,
-    FieldType.MEDIUM_BLOB: 1,
-    FieldType.LONG_BLOB: 1,
-    FieldType.BLOB: 1,
-    FieldType.VAR_STRING: 2,
-    FieldType.STRING: 2,
-    FieldType.GEOMETRY: 1,
+    **dict.fromkeys(_BLOBS | _types("FLOAT DOUBLE TIMESTAMP2 DATETIME2 TIME2"), 1),
+    **dict.fromkeys(_TEXTS | _types("BIT NEWDECIMAL ENUM SET"), 2),
 }
 _COLUMNS_MAX: Final = 4096
 """The server's own limit."""
-_NUMERIC: Final = frozenset(
-    {
-        FieldType.DECIMAL,
-        FieldType.TINY,
-        FieldType.SHORT,
-        FieldType.INT24,
-        FieldType.LONG,
-        FieldType.LONGLONG,
-        FieldType.FLOAT,
-        FieldType.DOUBLE,
-        FieldType.YEAR,
-        FieldType.NEWDECIMAL,
-    }
-)
-_WITH_CHARSET: Final = frozenset(
-    {
-        FieldType.VARCHAR,
-        FieldType.VAR_STRING,
-        FieldType.STRING,
-        FieldType.TINY_BLOB,
-        FieldType.MEDIUM_BLOB,
-        FieldType.LONG_BLOB,
-        FieldType.BLOB,
-        FieldType.BLOB_COMPRESSED,
-        FieldType.VARCHAR_COMPRESSED,
-        FieldType.GEOMETRY,
-    }
-)
+_NUMERIC: Final = _types("DECIMAL TINY SHORT INT24 LONG LONGLONG FLOAT DOUBLE YEAR NEWDECIMAL")
+_WITH_CHARSET: Final = _BLOBS | _TEXTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

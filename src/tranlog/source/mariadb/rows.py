@@ -28,6 +28,7 @@ from tranlog.payload import (
     encode_utf8,
     encode_value,
 )
+from tranlog.servers.mariadb_values import enum_values, set_value
 from tranlog.source.mariadb.events import BinlogTable, EventFormatError, FieldType
 from tranlog.source.mariadb.types import Family, MariadbType
 from tranlog.source.mariadb.values import (
@@ -38,12 +39,10 @@ from tranlog.source.mariadb.values import (
     datetime2,
     decimal_bytes,
     decimal_text,
-    enum_values,
     inet_value,
     old_datetime,
     old_time,
     old_timestamp,
-    set_value,
     time2,
     timestamp2,
     uncompressed,

@@ -15,14 +15,11 @@ from decimal import Decimal
 from typing import Final
 
 from tranlog.types import (
-    ENUM_ERROR,
     Bit,
     Date,
     Datetime,
-    EnumLabel,
     Instant,
     Other,
-    SetLabels,
     Time,
     Value,
     ZeroDate,
@@ -296,17 +293,6 @@ def bit_bytes(width: int) -> tuple[int, FromBytes]:
 def year_value(stored: int) -> int:
     """Return a YEAR from its byte: 0, or 1901 to 2155."""
     return stored + 1900 if stored else 0
-
-
-def enum_values(labels: tuple[str, ...]) -> tuple[Value, ...]:
-    """Return an ENUM's values by their numbers. 0 is the server's error value, which it shows as an empty label."""
-    error = Other(ENUM_ERROR, "0") if "" in labels else EnumLabel("")
-    return (error, *map(EnumLabel, labels))
-
-
-def set_value(labels: tuple[str, ...], bits: int) -> SetLabels:
-    """Return the labels of a SET's bits. Raises IndexError for a bit without a label."""
-    return SetLabels(tuple([labels[at] for at in range(bits.bit_length()) if bits >> at & 1]))
 
 
 # --- addresses, compressed columns -----------------------------------------------------------------------
