@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from tranlog.change import Change, Fragment, RowChange, Statement, TableMap
+from tranlog.clock import Clock, SystemClock
 from tranlog.payload import decode
 from tranlog.source.mariadb import MariadbSource
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions
@@ -33,6 +34,15 @@ def options_for(server: MariaDbAddress, **changes: object) -> MariadbSourceOptio
         **changes,
     }
     return MariadbSourceOptions(**settings)  # type: ignore[arg-type]
+
+
+class ClockAhead(SystemClock):
+    """The system's clock, some seconds ahead for whoever waits."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
 
 
 class Transaction:
@@ -64,8 +74,8 @@ class Transaction:
 class Follower:
     """A source with what it handed out, put together to transactions."""
 
-    def __init__(self, options: MariadbSourceOptions) -> None:
-        self.source = MariadbSource(options)
+    def __init__(self, options: MariadbSourceOptions, clock: Clock | None = None) -> None:
+        self.source = MariadbSource(options, clock=clock)
         self.transactions: list[Transaction] = []
         self._open: list[Fragment] = []
 
@@ -165,8 +175,10 @@ def followers() -> Iterator[Callable[..., Follower]]:
     """Yield `follow(options)`: start following a server, from now or after an event id. The body of a fixture."""
     with contextlib.ExitStack() as stack:
 
-        def start(options: MariadbSourceOptions, event_id: str | None = None) -> Follower:
-            follower = Follower(options)
+        def start(
+            options: MariadbSourceOptions, event_id: str | None = None, *, clock: Clock | None = None
+        ) -> Follower:
+            follower = Follower(options, clock)
             stack.callback(follower.close)
             follower.start(event_id)
             if event_id is None:

@@ -63,6 +63,7 @@ PURE_ROOMS = {"records", "rules", "filters", "protocol"}
 
 # Modules in no such room that decide and do not act: time, chance, disk and network reach them as arguments.
 PURE = {
+    "tranlog.affinity",
     "tranlog.change",
     "tranlog.checksum",
     "tranlog.errors",
@@ -72,6 +73,7 @@ PURE = {
     "tranlog.payload",
     "tranlog.row_text",
     "tranlog.servers.mariadb_errors",
+    "tranlog.servers.mariadb_values",
     "tranlog.shard",
     "tranlog.slices",
     "tranlog.types",
@@ -100,6 +102,7 @@ PURE = {
     "tranlog.source.mariadb.position",
     "tranlog.source.mariadb.rows",
     "tranlog.ddl",
+    "tranlog.sql_tokens",
     "tranlog.statements",
     "tranlog.source.mariadb.types",
     "tranlog.source.mariadb.values",
@@ -114,6 +117,7 @@ DRIVERS = {"apsw", "sqlite3", "pymysql", "psycopg"}
 """What opens a database. No module of service/ imports one, nor a module that needs one."""
 
 NOT_IN_PURE = {
+    "tranlog.affinity",
     *("os", "io", "pathlib", "shutil", "tempfile", "mmap", "fcntl", "glob"),
     *("socket", "select", "selectors", "ssl", "http", "urllib"),
     *("random", "secrets", "time", "logging", "signal"),

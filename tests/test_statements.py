@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tranlog.statements import StatementKind, databases_named, first_word, statement_kind
+from tranlog.sql_tokens import qualifiers
+from tranlog.statements import StatementKind, statement_kind
 
 DDL, ADMINISTRATION, ROWS = StatementKind.DDL, StatementKind.ADMINISTRATION, StatementKind.ROWS
 
@@ -28,6 +29,10 @@ DDL, ADMINISTRATION, ROWS = StatementKind.DDL, StatementKind.ADMINISTRATION, Sta
         ("CREATE TABLE t AS SELECT 1", True, ROWS),
         ("CREATE OR REPLACE TABLE t (a INT) SELECT 1 a", False, ROWS),
         ("create temporary table t as (select 1)", False, ROWS),
+        ("\n\t( /* a /* b */ drop TABLE t", False, DDL),
+        ("-- nothing", False, ROWS),
+        ("/*!40000 CREATE TABLE t AS SELECT 1 */", False, ROWS),
+        (r'CREATE TABLE t (a INT COMMENT "it\" select")', False, DDL),
         ("GRANT SELECT ON x.* TO y", True, DDL),
         ("GRANT SELECT ON x.* TO y", False, ADMINISTRATION),
         ("FLUSH TABLES", False, ADMINISTRATION),
@@ -49,11 +54,6 @@ def test_statement_kinds(text: str, marked: bool, kind: StatementKind) -> None:
     assert statement_kind(text, marked_ddl=marked) is kind
 
 
-def test_first_words() -> None:
-    assert first_word("\n\t( /* a /* b */ drop TABLE t") == "DROP"
-    assert first_word("-- nothing") == ""
-
-
 @pytest.mark.parametrize(
     ("text", "names"),
     [
@@ -67,4 +67,4 @@ def test_first_words() -> None:
 )
 def test_databases_that_a_statement_names(text: str, names: set[str]) -> None:
     """A name too many is safe, a missing one is not."""
-    assert databases_named(text) == names
+    assert qualifiers(text) == names

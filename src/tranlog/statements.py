@@ -8,8 +8,10 @@ Statements are never parsed; the first word decides, beside the server's own mar
 from __future__ import annotations
 
 import enum
-import re
+from collections.abc import Iterator
 from typing import Final
+
+from tranlog.sql_tokens import sql_tokens
 
 
 class StatementKind(enum.Enum):
@@ -32,53 +34,30 @@ _ADMINISTRATION_WORDS: Final = frozenset(
         *("INSTALL", "UNINSTALL", "CHANGE", "START", "STOP", "BACKUP", "KILL", "SIGNAL", "HELP", "SHUTDOWN"),
     }
 )
-# Atomic: where no word follows, a run of comments could be divided in exponentially many ways.
-_FIRST_WORD: Final = re.compile(
-    r"(?>\s|\(|/\*(?!M?!).*?\*/|/\*M?!\d*|--[^\n]*(?:\n|$)|\#[^\n]*(?:\n|$))*+([A-Za-z_]+)", re.DOTALL
-)
-_QUOTED: Final = re.compile(
-    r"'(?:[^'\\]|''|\\.)*'|\"(?:[^\"\\]|\"\"|\\.)*\"|`(?:[^`]|``)*`|/\*(?!M?!).*?\*/|--[^\n]*|\#[^\n]*", re.DOTALL
-)
-_CREATE_TABLE: Final = re.compile(r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:TEMPORARY\s+)?TABLE\b", re.IGNORECASE)
-_SELECT: Final = re.compile(r"\bSELECT\b", re.IGNORECASE)
-_SET_STATEMENT: Final = re.compile(r"\s*SET\s+STATEMENT\b", re.IGNORECASE)
-
-_QUALIFIER: Final = re.compile(
-    r"(?:`((?:[^`]|``)+)`|\"((?:[^\"]|\"\")+)\"|((?!\d+\b)[\w$]++))(?>\s|/\*.*?\*/)*+\.", re.DOTALL
-)
 
 
-def databases_named(text: str) -> frozenset[str]:
-    """Return the names in front of a dot: every database that a text names, and whatever else looks like one.
-
-    Strings and comments are searched as well: where they end depends on the session.
-    """
-    return frozenset(
-        (match[1] or "").replace("``", "`") or (match[2] or "").replace('""', '"') or match[3]
-        for match in _QUALIFIER.finditer(text)
-    )
-
-
-def first_word(text: str) -> str:
-    """Return a statement's first word in capitals, behind comments; empty when there is none."""
-    match = _FIRST_WORD.match(text)
-    return match[1].upper() if match is not None else ""
+def _words(text: str) -> Iterator[str]:
+    """Yield the words in capitals, from the first of the statement on; none for a text that begins otherwise."""
+    tokens = sql_tokens(text, ansi_quotes=False)
+    first = next((token for token in tokens if token != ("sign", "(")), None)
+    if first is not None and first.kind == "word":
+        yield first.text.upper()
+        yield from (token.text.upper() for token in tokens if token.kind == "word")
 
 
 def statement_kind(text: str, *, marked_ddl: bool) -> StatementKind:
     """Return what kind of statement `text` is; `marked_ddl` is the server's word in the GTID event.
 
-    A CREATE TABLE ... SELECT counts as ROWS: a server that logs rows writes it as a plain CREATE TABLE with the rows
-    behind it.
+    A CREATE TABLE ... SELECT counts as ROWS: a server that logs rows writes it as a plain CREATE TABLE, and
+    the rows after it.
     """
-    word = first_word(text)
+    words = _words(text)
+    word = next(words, "")
     if word == "TRUNCATE":
         return StatementKind.EMPTIES
     if word in _DDL_WORDS or marked_ddl:
-        bare = _QUOTED.sub(" ", text)
-        if _CREATE_TABLE.match(bare) and _SELECT.search(bare):
-            return StatementKind.ROWS
-        return StatementKind.DDL
-    if word in _ADMINISTRATION_WORDS and not _SET_STATEMENT.match(_QUOTED.sub(" ", text)):
+        what = next((word for word in words if word not in ("OR", "REPLACE", "TEMPORARY")), "")
+        return StatementKind.ROWS if (word, what) == ("CREATE", "TABLE") and "SELECT" in words else StatementKind.DDL
+    if word in _ADMINISTRATION_WORDS and (word, next(words, "")) != ("SET", "STATEMENT"):
         return StatementKind.ADMINISTRATION
     return StatementKind.ROWS

@@ -29,12 +29,28 @@ from fix_effort import Effort, few_of
 from fix_sqlite import Replica, content
 from tranlog.errors import SourceError
 from tranlog.source.sqlite import SqliteConnection, connect, recorder
-from tranlog.source.sqlite.writer import CallBrokenOffError, ConnectionOwnerError
+from tranlog.source.sqlite.calls import CallBrokenOffError, ConnectionOwnerError
 
 pytestmark = pytest.mark.long
 
 SOURCES = str(Path(recorder.__file__).parent)
-MODULES = ("writer", "cursor", "recorder", "hook", "outbox", "buffer", "bulk", "schema", "statement", "raw")
+MODULES = (
+    "writer",
+    "transaction",
+    "writer_schema",
+    "inserting",
+    "settings",
+    "calls",
+    "cursor",
+    "recorder",
+    "hook",
+    "outbox",
+    "buffer",
+    "bulk",
+    "schema",
+    "statement",
+    "raw",
+)
 TABLES = """
 CREATE TABLE mark(id INTEGER PRIMARY KEY);
 CREATE TABLE t(id INTEGER PRIMARY KEY, a, b UNIQUE);

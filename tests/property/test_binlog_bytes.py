@@ -20,6 +20,9 @@ from fix_mutation import Fuzz, mutated
 from tranlog.charsets import CHARSET_NAMES, text_decoder
 from tranlog.errors import SourceError
 from tranlog.payload import decode, encode_row, encode_table_map
+from tranlog.servers.mariadb_values import catalog_labels
+from tranlog.source.mariadb.branches import PreparedBranches
+from tranlog.source.mariadb.captured import CapturedTables
 from tranlog.source.mariadb.connection import MariadbSourceOptions
 from tranlog.source.mariadb.events import (
     HEADER_BYTES,
@@ -39,12 +42,14 @@ from tranlog.source.mariadb.events import (
     table_map_name,
     table_number,
 )
+from tranlog.source.mariadb.fragments import FragmentMaker
 from tranlog.source.mariadb.groups import GroupAssembler
 from tranlog.source.mariadb.position import BinlogPosition, parse_gtids, parse_start
 from tranlog.source.mariadb.rows import rows_decoder
-from tranlog.source.mariadb.source import MariadbSource, WaitingEvents
-from tranlog.source.mariadb.types import CatalogColumn, KnownTable, declared_labels, table_map, types_in_binlog
+from tranlog.source.mariadb.transaction import SourceTransaction
+from tranlog.source.mariadb.types import CatalogColumn, KnownTable, table_map, types_in_binlog
 from tranlog.source.mariadb.values import uncompressed
+from tranlog.source.mariadb.waiting import WaitingEvents
 from tranlog.source.mariadb.wire import EventSplitter
 from tranlog.statements import StatementKind, statement_kind
 from tranlog.types import value_text
@@ -134,6 +139,9 @@ class CatalogOfNothing:
     def unchanged_since(self, schema: str, name: str, second: int) -> bool:
         return True
 
+    def collations(self) -> tuple[dict[int, str], dict[int, str]]:
+        return dict(COLLATIONS), {}
+
     def foreign_key_edges(self) -> Iterable[Any]:
         return ()
 
@@ -145,24 +153,30 @@ class CatalogOfNothing:
 def carry() -> Callable[[Iterable[bytes]], int]:
     """From chunks off the wire to fragments, as the source does it; returns how many transactions came through."""
     options = MariadbSourceOptions(source_id="db", host="nowhere", user="u", statements="record", fragment_bytes=2000)
-    source: Any = MariadbSource(options)
-    source._catalog = CatalogOfNothing()
-    source._charsets = COLLATIONS
+    catalog: Any = CatalogOfNothing()
+    captured = CapturedTables(options, catalog, catalog)
+    captured.learn()
+    maker = FragmentMaker(options, captured, catalog)
 
     def run(chunks: Iterable[bytes]) -> int:
         splitter = EventSplitter()
         assembler = GroupAssembler(
             BinlogPosition(), new_store=lambda: WaitingEvents(1 << 20, None), transaction_bytes_max=1 << 30
         )
-        source._forget_tables()
+        captured.forget()
+        branches = PreparedBranches(1 << 20)
         carried = 0
         with contextlib.suppress(SourceError):
             for chunk in chunks:
                 for event in splitter.feed(chunk):
                     group = assembler.feed(event)
                     if group is not None:
-                        for fragment in source._fragments(group):
-                            decode(fragment.payload)
+                        if (held := branches.changes_of(group)) is not None:
+                            transaction = SourceTransaction(
+                                group=group, held=held, before=BinlogPosition(), after=group.position
+                            )
+                            for fragment in maker.fragments(transaction):
+                                decode(fragment.payload)
                         carried += 1
                 if splitter.failure is not None:
                     raise splitter.failure
@@ -377,7 +391,7 @@ def _parses(parse: Callable[[str], object]) -> Callable[[bytes], None]:
         (BinlogPosition.parse, [b"0-1-42,1-1-7;binlog.000003:12345", b"0-1-42", b";b:4", b"4294967295-1-1"]),
         (parse_gtids, [b"0-1-42,1-1-7", b" 1-2-3 ,"]),
         (parse_start, [b"now", b"earliest", b"0-1-42", b"binlog.000003:12345"]),
-        (declared_labels, [b"enum('a','b''c')", b"set('\\\\','x\\'y')"]),
+        (catalog_labels, [b"enum('a','b''c')", b"set('\\\\','x\\'y')"]),
         (lambda text: sql_mode_text(len(text) ** 3), [b"x" * 10]),
     ],
     ids=["position", "gtids", "start", "labels", "sql_mode"],

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranlog.target.mariadb_dialect import bytes_literal, catalog_labels, literal, skip_statement
+from tranlog.servers.mariadb_values import catalog_labels
+from tranlog.target.mariadb_dialect import bytes_literal, literal, skip_statement
 
 
 def read(text: bytes) -> bytes:

@@ -15,12 +15,12 @@ import apsw
 import pytest
 
 from fix_target import ANY, ITEMS, PIPELINE, Bench, StoppedTask, column, content, delete, insert, table, update
+from tranlog.affinity import affinity
 from tranlog.change import Statement, TableMap
 from tranlog.errors import ConflictError, DdlStopError, TargetTableError, TargetUnavailableError, TransientTargetError
 from tranlog.ids import Seqno
 from tranlog.target.options import TargetOptions, open_target
-from tranlog.target.sqlite import SqliteSession
-from tranlog.target.sqlite_dialect import affinity, skip_triggers
+from tranlog.target.sqlite_dialect import skip_triggers
 from tranlog.types import CharsetBytes, Value
 
 SQLITE = (("dbms_type", "sqlite"),)
@@ -166,15 +166,13 @@ def test_a_full_disk_leaves_the_target_as_it_was(bench: Bench) -> None:
     """Issue: "a full disk (the transaction is refused ...)", here the target's."""
     bench.target.rows.create_table(ITEMS)
     bench.apply([insert(ITEMS, (1, "a", 1))])
-    assert isinstance(bench.session, SqliteSession)
-    connection = bench.session._connection
-    ((pages,),) = connection.execute("PRAGMA page_count").fetchall()
-    connection.execute(f"PRAGMA max_page_count = {pages}")
+    ((pages,),) = bench.session.fetch("PRAGMA page_count")
+    bench.session.fetch(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(TargetUnavailableError, match="no room on its disk"):
         bench.apply([insert(ITEMS, (i, "x" * 3000, i)) for i in range(2, 50)])
     assert bench.rows(ITEMS) == content([(1, "a", 1)])
     assert bench.stored_seqno() == 0
-    connection.execute("PRAGMA max_page_count = 1000000")
+    bench.session.fetch("PRAGMA max_page_count = 1000000")
     bench.apply([insert(ITEMS, (2, "x" * 3000, 2))])
     assert bench.stored_seqno() == 1
 

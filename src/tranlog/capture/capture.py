@@ -3,8 +3,6 @@
 Owns the order of the three steps on which "loses and repeats nothing" rests: the source has committed, the log is
 synced, the source forgets. Leaves reading to the source and bytes to the log. The hard idea: nothing is remembered
 here. Where to go on is the event id of the log's last transaction, so a kill between any two steps costs only work.
-
-Source: design/architecture.md; design/sources.md; seeds/thl-internals.
 """
 
 from __future__ import annotations

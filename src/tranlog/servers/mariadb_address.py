@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from tranlog.errors import ConfigError
 
 DEFAULT_PORT: Final = 3306
-_FORM: Final = "it reads mariadb://user:password@host:port/database, with ?ssl_ca=FILE or ?unix_socket=PATH behind"
+_FORM: Final = "it reads mariadb://user:password@host:port/database, and may end in ?ssl_ca=FILE or ?unix_socket=PATH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

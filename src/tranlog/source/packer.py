@@ -1,8 +1,6 @@
 """From the changes of one transaction to its fragments: the piece that every source shares.
 
 Owns cutting at about 1 MiB, the shard verdict in the last fragment, and the list of tables. Pure.
-
-Source: design/data-model.md, "Large transactions stream as fragments", "Shards", "Header extension".
 """
 
 from __future__ import annotations

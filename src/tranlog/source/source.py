@@ -33,7 +33,7 @@ class Source(Protocol):
         """Yield the fragments that are there, waiting up to `timeout_s` for the first; end when none is left for now.
 
         Shape: whole transactions in commit order, no gaps, no repeats over successive calls; the iteration may
-        end only behind a fragment that is the `last` of its transaction. Raises SourceError.
+        end only after a fragment that is the `last` of its transaction. Raises SourceError.
         """
 
     def release(self, event_id: str) -> None:

@@ -5,8 +5,6 @@ to `binding`, sending to the sessions. The hard idea: a batch is a run. Changes 
 are one statement; the first that differs ends it, so that the order at the target is the log's. Only where nothing at
 the target could tell the difference (`Binding.gathers`) do changes of different keys pass each other, to join others of
 their form; those of one key never do. Pure.
-
-Source: design/pipeline.md, "Applying".
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class _Gathered:
         self.rows = self.bytes = 0
 
     def add(self, binding: Binding, form: Form, row: Row) -> None:
-        """Take a change in: behind those of its key, beside those of its form."""
+        """Take a change in: after those of its key, beside those of its form."""
         table = self._tables.get(id(binding))
         if table is None:
             table = self._tables[id(binding)] = {}, []

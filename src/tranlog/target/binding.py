@@ -3,8 +3,6 @@
 Owns the join, and for each change the statement form and the row of parameters that it becomes. Leaves SQL to the
 dialects and sending to the sessions. The hard idea: a *form* is a statement for any number of rows; changes of one
 form that follow each other go out together, so forms are cached and compared by identity. Pure.
-
-Source: design/pipeline.md, "Applying"; design/data-model.md, "Transactions, tables, identity".
 """
 
 from __future__ import annotations
@@ -14,11 +12,29 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from math import copysign
 from operator import itemgetter
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NoReturn, Protocol, TypeAlias
+from uuid import UUID
 
 from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.target.target import RefusedError
-from tranlog.types import UNCHANGED, CharsetBytes, Json, LogicalType, Other, Value, value_text
+from tranlog.types import (
+    F32,
+    UNCHANGED,
+    Bit,
+    CharsetBytes,
+    Date,
+    Datetime,
+    EnumLabel,
+    Instant,
+    Json,
+    LogicalType,
+    Other,
+    SetLabels,
+    Time,
+    Unchanged,
+    Value,
+    value_text,
+)
 
 Row: TypeAlias = tuple[Value, ...]
 """One row of parameters: an INSERT's after image, a DELETE's before image, an UPDATE's before and after in one."""
@@ -45,7 +61,7 @@ class MismatchError(Exception):
 class TargetColumn:
     """A column as the target declares it: `type_name` as a cast takes it, `category` in the dialect's own words.
 
-    `digits`: digits behind the point that it keeps (of a number, or of a second); None: as many as come. `length`,
+    `digits`: digits after the point that it keeps (of a number, or of a second); None: as many as come. `length`,
     `collation` and `labels` where the kind's statements depend on them: characters or bytes, None for any number.
     """
 
@@ -114,11 +130,22 @@ class BoundColumn:
     target: TargetColumn
 
 
-class Forms(Protocol):
-    """What a dialect says about changing rows. `key` are the key's columns, `image` all those to be compared.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """What a row without a key is found by: the columns to compare, and of each whether its value is NULL.
 
-    `nulls` tells for each column of `image` whether its value is NULL. An UPDATE's row has the after image from
-    `width` on.
+    `place` is as in TargetTable.
+    """
+
+    columns: Sequence[BoundColumn]
+    nulls: tuple[bool, ...]
+    place: str
+
+
+class Forms(Protocol):
+    """What a dialect says about changing rows. `key` are the key's columns.
+
+    An UPDATE's row has the after image from `width` on.
     """
 
     def insert(self, table: str, columns: Sequence[BoundColumn]) -> Form:
@@ -132,20 +159,57 @@ class Forms(Protocol):
     def delete(self, table: str, key: Sequence[BoundColumn]) -> Form:
         """Delete rows by key."""
 
-    def update_image(
-        self,
-        table: str,
-        changed: Sequence[BoundColumn],
-        image: Sequence[BoundColumn],
-        *,
-        width: int,
-        nulls: tuple[bool, ...],
-        place: str,
-    ) -> Form:
+    def update_image(self, table: str, changed: Sequence[BoundColumn], image: Image, *, width: int) -> Form:
         """Update one of the rows that equal the whole before image."""
 
-    def delete_image(self, table: str, image: Sequence[BoundColumn], *, nulls: tuple[bool, ...], place: str) -> Form:
+    def delete_image(self, table: str, image: Image) -> Form:
         """Delete one of the rows that equal the whole before image."""
+
+
+NATURAL: Final[dict[LogicalType, type]] = {
+    LogicalType.BOOL: bool,
+    LogicalType.INTEGER: int,
+    LogicalType.F32: F32,
+    LogicalType.F64: float,
+    LogicalType.DECIMAL: Decimal,
+    LogicalType.TEXT: str,
+    LogicalType.BYTES: bytes,
+    LogicalType.DATE: Date,
+    LogicalType.TIME: Time,
+    LogicalType.DATETIME: Datetime,
+    LogicalType.INSTANT: Instant,
+    LogicalType.BIT: Bit,
+    LogicalType.ENUM: EnumLabel,
+    LogicalType.SET: SetLabels,
+    LogicalType.JSON: Json,
+    LogicalType.UUID: UUID,
+    LogicalType.OTHER: Other,
+}
+"""The type of the values that a column of each logical type holds."""
+
+
+def refuse_column(column: Column, target: TargetColumn) -> None:
+    """Raise MismatchError for a column that takes none of the source's values, or not exactly."""
+    raise MismatchError(
+        f"column {column.name} is {target.declared} here, which does not take the source's "
+        f"{column.source_type or 'values of any type'}"
+    )
+
+
+def refused_value(column: BoundColumn, value: Value) -> UnfitError:
+    """Return the error for a value of a type that a column does not take."""
+    name = column.source.name
+    if isinstance(value, Unchanged):
+        return UnfitError(f"column {name}: the source did not send its value")
+    shown = value_text(value)[:60]
+    return UnfitError(
+        f"column {name} is {column.target.declared} here, which does not take {type(value).__name__} {shown}"
+    )
+
+
+def refuse_charset_bytes(value: CharsetBytes) -> NoReturn:
+    """Raise UnfitError for text that is known by its bytes alone."""
+    raise UnfitError(f"bytes that are no text in {value.charset}, or not its only ones, cannot be stored as text")
 
 
 def _equal_by_value(a: Value, b: Value) -> bool:
@@ -157,28 +221,6 @@ def _equal_by_value(a: Value, b: Value) -> bool:
 
 class Binding:
     """One source table at the target. Threads: one at a time."""
-
-    __slots__ = (
-        "_columns",
-        "_delete",
-        "_forms",
-        "_heavy",
-        "_heavy_twice",
-        "_images",
-        "_insert",
-        "_key",
-        "_key_may_be_null",
-        "_moving",
-        "_target",
-        "_updates",
-        "_width",
-        "_written",
-        "gathers",
-        "has_heavy",
-        "key_of",
-        "name",
-        "table",
-    )
 
     def __init__(self, table: TableMap, target: TargetTable, name: str, columns: Sequence[BoundColumn], forms: Forms):
         self.table = table
@@ -264,20 +306,20 @@ class Binding:
         return any(row[c.index] is None for c in self._key)
 
     def _place_by_image(self, before: Row, after: Row | None) -> tuple[Form, Row]:
-        image = list(self._columns.values())
-        for column in image:
+        columns = list(self._columns.values())
+        for column in columns:
             if before[column.index] is UNCHANGED:
                 raise UnfitError(f"column {column.source.name}: the source sent no before value, and there is no key")
         changed = None if after is None else self._changed(before, after)
-        nulls = tuple([before[c.index] is None for c in image])
+        nulls = tuple([before[c.index] is None for c in columns])
         form = self._images.get((changed, nulls))
         if form is None:
-            place = self._target.place
+            image = Image(columns=columns, nulls=nulls, place=self._target.place)
             if changed is None:
-                form = self._forms.delete_image(self.name, image, nulls=nulls, place=place)
+                form = self._forms.delete_image(self.name, image)
             else:
-                columns = [self._columns[i] for i in changed]
-                form = self._forms.update_image(self.name, columns, image, width=self._width, nulls=nulls, place=place)
+                set_to = [self._columns[i] for i in changed]
+                form = self._forms.update_image(self.name, set_to, image, width=self._width)
             if len(self._images) > 4096:  # as many as there are patterns of NULLs, in the worst case
                 self._images.clear()
             form = self._images[changed, nulls] = self._relax(form)
@@ -323,7 +365,7 @@ def weigh(row: Row, indexes: Sequence[int]) -> int:
 
 
 def source_digits(column: Column) -> int | None:
-    """Return how many digits behind the point a column's values have at most, by its declaration; None: unknown."""
+    """Return how many digits after the point a column's values have at most, by its declaration; None: unknown."""
     _, bracket, arguments = column.source_type.partition("(")
     numbers = [part.strip() for part in arguments.partition(")")[0].split(",")] if bracket else []
     match column.logical:

@@ -5,8 +5,6 @@ something does not fit. Leaves SQL to the dialect, the connection to the session
 idea: batches are fast and say little. When one is refused, everything is rolled back and sent again change by change,
 in the log's own order; then either it fits, since only the batch had been in the way (rows of a unique key that pass
 each other), or the error names the very transaction, table and key.
-
-Source: design/pipeline.md, "Applying"; design/data-model.md, "A primary-key change", "DDL and other statements".
 """
 
 from __future__ import annotations

@@ -2,13 +2,11 @@
 
 Owns the shape of that table; a module `<kind>_dialect` fills it in. What positions and appliers do is
 written once over it, without a question after the kind. Pure: the drivers are the sessions' business.
-
-Source: design/pipeline.md, "One dialect table per kind of target, no `if` by name in the applier".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +28,7 @@ class Dialect:
     key_text_type: str
     """Text in a key of our three tables, of two such columns at most."""
     table_suffix: str
-    """Behind the definition of our tables, whose rows are updated all the time."""
+    """After the definition of our tables, whose rows are updated all the time."""
 
     now_ms: str
     """An expression: the target's own clock, ms since 1970."""
@@ -39,9 +37,9 @@ class Dialect:
     insert_or_set: str
     """An INSERT that changes a row with the same key: of `{into}`, `{key}` and `{set}`."""
     lock_rows: str
-    """Behind a SELECT: lock the rows for change; empty where a write transaction locks everything anyway."""
+    """After a SELECT: lock the rows for change; empty where a write transaction locks everything anyway."""
     share_rows: str
-    """Behind a SELECT: keep the rows from being changed until commit."""
+    """After a SELECT: keep the rows from being changed until commit."""
     check_deferred: str
     """A statement that checks deferred constraints now; empty where there are none that one could check."""
 
@@ -86,3 +84,18 @@ class Dialect:
             share=self.share_rows,
         )
         return filled.replace("$", self.mark)
+
+
+def table_parts(table: TableMap, quote: Callable[[str], str], defined: Callable[[int, Column], str]) -> str:
+    """Return what stands between the parentheses of a CREATE TABLE: columns as `defined`, primary key, unique keys.
+
+    Foreign keys stay out: a source's cascades arrive as rows.
+    """
+
+    def names(indexes: Sequence[int]) -> str:
+        return ", ".join([quote(table.columns[i].name) for i in indexes])
+
+    parts = [f"{quote(column.name)} {defined(i, column)}".rstrip() for i, column in enumerate(table.columns)]
+    if table.primary_key:
+        parts.append(f"PRIMARY KEY ({names(table.primary_key)})")
+    return "\n    " + ",\n    ".join([*parts, *[f"UNIQUE ({names(key)})" for key in table.unique_keys]]) + "\n"

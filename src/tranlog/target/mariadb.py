@@ -23,8 +23,9 @@ from tranlog.change import TableMap
 from tranlog.errors import ConfigError, TransientTargetError
 from tranlog.servers.mariadb_address import read_url
 from tranlog.servers.mariadb_errors import ErrorClass, error_class
+from tranlog.servers.mariadb_values import catalog_labels
 from tranlog.target.binding import STRICT, Form, Row, TargetColumn, TargetTable
-from tranlog.target.mariadb_dialect import CATEGORY_OF, COLLATION, ROWS_HERE, catalog_labels, fit_name, literal
+from tranlog.target.mariadb_dialect import CATEGORY_OF, COLLATION, ROWS_HERE, fit_name, literal
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
 """MariaDB as a target: its names, types and statements.
 
 Owns what a value is as a literal of MariaDB's, which columns take it, and the set-based statements. The hard idea:
-MariaDB is helpful. In strict mode too it cuts spaces from text that is too long, drops digits behind the point of a
+MariaDB is helpful. In strict mode too it cuts spaces from text that is too long, drops digits after the point of a
 second, takes '2' for the second label of an ENUM and stores -0.0 as 0.0. So whatever it would change without an error
 is looked for here, and refused by name. Pure.
 
-Source: design/pipeline.md, "Applying"; design/data-model.md, "Values"; MariaDB's manual, "Data Types", "SQL_MODE".
+Source: MariaDB's manual, "Data Types", "SQL_MODE".
 """
 
 from __future__ import annotations
@@ -14,24 +14,31 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from math import copysign, isinf
 from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
+from tranlog.affinity import Affinity, affinity
 from tranlog.change import Column, Op, TableMap
 from tranlog.charsets import text_decoder
+from tranlog.servers.mariadb_values import enum_values, set_value
 from tranlog.target.binding import (
+    NATURAL,
     STRICT,
     BoundColumn,
     Form,
-    MismatchError,
+    Image,
     Row,
     TargetColumn,
     UnfitError,
     may_round,
+    refuse_charset_bytes,
+    refuse_column,
+    refused_value,
     source_digits,
 )
-from tranlog.target.dialect import Dialect
+from tranlog.target.dialect import Dialect, table_parts
 from tranlog.target.text_forms import TEXT_OF, bits_text, fraction_digits, round_f32, text_reader, with_digits
 from tranlog.types import (
     ENUM_ERROR,
@@ -43,12 +50,10 @@ from tranlog.types import (
     EnumLabel,
     InfiniteDate,
     Instant,
-    Json,
     LogicalType,
     Other,
     SetLabels,
     Time,
-    Unchanged,
     Value,
     ZeroDate,
     civil_from_date,
@@ -141,27 +146,24 @@ _INTEGER_WORDS: Final = {
 }
 _GEOMETRY: Final = re.compile(r"(multi)?(point|linestring|polygon)|geometry(collection)?")
 _LABELS: Final = re.compile(r"'((?:[^']|'')*)'", re.DOTALL)
-_CATALOG_LABELS: Final = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
-_ESCAPED: Final = re.compile(r"''|\\(.)", re.DOTALL)
-_ESCAPES: Final = {"0": "\0", "n": "\n", "r": "\r"}
 _MADE_DIGITS: Final = {"time": 0, "datetime": 0, "timestamp": 0}
-"""How MariaDB spells a time without digits behind the second."""
+"""How MariaDB spells a time without digits after the second."""
 _VARCHAR_MOST: Final = 255
 """Declared lengths up to here become VARCHAR; a row holds 65,535 bytes of such columns, of the others the begin."""
 
 
-def affinity_of(declared: str) -> str:
-    """Return what a column of SQLite's becomes, by SQLite's own rules of affinity: a type of ours, or "numeric"."""
-    upper = declared.upper()
-    if "INT" in upper:
-        return "bigint"
-    if "CHAR" in upper or "CLOB" in upper or "TEXT" in upper:
-        return "longtext"
-    if "BLOB" in upper:
-        return "longblob"
-    if "REAL" in upper or "FLOA" in upper or "DOUB" in upper:
-        return "double"
-    return _NUMERIC if upper.strip() else "longtext"
+_BY_AFFINITY: Final = {
+    Affinity.INTEGER: "bigint",
+    Affinity.TEXT: "longtext",
+    Affinity.BLOB: "longblob",
+    Affinity.REAL: "double",
+    Affinity.NUMERIC: _NUMERIC,
+}
+
+
+def _by_affinity(declared: str) -> str:
+    """Return what a column of SQLite's becomes: a type of ours, or "numeric"."""
+    return _BY_AFFINITY[affinity(declared)] if declared.strip() else "longtext"
 
 
 def _column_type(column: Column, key_bytes: int) -> str:
@@ -169,7 +171,7 @@ def _column_type(column: Column, key_bytes: int) -> str:
     word = column.source_type.lower().partition("(")[0].strip().partition(" ")[0]
     match column.logical:
         case LogicalType.ANY:
-            made = affinity_of(column.source_type)
+            made = _by_affinity(column.source_type)
             if made == "longblob":
                 return _bytes_type(0, key_bytes)
             # A number of either kind is text: no type of MariaDB's holds 64 bits and a float.
@@ -248,17 +250,6 @@ def _declared_labels(column: Column) -> tuple[str, ...]:
     return tuple([label.replace("''", "'") for label in _LABELS.findall(rest)])
 
 
-def catalog_labels(column_type: str) -> tuple[str, ...]:
-    """Return the labels of `enum('a','b''c')` as information_schema spells it."""
-    if not column_type.startswith(("enum(", "set(")):
-        return ()
-    return tuple([_ESCAPED.sub(_unescape, label) for label in _CATALOG_LABELS.findall(column_type)])
-
-
-def _unescape(found: re.Match[str]) -> str:
-    return "'" if found[1] is None else _ESCAPES.get(found[1], found[1])
-
-
 def _key_bytes(table: TableMap) -> dict[int, int]:
     """Return how many bytes of each key column's value the smallest of its keys has room for."""
     room: dict[int, int] = {}
@@ -274,29 +265,24 @@ TABLE_OPTIONS: Final = f" ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET =
 
 
 def create_table(table: TableMap) -> tuple[str, ...]:
-    """Return the statements that make a database and a table; foreign keys stay behind, as elsewhere."""
+    """Return the statements that make a database and a table, without its foreign keys."""
     database = f"CREATE DATABASE IF NOT EXISTS {quote(table.schema)} CHARACTER SET utf8mb4 COLLATE {COLLATION}"
     before = (database,) if table.schema else ()
     if table.sequence:
         return (*before, f"CREATE SEQUENCE IF NOT EXISTS {table_name(table)}")
     room = _key_bytes(table)
-    parts = []
-    for index, column in enumerate(table.columns):
+
+    def defined(index: int, column: Column) -> str:
         made = _column_type(column, room.get(index, 0))
-        definition = f"{quote(column.name)} {made}"
         if column.nullable:
-            parts.append(definition + " NULL")
-        else:  # a TIMESTAMP without a default may take one that changes it by itself
-            parts.append(definition + (" NOT NULL DEFAULT 0" if made.startswith("timestamp") else " NOT NULL"))
-    if table.primary_key:
-        parts.append(f"PRIMARY KEY ({_names(table, table.primary_key)})")
-    parts += [f"UNIQUE ({_names(table, key)})" for key in table.unique_keys]
-    columns = ",\n    ".join(parts)
-    return (*before, f"CREATE TABLE IF NOT EXISTS {table_name(table)} (\n    {columns}\n){TABLE_OPTIONS}")
+            return made + " NULL"
+        # A TIMESTAMP without a default may take one that changes it by itself.
+        return made + (" NOT NULL DEFAULT 0" if made.startswith("timestamp") else " NOT NULL")
 
-
-def _names(table: TableMap, indexes: Sequence[int]) -> str:
-    return ", ".join([quote(table.columns[i].name) for i in indexes])
+    return (
+        *before,
+        f"CREATE TABLE IF NOT EXISTS {table_name(table)} ({table_parts(table, quote, defined)}){TABLE_OPTIONS}",
+    )
 
 
 _COMMENTS: Final = re.compile(r"\s+|--[^\n]*(\n|$)|#[^\n]*(\n|$)|/\*(?!M?!).*?(\*/|$)", re.DOTALL)
@@ -361,10 +347,6 @@ def _number(value: float) -> str:
     return ("1e999" if value > 0 else "-1e999") if isinf(value) else repr(value)
 
 
-def _charset_bytes(value: CharsetBytes) -> NoReturn:
-    raise UnfitError(f"bytes that are no text in {value.charset}, or not its only ones, cannot be stored as text")
-
-
 def _no_infinity(value: InfiniteDate) -> NoReturn:
     raise UnfitError(f"{value_text(value)!r} is a date that MariaDB does not have; make the column text")
 
@@ -385,7 +367,7 @@ def _datetime(value: Datetime | Instant) -> str:
 
 
 _DATES: Final[dict[type, _Write]] = {InfiniteDate: _no_infinity, ZeroDate: lambda value: str(value.text)}
-_ANY_TEXT: Final[dict[type, _Write]] = {**TEXT_OF, CharsetBytes: _charset_bytes}
+_ANY_TEXT: Final[dict[type, _Write]] = {**TEXT_OF, CharsetBytes: refuse_charset_bytes}
 _ENUM: Final[dict[type, _Write]] = {EnumLabel: lambda value: str(value.label), str: str}
 _SET: Final[dict[type, _Write]] = {SetLabels: lambda value: ",".join(value.labels), str: str}
 
@@ -411,25 +393,6 @@ WRITES: Final[dict[str, dict[type, _Write]]] = {
 }
 """For each category of column, the types of values that it takes and their text."""
 
-_NATURAL: Final[dict[LogicalType, type]] = {
-    LogicalType.BOOL: bool,
-    LogicalType.INTEGER: int,
-    LogicalType.F32: F32,
-    LogicalType.F64: float,
-    LogicalType.DECIMAL: Decimal,
-    LogicalType.TEXT: str,
-    LogicalType.BYTES: bytes,
-    LogicalType.DATE: Date,
-    LogicalType.TIME: Time,
-    LogicalType.DATETIME: Datetime,
-    LogicalType.INSTANT: Instant,
-    LogicalType.BIT: Bit,
-    LogicalType.ENUM: EnumLabel,
-    LogicalType.SET: SetLabels,
-    LogicalType.JSON: Json,
-    LogicalType.UUID: UUID,
-    LogicalType.OTHER: Other,
-}
 _ANY_WRITES: Final[dict[str, dict[type, _Write]]] = {
     "integer": {int: str},
     "float8": {float: _float},
@@ -443,7 +406,7 @@ _ANY_WRITES: Final[dict[str, dict[type, _Write]]] = {
 
 def _any_kind(column: Column, target: TargetColumn) -> str:
     """Return the key of `_ANY_WRITES` for a column: text is for numbers too where SQLite would make them of it."""
-    is_number = target.category == "text" and affinity_of(column.source_type) == _NUMERIC
+    is_number = target.category == "text" and _by_affinity(column.source_type) == _NUMERIC
     return _NUMERIC if is_number else target.category
 
 
@@ -452,12 +415,9 @@ def accepts(column: Column, target: TargetColumn) -> None:
     if column.logical == LogicalType.ANY:
         fits = _any_kind(column, target) in _ANY_WRITES
     else:
-        fits = _NATURAL[column.logical] in WRITES[target.category]
+        fits = NATURAL[column.logical] in WRITES[target.category]
     if not fits:
-        raise MismatchError(
-            f"column {column.name} is {target.declared} here, which does not take the source's "
-            f"{column.source_type or 'values of any type'}"
-        )
+        refuse_column(column, target)
 
 
 _BARE: Final = frozenset({"integer", "float4", "float8", "binary", "bytes", "geometry"})
@@ -534,12 +494,7 @@ def _writer(column: BoundColumn, *, compared: bool = False) -> Callable[[Value],
             return str(_set_bits(value.labels, target.labels))
         to_text = writes.get(type(value))
         if to_text is None:
-            if isinstance(value, Unchanged):
-                raise UnfitError(f"column {name}: the source did not send its value")
-            shown = value_text(value)[:60]
-            raise UnfitError(
-                f"column {name} is {target.declared} here, which does not take {type(value).__name__} {shown}"
-            )
+            raise refused_value(column, value)
         try:
             text = to_text(value)
             if check is not None:
@@ -632,11 +587,10 @@ def reader(column: Column, target: TargetColumn) -> Callable[[Any], Value]:
         return text_decoder(column.charset or "")
     match category:
         case "enum" if logical == LogicalType.ENUM:
-            labels = (Other(ENUM_ERROR, "0") if "" in target.labels else EnumLabel(""), *map(EnumLabel, target.labels))
+            labels = enum_values(target.labels)
             return lambda stored: labels[stored]
         case "set" if logical == LogicalType.SET:
-            members = target.labels
-            return lambda stored: SetLabels(tuple([one for at, one in enumerate(members) if stored >> at & 1]))
+            return partial(set_value, target.labels)
         case "integer":
             return bool if logical == LogicalType.BOOL else lambda stored: stored
         case "bit":
@@ -711,7 +665,8 @@ class MariadbForms:
         values = [(width + c.index, _writer(c)) for c in changed]
         found = [(c.index, _writer(c, compared=True)) for c in key]
         relaxed = _relaxed(changed)
-        one = Form(op=Op.UPDATE, sql="", bind=_bind_updates(table, changed, values, key, found), relaxed=relaxed)
+        bind = _bind_each(f"UPDATE {table} SET", _pairs(changed, values, ", "), _pairs(key, found, " AND "))
+        one = Form(op=Op.UPDATE, sql="", bind=bind, relaxed=relaxed)
         # Run row by row, so that rows may pass each other's keys as they did at the source; and where a column of rows
         # that come with the statement would be of one charset, whatever each value is in.
         if alone or not all(map(_joins, key)) or any([_has_codes(c.source, c.target) for c in changed]):
@@ -731,36 +686,15 @@ class MariadbForms:
             (_, write), (index, _) = found[0], found[0]
             sql = f"DELETE FROM {table} WHERE {key[0].name} IN ({ROWS_HERE})"
             return Form(op=Op.DELETE, sql=sql, bind=lambda rows: [write(row[index]) for row in rows], distinct=True)
-        return Form(op=Op.DELETE, sql="", bind=_bind_deletes(table, key, found))
+        return Form(op=Op.DELETE, sql="", bind=_bind_each(f"DELETE FROM {table}", None, _pairs(key, found, " AND ")))
 
-    def update_image(
-        self,
-        table: str,
-        changed: Sequence[BoundColumn],
-        image: Sequence[BoundColumn],
-        *,
-        width: int,
-        nulls: tuple[bool, ...],
-        place: str,
-    ) -> Form:
-        values = [(c.name, width + c.index, _writer(c)) for c in changed]
-        same = _image(image, nulls)
-
-        def bind(rows: Sequence[Row]) -> list[str]:
-            return [
-                f"UPDATE {table} SET {', '.join([f'{name} = {write(row[i])}' for name, i, write in values])} "
-                f"WHERE {same(row)} LIMIT 1"
-                for row in rows
-            ]
-
+    def update_image(self, table: str, changed: Sequence[BoundColumn], image: Image, *, width: int) -> Form:
+        values = [(width + c.index, _writer(c)) for c in changed]
+        bind = _bind_each(f"UPDATE {table} SET", _pairs(changed, values, ", "), _image(image), " LIMIT 1")
         return Form(op=Op.UPDATE, sql="", bind=bind, limit=1, relaxed=_relaxed(changed))
 
-    def delete_image(self, table: str, image: Sequence[BoundColumn], *, nulls: tuple[bool, ...], place: str) -> Form:
-        same = _image(image, nulls)
-
-        def bind(rows: Sequence[Row]) -> list[str]:
-            return [f"DELETE FROM {table} WHERE {same(row)} LIMIT 1" for row in rows]
-
+    def delete_image(self, table: str, image: Image) -> Form:
+        bind = _bind_each(f"DELETE FROM {table}", None, _image(image), " LIMIT 1")
         return Form(op=Op.DELETE, sql="", bind=bind, limit=1)
 
 
@@ -775,38 +709,30 @@ def _bind_rows(written: _Written) -> Callable[[Sequence[Row]], Sequence[str]]:
     return bind
 
 
-def _bind_updates(
-    table: str, changed: Sequence[BoundColumn], values: _Written, key: Sequence[BoundColumn], found: _Written
+def _pairs(columns: Sequence[BoundColumn], written: _Written, between: str) -> Callable[[Row], str]:
+    """Return what writes `column = literal` for each of the columns."""
+    pairs = [(c.name, i, write) for c, (i, write) in zip(columns, written, strict=True)]
+    return lambda row: between.join([f"{name} = {write(row[i])}" for name, i, write in pairs])
+
+
+def _bind_each(
+    head: str, sets: Callable[[Row], str] | None, found: Callable[[Row], str], tail: str = ""
 ) -> Callable[[Sequence[Row]], Sequence[str]]:
-    sets = [(c.name, i, write) for c, (i, write) in zip(changed, values, strict=True)]
-    keys = [(c.name, i, write) for c, (i, write) in zip(key, found, strict=True)]
+    """Return what makes a statement of its own for each row."""
 
     def bind(rows: Sequence[Row]) -> list[str]:
-        return [
-            f"UPDATE {table} SET {', '.join([f'{name} = {write(row[i])}' for name, i, write in sets])} "
-            f"WHERE {' AND '.join([f'{name} = {write(row[i])}' for name, i, write in keys])}"
-            for row in rows
-        ]
+        if sets is None:
+            return [f"{head} WHERE {found(row)}{tail}" for row in rows]
+        return [f"{head} {sets(row)} WHERE {found(row)}{tail}" for row in rows]
 
     return bind
 
 
-def _bind_deletes(table: str, key: Sequence[BoundColumn], found: _Written) -> Callable[[Sequence[Row]], Sequence[str]]:
-    keys = [(c.name, i, write) for c, (i, write) in zip(key, found, strict=True)]
-
-    def bind(rows: Sequence[Row]) -> list[str]:
-        return [
-            f"DELETE FROM {table} WHERE {' AND '.join([f'{name} = {write(row[i])}' for name, i, write in keys])}"
-            for row in rows
-        ]
-
-    return bind
-
-
-def _image(image: Sequence[BoundColumn], nulls: tuple[bool, ...]) -> Callable[[Row], str]:
+def _image(image: Image) -> Callable[[Row], str]:
     """Return what makes the condition of being equal to a row's before image, to the last byte."""
     compared = [
-        (_exactly(c), c.index, None if null else _image_writer(c)) for c, null in zip(image, nulls, strict=True)
+        (_exactly(c), c.index, None if null else _image_writer(c))
+        for c, null in zip(image.columns, image.nulls, strict=True)
     ]
 
     if not compared:

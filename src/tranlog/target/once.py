@@ -7,7 +7,7 @@ that is killed changes nothing in that: the server had the block, or it had not.
 session at it, was ended inside the block is it unknown whether the statement ran; then the channel stops and says so,
 since some statements must not run twice.
 
-Source: design/pipeline.md, "Channels meet at the target"; docs/decisions/0013; MariaDB's manual, "BEGIN NOT ATOMIC".
+Source: docs/decisions/0013; MariaDB's manual, "BEGIN NOT ATOMIC".
 """
 
 from __future__ import annotations

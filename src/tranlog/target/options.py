@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any, Literal, get_args
 
 from tranlog.change import TableMap
@@ -175,14 +176,5 @@ def create_statements(kind: TargetKind, table: TableMap) -> list[str]:
 
 
 def _dialect(kind: TargetKind) -> Dialect:
-    if kind == "sqlite":
-        from tranlog.target.sqlite_dialect import SQLITE
-
-        return SQLITE
-    if kind == "mariadb":
-        from tranlog.target.mariadb_dialect import MARIADB
-
-        return MARIADB
-    from tranlog.target.postgres_dialect import POSTGRES
-
-    return POSTGRES
+    found: Dialect = getattr(import_module(f"tranlog.target.{kind}_dialect"), kind.upper())
+    return found

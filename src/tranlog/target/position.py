@@ -11,8 +11,6 @@ wait for each other in a circle.
 
 Where a row or a table that must be there is not, nobody has taken the pipeline over: somebody has changed our tables.
 That is TargetPositionError, never a fault that passes. Which of the two it is, one statement tells.
-
-Source: design/pipeline.md, "Channels meet at the target".
 """
 
 from __future__ import annotations

@@ -438,7 +438,7 @@ def _length(typname: str, typmod: int) -> int | None:
 
 
 def _digits(typname: str, typmod: int) -> int | None:
-    """Return the digits behind the point that a column keeps, by its type modifier."""
+    """Return the digits after the point that a column keeps, by its type modifier."""
     if typname == "numeric":
         return None if typmod < 4 else ((typmod - 4) & 0x7FF ^ 0x400) - 0x400  # a scale may be negative
     if typname in ("time", "timetz", "timestamp", "timestamptz"):

@@ -4,7 +4,7 @@ Owns what a value is as PostgreSQL's text, which columns take it, and the set-ba
 to the server as arrays, one per column, each in the text form of an array literal: a batch of any size is one
 statement with as many parameters as columns, and the server's own input functions read every value. Pure.
 
-Source: design/pipeline.md, "Applying"; design/data-model.md, "Values"; PostgreSQL's manual, "Array Value Input".
+Source: PostgreSQL's manual, "Array Value Input".
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ from decimal import Decimal
 from typing import Any, Final, NoReturn, TypeAlias
 from uuid import UUID
 
+from tranlog.affinity import Affinity, affinity
 from tranlog.change import Column, Op, TableMap
 from tranlog.target.binding import (
+    NATURAL,
     BoundColumn,
     Form,
-    MismatchError,
+    Image,
     Row,
     TargetColumn,
     UnfitError,
     may_round,
+    refuse_charset_bytes,
+    refuse_column,
+    refused_value,
     source_digits,
 )
-from tranlog.target.dialect import Dialect
+from tranlog.target.dialect import Dialect, table_parts
 from tranlog.target.text_forms import TEXT_OF, bits_text, fraction_digits, text_reader, with_digits
 from tranlog.types import (
     F32,
@@ -42,14 +47,12 @@ from tranlog.types import (
     Other,
     SetLabels,
     Time,
-    Unchanged,
     Value,
     ZeroDate,
     date_text,
     datetime_text,
     float_text,
     time_text,
-    value_text,
 )
 
 NAME_BYTES: Final = 63
@@ -154,18 +157,21 @@ def _column_type(column: Column) -> str:
             return "text"
 
 
+_BY_AFFINITY: Final = {
+    Affinity.INTEGER: "bigint",
+    Affinity.TEXT: "text",
+    Affinity.BLOB: "bytea",
+    Affinity.REAL: "double precision",
+    Affinity.NUMERIC: "numeric",
+}
+
+
 def _type_by_affinity(declared: str) -> str:
-    """Return a type for a column of SQLite's, by SQLite's own rules of affinity."""
-    if "INT" in declared:
-        return "bigint"
-    if "CHAR" in declared or "CLOB" in declared or "TEXT" in declared:
-        return "text"
-    if "BLOB" in declared:
-        return "bytea"
-    if "REAL" in declared or "FLOA" in declared or "DOUB" in declared:
-        return "double precision"
+    """Return a type for a column of SQLite's."""
+    kind = affinity(declared)
     # DATE, DATETIME and TIMESTAMP are NUMERIC to SQLite, and what people store there is text.
-    return "text" if not declared.strip() or "DATE" in declared or "TIME" in declared else "numeric"
+    is_text = kind is Affinity.NUMERIC and ("DATE" in declared or "TIME" in declared)
+    return "text" if is_text or not declared.strip() else _BY_AFFINITY[kind]
 
 
 def _declared_digits(source_type: str) -> str:
@@ -175,21 +181,13 @@ def _declared_digits(source_type: str) -> str:
 
 
 def create_table(table: TableMap) -> tuple[str, ...]:
-    """Return the statements that make a schema and a table; foreign keys stay behind, cascades arrive as rows."""
-    parts = []
-    for column in table.columns:
-        definition = f"{quote(column.name)} {_column_type(column)}"
-        parts.append(definition if column.nullable else definition + " NOT NULL")
-    if table.primary_key:
-        parts.append(f"PRIMARY KEY ({_names(table, table.primary_key)})")
-    parts += [f"UNIQUE ({_names(table, key)})" for key in table.unique_keys]
-    columns = ",\n    ".join(parts)
-    made = f"CREATE TABLE IF NOT EXISTS {table_name(table)} (\n    {columns}\n)"
+    """Return the statements that make a schema and a table, without its foreign keys."""
+
+    def defined(_: int, column: Column) -> str:
+        return _column_type(column) + ("" if column.nullable else " NOT NULL")
+
+    made = f"CREATE TABLE IF NOT EXISTS {table_name(table)} ({table_parts(table, quote, defined)})"
     return (f"CREATE SCHEMA IF NOT EXISTS {quote(table.schema)}", made) if table.schema else (made,)
-
-
-def _names(table: TableMap, indexes: Sequence[int]) -> str:
-    return ", ".join([quote(table.columns[i].name) for i in indexes])
 
 
 # --- values in ------------------------------------------------------------------------------------------------------
@@ -201,10 +199,6 @@ def _refuse_nul(text: str) -> str:
             "the text holds a NUL character, which PostgreSQL cannot store; mend it, or leave its column out by filter"
         )
     return text
-
-
-def _charset_bytes(value: CharsetBytes) -> NoReturn:
-    raise UnfitError(f"bytes that are no text in {value.charset}, or not its only ones, cannot be stored as text")
 
 
 def _zero_date(value: ZeroDate) -> NoReturn:
@@ -239,7 +233,7 @@ _ANY_TEXT: Final[dict[type, _Write]] = {
     SetLabels: lambda value: _refuse_nul(",".join(value.labels)),
     Json: lambda value: _refuse_nul(value.text),
     Other: lambda value: _refuse_nul(value.text),
-    CharsetBytes: _charset_bytes,
+    CharsetBytes: refuse_charset_bytes,
 }
 
 WRITES: Final[dict[str, dict[type, _Write]]] = {
@@ -265,25 +259,6 @@ WRITES: Final[dict[str, dict[type, _Write]]] = {
 }
 """For each category of column, the types of values that it takes and their text."""
 
-_NATURAL: Final[dict[LogicalType, type]] = {
-    LogicalType.BOOL: bool,
-    LogicalType.INTEGER: int,
-    LogicalType.F32: F32,
-    LogicalType.F64: float,
-    LogicalType.DECIMAL: Decimal,
-    LogicalType.TEXT: str,
-    LogicalType.BYTES: bytes,
-    LogicalType.DATE: Date,
-    LogicalType.TIME: Time,
-    LogicalType.DATETIME: Datetime,
-    LogicalType.INSTANT: Instant,
-    LogicalType.BIT: Bit,
-    LogicalType.ENUM: EnumLabel,
-    LogicalType.SET: SetLabels,
-    LogicalType.JSON: Json,
-    LogicalType.UUID: UUID,
-    LogicalType.OTHER: Other,
-}
 _ANY_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "integer": (int,),
     "numeric": (int, float),
@@ -300,14 +275,11 @@ def accepts(column: Column, target: TargetColumn) -> None:
     if column.logical == LogicalType.ANY:
         fits = target.category in _ANY_TYPES
     else:
-        fits = _NATURAL[column.logical] in WRITES[target.category]
+        fits = NATURAL[column.logical] in WRITES[target.category]
         if column.logical == LogicalType.F64 and target.category == "numeric":
             fits = False
     if not fits:
-        raise MismatchError(
-            f"column {column.name} is {target.declared} here, which does not take the source's "
-            f"{column.source_type or 'values of any type'}"
-        )
+        refuse_column(column, target)
 
 
 def _writer(column: BoundColumn) -> Callable[[Value], str | None]:
@@ -324,12 +296,7 @@ def _writer(column: BoundColumn) -> Callable[[Value], str | None]:
             return None
         to_text = writes.get(type(value))
         if to_text is None:
-            if isinstance(value, Unchanged):
-                raise UnfitError(f"column {name}: the source did not send its value")
-            shown = value_text(value)[:60]
-            raise UnfitError(
-                f"column {name} is {target.declared} here, which does not take {type(value).__name__} {shown}"
-            )
+            raise refused_value(column, value)
         try:
             text = to_text(value)
             if check_length is not None:
@@ -506,25 +473,16 @@ class PostgresForms:
         sql = f"DELETE FROM {table} AS t USING {rows} WHERE {_join(key, values)}"
         return Form(op=Op.DELETE, sql=sql, bind=_bind_arrays(picked), distinct=True, one=one)
 
-    def update_image(
-        self,
-        table: str,
-        changed: Sequence[BoundColumn],
-        image: Sequence[BoundColumn],
-        *,
-        width: int,
-        nulls: tuple[bool, ...],
-        place: str,
-    ) -> Form:
+    def update_image(self, table: str, changed: Sequence[BoundColumn], image: Image, *, width: int) -> Form:
         assigned = ", ".join([f"{c.name} = ${n}::{_cast(c)}" for n, c in enumerate(changed, start=1)])
-        same, compared = _image(image, nulls, len(changed) + 1)
-        sql = f"UPDATE {table} SET {assigned} WHERE {_one_of(table, same, place)}"
+        same, compared = _image(image, len(changed) + 1)
+        sql = f"UPDATE {table} SET {assigned} WHERE {_one_of(table, same, image.place)}"
         picked = [(width + c.index, c) for c in changed] + [(c.index, c) for c in compared]
         return Form(op=Op.UPDATE, sql=sql, bind=_bind_values(picked), limit=1)
 
-    def delete_image(self, table: str, image: Sequence[BoundColumn], *, nulls: tuple[bool, ...], place: str) -> Form:
-        same, compared = _image(image, nulls, 1)
-        sql = f"DELETE FROM {table} WHERE {_one_of(table, same, place)}"
+    def delete_image(self, table: str, image: Image) -> Form:
+        same, compared = _image(image, 1)
+        sql = f"DELETE FROM {table} WHERE {_one_of(table, same, image.place)}"
         return Form(op=Op.DELETE, sql=sql, bind=_bind_values([(c.index, c) for c in compared]), limit=1)
 
 
@@ -532,11 +490,11 @@ def _join(key: Sequence[BoundColumn], values: Sequence[str]) -> str:
     return " AND ".join([f"t.{c.name} = {v}" for c, v in zip(key, values, strict=True)])
 
 
-def _image(image: Sequence[BoundColumn], nulls: tuple[bool, ...], first: int) -> tuple[str, list[BoundColumn]]:
+def _image(image: Image, first: int) -> tuple[str, list[BoundColumn]]:
     """Return the condition of being equal to an image, and the columns whose values are its parameters."""
     conditions: list[str] = []
     compared: list[BoundColumn] = []
-    for column, null in zip(image, nulls, strict=True):
+    for column, null in zip(image.columns, image.nulls, strict=True):
         if null:
             conditions.append(f"{column.name} IS NULL")
         else:

@@ -1,8 +1,6 @@
 """What becomes of a statement that the source recorded: it is passed over, it is run, or the pipeline stops at it.
 
 Owns that decision, the same at every kind of target, and its errors. Leaves running a statement to the target. Pure.
-
-Source: design/data-model.md, "DDL and other statements".
 """
 
 from __future__ import annotations

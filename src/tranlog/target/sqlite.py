@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 
+from tranlog.affinity import affinity
 from tranlog.change import TableMap
 from tranlog.errors import TransientTargetError
 from tranlog.target.binding import Form, Row, TargetColumn, TargetTable, UnfitError
 from tranlog.target.session import LockTimeoutError, MisfitError, MissingTableError, unavailable
-from tranlog.target.sqlite_dialect import affinity, plain_name
+from tranlog.target.sqlite_dialect import plain_name
 
 if TYPE_CHECKING:
     from tranlog.target.options import TargetOptions
@@ -294,7 +295,7 @@ class SqliteSession:
 
 
 def _process_fields(pid: int) -> list[str]:
-    """Return what the kernel says of a process behind its name: state first; empty where there is none."""
+    """Return what the kernel says of a process after its name: state first; empty where there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -4,8 +4,6 @@ Owns what a value is stored as, and how rows are changed. The hard idea is affin
 convert what is stored in it. Values of SQLite's own sources go in as they are, so that the same declaration stores the
 same bits. Values of typed sources go in as the storage class that keeps them exactly, text where none does, and a
 column whose affinity would change them is refused. Pure.
-
-Source: design/data-model.md, "SQLite: the tag follows the stored value"; design/sources.md.
 """
 
 from __future__ import annotations
@@ -17,16 +15,14 @@ from math import copysign
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
+from tranlog.affinity import Affinity, affinity
 from tranlog.change import Column, Op, TableMap
-from tranlog.target.binding import BoundColumn, Form, MismatchError, Row, TargetColumn, UnfitError
-from tranlog.target.dialect import Dialect
+from tranlog.target.binding import BoundColumn, Form, Image, MismatchError, Row, TargetColumn, UnfitError
+from tranlog.target.dialect import Dialect, table_parts
 from tranlog.target.text_forms import TEXT_OF, round_f32, text_reader
 from tranlog.types import F32, CharsetBytes, LogicalType, Other, Value
 
-INTEGER, TEXT, NONE, REAL, NUMERIC = "integer", "text", "none", "real", "numeric"
-"""The affinities, which are this dialect's categories of columns."""
-
-_KEEPS_TEXT: Final = (TEXT, NONE)
+_KEEPS_TEXT: Final = (Affinity.TEXT, Affinity.BLOB)
 _LOOKS_NUMERIC: Final = (
     LogicalType.DECIMAL,
     LogicalType.TEXT,
@@ -62,20 +58,6 @@ def plain_name(table: TableMap) -> str:
     return table.table if table.schema in ("", "main") else f"{table.schema}.{table.table}"
 
 
-def affinity(declared: str) -> str:
-    """Return the affinity of a column by its declared type. Source: SQLite, datatype3, section 3.1."""
-    upper = declared.upper()
-    if "INT" in upper:
-        return INTEGER
-    if "CHAR" in upper or "CLOB" in upper or "TEXT" in upper:
-        return TEXT
-    if "BLOB" in upper or not upper.strip():
-        return NONE
-    if "REAL" in upper or "FLOA" in upper or "DOUB" in upper:
-        return REAL
-    return NUMERIC
-
-
 def _column_type(column: Column) -> str:
     match column.logical:
         case LogicalType.ANY:
@@ -99,19 +81,11 @@ def _untyped(column: Column) -> str:
 
 def create_table(table: TableMap) -> tuple[str, ...]:
     """Return the statement that makes a table with the source's types, or with those that keep its values."""
-    parts = []
-    for column in table.columns:
-        definition = f"{quote(column.name)} {_column_type(column)}".rstrip()
-        parts.append(definition if column.nullable else definition + " NOT NULL")
-    if table.primary_key:
-        parts.append(f"PRIMARY KEY ({_names(table, table.primary_key)})")
-    parts += [f"UNIQUE ({_names(table, key)})" for key in table.unique_keys]
-    columns = ",\n    ".join(parts)
-    return (f"CREATE TABLE IF NOT EXISTS {quote(plain_name(table))} (\n    {columns}\n)",)
 
+    def defined(_: int, column: Column) -> str:
+        return _column_type(column) + ("" if column.nullable else " NOT NULL")
 
-def _names(table: TableMap, indexes: Sequence[int]) -> str:
-    return ", ".join([quote(table.columns[i].name) for i in indexes])
+    return (f"CREATE TABLE IF NOT EXISTS {quote(plain_name(table))} ({table_parts(table, quote, defined)})",)
 
 
 def skip_triggers(statement: str) -> str:
@@ -129,7 +103,10 @@ def accepts(column: Column, target: TargetColumn) -> None:
     logical = column.logical
     if logical == LogicalType.ANY:
         own = affinity(_GENERATED.sub("", column.source_type))
-        if target.category not in (NONE, own) and {target.category, own} != {INTEGER, NUMERIC}:
+        if target.category not in (Affinity.BLOB, own) and {target.category, own} != {
+            Affinity.INTEGER,
+            Affinity.NUMERIC,
+        }:
             raise MismatchError(
                 f"column {column.name} is declared {target.declared} here, which converts values that the source's "
                 f"{column.source_type or 'column without a type'} keeps; declare it the same, or without a type"
@@ -140,7 +117,7 @@ def accepts(column: Column, target: TargetColumn) -> None:
             f"column {column.name} is declared {target.declared} here, which turns text that looks like a number "
             f"into one; the source's {column.source_type} needs TEXT"
         )
-    if logical in (LogicalType.F32, LogicalType.F64) and target.category == TEXT:
+    if logical in (LogicalType.F32, LogicalType.F64) and target.category == Affinity.TEXT:
         raise MismatchError(
             f"column {column.name} is declared {target.declared} here, which turns a float into text and rounds it; "
             f"the source's {column.source_type} needs REAL or no type"
@@ -171,7 +148,7 @@ def _store_typed(column: BoundColumn) -> Callable[[Value], Any]:
         if isinstance(value, float):
             if value != value:
                 return "NaN"  # SQLite stores NaN as NULL
-            if value == 0.0 and copysign(1.0, value) < 0 and category != NONE:
+            if value == 0.0 and copysign(1.0, value) < 0 and category != Affinity.BLOB:
                 raise UnfitError(
                     f"column {name}: -0.0 loses its sign in a column declared {declared}; declare it without a type"
                 )
@@ -274,27 +251,18 @@ class SqliteForms:
             lambda marks: f"DELETE FROM {table} WHERE {_equal(table, key, marks)}",
         )
 
-    def update_image(
-        self,
-        table: str,
-        changed: Sequence[BoundColumn],
-        image: Sequence[BoundColumn],
-        *,
-        width: int,
-        nulls: tuple[bool, ...],
-        place: str,
-    ) -> Form:
+    def update_image(self, table: str, changed: Sequence[BoundColumn], image: Image, *, width: int) -> Form:
         def sql(marks: Sequence[str]) -> str:
-            one = _one_of(table, image, marks[len(changed) :], place)
+            one = _one_of(table, image, marks[len(changed) :])
             return f"UPDATE {table} SET {_set(changed, marks)} WHERE {one}"
 
-        return _form(Op.UPDATE, [(width + c.index, c) for c in changed] + [(c.index, c) for c in image], sql)
+        return _form(Op.UPDATE, [(width + c.index, c) for c in changed] + [(c.index, c) for c in image.columns], sql)
 
-    def delete_image(self, table: str, image: Sequence[BoundColumn], *, nulls: tuple[bool, ...], place: str) -> Form:
+    def delete_image(self, table: str, image: Image) -> Form:
         return _form(
             Op.DELETE,
-            [(c.index, c) for c in image],
-            lambda marks: f"DELETE FROM {table} WHERE {_one_of(table, image, marks, place)}",
+            [(c.index, c) for c in image.columns],
+            lambda marks: f"DELETE FROM {table} WHERE {_one_of(table, image, marks)}",
         )
 
 
@@ -315,9 +283,10 @@ def _all(conditions: Sequence[str]) -> str:
     return " AND ".join(conditions)
 
 
-def _one_of(table: str, columns: Sequence[BoundColumn], marks: Sequence[str], place: str) -> str:
+def _one_of(table: str, image: Image, marks: Sequence[str]) -> str:
+    place = image.place
     conditions = []
-    for column, mark in zip(columns, marks, strict=True):
+    for column, mark in zip(image.columns, marks, strict=True):
         # A collation of the column's own must not find another text; 1 and 1.0 are equal, and not the same value.
         name = f"{table}.{column.name}"
         conditions.append(f"{name} COLLATE BINARY IS {mark}")

@@ -4,8 +4,6 @@ Owns the seam between `pipeline` and the targets, and what tranlog keeps there o
 where channels meet. A position moves only by the guarded update, in the target transaction of the rows, so that a task
 which was replaced can write nothing, whatever it still believes. How a target stores the two is its own matter:
 tables of a database, or files of which a snapshot names both.
-
-Source: design/pipeline.md, "Channels meet at the target", "Applying"; on-disk-parallel-queues.
 """
 
 from __future__ import annotations
@@ -293,7 +291,7 @@ class Target:
 
         Raises ReplacedError, TargetPositionError, ConflictError, TargetTableError, DdlStopError; then nothing of this
         call is in the target. (After a conflict in a group the caller applies the units singly.) A unit with a
-        statement comes alone: at a kind whose statements commit, one that ran stays even if what stands behind it does
+        statement comes alone: at a kind whose statements commit, one that ran stays even if what stands after it does
         not fit, and is not run again.
         """
         try:

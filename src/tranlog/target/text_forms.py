@@ -3,8 +3,6 @@
 Owns one text per value and its inverse. Leaves to the dialects which column takes text at all. The hard idea: a text
 says nothing of its tag, so it is read back by the logical type of its column; what that column's source could not
 have sent comes back as `Other`, and so never compares equal to anything by chance. Pure.
-
-Source: design/data-model.md, "Values".
 """
 
 from __future__ import annotations
@@ -179,7 +177,7 @@ def round_f32(value: float) -> F32:
 
 
 def fraction_digits(text: str) -> str:
-    """Return the digits behind the point of a number's or a time's text, without zeros at the end."""
+    """Return the digits after the point of a number's or a time's text, without zeros at the end."""
     if "E" in text or "e" in text:
         text = format(Decimal(text), "f")
     digits = text.partition(".")[2]
@@ -187,7 +185,7 @@ def fraction_digits(text: str) -> str:
 
 
 def with_digits(value: Decimal, digits: int) -> Decimal:
-    """Return a decimal with so many digits behind the point, if that changes no digit but zeros."""
+    """Return a decimal with so many digits after the point, if that changes no digit but zeros."""
     if not value.is_finite():
         return value
     sign, numbers, exponent = value.as_tuple()

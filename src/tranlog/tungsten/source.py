@@ -4,8 +4,6 @@ Owns the position in such a directory and what a change of it under us means. Re
 stands in this layer because a source knows nothing of logs, and this one is a log. The hard idea: the replicator
 knows nothing of us. It purges what it likes, and after a reset or a restore it gives out seqnos again, so a position
 names what was read by seqno, epoch and event id, and a directory that has something else there is refused.
-
-Source: issue 6, item 5; conformance/tungsten.md A2, A3 (epoch check).
 """
 
 from __future__ import annotations
@@ -119,7 +117,7 @@ class ThlSource:
             raise SourceUnavailableError(where=where, why=exc.why if hasattr(exc, "why") else str(exc)) from exc
 
     def start(self, event_id: str | None) -> None:
-        """Stand behind `event_id`; see `Source.start`."""
+        """Stand after `event_id`; see `Source.start`."""
         self.close()
         wanted = None if event_id is None else ThlPosition.parse(event_id)
         reader = self._open()
@@ -135,7 +133,7 @@ class ThlSource:
             reading.close()
             raise
         self._last = wanted
-        if reader.first_seqno > wanted.seqno:  # purged behind the position, and what comes next is there
+        if reader.first_seqno > wanted.seqno:  # purged after the position, and what comes next is there
             reading.close()
             reading = stand_before(reader, wanted.seqno + 1, strict=True)
         self._reading = reading
@@ -225,7 +223,7 @@ class ThlSource:
             raise UnsupportedEventError(
                 what=f"seqno {native.outer.seqno} of {self._path} holds {MEANINGS[loss]}",
                 event_id=position,
-                remedy="Apply that transaction at the target by hand, and begin a new log behind it (`tranlog reset`)",
+                remedy="Apply that transaction at the target by hand, and begin a new log after it (`tranlog reset`)",
             )
 
     def release(self, event_id: str) -> None:

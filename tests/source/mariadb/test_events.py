@@ -483,7 +483,7 @@ def test_transactions_of_a_real_stream() -> None:
         "0-1-15,7-1-2;binlog.000004:1597",
     ]
     prepared, committed = found[-2:]
-    assert (prepared.xa, prepared.changes, prepared.behind) == ("prepare", 1, parse_gtids("0-1-13,7-1-2"))
+    assert (prepared.xa, prepared.changes, prepared.gtids_before) == ("prepare", 1, parse_gtids("0-1-13,7-1-2"))
     assert (committed.xa, committed.changes, list(committed.events)) == ("commit", 0, [])
     assert prepared.gtid.xid == committed.gtid.xid and str(committed.gtid.xid) == "X'71',X'',1"
     assert [group.void for group in found].index(True) == 11 and sum(group.void for group in found) == 1

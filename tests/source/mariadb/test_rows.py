@@ -13,6 +13,7 @@ import pytest
 
 from tranlog.errors import SourceError, UnsupportedTypeError
 from tranlog.payload import encode_decimal, encode_row
+from tranlog.servers.mariadb_values import catalog_labels, set_value
 from tranlog.source.mariadb.events import (
     HEADER_BYTES,
     BinlogColumn,
@@ -31,7 +32,6 @@ from tranlog.source.mariadb.types import (
     KnownTable,
     MariadbType,
     alike_after,
-    declared_labels,
     table_map,
     type_in_catalog,
     types_in_binlog,
@@ -43,7 +43,6 @@ from tranlog.source.mariadb.values import (
     decimal_text,
     inet4_text,
     inet6_text,
-    set_value,
     uncompressed,
 )
 from tranlog.source.mariadb.wire import EventSplitter
@@ -637,7 +636,7 @@ def test_a_type_of_the_catalog_that_is_not_known() -> None:
 
 
 def test_labels_as_the_catalog_spells_them() -> None:
-    assert declared_labels(r"enum('a','b''c','d\\e','f\ng','','h,i','(')") == (
+    assert catalog_labels(r"enum('a','b''c','d\\e','f\ng','','h,i','(')") == (
         "a",
         "b'c",
         "d\\e",

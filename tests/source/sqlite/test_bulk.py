@@ -34,12 +34,12 @@ from fix_effort import Effort, few_of
 from fix_sqlite import content
 from fix_sqlite_pair import Pair, Side
 from fix_type_cases import SQLITE, TypeCase
+from tranlog.affinity import Affinity, affinity
 from tranlog.change import Statement
 from tranlog.errors import DiskFailedError, SourceError
 from tranlog.payload import decode
 from tranlog.source.sqlite import SqliteConnection, bulk, connect, raw
 from tranlog.source.sqlite.bulk import ROWS_LEAST
-from tranlog.source.sqlite.raw import Affinity, affinity
 from tranlog.source.sqlite.statement import PlainInsert
 
 SCHEMA = (
@@ -656,7 +656,7 @@ def test_a_large_bulk_comes_in_pieces(tmp_path: Path) -> None:
     assert pair.check() == 10_000
     sizes = [size for (size,) in pair.fast.raw.execute("SELECT length(changes) FROM _tranlog_outbox")]
     assert sum(size > 5000 for size in sizes) == 2 and len(sizes) > 200
-    assert pair.fast.db._hook.bytes == 0
+    assert pair.fast.db.recorder.hook.bytes == 0
     pair.close()
 
 
@@ -664,14 +664,14 @@ def test_memory_of_a_bulk_is_bounded(tmp_path: Path) -> None:
     db = connect(tmp_path / "s.db", fragment_bytes=10_000)
     db.execute("CREATE TABLE t(a TEXT)")
     most = 0
-    add = db._recorder.add_rows
+    add = db.recorder.add_rows
 
     def watched(*noted: Any) -> None:
         nonlocal most
         add(*noted)
-        most = max(most, db._hook.bytes)
+        most = max(most, db.recorder.hook.bytes)
 
-    db._recorder.add_rows = watched  # type: ignore[assignment]
+    db.recorder.add_rows = watched  # type: ignore[assignment]
     with db:
         db.executemany("INSERT INTO t VALUES(?)", [("x" * 100,)] * 10_000)
     assert 20_000 < most < 60_000
@@ -825,7 +825,7 @@ def no_facts(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return judge(insert, table, facts, own_functions=own_functions)
 
-    monkeypatch.setattr("tranlog.source.sqlite.writer.bulk_insert", blind)
+    monkeypatch.setattr("tranlog.source.sqlite.inserting.bulk_insert", blind)
 
 
 def texts_take_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -886,11 +886,11 @@ def test_the_hook_that_stays_off_is_put_back(pair: Pair) -> None:
     """As a signal between two lines would leave it."""
     side = pair.fast
     side.db.execute("CREATE TABLE t(a)")
-    side.db.execute("CREATE TRIGGER also AFTER INSERT ON t WHEN new.a = 2 BEGIN SELECT 1; END")
-    side.db._unseen = True
-    side.db._db.preupdate_hook(None)
-    side.db._db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+    side.db.execute("CREATE TRIGGER also AFTER INSERT ON t WHEN new.a = 2 BEGIN INSERT INTO t VALUES(3); END")
+    side.db.recorder.look_away(guards=False)
     side.db.execute("INSERT INTO t VALUES(1)")
-    assert side.db._db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, -1) == 1
+    side.db.recorder.look_away(guards=False)
+    side.db.execute("INSERT INTO t VALUES(2)")
+    assert side.db.execute("SELECT a FROM t").fetchall() == [(1,), (2,), (3,)]
     side.transactions()
     assert content(side.replica.db) == content(side.raw)

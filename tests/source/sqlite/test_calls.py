@@ -25,8 +25,9 @@ from fix_sqlite import Replica, content
 from tranlog.compiled import why_plain
 from tranlog.errors import SourceError
 from tranlog.source.sqlite import SqliteConnection, connect
+from tranlog.source.sqlite.calls import CallBrokenOffError, ConnectionOwnerError
 from tranlog.source.sqlite.hook import RowHook
-from tranlog.source.sqlite.writer import CallBrokenOffError, ConnectionOwnerError
+from tranlog.source.sqlite.transaction import WriterTransaction
 
 
 class Place:
@@ -106,7 +107,7 @@ def test_an_exception_right_behind_a_commit(place: Place) -> None:
     db = place.db
     db.execute("BEGIN")
     db.execute("INSERT INTO u VALUES(1, 1)")
-    sys.settrace(_Once(SqliteConnection._reset_transaction, "line", 2, KeyboardInterrupt()))
+    sys.settrace(_Once(WriterTransaction.reset, "line", 2, KeyboardInterrupt()))
     try:
         with pytest.raises(KeyboardInterrupt):
             db.execute("COMMIT")
@@ -163,7 +164,7 @@ def test_the_next_call_says_that_the_last_was_broken_off(place: Place) -> None:
     db.execute("INSERT INTO u VALUES(1, 1)")
 
     def broken_off() -> None:
-        sys.settrace(_Once(SqliteConnection._statement_failed, "call", 1, KeyboardInterrupt()))
+        sys.settrace(_Once(WriterTransaction.failed, "call", 1, KeyboardInterrupt()))
         try:
             with pytest.raises(KeyboardInterrupt):
                 db.execute("INSERT INTO t VALUES(1, 1, 1), (1, 1, 1)")

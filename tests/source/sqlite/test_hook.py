@@ -21,9 +21,9 @@ def test_rows_of_a_statement_share_entries_until_they_are_large(tmp_path: Path) 
     with db:
         db.executemany("INSERT INTO t VALUES(?, '')", [(n,) for n in range(100)])
     with db:
-        entries = db._buffer.entries
+        entries = db.recorder.buffer.entries
         db.execute("UPDATE t SET a = CASE WHEN id < 40 THEN 'small' ELSE printf('%.*c', 2000, 'x') END")
-        assert db._hook.pending == []
+        assert db.recorder.hook.pending == []
         packed = [decode_entry(entry) for entry in entries]
         assert [change.new_place for change in chain.from_iterable(packed)] == list(range(100))
         assert packed[0] and len(packed[1]) == ROWS_OF_ENTRY == max(map(len, packed))

@@ -249,13 +249,13 @@ def test_what_is_taken_over_of_a_schema_is_what_reading_it_says(place: Place) ->
         fresh = read_schema(place.raw)
         db.execute("BEGIN IMMEDIATE")
         db.execute("DELETE FROM q WHERE 0" if "c" in fresh.plans and "q" in fresh.plans else "DELETE FROM p WHERE 0")
-        assert db._schema.plans == fresh.plans, sql
-        assert (db._schema.rule, db._schema.virtual, db._schema.unguarded) == (
+        assert db.schema.now.plans == fresh.plans, sql
+        assert (db.schema.now.rule, db.schema.now.virtual, db.schema.now.unguarded) == (
             fresh.rule,
             fresh.virtual,
             fresh.unguarded,
         ), sql
-        assert (db._schema.triggers, db._schema.texts) == (fresh.triggers, fresh.texts), sql
+        assert (db.schema.now.triggers, db.schema.now.texts) == (fresh.triggers, fresh.texts), sql
         db.execute("COMMIT")
     assert place.followed()
 

@@ -231,10 +231,10 @@ def test_no_id_comes_twice(place: Place) -> None:
 def test_damaged_changes_are_named(place: Place, damage: str) -> None:
     for number in range(3):
         place.db.execute("INSERT INTO t(a) VALUES(?)", (number,))
-    place.db.execute("BEGIN")
     last = "(SELECT max(id) FROM _tranlog_outbox)"
-    place.db._db.execute(f"UPDATE _tranlog_outbox SET changes = {damage} WHERE id = {last}")
-    place.db.execute("COMMIT")
+    raw = apsw.Connection(place.path)
+    raw.execute(f"UPDATE _tranlog_outbox SET changes = {damage} WHERE id = {last}")
+    raw.close()
     found: list[Fragment] = []
     with pytest.raises(ChangesDamagedError, match=r"are damaged.*Restore the database from a copy") as caught:
         found.extend(place.started().read(0))

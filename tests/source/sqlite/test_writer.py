@@ -1108,10 +1108,10 @@ def test_a_large_transaction_comes_in_fragments(tmp_path: Path) -> None:
         for number in range(300):
             db.execute("INSERT INTO a VALUES(?, ?)", (number, "x" * 40))
             if number == 150:
-                assert db._hook.bytes < 8000  # most of it is in the outbox by now
+                assert db.recorder.hook.bytes < 8000  # most of it is in the outbox by now
     with db:
         db.executemany("INSERT INTO a VALUES(?, ?)", ((number, "y" * 40) for number in range(1000, 1300)))
-        assert db._hook.bytes < 8000
+        assert db.recorder.hook.bytes < 8000
     db.execute("BEGIN")
     db.executemany("INSERT INTO a VALUES(?, ?)", ((number, "z" * 40) for number in range(2000, 2300)))
     db.execute("ROLLBACK")

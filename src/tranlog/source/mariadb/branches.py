@@ -3,18 +3,18 @@
 Owns the events of the branches that are prepared and have captured changes, and from which place on the binlog is
 needed for them. The hard idea: the binlog has a branch's rows at its PREPARE, which may be days before the COMMIT that
 makes them true. So they wait here, beside the log, and what would be lost in a crash is read again: an event id holds
-the place in front of the oldest of them.
+the place before the oldest of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from tranlog.source.mariadb.events import Xid
 from tranlog.source.mariadb.groups import EventGroup, tables_of
-from tranlog.source.mariadb.position import DomainGtid, is_newer_file
+from tranlog.source.mariadb.position import BinlogPosition, DomainGtid, is_newer_file
 from tranlog.source.mariadb.waiting import WaitingEvents
 
 
@@ -33,9 +33,44 @@ class PreparedBranches:
     def __init__(self, memory_bytes: int) -> None:
         self._limit = memory_bytes
         self._held: dict[Xid, _Branch] = {}
+        self._unmet: set[Xid] = set()
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def expect(self, xids: Iterable[Xid]) -> None:
+        """Forget all, and know that these are prepared: the binlog must bring each."""
+        self.clear()
+        self._unmet = set(xids)
+
+    @property
+    def unmet(self) -> list[str]:
+        """The expected ones that have not come, in order."""
+        return sorted(map(str, self._unmet))
+
+    def take(self, group: EventGroup) -> None:
+        """Hold what a transaction prepares, forget what it ends; forget the events of any other transaction."""
+        if group.again and group.gtid.xid is not None:
+            self._unmet.discard(group.gtid.xid)
+        if group.xa == "prepare" and group.changes:
+            self.hold(group)
+            return
+        group.events.close()
+        if group.xa is not None and group.gtid.xid is not None:
+            self.end(group.gtid.xid)
+
+    def changes_of(self, group: EventGroup) -> EventGroup | None:
+        """Return the group with the changes that a transaction makes true; None where it makes none of ours true."""
+        if group.void or group.xa in ("prepare", "rollback"):
+            return None
+        return self.of(group.gtid.xid) if group.xa == "commit" else group
+
+    def position_after(self, group: EventGroup) -> BinlogPosition:
+        """Return the position after a transaction, with the place of the oldest branch that is then prepared."""
+        prepared = self.oldest(but=group.gtid.xid)
+        if group.xa == "prepare" and group.changes and prepared is None:
+            prepared = group.gtids_before
+        return group.position if prepared is None else msgspec.structs.replace(group.position, prepared=prepared)
 
     def hold(self, group: EventGroup) -> None:
         """Keep a prepared branch. Raises DiskFullError, DiskFailedError.
@@ -73,8 +108,8 @@ class PreparedBranches:
             self.end(xid)
 
     def oldest(self, *, but: Xid | None = None) -> tuple[DomainGtid, ...] | None:
-        """Return the place behind which all are to be read again, one of them left out; None where there is none."""
-        return next((branch.group.behind for xid, branch in self._held.items() if xid != but), None)
+        """Return the place after which all are to be read again, one of them left out; None where there is none."""
+        return next((branch.group.gtids_before for xid, branch in self._held.items() if xid != but), None)
 
     def names(self) -> tuple[str, ...]:
         """Return xid and tables of each."""
@@ -93,6 +128,6 @@ class PreparedBranches:
             if is_newer_file(oldest_file, branch.group.position.file) and not branch.warned_purge:
                 branch.warned_purge = True
                 yield (
-                    "The binlog in front of a prepared XA transaction is purged: a restart of capture cannot go on "
+                    "The binlog before a prepared XA transaction is purged: a restart of capture cannot go on "
                     f"before it ends. xid={branch}"
                 )

@@ -65,7 +65,7 @@ class MariadbSourceOptions:
     """Foreign keys with CASCADE or SET NULL change rows that the binlog does not hold. `allow` is for targets with the
     same foreign keys."""
     annotate: bool = False
-    """Whether the texts of the statements behind the rows become metadata `annotate`."""
+    """Whether the texts of the statements after the rows become metadata `annotate`."""
     fragment_bytes: int = FRAGMENT_BYTES
     queue_bytes: int = 16 << 20
     """How much may wait between the socket and `read`; then the server waits."""

@@ -4,7 +4,7 @@ Owns the layout of every event that we understand, and the names of those that w
 `rows`'s; which events make a transaction is `groups`'s. Pure. The hard idea: an event that is not
 understood to its last byte must stop the reader by name, since skipping it would lose a change without a trace.
 
-All functions take an event as the stream hands it over: the 19 bytes of the header in front, no checksum behind.
+All functions take an event as the stream hands it over: the 19 bytes of the header in front, no checksum after.
 
 Source: MariaDB's manual, "Replication protocol", "Binlog event types".
 """
@@ -27,6 +27,8 @@ from tranlog.source.mariadb.values import decimal_text
 HEADER: Final = struct.Struct("<IBIIIH")
 """Of every event: timestamp in seconds, type, server id, size with header and checksum, end offset, flags."""
 HEADER_BYTES: Final = 19
+AFTER_FLAGS: Final = HEADER_BYTES + 8
+"""Where the body of a TABLE_MAP event or of a rows event begins: after the table's number and the flags."""
 CHECKSUM_BYTES: Final = 4
 
 _U16: Final = struct.Struct("<H")
@@ -35,7 +37,7 @@ _F64: Final = struct.Struct("<d")
 _GTID_POST: Final = struct.Struct("<QIB")  # sequence, domain, flags
 _GTID_LIST_ENTRY: Final = struct.Struct("<IIQ")  # domain, server id, sequence
 _QUERY_POST: Final = struct.Struct("<IIBHH")  # thread, seconds it took, schema length, error code, status length
-_LOAD_POST_BYTES: Final = 13  # behind those: file number, where its name begins and ends, what duplicates do
+_LOAD_POST_BYTES: Final = 13  # after those: file number, where its name begins and ends, what duplicates do
 
 ARTIFICIAL: Final = 0x20
 """Flag of an event that the server made up for its reader; it stands in no file."""
@@ -233,7 +235,7 @@ class _Reader:
         """Read a length byte, that many bytes of UTF-8, and a zero byte."""
         text = self.text(self.take(self.byte()))
         if self.take(1) != b"\0":
-            raise self.fail("a name without a zero byte behind it")
+            raise self.fail("a name without a zero byte after it")
         return text
 
     def text(self, raw: bytes) -> str:
@@ -264,7 +266,7 @@ class FormatDescription:
 
 
 def parse_format_description(event: bytes) -> FormatDescription:
-    """Read a FORMAT_DESCRIPTION event; `event` has its checksum still behind it, as this one always does."""
+    """Read a FORMAT_DESCRIPTION event; `event` has its checksum still after it, as this one always does."""
     reader = _Reader(event, HEADER_BYTES, len(event), "a format description")
     version = reader.number(2)
     if version != 4:
@@ -386,7 +388,7 @@ class QueryEvent:
     """A statement, or one of the words that steer a transaction.
 
     `text` are the bytes as the client sent them, in the charset that `collation_client` names. `settings` are the
-    session's, by the name of the variable, as far as the event tells; `unread` holds status bytes behind the first
+    session's, by the name of the variable, as far as the event tells; `unread` holds status bytes after the first
     setting that we do not know.
     """
 
@@ -442,7 +444,7 @@ def parse_query(event: bytes) -> QueryEvent:
     status = reader.part(status_bytes, "the status of a query event")
     schema = reader.text(reader.take(schema_bytes))
     if reader.take(1) != b"\0":
-        raise reader.fail("a schema without a zero byte behind it")
+        raise reader.fail("a schema without a zero byte after it")
     text = reader.take(reader.left())
     settings: list[tuple[str, str]] = []
     collation_client = None
@@ -507,7 +509,7 @@ def parse_query(event: bytes) -> QueryEvent:
 def parse_beside(
     event: bytes, charsets: Mapping[int, str], collations: Mapping[int, str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return what an INTVAR, RAND or USER_VAR event sets for the statement behind it.
+    """Return what an INTVAR, RAND or USER_VAR event sets for the statement after it.
 
     A user variable is named with its `@`, and its value is an expression. `charsets` and `collations` are by the
     server's number for a collation.
@@ -556,7 +558,7 @@ def rows_unchecked(event: bytes) -> tuple[str, ...]:
 
 
 def annotation(event: bytes) -> str:
-    """Return the text of an ANNOTATE_ROWS event: the statement that made the rows behind it."""
+    """Return the text of an ANNOTATE_ROWS event: the statement that made the rows after it."""
     return event[HEADER_BYTES:].decode(errors="replace")
 
 
@@ -600,57 +602,20 @@ class FieldType(enum.IntEnum):
     GEOMETRY = 255
 
 
+def _types(names: str) -> frozenset[FieldType]:
+    return frozenset(map(FieldType.__getitem__, names.split()))
+
+
+_BLOBS: Final = _types("TINY_BLOB MEDIUM_BLOB LONG_BLOB BLOB BLOB_COMPRESSED GEOMETRY")
+_TEXTS: Final = _types("VARCHAR VARCHAR_COMPRESSED VAR_STRING STRING")
 _METADATA_BYTES: Final = {
-    FieldType.FLOAT: 1,
-    FieldType.DOUBLE: 1,
-    FieldType.VARCHAR: 2,
-    FieldType.BIT: 2,
-    FieldType.TIMESTAMP2: 1,
-    FieldType.DATETIME2: 1,
-    FieldType.TIME2: 1,
-    FieldType.BLOB_COMPRESSED: 1,
-    FieldType.VARCHAR_COMPRESSED: 2,
-    FieldType.NEWDECIMAL: 2,
-    FieldType.ENUM: 2,
-    FieldType.SET: 2,
-    FieldType.TINY_BLOB: 1,
-    FieldType.MEDIUM_BLOB: 1,
-    FieldType.LONG_BLOB: 1,
-    FieldType.BLOB: 1,
-    FieldType.VAR_STRING: 2,
-    FieldType.STRING: 2,
-    FieldType.GEOMETRY: 1,
+    **dict.fromkeys(_BLOBS | _types("FLOAT DOUBLE TIMESTAMP2 DATETIME2 TIME2"), 1),
+    **dict.fromkeys(_TEXTS | _types("BIT NEWDECIMAL ENUM SET"), 2),
 }
 _COLUMNS_MAX: Final = 4096
 """The server's own limit."""
-_NUMERIC: Final = frozenset(
-    {
-        FieldType.DECIMAL,
-        FieldType.TINY,
-        FieldType.SHORT,
-        FieldType.INT24,
-        FieldType.LONG,
-        FieldType.LONGLONG,
-        FieldType.FLOAT,
-        FieldType.DOUBLE,
-        FieldType.YEAR,
-        FieldType.NEWDECIMAL,
-    }
-)
-_WITH_CHARSET: Final = frozenset(
-    {
-        FieldType.VARCHAR,
-        FieldType.VAR_STRING,
-        FieldType.STRING,
-        FieldType.TINY_BLOB,
-        FieldType.MEDIUM_BLOB,
-        FieldType.LONG_BLOB,
-        FieldType.BLOB,
-        FieldType.BLOB_COMPRESSED,
-        FieldType.VARCHAR_COMPRESSED,
-        FieldType.GEOMETRY,
-    }
-)
+_NUMERIC: Final = _types("DECIMAL TINY SHORT INT24 LONG LONGLONG FLOAT DOUBLE YEAR NEWDECIMAL")
+_WITH_CHARSET: Final = _BLOBS | _TEXTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -686,20 +651,20 @@ class BinlogTable:
 
 def table_number(event: bytes) -> int:
     """Return the number by which the rows events of a transaction name the table; of TABLE_MAP and rows events."""
-    if len(event) < HEADER_BYTES + 8:
+    if len(event) < AFTER_FLAGS:
         raise EventFormatError(why=f"a table map or rows event of {len(event)} bytes")
     return int.from_bytes(event[19:25], "little")
 
 
 def table_map_name(event: bytes) -> tuple[str, str]:
     """Return only the schema and the table that a TABLE_MAP event is about."""
-    reader = _Reader(event, HEADER_BYTES + 8, len(event), "a table map")
+    reader = _Reader(event, AFTER_FLAGS, len(event), "a table map")
     return reader.name(), reader.name()
 
 
 def parse_table_map(event: bytes) -> BinlogTable:
     """Read a TABLE_MAP event with its optional metadata."""
-    reader = _Reader(event, HEADER_BYTES + 8, len(event), "a table map")
+    reader = _Reader(event, AFTER_FLAGS, len(event), "a table map")
     schema, table = reader.name(), reader.name()
     reader = _Reader(event, reader.at, len(event), f"the table map of {schema}.{table}")
     count = reader.packed()
@@ -844,7 +809,7 @@ class RowsShape:
     """Where a rows event's images start, and which columns they hold.
 
     `columns` is the table's number of columns; `before` and `after` say whether each image that the event has is
-    full; `row_bits` is the number of bytes of null bits in front of each image.
+    full; `row_bits` is the number of bytes of null bits before each image.
     """
 
     columns: int
@@ -859,7 +824,7 @@ def parse_rows_shape(event: bytes) -> RowsShape:
 
 def _rows_shape(event: bytes, kind: EventType) -> RowsShape:
     operation, version = ROWS_EVENTS[kind]
-    reader = _Reader(event, HEADER_BYTES + 8, len(event), "a rows event")
+    reader = _Reader(event, AFTER_FLAGS, len(event), "a rows event")
     if version == 2:
         size = reader.number(2)
         if size < 2:

@@ -4,8 +4,6 @@ Owns where a transaction starts and ends, what a savepoint takes back, and the r
 are decoded later. Pure: where the events of a transaction wait is the caller's `EventStore`. The hard idea: nothing of
 a transaction is handed on before its commit event is there, since a lost connection, a ROLLBACK or a savepoint may
 still take it back, and a log cannot.
-
-Source: design/sources.md, "MariaDB".
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import msgspec
 
 from tranlog.errors import PositionLostError, UnsupportedEventError
 from tranlog.source.mariadb.events import (
+    AFTER_FLAGS,
     COMPRESSED,
     HEADER,
     HEADER_BYTES,
@@ -37,7 +36,7 @@ from tranlog.source.mariadb.events import (
 from tranlog.source.mariadb.position import BinlogPosition, DomainGtid, LastTransaction
 
 START_ANEW: Final = (
-    "What is before it is in the log. To go on behind it, take a new copy of the target and start a new log after it "
+    "What is before it is in the log. To continue after it, take a new copy of the target and start a new log after it "
     "(`tranlog reset`)"
 )
 
@@ -46,7 +45,7 @@ class EventStore(Protocol):
     """Where the events of one transaction wait for its commit."""
 
     def append(self, event: bytes) -> None:
-        """Add an event behind the others."""
+        """Add an event after the others."""
 
     def __iter__(self) -> Iterator[bytes]:
         """Return the events in the order in which they came; each iteration starts at the first."""
@@ -64,9 +63,9 @@ class EventGroup(msgspec.Struct, frozen=True, kw_only=True):
     `position` is the one after it, `timestamp` the seconds of its last event, `size` the bytes of its events.
     `taken_back` are half-open ranges of event numbers that a ROLLBACK or a savepoint undid. `void`: the group is one
     of the parts of a two-phase ALTER that change nothing. `changes` counts events of captured rows, and statements.
-    `xa` says what it does to the XA transaction `gtid.xid`. `behind` are the GTIDs in front of one that
+    `xa` says what it does to the XA transaction `gtid.xid`. `gtids_before` are the GTIDs before one that
     prepares. `again`: it comes
-    for the second time, since the stream was opened in front of the position.
+    for the second time, since the stream was opened before the position.
     """
 
     gtid: GtidEvent
@@ -78,7 +77,7 @@ class EventGroup(msgspec.Struct, frozen=True, kw_only=True):
     void: bool
     changes: int
     xa: XaStep | None
-    behind: tuple[DomainGtid, ...]
+    gtids_before: tuple[DomainGtid, ...]
     again: bool
 
     def is_taken_back(self, number: int) -> bool:
@@ -96,14 +95,13 @@ _KEPT: Final = frozenset(
 _PARTS_OF_FILES: Final = frozenset(
     map(int, (EventType.BEGIN_LOAD_QUERY, EventType.APPEND_BLOCK, EventType.DELETE_FILE))
 )
-"""Of the file of a LOAD DATA in statement format, whose statement comes behind it."""
+"""Of the file of a LOAD DATA in statement format, whose statement comes after it."""
 # Plain numbers: a member of an enum costs several times as much to look up and to compare.
 _GTID: Final = int(EventType.GTID)
 _XID: Final = int(EventType.XID)
 _TABLE_MAP: Final = int(EventType.TABLE_MAP)
 _ROWS: Final = frozenset(int(kind) for kind in ROWS_EVENTS)
 _TABLE_NUMBER: Final = slice(HEADER_BYTES, HEADER_BYTES + 6)
-_AFTER_FLAGS: Final = HEADER_BYTES + 8
 _NAMED_TABLES: Final = 5
 _QUERY: Final = int(EventType.QUERY)
 _INFORMATIVE: Final = frozenset(int(kind) for kind in INFORMATIVE)
@@ -125,7 +123,7 @@ class GroupAssembler:
         captures: Callable[[str], bool] = lambda _: True,
         opened_at: tuple[DomainGtid, ...] | None = None,
     ) -> None:
-        """`opened_at`: the stream begins behind these GTIDs, in front of `position`."""
+        """`opened_at`: the stream begins after these GTIDs, before `position`."""
         self._new_store = new_store
         self._limit = transaction_bytes_max
         self._captures = captures
@@ -227,8 +225,8 @@ class GroupAssembler:
         if kind == _TABLE_MAP:
             self._meet_table(event)
         elif kind in _ROWS:
-            # The number of the table and the flags are the server's own; what stands behind is the transaction's.
-            self._checksum = crc32(memoryview(event)[_AFTER_FLAGS:], self._checksum ^ kind)
+            # The number of the table and the flags are the server's own; what stands after is the transaction's.
+            self._checksum = crc32(memoryview(event)[AFTER_FLAGS:], self._checksum ^ kind)
             if event[_TABLE_NUMBER] in self._passed:
                 return
             self._changes += 1
@@ -249,7 +247,7 @@ class GroupAssembler:
 
     def _meet_table(self, event: bytes) -> None:
         """Note whether rows of a table are to be kept; what is not captured takes no room."""
-        names = event[_AFTER_FLAGS : _end_of_names(event)]
+        names = event[AFTER_FLAGS : _end_of_names(event)]
         self._checksum = crc32(names, self._checksum)
         schema = names[1 : 1 + names[0]]
         wanted = self._schemas.get(schema)
@@ -309,7 +307,7 @@ class GroupAssembler:
             gtid.gtid.domain, (end - self._start) & 0xFFFFFFFF, crc32(timestamp.to_bytes(4, "little"), self._checksum)
         )
         reached, domain = self._reached, gtid.gtid.domain
-        behind = tuple(reached[one] for one in sorted(reached)) if self._xa == "prepare" else ()
+        before = tuple(reached[one] for one in sorted(reached)) if self._xa == "prepare" else ()
         reached[domain] = gtid.gtid
         again = domain in self._again
         if not again:
@@ -328,7 +326,7 @@ class GroupAssembler:
             void=gtid.alter_phase in ("start", "rollback"),
             changes=self._changes,
             xa=self._xa,
-            behind=behind,
+            gtids_before=before,
             again=again,
         )
 
@@ -361,7 +359,7 @@ class GroupAssembler:
                 continue
             raise PositionLostError(
                 event_id=str(self._position),
-                why=f"{self._file} begins behind GTID {begins}, and what was read before it ends at {ends or 'none'}: "
+                why=f"{self._file} begins after GTID {begins}, and what was read before it ends at {ends or 'none'}: "
                 "the server's binlog was reset, or lost a part",
             )
 
@@ -403,7 +401,7 @@ def tables_of(events: Iterable[bytes]) -> str:
 def _end_of_names(event: bytes) -> int:
     """Return where the names of schema and table end in a TABLE_MAP event."""
     try:
-        table = _AFTER_FLAGS + event[_AFTER_FLAGS] + 2
+        table = AFTER_FLAGS + event[AFTER_FLAGS] + 2
         return table + event[table] + 2
     except IndexError as exc:
         raise EventFormatError(why=f"a table map of {len(event)} bytes") from exc

@@ -1,9 +1,7 @@
 """Whether a server has the history that the log has: its last transaction, looked at in the server's own binlog.
 
-Owns reading that one transaction. Where to look for it is the catalog's. The hard idea: GTIDs, files and offsets are
-given out again by a server that was reset, restored or replaced; the same transaction is not.
-
-Source: design/sources.md, "MariaDB".
+Owns reading that one transaction. Where to look for it is `server_binlog`'s. The hard idea: GTIDs, files and offsets
+are given out again by a server that was reset, restored or replaced; the same transaction is not.
 """
 
 from __future__ import annotations
@@ -12,33 +10,33 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from tranlog.errors import SourceUnavailableError
-from tranlog.source.mariadb.catalog import Catalog
 from tranlog.source.mariadb.connection import MariadbSourceOptions
 from tranlog.source.mariadb.groups import EventGroup, EventStore, GroupAssembler
 from tranlog.source.mariadb.position import BinlogPosition, DomainGtid
+from tranlog.source.mariadb.server_binlog import ServerBinlog
 from tranlog.source.mariadb.stream import BinlogStream
 
 
 def continue_from(
-    catalog: Catalog, options: MariadbSourceOptions, position: BinlogPosition, *, accepted: bool
+    binlog: ServerBinlog, options: MariadbSourceOptions, position: BinlogPosition, *, accepted: bool
 ) -> BinlogPosition:
     """Return the position as this server has it, once it is proven to have the same history, or `accepted`.
 
     Raises: PositionLostError, SourceUnavailableError, SourceSetupError.
     """
-    on = catalog.resume(position, accepted=accepted)
+    on = binlog.resume(position, accepted=accepted)
     last = on.position.last
     if on.look is None or last is None:
         return on.position
     wanted = on.position.by_domain()[last.domain]
     found = _transaction(options, on.position, on.look, wanted)
     if found is None:
-        raise catalog.lost(position, f"it does not hold {wanted} at {on.look[0]}:{on.look[1]} or behind it")
+        raise binlog.lost(position, f"it does not hold {wanted} at {on.look[0]}:{on.look[1]} or after it")
     there = found.position.last
     assert there is not None
     if there.checksum != last.checksum:
         when = datetime.fromtimestamp(found.timestamp, UTC)
-        raise catalog.lost(
+        raise binlog.lost(
             position,
             f"what it holds as {wanted} was committed at {when:%Y-%m-%d %H:%M:%S} UTC and ends at "
             f"{found.position.file}:{found.position.offset}, checksum {there.checksum:08x}; the log's, checksum "

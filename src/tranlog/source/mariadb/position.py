@@ -4,8 +4,6 @@ Owns the text form that is the `event_id` of a MariaDB source, its order, and wh
 hard idea: GTIDs say where to go on, also at another server of the same group, and prove nothing: a server that was
 reset, restored or replaced gives out the same ones again. So whose they are (the server's uid, its file and offset)
 and a checksum of the last transaction stand beside them.
-
-Source: design/sources.md, "MariaDB".
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class BinlogPosition(msgspec.Struct, frozen=True, kw_only=True):
 
     `gtids` are sorted by domain, at most one of each. `file` is empty where only the GTIDs are known; `offset` is
     the end of the last transaction in `file`. `server` is the beginning of the server's uid, empty where it has none.
-    `prepared` are the GTIDs in front of the oldest XA transaction that is prepared, neither committed nor rolled back,
+    `prepared` are the GTIDs before the oldest XA transaction that is prepared, neither committed nor rolled back,
     and has changes that are captured; None: there is none.
     """
 
@@ -120,7 +118,7 @@ def parse_gtids(text: str) -> tuple[DomainGtid, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartNow:
-    """Start behind the last transaction that the server has written when the first start asks it."""
+    """Start after the last transaction that the server has written when the first start asks it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +128,7 @@ class StartEarliest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAtGtids:
-    """Start behind these GTIDs."""
+    """Start after these GTIDs."""
 
     gtids: tuple[DomainGtid, ...]
 
@@ -187,7 +185,7 @@ def why_lost(position: BinlogPosition, *, server_state: Mapping[int, int]) -> st
 
 
 def is_newer_file(file: str, than: str) -> bool:
-    """Whether a binlog file comes behind another of the same name; never for files of different names."""
+    """Whether a binlog file comes after another of the same name; never for files of different names."""
     name, _, number = file.rpartition(".")
     other, _, newest = than.rpartition(".")
     return name == other and number.isdecimal() and newest.isdecimal() and int(number) > int(newest)

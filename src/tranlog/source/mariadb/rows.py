@@ -6,8 +6,6 @@ written out one after the other, neighbours of fixed size read by one `struct` c
 path; a row with NULLs, or with text that does not decode, takes a second one, column by column. Two kinds come from
 one description of the columns: a decoder gives values; an encoder, which capture uses, gives `payload.encode_row` of
 them without making most of them: text that is ASCII is copied, a label is looked up with its tag.
-
-Source: design/sources.md, "Decoders generated per table map".
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from tranlog.payload import (
     encode_utf8,
     encode_value,
 )
+from tranlog.servers.mariadb_values import enum_values, set_value
 from tranlog.source.mariadb.events import BinlogTable, EventFormatError, FieldType
 from tranlog.source.mariadb.types import Family, MariadbType
 from tranlog.source.mariadb.values import (
@@ -40,12 +39,10 @@ from tranlog.source.mariadb.values import (
     datetime2,
     decimal_bytes,
     decimal_text,
-    enum_values,
     inet_value,
     old_datetime,
     old_time,
     old_timestamp,
-    set_value,
     time2,
     timestamp2,
     uncompressed,
@@ -102,7 +99,7 @@ def rows_decoder(table: BinlogTable, types: Sequence[MariadbType]) -> RowsDecode
 def rows_encoder(table: BinlogTable, types: Sequence[MariadbType], *, shown: int | None = None) -> RowsEncoder:
     """Return what gives a table's rows as `payload.encode_row` writes them; else as `rows_decoder`.
 
-    `shown`: so many columns from the first are of use; what the rows hold behind them is left out.
+    `shown`: so many columns from the first are of use; what the rows hold after them is left out.
     """
     return cast(RowsEncoder, _checked(table, types, encodes=True, shown=shown))
 

@@ -1,10 +1,10 @@
 """The replication connection: the server sends its binary log, a thread of ours takes it off the socket.
 
-Owns the dump protocol, the thread, and the queue behind it. What events mean is decided elsewhere. The hard idea: the
+Owns the dump protocol, the thread, and its queue. What events mean is decided elsewhere. The hard idea: the
 server cuts a reader that is slow for too long, so the thread that reads the socket does nothing else; it moves bytes
 into a queue bounded by bytes, and only when that is full does the server wait.
 
-Source: design/sources.md, "MariaDB"; MariaDB's manual, "Replica registration", "COM_BINLOG_DUMP".
+Source: MariaDB's manual, "Replica registration", "COM_BINLOG_DUMP".
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class BinlogStream:
     def __init__(
         self, options: MariadbSourceOptions, position: BinlogPosition, *, place: tuple[str, int] | None = None
     ) -> None:
-        """Connect and begin the dump: behind the position's GTIDs, or at `place`, a file and an offset, up to the end.
+        """Connect and begin the dump: after the position's GTIDs, or at `place`, a file and an offset, up to the end.
 
         Raises: SourceUnavailableError, SourceSetupError; PositionLostError when the server refuses the position.
         """
@@ -158,8 +158,8 @@ class BinlogStream:
             with self._connection.cursor() as cursor:
                 cursor.execute(settings, (_GTID_CAPABLE, round(options.heartbeat_s * 1e9)))
                 if self._place is None:
-                    behind = gtid_text(self._position.gtids)
-                    cursor.execute("SET @slave_connect_state = %s, @slave_gtid_strict_mode = 1", (behind,))
+                    after = gtid_text(self._position.gtids)
+                    cursor.execute("SET @slave_connect_state = %s, @slave_gtid_strict_mode = 1", (after,))
             # Server id; empty host, user and password; port, rank and the id of our own source: none.
             self._raw("_execute_command")(_COM_REGISTER_SLAVE, struct.pack("<IBBBHII", server_id, 0, 0, 0, 0, 0, 0))
             self._raw("_read_ok_packet")()

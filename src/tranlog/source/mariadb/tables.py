@@ -3,14 +3,12 @@
 Owns reading the catalog into table maps and the rows of a SELECT into values, both as the binlog would give them. The
 hard idea: the server's text of a value is not always the value (a FLOAT is shown with six digits), so some columns are
 asked for in another form, and text comes in the column's own charset, to be decoded by the same code as the binlog's.
-
-Source: design/data-model.md, "Values".
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
@@ -22,10 +20,11 @@ from tranlog.change import TableMap
 from tranlog.charsets import text_decoder
 from tranlog.errors import UnsupportedTypeError
 from tranlog.servers.mariadb import close
+from tranlog.servers.mariadb_values import enum_values, set_value
 from tranlog.source.mariadb.catalog import Catalog
 from tranlog.source.mariadb.connection import Control, MariadbSourceOptions, connect, translated
 from tranlog.source.mariadb.types import Family, MariadbType, table_map, type_in_catalog
-from tranlog.source.mariadb.values import date_value, datetime_value, enum_values, instant_value, set_value
+from tranlog.source.mariadb.values import date_value, datetime_value, instant_value
 from tranlog.types import F32, Bit, Datetime, Other, Time, Value
 
 _READ_TIMEOUT_S: Final = 600
@@ -139,23 +138,11 @@ def _bytes(raw: str | bytes) -> bytes:
 def _reading(kind: MariadbType) -> tuple[str, FromServer]:
     """Return the expression that asks for a column, and what makes a value of the answer."""
     match kind.family:
-        case Family.INTEGER:
-            return "{}", lambda raw: int(raw)
-        case Family.YEAR:
-            return "{}", _year
-        case Family.FLOAT:
-            return "CAST({} AS DOUBLE)", lambda raw: F32(float(raw))
-        case Family.DOUBLE:
-            return "CAST({} AS DOUBLE)", lambda raw: float(raw)
-        case Family.DECIMAL:
-            return "{}", lambda raw: Decimal(_text(raw))
+        case Family.FLOAT | Family.DOUBLE:
+            return "CAST({} AS DOUBLE)", _PLAIN[kind.family]
         case Family.BIT:
             width = kind.length
             return "{}", lambda raw: Bit(width, int.from_bytes(raw, "big"))
-        case Family.DATE:
-            return "{}", _date
-        case Family.TIME:
-            return "{}", _time
         case Family.DATETIME:
             return "{}", _datetime_reader(kind.decimals)
         case Family.TIMESTAMP:
@@ -163,24 +150,18 @@ def _reading(kind: MariadbType) -> tuple[str, FromServer]:
         case Family.TEXT:
             decode = text_decoder(kind.charset or "")
             return "{}", lambda raw: decode(_bytes(raw))
-        case Family.BYTES | Family.GEOMETRY:
-            return "{}", _bytes
         case Family.ENUM:
             labels = enum_values(kind.labels)
             return "{} + 0", lambda raw: labels[int(float(raw))]
         case Family.SET:
             # As a number, but not by `+ 0`: that is a double, and a set has up to 64 members.
-            return "CAST({} AS UNSIGNED)", _set_reader(kind.labels)
-        case Family.UUID:
-            return "{}", lambda raw: UUID(_text(raw))
+            members = kind.labels
+            return "CAST({} AS UNSIGNED)", lambda raw: set_value(members, int(raw))
         case Family.INET:
             name = kind.name
             return "{}", lambda raw: Other(name, _text(raw))
-
-
-def _set_reader(labels: Sequence[str]) -> FromServer:
-    members = tuple(labels)
-    return lambda raw: set_value(members, int(raw))
+        case family:
+            return "{}", _PLAIN[family]
 
 
 def _year(raw: str | bytes) -> Value:
@@ -214,10 +195,6 @@ def _clock_micros(text: str) -> int:
     return -micros if match[1] else micros
 
 
-def _time(raw: str | bytes) -> Value:
-    return Time(_clock_micros(_text(raw)))
-
-
 def _datetime_reader(decimals: int) -> FromServer:
     def read(raw: str | bytes) -> Value:
         date, _, clock = _text(raw).partition(" ")
@@ -237,3 +214,18 @@ def _timestamp_reader(decimals: int) -> FromServer:
         return instant_value(*divmod(value.micros, 1_000_000), decimals)
 
     return read
+
+
+_PLAIN: Final[dict[Family, FromServer]] = {
+    Family.INTEGER: int,
+    Family.YEAR: _year,
+    Family.FLOAT: lambda raw: F32(float(raw)),
+    Family.DOUBLE: float,
+    Family.DECIMAL: lambda raw: Decimal(_text(raw)),
+    Family.DATE: _date,
+    Family.TIME: lambda raw: Time(_clock_micros(_text(raw))),
+    Family.BYTES: _bytes,
+    Family.GEOMETRY: _bytes,
+    Family.UUID: lambda raw: UUID(_text(raw)),
+}
+"""What makes a value of each family whose other attributes do not matter."""

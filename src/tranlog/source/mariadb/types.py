@@ -4,7 +4,7 @@ Owns the one description that both lead to, so that a table looks the same wheth
 from the catalog. Pure. The hard idea: the binlog does not tell a UUID or an INET6 from a BINARY(16), nor the decimals
 of times in MariaDB 5.3's format; there the catalog's word is taken, if the column stored there can be of that type.
 
-Source: design/data-model.md, "Values"; MariaDB's manual, "Information schema COLUMNS table".
+Source: MariaDB's manual, "Information schema COLUMNS table".
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final
 from tranlog.change import Column, ForeignKey, TableMap, TableName
 from tranlog.charsets import BINARY, bytes_per_character, text_decoder
 from tranlog.errors import UnsupportedTypeError
+from tranlog.servers.mariadb_values import catalog_labels
 from tranlog.source.mariadb.events import BinlogColumn, BinlogTable, EventFormatError, FieldType
 from tranlog.types import CharsetBytes, LogicalType
 
@@ -294,7 +295,7 @@ def types_in_binlog(
 def _type_in_binlog(
     table: BinlogTable, column: BinlogColumn, collations: Mapping[int, str], declared: str
 ) -> MariadbType:
-    kind = column.kind
+    kind, of = column.kind, f"{table.schema}.{table.table}"
     match kind:
         case FieldType.TINY | FieldType.SHORT | FieldType.INT24 | FieldType.LONG | FieldType.LONGLONG:
             return MariadbType(family=Family.INTEGER, name=_INTEGERS[kind], unsigned=column.unsigned)
@@ -306,9 +307,7 @@ def _type_in_binlog(
             return MariadbType(family=Family.DOUBLE, name="double", unsigned=column.unsigned)
         case FieldType.NEWDECIMAL:
             if not (1 <= column.length <= 65 and column.decimals <= min(column.length, 38)):
-                raise EventFormatError(
-                    why=f"{table.schema}.{table.table}.{column.name}: decimal({column.length},{column.decimals})"
-                )
+                raise EventFormatError(why=f"{of}.{column.name}: decimal({column.length},{column.decimals})")
             return MariadbType(
                 family=Family.DECIMAL,
                 name="decimal",
@@ -318,13 +317,13 @@ def _type_in_binlog(
             )
         case FieldType.BIT:
             if not 1 <= column.length <= 64:
-                raise EventFormatError(why=f"{table.schema}.{table.table}.{column.name}: bit({column.length})")
+                raise EventFormatError(why=f"{of}.{column.name}: bit({column.length})")
             return MariadbType(family=Family.BIT, name="bit", length=column.length)
         case FieldType.DATE | FieldType.NEWDATE:
             return MariadbType(family=Family.DATE, name="date")
         case FieldType.TIME2 | FieldType.DATETIME2 | FieldType.TIMESTAMP2:
             if column.decimals > 6:
-                raise EventFormatError(why=f"{table.schema}.{table.table}.{column.name}: {column.decimals} decimals")
+                raise EventFormatError(why=f"{of}.{column.name}: {column.decimals} decimals")
             family, name = _TIMES[kind]
             return MariadbType(family=family, name=name, decimals=column.decimals)
         case FieldType.TIME | FieldType.DATETIME | FieldType.TIMESTAMP:
@@ -332,7 +331,7 @@ def _type_in_binlog(
             match = _OLD_TIME_DECLARED.fullmatch(declared)
             if match is None or match[1] != name or int(match[2] or 0) > 6:
                 raise UnsupportedTypeError(
-                    table=f"{table.schema}.{table.table}",
+                    table=of,
                     column=column.name,
                     type_name=f"{name} in MariaDB 5.3's format, with decimals that the binlog does not tell and the "
                     "catalog no longer knows",
@@ -346,14 +345,10 @@ def _type_in_binlog(
             )
         case FieldType.GEOMETRY:
             if column.length not in _BLOB_SIZES:
-                raise EventFormatError(
-                    why=f"{table.schema}.{table.table}.{column.name}: a geometry with a length of {column.length} bytes"
-                )
+                raise EventFormatError(why=f"{of}.{column.name}: a geometry with a length of {column.length} bytes")
             number = column.geometry or 0
             if number >= len(_GEOMETRIES):
-                raise UnsupportedTypeError(
-                    table=f"{table.schema}.{table.table}", column=column.name, type_name=f"geometry {number}"
-                )
+                raise UnsupportedTypeError(table=of, column=column.name, type_name=f"geometry {number}")
             return MariadbType(family=Family.GEOMETRY, name=_GEOMETRIES[number])
         case FieldType.STRING | FieldType.VARCHAR | FieldType.VAR_STRING | FieldType.VARCHAR_COMPRESSED:
             charset = _charset(column, collations)
@@ -361,7 +356,7 @@ def _type_in_binlog(
             # What COMPRESSED adds is one byte in front.
             length = column.length - (kind == FieldType.VARCHAR_COMPRESSED)
             if length < 0:
-                raise EventFormatError(why=f"{table.schema}.{table.table}.{column.name}: a compressed text of no bytes")
+                raise EventFormatError(why=f"{of}.{column.name}: a compressed text of no bytes")
             if charset == BINARY:
                 special = _BY_CATALOG.get(declared)
                 if special is not None and fixed and special[0] == length:
@@ -384,17 +379,13 @@ def _type_in_binlog(
         ):
             size = _BLOB_SIZES.get(column.length)
             if size is None:
-                raise EventFormatError(
-                    why=f"{table.schema}.{table.table}.{column.name}: a blob with a length of {column.length} bytes"
-                )
+                raise EventFormatError(why=f"{of}.{column.name}: a blob with a length of {column.length} bytes")
             charset = _charset(column, collations)
             if charset == BINARY:
                 return MariadbType(family=Family.BYTES, name=f"{size}blob")
             return MariadbType(family=Family.TEXT, name=f"{size}text", charset=charset)
         case _:
-            raise UnsupportedTypeError(
-                table=f"{table.schema}.{table.table}", column=column.name, type_name=kind.name.lower()
-            )
+            raise UnsupportedTypeError(table=of, column=column.name, type_name=kind.name.lower())
 
 
 def _charset(column: BinlogColumn, collations: Mapping[int, str]) -> str:
@@ -469,7 +460,7 @@ def type_in_catalog(table: str, column: CatalogColumn) -> MariadbType:
                 family=Family[name.upper()],
                 name=name,
                 charset=column.charset or BINARY,
-                labels=declared_labels(column.column_type),
+                labels=catalog_labels(column.column_type),
             )
         case "char" | "varchar":
             return MariadbType(family=Family.TEXT, name=name, charset=column.charset, length=column.characters or 0)
@@ -491,7 +482,7 @@ _HASH_OF_KEY: Final = re.compile(r"DB_ROW_HASH_\d+")
 
 
 def shown_columns(table: BinlogTable, known: KnownTable | None) -> int:
-    """Return how many columns a table shows: behind them rows hold the server's own hashes of long unique keys."""
+    """Return how many columns a table shows: after them rows hold the server's own hashes of long unique keys."""
     shown = len(table.columns)
     while shown > 1:
         last = table.columns[shown - 1]
@@ -555,15 +546,3 @@ def _label_bytes(kind: MariadbType) -> int:
         return 1 if len(kind.labels) < 256 else 2
     size = (len(kind.labels) + 7) // 8
     return size if size <= 4 else 8
-
-
-_LABEL: Final = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
-_ESCAPES: Final = {"0": "\0", "n": "\n", "r": "\r"}
-
-
-def declared_labels(column_type: str) -> tuple[str, ...]:
-    """Return the labels of `enum('a','b''c')` as information_schema spells it."""
-    return tuple(
-        re.sub(r"''|\\(.)", lambda escaped: _ESCAPES.get(escaped[1], escaped[1]) if escaped[1] else "'", match[1])
-        for match in _LABEL.finditer(column_type)
-    )

@@ -4,7 +4,7 @@ Owns the conversions that the binlog's rows and the rows of a SELECT share, so t
 like. Which bytes of a row belong to which column is `rows`'s. Pure. The hard idea: MariaDB stores dates that
 no calendar has; those keep the server's own text, in the column's own number of digits.
 
-Source: design/data-model.md, "Values"; MariaDB's manual, "Data types".
+Source: MariaDB's manual, "Data types".
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from decimal import Decimal
 from typing import Final
 
 from tranlog.types import (
-    ENUM_ERROR,
     Bit,
     Date,
     Datetime,
-    EnumLabel,
     Instant,
     Other,
-    SetLabels,
     Time,
     Value,
     ZeroDate,
@@ -298,17 +295,6 @@ def year_value(stored: int) -> int:
     return stored + 1900 if stored else 0
 
 
-def enum_values(labels: tuple[str, ...]) -> tuple[Value, ...]:
-    """Return an ENUM's values by their numbers. 0 is the server's error value, which it shows as an empty label."""
-    error = Other(ENUM_ERROR, "0") if "" in labels else EnumLabel("")
-    return (error, *map(EnumLabel, labels))
-
-
-def set_value(labels: tuple[str, ...], bits: int) -> SetLabels:
-    """Return the labels of a SET's bits. Raises IndexError for a bit without a label."""
-    return SetLabels(tuple([labels[at] for at in range(bits.bit_length()) if bits >> at & 1]))
-
-
 # --- addresses, compressed columns -----------------------------------------------------------------------
 
 
@@ -355,7 +341,7 @@ def inet_value(type_name: str, raw: bytes) -> Other:
 def uncompressed(raw: bytes) -> bytes:
     """Return the content of a value of a COMPRESSED column. Raises ValueError for what the server cannot have written.
 
-    The first byte is 0 in front of plain content; else the method in the high half, whether zlib's frame is left out
+    The first byte is 0 before plain content; else the method in the high half, whether zlib's frame is left out
     in bit 3, and the number of bytes of the content's length, which follow, in the rest.
     """
     if not raw:

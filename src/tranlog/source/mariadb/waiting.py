@@ -30,7 +30,7 @@ class WaitingEvents:
         self._file: IO[bytes] | None = None
 
     def append(self, event: bytes) -> None:
-        """Add an event behind the others. Raises DiskFullError, DiskFailedError."""
+        """Add an event after the others. Raises DiskFullError, DiskFailedError."""
         self._events.append(event)
         self._size += len(event)
         if self._size > self._limit:

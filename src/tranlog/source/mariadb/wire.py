@@ -1,6 +1,6 @@
 """From the bytes of a replication connection to binlog events with proven checksums.
 
-Owns packets, their errors, and the checksum behind each event. Pure. The hard idea: whether checksums follow is told
+Owns packets, their errors, and the checksum after each event. Pure. The hard idea: whether checksums follow is told
 by the first event of each file, and the events that the server makes up between two files may still follow the rule
 of the file before.
 

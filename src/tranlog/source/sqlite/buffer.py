@@ -6,8 +6,6 @@ stack of marks over a list. A statement that failed has either kept all its chan
 `net_change` names one row in which the two differ, and the database is asked which it was. One statement may change a
 million rows before anything can be handed on, so what has grown large is moved to a spill file, which the caller opens,
 and comes back by parts.
-
-Source: design/sources.md, "SQLite, the embedded default".
 """
 
 from __future__ import annotations
@@ -40,10 +38,10 @@ _NET_ENTRIES: Final = 20_000 // ROWS_OF_ENTRY
 
 
 class _Part(NamedTuple):
-    """Entries in the spill file: the number of the first, that behind the last, where they lie, how long each is."""
+    """Entries in the spill file: the number of the first, that after the last, where they lie, how long each is."""
 
     first: int
-    behind: int
+    end: int
     offset: int
     sizes: array[int]
 
@@ -56,7 +54,7 @@ class TransactionBuffer:
     between two of them: what waits in the hook is packed first. Whatever reads or writes that file may raise OSError.
     """
 
-    __slots__ = ("_end", "_open_spill", "_parts", "_savepoints", "entries", "file", "spilled")
+    __slots__ = ("_end", "_open_spill", "_parts", "entries", "file", "savepoints", "spilled")
 
     def __init__(self, open_spill: Callable[[], IO[bytes]] | None = None) -> None:
         self.entries: list[bytes] = []
@@ -67,7 +65,8 @@ class TransactionBuffer:
         """The spill file, once there is one."""
         self._parts: list[_Part] = []
         self._end = 0
-        self._savepoints: list[tuple[str, int]] = []
+        self.savepoints: list[tuple[str, int]] = []
+        """Those that are open, the outermost first: name and mark."""
 
     def __len__(self) -> int:
         """The number of entries; what a mark is."""
@@ -75,10 +74,10 @@ class TransactionBuffer:
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield all entries in order, a part of the spill file at a time."""
-        return self._from(0)
+        return self.entries_from(0)
 
     def since(self, mark: int) -> Collection[bytes]:
-        """Return the entries behind a mark, as they are until the buffer changes."""
+        """Return the entries after a mark, as they are until the buffer changes."""
         return _Since(self, mark)
 
     def spill(self) -> None:
@@ -101,9 +100,10 @@ class TransactionBuffer:
         read = self.file.read
         return [read(size) for size in part.sizes]
 
-    def _from(self, mark: int) -> Iterator[bytes]:
+    def entries_from(self, mark: int) -> Iterator[bytes]:
+        """Yield the entries after a mark, a part of the spill file at a time."""
         for part in self._parts:
-            if part.behind > mark:
+            if part.end > mark:
                 yield from self._load(part)[max(0, mark - part.first) :]
         yield from self.entries[max(0, mark - self.spilled) :]
 
@@ -113,11 +113,6 @@ class TransactionBuffer:
         if self.file is not None:
             self.file.close()
             self.file = None
-
-    @property
-    def savepoints(self) -> int:
-        """How many savepoints are open."""
-        return len(self._savepoints)
 
     def cut(self, mark: int) -> None:
         """Forget what came after a mark."""
@@ -129,20 +124,20 @@ class TransactionBuffer:
 
     def savepoint(self, name: str) -> None:
         """Open a savepoint; an equal name hides the older one."""
-        self._savepoints.append((name, len(self)))
+        self.savepoints.append((name, len(self)))
 
     def release(self, name: str) -> None:
         """Close the innermost savepoint of that name and all inside it; their changes stay."""
         at = self._find(name)
         assert at >= 0, "SQLite released a savepoint that was never seen"
-        del self._savepoints[at:]
+        del self.savepoints[at:]
 
     def rollback_to(self, name: str) -> None:
         """Forget what came after the innermost savepoint of that name; it stays open, those inside it end."""
         at = self._find(name)
         assert at >= 0, "SQLite rolled back to a savepoint that was never seen"
-        self.cut(self._savepoints[at][1])
-        del self._savepoints[at + 1 :]
+        self.cut(self.savepoints[at][1])
+        del self.savepoints[at + 1 :]
 
     def outermost(self, name: str) -> bool:
         """Whether releasing `name` would close every savepoint."""
@@ -150,8 +145,8 @@ class TransactionBuffer:
 
     def _find(self, name: str) -> int:
         """Return the index of the innermost savepoint called `name`, -1 when there is none."""
-        for at in range(len(self._savepoints) - 1, -1, -1):
-            if self._savepoints[at][0] == name:
+        for at in range(len(self.savepoints) - 1, -1, -1):
+            if self.savepoints[at][0] == name:
                 return at
         return -1
 
@@ -161,7 +156,7 @@ class TransactionBuffer:
 
     def forget_changes(self) -> None:
         """Forget the changes, which were written elsewhere. Only while no savepoint is open."""
-        assert not self._savepoints
+        assert not self.savepoints
         self.entries.clear()
         self._forget_spilled()
 
@@ -169,7 +164,7 @@ class TransactionBuffer:
         """Forget all: the transaction ended."""
         self.entries.clear()
         self._forget_spilled()
-        self._savepoints.clear()
+        self.savepoints.clear()
 
 
 class _Since(Collection[bytes]):
@@ -183,7 +178,7 @@ class _Since(Collection[bytes]):
         return len(self._buffer) - self._mark
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._buffer._from(self._mark)
+        return self._buffer.entries_from(self._mark)
 
     def __contains__(self, entry: object) -> bool:
         return any(entry == one for one in self)

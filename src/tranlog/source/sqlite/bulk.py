@@ -19,8 +19,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from tranlog.affinity import Affinity, affinity
 from tranlog.change import TableMap
-from tranlog.source.sqlite.raw import Affinity, affinity, encode_value
+from tranlog.source.sqlite.raw import encode_value
 from tranlog.source.sqlite.statement import PlainInsert, fold
 
 ROWS_LEAST: Final = 16

@@ -7,7 +7,7 @@ database whose writers are ours: it says in a file what is durable, and each wri
 A file can be old, copied or damaged, so it is believed only where the database agrees: the claim names the file's
 history, and the row of the file stands in the outbox with the file's token.
 
-Source: design/sources.md, "SQLite, the embedded default"; docs/decisions/0022.
+Source: docs/decisions/0022.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import apsw
 from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
 
 PROGRESS_SUFFIX: Final = "-tranlog"
-"""The progress file's name is the database's with this behind it."""
+"""The progress file's name is the database's with this after it."""
 FREE_ROWS: Final = 100
 FREE_BYTES: Final = 1 << 20
 """One transaction frees so many rows at most, and no more of them once they hold so many bytes."""

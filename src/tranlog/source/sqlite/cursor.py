@@ -1,8 +1,7 @@
-"""What runs a statement on a captured connection, and tells the connection what becomes of it.
+"""What runs a statement on a captured connection, and tells its transaction what becomes of it.
 
 Owns `SqliteCursor`, and the parting of a script into statements. What a statement does to the transaction's record is
-`writer`'s. The hard idea: a call sets `Connection._call` before it does anything and takes it back as the last thing,
-so a call that an exception broke off between any two lines is known by it.
+`transaction`'s; who may call, `calls`'.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from tranlog.source.sqlite.bulk import ROWS_LEAST
 from tranlog.source.sqlite.statement import SqliteStatementKind, classify, is_blank, plain_insert, semicolons
 
 if TYPE_CHECKING:
+    from tranlog.source.sqlite.inserting import BulkInserts
+    from tranlog.source.sqlite.transaction import WriterTransaction
     from tranlog.source.sqlite.writer import SqliteConnection
 
 Bindings: TypeAlias = Sequence[Any] | Mapping[str, Any]
@@ -60,19 +61,22 @@ class SqliteCursor:
     """
 
     __slots__ = (
-        *("_inner", "_rows", "changes", "connection", "description", "kind", "lastrowid", "lazy", "mark", "opens"),
-        *("own_transaction", "rowcount", "rows_changed", "running", "savepoint", "sql", "total", "versions", "writes"),
+        *("_inner", "_inserts", "_rows", "_transaction", "changes", "connection", "description", "kind", "lastrowid"),
+        *("lazy", "mark", "own_transaction", "rowcount", "rows_changed", "running", "savepoint", "sql", "total"),
+        *("versions", "writes"),
     )
 
-    def __init__(self, connection: SqliteConnection) -> None:
+    def __init__(self, connection: SqliteConnection, transaction: WriterTransaction, inserts: BulkInserts) -> None:
+        transaction.calls.check_owner()
         self.connection = connection
-        connection._check_owner()
+        self._transaction = transaction
+        self._inserts = inserts
         self.rowcount = -1
         self.lastrowid: int | None = None
         """The rowid of the row that the last INSERT by `execute` has inserted; before the first None."""
         self.description: tuple[tuple[Any, ...], ...] | None = None
         """Name and declared type of each column that the last statement returns; None where it returns none."""
-        self._inner = connection._db.cursor()
+        self._inner = transaction.db.cursor()
         self._rows: Iterator[tuple[Any, ...]] | None = None
 
     def _begin(self, sql: str) -> None:
@@ -83,7 +87,6 @@ class SqliteCursor:
         self.lazy = False  # reads only: its rows are fetched as they are asked for
         self.writes = False
         self.own_transaction = False
-        self.opens = False  # a SAVEPOINT that opens a transaction
         self.mark = 0
         self.running = 0
         self.total = self.changes = 0  # SQLite's counts, before
@@ -100,27 +103,28 @@ class SqliteCursor:
     def _before_step(self, inner: apsw.Cursor, sql: str, bindings: object) -> bool:
         self.description = inner.get_description() or None
         if self.kind is not _OTHER:
-            self.connection._before_special(self, inner)
+            self._transaction.before_special(self, inner)
         elif inner.is_readonly or inner.is_explain:
             self.lazy = True
         elif not self.writes:
-            self.connection._before_write(self)
+            self._transaction.before_write(self)
         return True
 
     def execute(self, sql: str, bindings: Bindings | None = None) -> SqliteCursor:
         """Run one statement."""
-        connection, inner = self.connection, self._inner
-        outer = connection._call
-        if outer is not None or get_ident() != connection._thread:
-            connection._check_owner()
-            if connection._mend(rolls_back=classify(sql).kind is _ROLLBACK):
+        transaction, inner = self._transaction, self._inner
+        calls = transaction.calls
+        outer = calls.current
+        if outer is not None or get_ident() != calls.thread:
+            calls.check_owner()
+            if transaction.mend(CALLS, rolls_back=classify(sql).kind is _ROLLBACK):
                 return self
-            outer = connection._call
-        familiar = connection._familiar
+            outer = calls.current
+        familiar = transaction.familiar
         kind = familiar.get(sql)
         self._begin(sql)
         try:
-            connection._call = self
+            calls.current = self
             if kind is None:
                 self.sql = only_statement(sql)
                 self._trace()
@@ -129,7 +133,7 @@ class SqliteCursor:
                 if self.lazy:
                     self._rows = None
                     self.rowcount = -1
-                    connection._call = outer
+                    calls.current = outer
                     return self
                 if self.description is not None:
                     self._rows = iter(inner.fetchall())
@@ -143,18 +147,18 @@ class SqliteCursor:
             else:
                 self.kind = kind
                 if kind is _OTHER:
-                    connection._before_write(self)
+                    transaction.before_write(self)
                 else:
-                    connection._before_special(self, inner)
+                    transaction.before_special(self, inner)
                 inner.execute(sql, bindings)
                 self._rows = _NO_ROWS
-            connection._after_statement(self)
+            transaction.after_statement(self)
             if self.kind is _OTHER:
                 self.rowcount = self.rows_changed
-                self.lastrowid = connection._db.last_insert_rowid()
+                self.lastrowid = self._transaction.db.last_insert_rowid()
             else:
                 self.rowcount = -1
-            connection._call = outer
+            calls.current = outer
         except BaseException as exc:
             self._failed(exc, outer)
             raise
@@ -162,15 +166,16 @@ class SqliteCursor:
 
     def executemany(self, sql: str, bindings: Iterable[Bindings]) -> SqliteCursor:
         """Run one statement once for each of the bindings; outside a transaction each commits by itself."""
-        connection = self.connection
-        outer = connection._call
-        if outer is not None or get_ident() != connection._thread:
-            connection._check_owner()
-            connection._mend()
-            outer = connection._call
+        transaction = self._transaction
+        calls = transaction.calls
+        outer = calls.current
+        if outer is not None or get_ident() != calls.thread:
+            calls.check_owner()
+            transaction.mend(CALLS)
+            outer = calls.current
         rows: list[tuple[Any, ...]] = []
         count, last = 0, self.lastrowid
-        if not connection.in_transaction:
+        if not self._transaction.db.in_transaction:
             for values in bindings:
                 rows += self.execute(sql, values).fetchall()
                 count += max(self.rowcount, 0)
@@ -181,20 +186,20 @@ class SqliteCursor:
             if (type(bindings) is list or type(bindings) is tuple) and len(bindings) >= ROWS_LEAST:
                 insert = plain_insert(sql)
             try:
-                connection._call = self
+                calls.current = self
                 if insert is not None:
                     self.kind = _OTHER
-                    connection._insert_many(self, self._inner, insert, cast("Sequence[Bindings]", bindings))
+                    self._inserts.insert(self, self._inner, insert, cast("Sequence[Bindings]", bindings))
                 else:
                     self.sql = only_statement(sql)
                     self._trace()
-                    self._inner.executemany(self.sql, connection._each(self, bindings))
+                    self._inner.executemany(self.sql, transaction.each(self, self._inner, bindings))
                     rows = self._inner.fetchall()
                 self._inner.exec_trace = None
                 if not self.lazy:
-                    connection._after_statement(self)
+                    transaction.after_statement(self)
                 count = self.rows_changed
-                connection._call = outer
+                calls.current = outer
             except BaseException as exc:
                 self._failed(exc, outer)
                 raise
@@ -207,13 +212,13 @@ class SqliteCursor:
         self._inner.close(True)  # the statement is over, also when it was a row that could not be read
         self._rows = _NO_ROWS
         self.rowcount = -1
-        self._inner = self.connection._db.cursor()
+        self._inner = self._transaction.db.cursor()
         if not self.lazy:
-            self.connection._statement_failed(self, error)
-        self.connection._call = outer
+            self._transaction.failed(self, error)
+        self._transaction.calls.current = outer
 
     def _left(self) -> Iterator[tuple[Any, ...]]:
-        self.connection._check_owner()
+        self._transaction.calls.check_owner()
         return self._inner if self._rows is None else self._rows
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
@@ -241,7 +246,7 @@ class SqliteCursor:
 
     def close(self) -> None:
         """Drop the rows that are left."""
-        self.connection._check_owner()
+        self._transaction.calls.check_owner()
         self._inner.close(True)
         self._rows = _NO_ROWS
 

@@ -12,7 +12,6 @@ Source: docs/format.md, "The outbox of a SQLite source".
 
 from __future__ import annotations
 
-import enum
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,10 +21,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec.msgpack import Ext
 
+from tranlog.affinity import Affinity, affinity
 from tranlog.change import Op, Statement, TableMap
 from tranlog.errors import SourceError
 from tranlog.payload import decode_table_map, encode_row
-from tranlog.source.sqlite.statement import fold
 from tranlog.types import CharsetBytes, Value
 
 Place: TypeAlias = int | tuple[Value, ...]
@@ -142,31 +141,6 @@ def _text(value: Ext) -> CharsetBytes:
     if value.code != TEXT_BYTES:
         raise ValueError(f"a value of the unknown kind {value.code}")
     return CharsetBytes("utf8", bytes(value.data))
-
-
-class Affinity(enum.Enum):
-    """What SQLite makes of a value when it stores it in a column."""
-
-    INTEGER = "integer"
-    TEXT = "text"
-    BLOB = "blob"
-    """Nothing: the value stays as it is."""
-    REAL = "real"
-    NUMERIC = "numeric"
-
-
-def affinity(declared: str) -> Affinity:
-    """Return the affinity that a declared type gives, by SQLite's rules in their order (datatype3, section 3.1)."""
-    name = fold(declared)
-    if "int" in name:
-        return Affinity.INTEGER
-    if any(part in name for part in ("char", "clob", "text")):
-        return Affinity.TEXT
-    if not name or "blob" in name:
-        return Affinity.BLOB
-    if any(part in name for part in ("real", "floa", "doub")):
-        return Affinity.REAL
-    return Affinity.NUMERIC
 
 
 def real_columns(table: TableMap) -> tuple[int, ...]:

@@ -61,6 +61,9 @@ class RowRecorder:
         self.buffer = TransactionBuffer(_open_spill)
         self.hook = RowHook(self.buffer.entries, self._on_other_row, self._spill)
         self.hook.spill_at = SPILL_BYTES
+        self.unseen = False
+        """Whether the hook may be off."""
+        self._triggers: bool | None = None
         self.use(schema)
 
     def use(self, schema: SqliteSchema) -> None:
@@ -73,6 +76,25 @@ class RowRecorder:
         self._numbers = {name: number for number, name in enumerate(schema.plans, first)}
         self._plain = {name: number for name, number in self._numbers.items() if schema.plans[name].plain}
         self.hook.numbers = self._plain
+        if schema.triggers != self._triggers:
+            self._triggers = schema.triggers
+            self.watch()
+
+    def watch(self) -> None:
+        """Have the hook called for each row again, and triggers run if there are any.
+
+        The guards are none: they are for others, and each row would pay for them.
+        """
+        self._db.preupdate_hook(self.hook.on_row)
+        self._db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, int(bool(self._triggers)))
+        self.unseen = False
+
+    def look_away(self, *, guards: bool) -> None:
+        """Until `watch`, have no row seen; without `guards`, which are triggers, no trigger runs."""
+        self.unseen = True
+        self._db.preupdate_hook(None)
+        if self._triggers and not guards:
+            self._db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
 
     def head(self) -> bytes:
         """Return what a piece of the buffer's changes says of its tables."""
@@ -204,7 +226,7 @@ class RowRecorder:
     def read_unread(self, *, failed: bool = False) -> None:
         """Get the new image of a change that the hook could not give, now that SQLite has carried it out.
 
-        Behind a statement that failed and was undone the image is that of before, which makes the change none.
+        After a statement that failed and was undone the image is that of before, which makes the change none.
         """
         if self.unread is None:
             return

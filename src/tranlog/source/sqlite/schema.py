@@ -9,8 +9,6 @@ What is not captured, by decision: generated columns, virtual and stored (they f
 table is made as it is here, and cannot be written); virtual tables and the shadow tables that they make (the source
 names them in a warning); temporary and attached tables. SQLite calls a table a shadow by its name alone; one that the
 virtual table does not make, such as the content of an FTS5 index, is captured like any other.
-
-Source: design/sources.md, "SQLite, the embedded default".
 """
 
 from __future__ import annotations
@@ -101,9 +99,9 @@ class TablePlan:
         return not (self.by_select and self.place_key is not None)
 
     def read(
-        self, db: apsw.Connection, behind: str = "", bindings: Sequence[Value] = ()
+        self, db: apsw.Connection, clause: str = "", bindings: Sequence[Value] = ()
     ) -> Iterator[tuple[Value, ...]]:
-        """Yield rows with what is stored, text that is not UTF-8 as its bytes; `behind` is what follows FROM.
+        """Yield rows with what is stored, text that is not UTF-8 as its bytes; `clause` is what follows FROM.
 
         Raises UnsupportedTypeError for such a text of a database that holds text in UTF-16.
         """
@@ -114,7 +112,7 @@ class TablePlan:
                 f"typeof({name}), CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END"
                 for name in names[at : at + _COLUMNS_OF_SELECT]
             ]
-            select = f"SELECT {', '.join(columns)} FROM {quote(SCHEMA)}.{quote(self.map.table)} NOT INDEXED {behind}"
+            select = f"SELECT {', '.join(columns)} FROM {quote(SCHEMA)}.{quote(self.map.table)} NOT INDEXED {clause}"
             parts.append(db.execute(select, bindings))
         for found in zip(*parts, strict=True):
             row = found[0] if len(found) == 1 else tuple([value for part in found for value in part])

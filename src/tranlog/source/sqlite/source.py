@@ -11,8 +11,6 @@ Payloads are made here, at capture, from the raw form that writers store. Which 
 decided here too, from facts that the writer stores in the same transaction: the tables touched, whether a statement is
 among them, and the shard that the foreign keys *of that moment* make of them (rule `table`). A writer thus needs no
 configuration, and a graph that changed since cannot make a wrong verdict.
-
-Source: design/sources.md, "SQLite, the embedded default"; design/data-model.md, "Shards".
 """
 
 from __future__ import annotations

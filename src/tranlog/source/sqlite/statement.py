@@ -97,7 +97,7 @@ def is_blank(sql: str) -> bool:
 
 
 def semicolons(sql: str) -> Iterator[int]:
-    """Yield the place behind each semicolon that stands in no literal, name or comment."""
+    """Yield the place after each semicolon that stands in no literal, name or comment."""
     return (match.end() for match in _SEMICOLON.finditer(sql) if match[1])
 
 
@@ -168,7 +168,7 @@ def _begins(words: list[tuple[str, bool]], keyword: str) -> bool:
 
 
 def _savepoint_name(words: list[tuple[str, bool]]) -> str:
-    """Return the name behind an optional SAVEPOINT; a savepoint may itself be called so."""
+    """Return the name after an optional SAVEPOINT; a savepoint may itself be called so."""
     if len(words) > 1 and _begins(words, "savepoint"):
         words = words[1:]
     return fold(words[0][0]) if words else ""
