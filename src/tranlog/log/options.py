@@ -7,7 +7,7 @@ Source: thl-internals, "Configuration"; design/log-format.md; design/performance
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import NoneType
 
 from tranlog.errors import ConfigError
@@ -42,14 +42,14 @@ class LogOptions:
     """Bytes after which a segment is closed; the last transaction may pass them. Short ones open fast."""
     checksum: bool = True
     """CRC-32 over every record, held against it at each read, and at an open from the stored index's end on."""
-    retention_s: float | None = None
+    retention_s: float | None = field(default=None, metadata={"example": "7d"})
     """Seconds that a closed segment is kept; None keeps all. Holds keep more. Below a day a segment is closed after an
     hour, else after a day, so that few are kept much longer."""
-    retention_bytes: int | None = None
+    retention_bytes: int | None = field(default=None, metadata={"example": "20GB"})
     """Bytes of all segments together above which the oldest go; None: no bound. Holds keep more."""
-    hard_retention_s: float | None = None
+    hard_retention_s: float | None = field(default=None, metadata={"example": "30d"})
     """Seconds after which a closed segment goes although a hold needs it; whoever comes back for it is told."""
-    hard_retention_bytes: int | None = None
+    hard_retention_bytes: int | None = field(default=None, metadata={"example": "50GB"})
     """Bytes above which the oldest go although a hold needs them: one dead follower cannot fill the disk."""
     flush_interval_s: float = 0.0
     """Seconds between two flushes that nobody asked for: what is appended and complete is then as if committed, by
