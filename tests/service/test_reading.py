@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -114,7 +116,7 @@ def test_a_section_may_be_in_the_environment_alone(tmp_path: Path) -> None:
         ({"TRANLOG_PIPELINE__CHANNELS": "0"}, "TRANLOG_PIPELINE__CHANNELS: pipeline.channels = 0: must be 1 to"),
         ({"TRANLOG_PIPELINE__CHANNELS": "x"}, "TRANLOG_PIPELINE__CHANNELS: pipeline.channels = 'x': input should be"),
         ({"TRANLOG_PIPELINE__RETRY_S": "5MiB"}, "TRANLOG_PIPELINE__RETRY_S: pipeline.retry_s = '5MiB': a number, or"),
-        ({"TRANLOG_PIPELINE": "4"}, "TRANLOG_PIPELINE = '(hidden)': is a section; give one of its keys"),
+        ({"TRANLOG_PIPELINE": "4"}, "TRANLOG_PIPELINE: pipeline. = '(hidden)': unknown key; known keys are name"),
         (
             {"TRANLOG_PIPELINE__CHANNELS": "4", "TRANLOG_pipeline__channels": "5"},
             "TRANLOG_pipeline__channels = '(hidden)': TRANLOG_PIPELINE__CHANNELS says otherwise",
@@ -125,12 +127,16 @@ def test_a_section_may_be_in_the_environment_alone(tmp_path: Path) -> None:
         ),
         ({"TRANLOG_TARGET__DSN": "host='hush"}, "TRANLOG_TARGET__DSN: target.dsn = '(hidden)': not a connection"),
         ({"TRANLOG_TARGET__USER": "root"}, "TRANLOG_TARGET__USER: target.user = 'root': the dsn names the user 'till'"),
+        (
+            {"TRANLOG_SOURCE__DSN": "postgresql://till:hush@x/y"},
+            "TRANLOG_SOURCE__DSN: source.dsn = '(hidden)': unknown key; it belongs to [target]",
+        ),
         ({"TRANLOG_SECRETS_DIR": "/no/such"}, "TRANLOG_SECRETS_DIR = '/no/such': cannot be read"),
     ],
 )
 def test_an_error_names_its_origin(environ: dict[str, str], told: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
-        read(tmp_path, {"TRANLOG_TARGET__PASSWORD": "hush"} | environ if "DSN" in told else environ)
+        read(tmp_path, {"TRANLOG_TARGET__PASSWORD": "hush"} | environ if "TARGET__DSN" in told else environ)
     assert str(raised.value).startswith(f"configuration: {told}")
     assert "hush" not in str(raised.value)
 
@@ -185,3 +191,19 @@ columns = ["c"]
         "filter 2.columns": 17,
     }
     assert (lines["spark.settings"], lines["spark.settings.spark.a"], lines["filter 2"]) == (18, 19, 14)
+
+
+@pytest.mark.long
+def test_pydantic_is_imported_only_where_a_configuration_is_read() -> None:
+    """Decision 0029: neither `import tranlog` nor `tranlog --help` pays for it."""
+    code = """
+import sys
+import tranlog
+from tranlog.service.commands import cli
+from tranlog.service.thl import thl
+assert cli.main(["--help"]) == 0 and thl.main(["--help"]) == 0
+assert "pydantic" not in sys.modules and "pydantic_settings" not in sys.modules
+import tranlog.service.config.reading
+assert "pydantic_settings" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tranlog.pipeline.filters.filters import KINDS as FILTERS
 from tranlog.service.config.config import Config, load
 from tranlog.service.config.reading import schema
-from tranlog.service.config.sections import NAMES, every_key
+from tranlog.service.config.sections import NAMES, ConfigKey, keys_of
 from tranlog.service.config.template import SOURCES, TARGETS, reference, template
 from tranlog.source.mariadb.connection import MariadbSourceOptions
 
@@ -85,6 +88,14 @@ def test_each_line_is_a_default_or_an_example_and_says_which(source: str, target
     assert seen["default"] > 30 and seen["example"] > 20
 
 
+def every_key() -> Iterator[tuple[str, ConfigKey]]:
+    """Yield each key with the kind of source or filter that it is of, "" for one of every kind."""
+    for section in NAMES:
+        for kind in {"source": SOURCES, "filter": tuple(FILTERS)}.get(section, ("",)):
+            for key in keys_of(section, kind):
+                yield kind, key
+
+
 def test_every_key_of_the_model_is_in_the_page_the_schema_and_a_template() -> None:
     page = PAGE.read_text()
     sections = {part.split("\n")[0]: part for part in page.split("\n## ")[1:]}
@@ -114,6 +125,14 @@ def test_the_reference_page_is_the_models() -> None:
     if os.environ.get("TRANLOG_WRITE_DOCS"):
         PAGE.write_text(reference())
     assert PAGE.read_text() == reference(), "run this test once with TRANLOG_WRITE_DOCS=1"
+
+
+def test_the_schema_leaves_out_a_kind_whose_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("tranlog.source.mariadb")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+    found = schema()["$defs"]
+    assert "source_mariadb" not in found and "source_sqlite" in found
 
 
 def test_the_schema_knows_units_and_the_ancestors_names() -> None:

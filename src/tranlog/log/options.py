@@ -21,8 +21,6 @@ _ROOM_FOR_OTHERS = 2 * HEADER_LENGTH_MAX
 
 AHEAD_BYTES_MAX = 1 << 26
 
-_Kinds = tuple[type, ...]
-
 
 def zeros_ahead(ahead_bytes: int, *, size: int, end: int, reached: int) -> int:
     """Return how many zeros to write behind a commit that ends at `end`; the file reaches to `reached`.
@@ -79,10 +77,10 @@ class LogOptions:
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
-        for name, kinds in _KINDS.items():
-            value = getattr(self, name)
+        for one in fields(self):
+            value, (kinds, told) = getattr(self, one.name), _KINDS[str(one.type)]
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds) or value != value:
-                raise ConfigError(option=name, value=value, why=f"it is {_KIND_NAMES[kinds]}")
+                raise ConfigError(option=one.name, value=value, why=f"it is {told}")
         if self.segment_bytes < 1_000:
             raise ConfigError(option="segment_bytes", value=self.segment_bytes, why="a segment has at least 1000 bytes")
         for option in ("spill_above", "spill_segment_bytes"):
@@ -138,27 +136,15 @@ class LogOptions:
                 raise ConfigError(option=hard, value=last, why=f"it is below {soft} = {bound}, which waits for holds")
 
 
-_WHOLE: _Kinds = (int,)
-_SECONDS: _Kinds = (int, float)
-_WHOLE_OR_NONE: _Kinds = (int, NoneType)
-_SECONDS_OR_NONE: _Kinds = (int, float, NoneType)
-_YES_OR_NO: _Kinds = (bool,)
-_KIND_NAMES = {
-    _WHOLE: "a whole number",
-    _SECONDS: "a number of seconds",
-    _WHOLE_OR_NONE: "a whole number, or left out",
-    _SECONDS_OR_NONE: "a number of seconds, or left out",
-    _YES_OR_NO: "true or false",
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number of seconds"),
+    "int | None": ((int, NoneType), "a whole number, or left out"),
+    "float | None": ((int, float, NoneType), "a number of seconds, or left out"),
+    "bool": ((bool,), "true or false"),
 }
-_BY_ANNOTATION = {
-    "int": _WHOLE,
-    "float": _SECONDS,
-    "int | None": _WHOLE_OR_NONE,
-    "float | None": _SECONDS_OR_NONE,
-    "bool": _YES_OR_NO,
-}
-_KINDS = {field.name: _BY_ANNOTATION[str(field.type)] for field in fields(LogOptions)}
-"""What each option may be: whoever writes Python without a type checker hears of it before a file is created."""
+"""What an option of each annotation may be: whoever writes Python without a type checker hears of it before a file is
+created."""
 
 
 @dataclass(slots=True)

@@ -258,27 +258,21 @@ class _Reporter:
         self._thread.join()
 
 
-def _said(
-    *,
-    channels: int | None,
-    master: str | None,
-    start: int | None,
-    pipeline: str | None,
-    package: str | None,
-    stay: bool,
-    metrics: str | None,
-) -> dict[str, tuple[str, Any]]:
+_KEYS: Final = {
+    "channels": "pipeline.channels",
+    "master": "pipeline.master",
+    "start": "pipeline.start_seqno",
+    "pipeline": "pipeline.name",
+    "metrics": "pipeline.metrics",
+    "package": "spark.package",
+}
+"""Options of `apply` and `run` that say what a key of the configuration says, and outrank it."""
+
+
+def _said(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
     """Return what a command line says of the configuration's keys: the option and its value."""
-    said = {
-        "pipeline.channels": ("--channels", channels),
-        "pipeline.master": ("--master", master),
-        "pipeline.start_seqno": ("--start", start),
-        "pipeline.name": ("--pipeline", pipeline),
-        "pipeline.on_error": ("--stay", OnError.OFFLINE if stay else None),
-        "pipeline.metrics": ("--metrics", metrics),
-        "spark.package": ("--package", package),
-    }
-    return {key: given for key, given in said.items() if given[1] is not None}
+    found = {key: (f"--{name}", ctx.params[name]) for name, key in _KEYS.items() if ctx.params[name] is not None}
+    return found | ({"pipeline.on_error": ("--stay", OnError.OFFLINE)} if ctx.params["stay"] else {})
 
 
 def _apply_options(config: Config, *, until: str | None, take_over: bool) -> ApplyOptions:
@@ -323,16 +317,7 @@ def apply(
       tranlog apply --until now --channels 4
       tranlog --conf shop.toml apply --master spark://host:7077
     """
-    said = _said(
-        channels=channels,
-        master=master,
-        start=start,
-        pipeline=pipeline,
-        package=package,
-        stay=stay,
-        metrics=metrics,
-    )
-    config = config_of(ctx, said)
+    config = config_of(ctx, _said(ctx))
     options = _apply_options(config, until=until, take_over=take_over)
     reread = ConfigFile(config, environ=os.environ, channels=channels).read_again
     find_java()
@@ -437,16 +422,7 @@ def run(
       tranlog run
       tranlog run --channels 4
     """
-    said = _said(
-        channels=channels,
-        master=master,
-        start=start,
-        pipeline=pipeline,
-        package=package,
-        stay=stay,
-        metrics=metrics,
-    )
-    config = config_of(ctx, said)
+    config = config_of(ctx, _said(ctx))
     options = _apply_options(config, until=None, take_over=take_over)
     reread = ConfigFile(config, environ=os.environ, channels=channels).read_again
     # What costs little is looked at first: Spark takes seconds to start, and a writer adds to the log.

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from tranlog.errors import ConfigError
-from tranlog.service.commands.orders import config_of
 from tranlog.service.config.config import DEFAULT_FILE, find_file, made, reading
 from tranlog.service.config.template import SOURCES, TARGETS, shown, template
 from tranlog.service.frame.command import AsJson, new_app, print_json, require_command
@@ -87,8 +86,13 @@ def check(ctx: typer.Context, as_json: AsJson = False) -> None:
       tranlog config check
       tranlog --conf shop.toml config check
     """
-    config = config_of(ctx)
-    OperatingOptions.of(config.pipeline).check()
+    conf, service = ctx.obj
+    read = reading(find_file(conf=conf, service=service))
+    config = made(read)
+    try:
+        OperatingOptions.of(config.pipeline).check()
+    except ConfigError as exc:
+        raise read.refusal(f"pipeline.{exc.option}", exc.value, exc.why) from exc
     if as_json:
         print_json({"file": config.file, "service": config.service})
     else:

@@ -21,12 +21,12 @@ from dataclasses import MISSING, dataclass, field
 from difflib import get_close_matches
 from enum import EnumType
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, create_model
 from pydantic_settings import (
     BaseSettings,
-    EnvSettingsSource,
     InitSettingsSource,
     NestedSecretsSettingsSource,
     PydanticBaseSettingsSource,
@@ -34,10 +34,10 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from tranlog.errors import ConfigError
+from tranlog.errors import ConfigError, SourceSetupError
 from tranlog.log.properties import EXPIRE, PROPERTIES, differs, resolve
 from tranlog.pipeline.filters.filters import KINDS as FILTERS
-from tranlog.service.config.sections import NAMES, OPTIONAL, SECRETS, ConfigKey, keys_of
+from tranlog.service.config.sections import NAMES, OPTIONAL, ConfigKey, keys_of
 from tranlog.source.kinds import KINDS
 
 PREFIX: Final = "TRANLOG_"
@@ -64,6 +64,9 @@ _URLS: Final = {
 }
 """How the ancestor's URL of the catalog begins: the kind of target, our option, and what stands in its place there."""
 
+_HIDDEN: Final = ("password", "URL", "salt")
+"""Keys that no section has, or not each, and whose values no message shows either."""
+
 Values = dict[str, Any]
 
 
@@ -73,13 +76,7 @@ Values = dict[str, Any]
 class _Root(BaseSettings):
     """The sections of one configuration; made with `reading`, from whose origins its values come."""
 
-    model_config = SettingsConfigDict(
-        extra="forbid",
-        case_sensitive=True,
-        env_prefix=PREFIX,
-        env_nested_delimiter=BETWEEN,
-        enable_decoding=False,
-    )
+    model_config = SettingsConfigDict(extra="forbid", case_sensitive=True)
 
     @classmethod
     def settings_customise_sources(
@@ -141,8 +138,13 @@ def model(kinds: tuple[str, ...], only: tuple[str, ...] = NAMES) -> type[_Root]:
 
 
 def schema() -> Values:
-    """Return the JSON schema of a configuration file, with the kinds whose libraries are installed."""
-    found = model(tuple(KINDS)).model_json_schema()
+    """Return the JSON schema of a configuration file, with the kinds of sources whose libraries are installed."""
+    kinds = []
+    for kind in KINDS:
+        with suppress(SourceSetupError):
+            keys_of("source", kind)
+            kinds.append(kind)
+    found = model(tuple(kinds)).model_json_schema()
     ours = {"log": [one.name for one in PROPERTIES] + [*EXPIRE], "target": ["URL"]}
     for section in found["$defs"].values():
         for name, key in section.get("properties", {}).items():
@@ -215,68 +217,41 @@ class Reading:
             section, _, name = dotted.partition(".")
             said.setdefault(section, {})[name] = value
             self.given[dotted] = Given(value=value, origin=option)
-        yield InitSettingsSource(settings, said)
-        yield InitSettingsSource(settings, self._texts(self._from_environment(settings), self._variables()))
-        yield InitSettingsSource(settings, self._texts(*self._from_secrets(settings)))
-        yield InitSettingsSource(settings, self._from_file(settings))
+        variables = [
+            (name, name[len(PREFIX) :], text) for name, text in self.environ.items() if name.startswith(PREFIX)
+        ]
+        for values in (said, self._texts(variables), self._texts(self._secrets()), self._from_file(settings)):
+            yield InitSettingsSource(settings, values)
 
-    def _variables(self) -> dict[str, str]:
-        """Return our variables by the dotted key that each gives. Raises ConfigError for one that names no section."""
-        found: dict[str, str] = {}
-        for variable in self.environ:
-            if not variable.startswith(PREFIX) or BETWEEN not in variable:
-                continue
-            section, *rest = variable.removeprefix(PREFIX).lower().split(BETWEEN)
-            if section not in NAMES:
-                raise ConfigError(option=variable, value="(hidden)", why=f"unknown key; {_nearest(section, NAMES)}")
-            dotted = ".".join([section, *rest])
-            if dotted in found and self.environ[found[dotted]] != self.environ[variable]:
-                raise ConfigError(option=variable, value="(hidden)", why=f"{found[dotted]} says otherwise; set one")
-            found[dotted] = variable
-        return found
-
-    def _from_environment(self, settings: type[BaseSettings]) -> Values:
-        source = EnvSettingsSource(settings)
-        source.env_vars = {
-            PREFIX + name.removeprefix(PREFIX).lower(): value
-            for name, value in self.environ.items()
-            if name.startswith(PREFIX)
-        }
-        return source()
-
-    def _from_secrets(self, settings: Any) -> tuple[Values, dict[str, str]]:
+    def _secrets(self) -> list[tuple[str, str, str]]:
+        """Return the files in the folder of secrets: path, name and text."""
         folder = self.environ.get(SECRETS_DIR)
         if not folder:
-            return {}, {}
+            return []
         try:
-            source = NestedSecretsSettingsSource(
-                settings,
-                secrets_dir=folder,
-                secrets_dir_missing="error",
-                secrets_case_sensitive=False,
-                secrets_prefix="",
-                secrets_nested_delimiter=BETWEEN,
-            )
-            names = {name: os.path.join(folder, name) for name in os.listdir(folder)}
+            os.listdir(folder)  # a folder that is not there would be an empty one
+            found = NestedSecretsSettingsSource.load_secrets(Path(folder).resolve())
         except (SettingsError, OSError, UnicodeDecodeError) as exc:
             raise ConfigError(option=SECRETS_DIR, value=folder, why=f"cannot be read: {exc}") from exc
-        return source(), {name.lower().replace(BETWEEN, "."): path for name, path in names.items()}
+        return [(os.path.join(folder, name), name, text) for name, text in found.items()]
 
-    def _texts(self, values: Values, origins: Mapping[str, str]) -> Values:
-        """Return what an origin of texts gives, each as its key's type has it; note where it comes from."""
+    def _texts(self, texts: Iterable[tuple[str, str, str]]) -> Values:
+        """Return what an origin of texts gives, each as its key's type has it: where it stands, its name, itself."""
         found: Values = {}
-        for section, keys in values.items():
-            if not isinstance(keys, dict):
-                why = f"is a section; give one of its keys, {section}{BETWEEN}KEY"
-                raise ConfigError(option=origins.get(section, PREFIX + section.upper()), value="(hidden)", why=why)
-            for name, text in keys.items():
-                dotted = f"{section}.{name}"
-                key = self.keys.get(section, {}).get(name)
-                origin = next((one for at, one in origins.items() if f"{at}.".startswith(f"{dotted}.")), section)
-                value = _typed(key, text) if key is not None and isinstance(text, str) else text
-                made = self._prepared(name, value, dotted, origin, path=key is not None and key.is_path)
-                found.setdefault(section, {})[name] = made
-                self.given.setdefault(dotted, Given(value=made, origin=origin))
+        origins: dict[str, str] = {}
+        for origin, name, text in texts:
+            section, between, name = name.lower().partition(BETWEEN)
+            if not between and section not in NAMES:
+                continue  # a variable that is none of the configuration's
+            if section not in NAMES:
+                raise ConfigError(option=origin, value="(hidden)", why=f"unknown key; {_nearest(section, NAMES)}")
+            if section not in self.only:
+                continue
+            dotted, key = f"{section}.{name}", self.keys[section].get(name)
+            value = self._value(section, name, text if key is None else _typed(key, text), origin)
+            if found.setdefault(section, {}).setdefault(name, value) != value:
+                raise ConfigError(option=origin, value="(hidden)", why=f"{origins[dotted]} says otherwise; give one")
+            origins[dotted] = origin
         return found
 
     def _from_file(self, settings: type[BaseSettings]) -> Values:
@@ -284,40 +259,29 @@ class Reading:
         for section, values in self.in_file.items():
             if section not in self.only and self.only != NAMES:
                 continue
-            if section in NAMES and section != "filter" and not isinstance(values, dict):
-                raise ConfigError(option=self._at(section), value=_without_text(values), why=f"is a table: [{section}]")
-            if section == "filter" or not isinstance(values, dict):
-                found[section] = self._filters(values) if isinstance(values, list) else values
-                continue
-            found[section] = self._keys(section, values)
+            found[section] = values
+            if section == "filter" and isinstance(values, list):
+                self.given["filter"] = Given(value=values, origin=self.file)
+                found[section] = tuple(map(self._filter, range(1, len(values) + 1), values))
+            elif section != "filter" and isinstance(values, dict):
+                made = {name: self._value(section, name, value, self.file) for name, value in values.items()}
+                found[section] = {"log": self._ancestors, "target": self._url}.get(section, dict)(made)
         return found
 
-    def _keys(self, section: str, values: Values) -> Values:
-        known = self.keys.get(section, {})
-        made = {}
-        for name, value in values.items():
-            dotted = f"{section}.{name}"
-            is_path = name in known and known[name].is_path
-            made[name] = self._prepared(name, value, dotted, self.file, path=is_path)
-            self.given.setdefault(dotted, Given(value=made[name], origin=self.file))
-        if section == "log":
-            made = self._ancestors(made)
-        if section == "target" and "URL" in made:
-            made = self._url(made)
+    def _filter(self, number: int, row: Any) -> Any:
+        if not isinstance(row, dict):
+            return row
+        return {name: self._prepared(name, value, f"filter {number}.{name}", self.file) for name, value in row.items()}
+
+    def _value(self, section: str, name: str, value: Any, origin: str) -> Any:
+        """Return a value as pydantic is to check it, and note where it stands unless a stronger origin has given it."""
+        dotted, key = f"{section}.{name}", self.keys.get(section, {}).get(name)
+        made = self._prepared(name, value, dotted, origin, path=key is not None and key.is_path)
+        self.given.setdefault(dotted, Given(value=made, origin=origin))
         return made
 
-    def _filters(self, rows: list[Any]) -> tuple[Any, ...]:
-        made = [
-            {name: self._prepared(name, value, f"filter {number}.{name}", self.file) for name, value in row.items()}
-            if isinstance(row, dict)
-            else row
-            for number, row in enumerate(rows, start=1)
-        ]
-        self.given["filter"] = Given(value=rows, origin=self.file)
-        return tuple(made)
-
     def _prepared(self, name: str, value: Any, dotted: str, origin: str, *, path: bool = False) -> Any:
-        """Return a value as pydantic is to check it: quantities as numbers, paths whole, arrays as tuples."""
+        """Return quantities as numbers, paths whole, arrays as tuples. Raises ConfigError for another unit."""
         units = units_of(name)
         if isinstance(value, str) and units:
             number = _quantity(value, units)
@@ -357,6 +321,8 @@ class Reading:
     def _url(self, values: Values) -> Values:
         """Return [target] with what `URL`, the ancestor's name of where its positions are kept, says by our names."""
         made = dict(values)
+        if "URL" not in made:
+            return made
         url, kind = made.pop("URL"), made.get("kind", "")
         begins = {begin: said for begin, said in _URLS.items() if kind in (said[0], "")}
         for begin, (_, ours, instead) in begins.items():
@@ -392,8 +358,10 @@ class Reading:
     def refusal(self, dotted: str, value: object, why: str, *, origin: str | None = None) -> ConfigError:
         """Return the error for a key's value: origin, key, value, reason."""
         section, _, name = dotted.partition(".")
-        key = self.keys.get(section, {}).get(name.partition(".")[0])
-        hidden = key.hidden if key is not None else name in (*SECRETS, "URL", "salt")
+        name = name.partition(".")[0]
+        key = self.keys.get(section, {}).get(name)
+        others = [keys[name] for keys in self.keys.values() if name in keys] if key is None else [key]
+        hidden = name in _HIDDEN or any(one.hidden for one in others)
         shown = "(hidden)" if hidden and value is not None else value
         return ConfigError(option=self._at(dotted, origin), value=shown, why=why)
 
@@ -419,7 +387,7 @@ class Reading:
             case "tuple_type" if dotted == "filter":
                 value, why = None, "is a row of tables: [[filter]]"
             case "model_type" | "model_attributes_type":
-                value, why = _without_text(value), "is a table"
+                value, why = _without_text(value), f"is a table: [{dotted}]"
             case "tuple_type":
                 why = "a list of one or more texts, in brackets"
             case _:

@@ -12,7 +12,7 @@ import ast
 import inspect
 import textwrap
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from itertools import pairwise
@@ -242,12 +242,3 @@ def _docs(owner: type) -> Mapping[str, str]:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 docs[name] = " ".join(text.split())
     return docs
-
-
-def every_key() -> Iterator[tuple[str, ConfigKey]]:
-    """Yield each key of the model with the kind that it is of, "" for one of every kind."""
-    for section in NAMES:
-        kinds: Collection[str] = {"source": KINDS, "filter": FILTERS}.get(section, ("",))
-        for kind in kinds:
-            for key in keys_of(section, kind):
-                yield kind, key
