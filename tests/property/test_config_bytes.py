@@ -15,8 +15,8 @@ import pytest
 
 from fix_mutation import Fuzz
 from tranlog.errors import ConfigError
-from tranlog.service.config import config as config_module
-from tranlog.service.config.config import Config, find_log, load, read_toml, service_name
+from tranlog.service.config import reading as reading_module
+from tranlog.service.config.config import Config, find_log, load, reading
 from tranlog.service.config.template import SOURCES, TARGETS, template
 
 SECRET: Final = "s3cr3t"
@@ -61,7 +61,7 @@ class OneFile:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneFile:
     made = OneFile(tmp_path / "tranlog.toml")
-    monkeypatch.setattr(config_module, "open", made.open, raising=False)
+    monkeypatch.setattr(reading_module, "open", made.open, raising=False)
     return made
 
 
@@ -102,7 +102,7 @@ def test_what_thl_reads_of_it(fuzz: Fuzz, file: OneFile) -> None:
     def look(raw: bytes) -> None:
         file.raw = raw
         with contextlib.suppress(ConfigError):
-            service_name(read_toml(str(file.path)))
+            assert isinstance(reading(str(file.path), only=("service",)).read().service.name, str)
             assert isinstance(find_log(conf=str(file.path), service=None, directory=None), str)
 
     fuzz.samples(samples(), look, share=0.3)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -13,105 +10,87 @@ from tranlog.errors import ConfigError
 from tranlog.log.options import LogOptions
 from tranlog.pipeline.filters.filters import Delay, EachTransaction, Include, MaskBy, MaskColumns, OnStatement
 from tranlog.pipeline.rules.channels import AssignmentRule, PlanOptions, ShardBy
-from tranlog.service.config.config import Section, find_file, find_log, load, read_toml
+from tranlog.service.config.config import Config, find_file, find_log, load
+from tranlog.shard import ShardRule, ShardRuleKind
+from tranlog.source.mariadb.connection import MariadbSourceOptions
 
 
-class Sync(enum.StrEnum):
-    ALWAYS = "always"
-    NEVER = "never"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    path: str
-    count: int = 4
-    ratio: float = 0.5
-    wait_s: float | None = None
-    room_bytes: int = 100
-    sync: Sync = Sync.ALWAYS
-    names: tuple[str, ...] = ()
-    mapping: Mapping[str, str] = field(default_factory=dict)
-
-    def check(self) -> None:
-        if self.count < 1:
-            raise ConfigError(option="count", value=self.count, why="must be 1 or more")
-
-
-def section(text: str, tmp_path: Path) -> Section:
+def read(text: str, tmp_path: Path) -> Config:
+    """Return the configuration of a source of MariaDB with `text` in [source], and what may follow that table."""
     file = tmp_path / "x.toml"
-    file.write_text(f"[part]\n{text}\n")
-    return read_toml(str(file)).table("part")
+    file.write_text(f'[log]\ndir = "log"\n[source]\nkind = "mariadb"\n{text}\n')
+    return load(str(file), environ={})
 
 
 def test_values_become_options(tmp_path: Path) -> None:
-    part = section(
-        'path = "a/b"\nwait_s = "1.5h"\nroom_bytes = "64MiB"\nsync = "never"\n'
-        'names = ["x"]\nmapping = {a = "b"}\nratio = 1',
+    config = read(
+        'spool_directory = "a/b"\nreconnect_s = "1.5h"\nread_bytes = "64MiB"\nstatements = "record"\nport = 3307\n'
+        'databases = ["x"]\nheartbeat_s = 1\n[shards]\nrule = "map"\nmap = {a = "b"}',
         tmp_path,
     )
-    options = part.options(Options, paths={"path"})
-    part.finish()
-    assert options == Options(
-        path=str(tmp_path / "a" / "b"),
-        wait_s=5400,
-        room_bytes=64 << 20,
-        sync=Sync.NEVER,
-        names=("x",),
-        mapping={"a": "b"},
-        ratio=1.0,
+    assert config.source == MariadbSourceOptions(
+        spool_directory=str(tmp_path / "a" / "b"),
+        reconnect_s=5400,
+        read_bytes=64 << 20,
+        statements="record",
+        port=3307,
+        databases=("x",),
+        heartbeat_s=1.0,
+        source_id="tranlog",
+        shard_rule=ShardRule(kind=ShardRuleKind.MAP, mapping={"a": "b"}),
     )
 
 
 def test_a_path_may_be_absolute_or_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert section('path = "~/log"', tmp_path).path("path") == str(tmp_path / "me" / "log")
-    assert section(f'path = "{tmp_path}/log"', tmp_path).path("path") == str(tmp_path / "log")
+    for said, meant in (("~/log", tmp_path / "me" / "log"), (f"{tmp_path}/log", tmp_path / "log")):
+        source = read(f'spool_directory = "{said}"', tmp_path).source
+        assert isinstance(source, MariadbSourceOptions) and source.spool_directory == str(meant)
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('path = "x"\ncont = 5', "x.toml: part.cont = 5: unknown key; did you mean 'count'?"),
-        ('path = "x"\nzzz = 5', "x.toml: part.zzz = 5: unknown key; known keys are path, count, "),
-        ('path = "x"\ncount = "five"', "x.toml: part.count = 'five': expected int, got str"),
-        ('path = "x"\ncount = true', "x.toml: part.count = True: expected int, got bool"),
-        ('path = "x"\ncount = 0', "x.toml: part.count = 0: must be 1 or more"),
-        ('path = "x"\nsync = "perhaps"', "x.toml: part.sync = 'perhaps': must be one of always, never"),
-        ('path = "x"\nwait_s = "soon"', "x.toml: part.wait_s = 'soon': a number, or one with a unit: ms, s, m"),
-        ('path = "x"\nroom_bytes = "5 stones"', "x.toml: part.room_bytes = '5 stones': a number, or one with a unit"),
-        ('path = "x"\nnames = "x"', "x.toml: part.names = 'x': expected array, got str"),
-        ("path = 5", "x.toml: part.path = 5: expected str, got int"),
-        ("count = 5", "x.toml: part.path: is missing and has no default"),
+        ("pord = 5", "x.toml:5: source.pord = 5: unknown key; did you mean 'port'?"),
+        ("zzz = 5", "x.toml:5: source.zzz = 5: unknown key; known keys are kind, host, port, "),
+        ('port = "five"', "x.toml:5: source.port = 'five': input should be a valid integer"),
+        ("port = true", "x.toml:5: source.port = True: input should be a valid integer"),
+        ("port = 0", "x.toml:5: source.port = 0: a port is a number from 1 to 65535"),
+        ('statements = "perhaps"', "x.toml:5: source.statements = 'perhaps': must be one of stop, record"),
+        ('reconnect_s = "soon"', "x.toml:5: source.reconnect_s = 'soon': a number, or one with a unit: ms, s, m"),
+        ('reconnect_s = "5MiB"', "x.toml:5: source.reconnect_s = '5MiB': a number, or one with a unit: ms, s, m"),
+        ('read_bytes = "5 stones"', "x.toml:5: source.read_bytes = '5 stones': a number, or one with a unit"),
+        ('databases = "x"', "x.toml:5: source.databases = 'x': a list of one or more texts, in brackets"),
+        ("host = 5", "x.toml:5: source.host = 5: input should be a valid string"),
+        ("host = 2026-11-23", "x.toml:5: source.host = datetime.date(2026, 11, 23): input should be a valid string"),
+        ("[target]", "x.toml: target.kind: is missing and has no default"),
+        ("[[target]]", "x.toml:5: target = [{}]: is a table: [target]"),
+        ('[shards]\nrule = "column"', "x.toml:6: shards.rule = 'column': must be one of schema, table, map"),
+        ('databases = [\n  "x",\n]\nport = 0', "x.toml:8: source.port = 0: a port is"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(text: str, told: str, tmp_path: Path) -> None:
-    """File, key with dots, value, reason, and the nearest known key."""
-    part = section(text, tmp_path)
-
-    def read() -> None:
-        part.options(Options, paths={"path"})
-        part.finish()
-
+    """File, line, key with dots, value, reason, and the nearest known key."""
     with pytest.raises(ConfigError) as raised:
-        read()
+        read(text, tmp_path)
     assert str(raised.value).startswith(f"configuration: {tmp_path}/{told}")
 
 
 def test_a_value_where_a_table_belongs(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("log = 5\n")
-    with pytest.raises(ConfigError, match=r"x\.toml: log = 5: is a table: \[log\]"):
-        read_toml(str(tmp_path / "x.toml")).table("log")
+    with pytest.raises(ConfigError, match=r"x\.toml:1: log = 5: is a table: \[log\]"):
+        load(str(tmp_path / "x.toml"), environ={})
 
 
 def test_a_file_that_is_missing_or_no_toml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml: there is no such file; `tranlog init` writes one"):
-        read_toml(str(tmp_path / "nowhere.toml"))
+        load(str(tmp_path / "nowhere.toml"), environ={})
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        read_toml(str(tmp_path))
+        load(str(tmp_path), environ={})
     for raw in (b"[part\n", b"a = \xff\n"):
         (tmp_path / "x.toml").write_bytes(raw)
         with pytest.raises(ConfigError, match=r"x\.toml: is no TOML"):
-            read_toml(str(tmp_path / "x.toml"))
+            load(str(tmp_path / "x.toml"), environ={})
 
 
 def test_which_file_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ Source: thl-internals, "Configuration"; docs/format.md; docs/performance.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import NoneType
 
 from tranlog.errors import ConfigError
@@ -21,8 +21,6 @@ _ROOM_FOR_OTHERS = 2 * HEADER_LENGTH_MAX
 """What a segment keeps free after its largest transaction: its rotate and sync records, and a margin."""
 
 AHEAD_BYTES_MAX = 1 << 26
-
-_Kinds = tuple[type, ...]
 
 
 def zeros_ahead(ahead_bytes: int, *, size: int, end: int, reached: int) -> int:
@@ -43,14 +41,14 @@ class LogOptions:
     """Bytes after which a segment is closed; the last transaction may pass them. Short ones open fast."""
     checksum: bool = True
     """CRC-32 over every record, held against it at each read, and at an open from the stored index's end on."""
-    retention_s: float | None = None
+    retention_s: float | None = field(default=None, metadata={"example": "7d"})
     """Seconds that a closed segment is kept; None keeps all. Holds keep more. Below a day a segment is closed after an
     hour, else after a day, so that few are kept much longer."""
-    retention_bytes: int | None = None
+    retention_bytes: int | None = field(default=None, metadata={"example": "20GB"})
     """Bytes of all segments together above which the oldest go; None: no bound. Holds keep more."""
-    hard_retention_s: float | None = None
+    hard_retention_s: float | None = field(default=None, metadata={"example": "30d"})
     """Seconds after which a closed segment goes although a hold needs it; whoever comes back for it is told."""
-    hard_retention_bytes: int | None = None
+    hard_retention_bytes: int | None = field(default=None, metadata={"example": "50GB"})
     """Bytes above which the oldest go although a hold needs them: one dead follower cannot fill the disk."""
     flush_interval_s: float = 0.0
     """Seconds between two flushes that nobody asked for: what is appended and complete is then as if committed, by
@@ -80,10 +78,10 @@ class LogOptions:
 
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
-        for name, kinds in _KINDS.items():
-            value = getattr(self, name)
+        for one in fields(self):
+            value, (kinds, told) = getattr(self, one.name), _KINDS[str(one.type)]
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds) or value != value:
-                raise ConfigError(option=name, value=value, why=f"it is {_KIND_NAMES[kinds]}")
+                raise ConfigError(option=one.name, value=value, why=f"it is {told}")
         for names, least, most, why in _BOUNDS:
             for name in names.split():
                 value = getattr(self, name)
@@ -126,27 +124,15 @@ _BOUNDS = (
 )
 """Options, their least and their greatest value, and what is wrong with any other."""
 
-_WHOLE: _Kinds = (int,)
-_SECONDS: _Kinds = (int, float)
-_WHOLE_OR_NONE: _Kinds = (int, NoneType)
-_SECONDS_OR_NONE: _Kinds = (int, float, NoneType)
-_YES_OR_NO: _Kinds = (bool,)
-_KIND_NAMES = {
-    _WHOLE: "a whole number",
-    _SECONDS: "a number of seconds",
-    _WHOLE_OR_NONE: "a whole number, or left out",
-    _SECONDS_OR_NONE: "a number of seconds, or left out",
-    _YES_OR_NO: "true or false",
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number of seconds"),
+    "int | None": ((int, NoneType), "a whole number, or left out"),
+    "float | None": ((int, float, NoneType), "a number of seconds, or left out"),
+    "bool": ((bool,), "true or false"),
 }
-_BY_ANNOTATION = {
-    "int": _WHOLE,
-    "float": _SECONDS,
-    "int | None": _WHOLE_OR_NONE,
-    "float | None": _SECONDS_OR_NONE,
-    "bool": _YES_OR_NO,
-}
-_KINDS = {field.name: _BY_ANNOTATION[str(field.type)] for field in fields(LogOptions)}
-"""What each option may be: whoever writes Python without a type checker hears of it before a file is created."""
+"""What an option of each annotation may be: whoever writes Python without a type checker hears of it before a file is
+created."""
 
 
 @dataclass(slots=True)

@@ -30,23 +30,26 @@ class ApplyOptions:
     log_dir: str
     target: TargetOptions
     channels: int = 4
+    """How many tasks apply at once; each needs one of Spark's slots."""
     parallelization: Parallelization = Parallelization.DISK
+    """`disk`: a cursor per channel. `memory`: windows that are read once, for logs far away. `none`: one channel."""
     window_bytes: int = 32 << 20
     """In memory: how much of the log is read at a time, and the most that a channel's worker holds of it."""
-    master: str | None = None
+    master: str | None = field(default=None, metadata={"example": "local[4]", "default": "this machine"})
     """Spark's master; None: `local[max(cores, channels)]`, since a task that runs for weeks needs a slot for itself."""
     engine: EngineOptions = field(default_factory=EngineOptions)
     """What Spark is told beyond its master."""
     plan: PlanOptions = field(default_factory=PlanOptions)
     """How shards are divided among the channels."""
     until_seqno: int | str | None = None
-    start_seqno: int | None = None
+    start_seqno: int | None = field(default=None, metadata={"example": 0, "default": "the first in the log"})
+    """The first to apply where the target has no position."""
     limit: Limit | None = None
     """A limit beside `until_seqno`; the nearer one ends the run."""
     leave_out: SeqnoRanges = field(default_factory=SeqnoRanges)
     """Transactions that are never to be applied; recorded at the target with those of earlier runs."""
     take_over: bool = False
-    max_offline_interval_s: float | None = None
+    max_offline_interval_s: float | None = field(default=None, metadata={"example": 5.0})
     """How far the fastest channel may be ahead of the slowest, in the source's commit times; None: as far as it can."""
     sync_interval_s: float = 1.0
     """How long a position may go unpublished while nothing of the channel's own comes by."""
@@ -55,11 +58,12 @@ class ApplyOptions:
     group: GroupBounds = field(default_factory=GroupBounds)
     retry_s: float = 30.0
     """How long a start, until all channels are claimed, and a bounded run try to use a target that is away."""
-    give_up_s: float | None = None
+    give_up_s: float | None = field(default=None, metadata={"example": 3600.0, "default": "for ever"})
     """How long one that runs goes on while a channel cannot use the target; None: for ever, with growing pauses."""
     resubmit: int = 5
     """How often a failing job is submitted again without any position having moved."""
     checksum: bool = True
+    """Whether the checksums of the log's records are compared while it is applied."""
     filters: tuple[Filter, ...] = ()
     """What is left out, renamed, hidden or delayed on the way, in this order."""
 

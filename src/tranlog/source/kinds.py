@@ -7,7 +7,7 @@ its driver may be missing, so the table names modules. One of them stands in a l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
@@ -40,19 +40,6 @@ class SourceOptions(Protocol):
 OptionsT = TypeVar("OptionsT", bound=SourceOptions)
 
 
-class Settings(Protocol):
-    """One table of the configuration file."""
-
-    def key(self, name: str) -> str:
-        """Return how an error names a key."""
-
-    def error(self, name: str, why: str) -> ConfigError:
-        """Return the error for a key's value."""
-
-    def take(self, name: str, kind: Any, default: Any) -> Any:
-        """Return a key's value as `kind`, or `default` where the file has none. Raises ConfigError."""
-
-
 class SourceStanding(NamedTuple):
     """Where a source stands, for `status`; what it does not tell is empty or None.
 
@@ -68,21 +55,19 @@ class SourceKind(Protocol[OptionsT]):
     """What the program asks of a kind of source."""
 
     options: type[OptionsT]
-    paths: Collection[str] = ("path",)
-    """Fields of the options that hold paths."""
-    template: str = ""
-    """The table [source] that `tranlog init` writes; empty for a kind that it does not offer."""
-    examples: ClassVar[Mapping[str, str]] = {}
-    """What that file shows in the table [shards]: `rule`, the default, and two shards, `serial` and `pinned`."""
+    default_rule: ShardRuleKind = ShardRuleKind.TABLE
+    """How tables are grouped into shards where the configuration does not say it."""
+    shard_examples: ClassVar[Mapping[str, Any]] = {
+        "serial": ["ledger"],
+        "channels": {"shop": 1},
+        "keys": {"shop.orders": "customer"},
+    }
+    """What `tranlog init` shows in the section [shards] for such a source, by key."""
     once_wait_s: float = 0.0
     """Seconds that a capture of what is there by now waits for the source to show more."""
 
-    def given(self, shards: Settings, password: Callable[[], str]) -> dict[str, Any]:
-        """Return the fields of the options that are not keys of the table [source], nor its `source_id`.
-
-        `shards` is the table [shards]; `password` returns that of [source], whose keys are unknown unless it is
-        called. Raises ConfigError.
-        """
+    def shard_fields(self, rule: ShardRuleKind | None, mapping: Mapping[str, str]) -> dict[str, Any]:
+        """Return the fields of the options that the section [shards] gives. Raises ConfigError."""
 
     def open(self, options: OptionsT) -> Source:
         """Return the source, not started, but known to be there. Raises SourceSetupError, SourceUnavailableError."""
@@ -110,12 +95,11 @@ def source_kind(name: str) -> SourceKind[Any]:
     return found
 
 
-def take_shard_rule(shards: Settings, default: ShardRuleKind) -> tuple[ShardRuleKind, Mapping[str, str]]:
-    """Return the rule and the map of the table [shards]. Raises ConfigError where one asks for the other."""
-    mapping: Mapping[str, str] = shards.take("map", dict[str, str], {})
-    rule: ShardRuleKind = shards.take("rule", ShardRuleKind, default)
+def checked_rule(rule: ShardRuleKind, mapping: Mapping[str, str]) -> ShardRuleKind:
+    """Return the rule. Raises ConfigError where rule and map do not belong together."""
     if rule is ShardRuleKind.MAP and not mapping:
-        raise ConfigError(option=shards.key("map"), value=None, why='is missing, and the rule "map" needs it')
+        raise ConfigError(option="shards.map", value=None, why='is missing, and the rule "map" needs it')
     if rule is not ShardRuleKind.MAP and mapping:
-        raise shards.error("rule", f'the table {shards.key("map")} only serves the rule "map"')
-    return rule, mapping
+        why = 'the map of [shards] only serves the rule "map"'
+        raise ConfigError(option="shards.rule", value=rule.value, why=why)
+    return rule

@@ -7,6 +7,7 @@ only when a target of their kind is opened.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal, get_args
@@ -20,6 +21,14 @@ from tranlog.target.target import Target
 TargetKind = Literal["sqlite", "postgres", "mariadb", "null"]
 _IN_FILE = {"sqlite": "SQLite", "null": "null"}
 """The kinds that are a file, as messages have them."""
+_SERVERS = ("postgres", "mariadb")
+EXAMPLES: Mapping[TargetKind, Mapping[str, str]] = {
+    "sqlite": {"path": "target.db"},
+    "postgres": {"dsn": "postgresql://postgres@127.0.0.1:5432/postgres", "user": "postgres"},
+    "mariadb": {"dsn": "mariadb://root@127.0.0.1:3306/tranlog", "user": "root"},
+    "null": {"path": "positions.db"},
+}
+"""What `tranlog init` shows for a target of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +36,10 @@ class TargetOptions:
     """Where a target is, and how changes are applied there. Picklable; its repr shows no password."""
 
     kind: TargetKind
-    path: str = ""
-    """SQLite: the database file, made if it is missing. Null: the file of its positions, which is a SQLite file too."""
-    dsn: str = field(default="", repr=False)
+    """What it is; `null` reads and decodes everything and keeps only its position, to try a pipeline."""
+    path: str = field(default="", metadata={"path": True, "only": tuple(_IN_FILE)})
+    """The database file, made if it is missing; a null target's has its positions alone."""
+    dsn: str = field(default="", repr=False, metadata={"only": _SERVERS})
     """PostgreSQL: `postgresql://user:password@host:port/database`, or any connection string of libpq's. MariaDB:
     `mariadb://user:password@host:port/database`; the database holds tranlog's own tables."""
     ddl: Literal["stop", "ignore"] = "stop"
@@ -45,7 +55,7 @@ class TargetOptions:
     """Whether the target's own triggers run while changes are applied. `off` needs a superuser at PostgreSQL, and
     turns off foreign keys there too; SQLite's foreign keys are always off, since their cascades arrive as rows. MariaDB
     cannot turn triggers off."""
-    engine: Literal["refuse", "innodb"] = "refuse"
+    engine: Literal["refuse", "innodb"] = field(default="refuse", metadata={"only": ("mariadb",)})
     """MariaDB: tables of an engine without transactions (MyISAM, Aria, MEMORY, CSV), whose rows would double when a
     target transaction is tried again. `refuse`: named at the start where the log's next transactions name them, else
     when the first of their rows comes. `innodb`: tables that the log's DDL makes so are made InnoDB here; others are
@@ -54,9 +64,9 @@ class TargetOptions:
     """Seconds to wait for a lock, on a row or a table, at SQLite for the write lock, before who has it is named and the
     channel pauses. Long enough for any target transaction. A replaced task that has it is ended much sooner:
     `position.FREEING_AFTER_S`."""
-    idle_timeout_s: float = 60.0
+    idle_timeout_s: float = field(default=60.0, metadata={"only": _SERVERS})
     """Seconds after which the server ends a session that has stopped inside a transaction; 0: never. A server's."""
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: float = field(default=10.0, metadata={"only": _SERVERS})
     """Seconds to wait for a connection to a server."""
 
     @property

@@ -12,8 +12,8 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NoReturn
 
 import msgspec
@@ -34,7 +34,8 @@ from tranlog.errors import (
 )
 from tranlog.payload import Payload
 from tranlog.payload import encode as encode_payload
-from tranlog.source.kinds import Settings, SourceKind
+from tranlog.shard import ShardRuleKind
+from tranlog.source.kinds import SourceKind
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, stand_before, with_tables
 from tranlog.tungsten.rules.arrange import Whole
@@ -55,8 +56,10 @@ class ThlSourceOptions:
     """Which directory is followed, and under which name its transactions stand in our log."""
 
     kind: ClassVar[str] = "thl"
-    path: str
-    source_id: str
+    path: str = field(metadata={"path": True, "example": "thl"})
+    """The replicator's log directory."""
+    source_id: str = field(metadata={"default": "the service's name"})
+    """Names this source in every record; keep it."""
 
     @property
     def where(self) -> str:
@@ -250,9 +253,10 @@ class ThlKind(SourceKind[ThlSourceOptions]):
 
     options = ThlSourceOptions
 
-    def given(self, shards: Settings, password: Callable[[], str]) -> dict[str, Any]:
-        if shards.take("map", dict[str, str], {}):
-            raise shards.error("map", "the transactions of a replicator's log keep the shards that they have there")
+    def shard_fields(self, rule: ShardRuleKind | None, mapping: Mapping[str, str]) -> dict[str, Any]:
+        if mapping:
+            why = "the transactions of a replicator's log keep the shards that they have there"
+            raise ConfigError(option="shards.map", value=dict(mapping), why=why)
         return {}
 
     def open(self, options: ThlSourceOptions) -> ThlSource:

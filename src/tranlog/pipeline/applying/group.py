@@ -32,9 +32,13 @@ class GroupBounds:
     """
 
     transactions: int = 1_000
+    """Source transactions that may share a target transaction."""
     changes: int = 5_000
+    """Their changes."""
     bytes: int = 1 << 20
+    """Their payload's bytes."""
     seconds: float = 0.25
+    """How long a target transaction may take in more of them."""
 
     def check(self) -> None:
         """Raise ConfigError for a bound that no group can keep."""

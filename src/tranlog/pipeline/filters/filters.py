@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
@@ -191,6 +191,18 @@ class EachBatch:
 TableFilter: TypeAlias = Include | Exclude | Rename | DropColumns | PresentRows | MaskColumns
 """Filters that are decided once per table."""
 Filter: TypeAlias = TableFilter | Delay | EachTransaction | EachBatch
+KINDS: Final[Mapping[str, type[Filter]]] = {
+    "include": Include,
+    "exclude": Exclude,
+    "rename": Rename,
+    "drop": DropColumns,
+    "present": PresentRows,
+    "mask": MaskColumns,
+    "delay": Delay,
+    "transaction": EachTransaction,
+    "batch": EachBatch,
+}
+"""What each is called as a table [[filter]] of the configuration."""
 
 
 def describe(one: Filter) -> str:

@@ -230,12 +230,14 @@ class PlanOptions:
     channels: dict[str, int] = field(default_factory=dict)
     """Channels of shards, over the assignment rule."""
     assignment: AssignmentRule = AssignmentRule.RECORDED
+    """Which channel a new shard gets: `recorded`, the one with the fewest; or by its hash."""
     serial: tuple[str, ...] = ()
     """Shards that run alone."""
-    default: int | None = None
+    default: int | None = field(default=None, metadata={"example": 0, "default": "by the assignment"})
     """The channel of every shard that is in neither, in the place of the assignment rule."""
     by: ShardBy = ShardBy.RECORDED
-    keys: dict[str, str] = field(default_factory=dict)
+    """What makes a shard for the pipeline: `recorded` (what capture stored), `schema`, `table` or `key`."""
+    keys: dict[str, str] = field(default_factory=dict, metadata={"needs": 'by = "key"'})
     """The column of each table, `schema.table`, whose value is the shard, where `by` is KEY."""
 
     def plan(self, channels: int) -> ShardPlan:

@@ -84,13 +84,15 @@ def master_slots(master: str) -> int | None:
 class EngineOptions:
     """What Spark is told beyond its master; picklable, and its repr shows no secret."""
 
-    package: str | None = None
+    package: str | None = field(default=None, metadata={"path": True, "example": "tranlog-spark.zip"})
     """A file that `tranlog spark-package` wrote, for executors whose Python has no tranlog."""
-    secret: str = field(default="", repr=False)
+    secret: str = field(default="", repr=False, metadata={"example": "a secret"})
     """What a standalone cluster's master, workers and drivers all know (`spark.authenticate.secret`)."""
     slots_wait_s: float = 60.0
     """How long a cluster may take to give each channel a slot."""
-    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    settings: Mapping[str, str] = field(
+        default_factory=dict, repr=False, metadata={"example": {"spark.executor.memory": "512m"}}
+    )
     """Spark's own settings, over ours."""
 
     def check(self) -> None:

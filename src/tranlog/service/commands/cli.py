@@ -14,7 +14,6 @@ import re
 import threading
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -24,7 +23,7 @@ from tranlog.capture.capture import Capture, CaptureStatus
 from tranlog.change import TableMap
 from tranlog.clock import SystemClock
 from tranlog.codecs.opening import open_readable
-from tranlog.errors import ConfigError, TranlogError
+from tranlog.errors import TranlogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.listing import time_text
 from tranlog.log.files.positions import drop_hold, read_holds
@@ -40,10 +39,10 @@ from tranlog.pipeline.status.view import VIEW_NAMES
 from tranlog.pipeline.upkeep.position import Move, read_rows, reset_position, set_position
 from tranlog.pipeline.upkeep.tables import tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
+from tranlog.service.commands.configuring import add_configuring
 from tranlog.service.commands.orders import Authority, Host, PipelineName, SecretFile, add_orders, config_of, show_view
 from tranlog.service.commands.top import add_top
 from tranlog.service.commands.verifying import add_verify
-from tranlog.service.config import template as template_module
 from tranlog.service.config.config import DEFAULT_FILE, Config
 from tranlog.service.frame.command import (
     AsJson,
@@ -75,7 +74,6 @@ HOST_NAMES: Final = ("-host", "--host")
 WATCH_S: Final = 1.3
 """How long a pipeline's row is watched for a sign of life: its driver moves it every second."""
 REPORT_EVERY_S: Final = 1.0
-_SERVICE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 
 app = new_app(add_completion=True)
 tables_app = new_app(help="Tables at the target.\n\n\b\nExample:\n  tranlog tables create --dry-run")
@@ -84,6 +82,7 @@ app.add_typer(tables_app, name="tables", invoke_without_command=True)
 app.add_typer(position_app, name="position", invoke_without_command=True)
 app.add_typer(log_app, name="log", invoke_without_command=True)
 app.add_typer(hold_app, name="hold", invoke_without_command=True)
+add_configuring(app)
 add_orders(app)
 add_top(app)
 add_verify(app)
@@ -157,50 +156,6 @@ def locate(
     """
     require_command(ctx)
     ctx.obj = (conf, service)
-
-
-# --- init ------------------------------------------------------------------------------------------------
-
-
-@app.command("init")
-def init(
-    ctx: typer.Context,
-    source: Annotated[
-        Literal["sqlite", "mariadb"], typer.Option("--source", "-source", help="The kind of source.")
-    ] = "sqlite",
-    target: Annotated[
-        Literal["sqlite", "postgres", "mariadb", "null"],
-        typer.Option("--target", "-target", help="The kind of target; null keeps its position alone."),
-    ] = "sqlite",
-    as_json: AsJson = False,
-) -> None:
-    """Write a commented configuration to start from.
-
-    It works as it is, for SQLite on both ends. A file that is there is never overwritten.
-
-    The file is tranlog.toml, or what --conf names; the service's name is --service, or that of the folder.
-
-    \b
-    Example:
-      tranlog init
-      tranlog --conf shop.toml --service shop init --source mariadb --target postgres
-    """
-    conf, service = ctx.obj
-    file = conf or DEFAULT_FILE
-    name = service or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(file).absolute().parent.name).lstrip(".-") or "tranlog"
-    if not _SERVICE_NAME.fullmatch(name):
-        why = "a service's name is 1 to 63 letters, digits, dots, dashes and underscores"
-        raise ConfigError(option="--service", value=name, why=why)
-    text = template_module.template(service=name, source=source, target=target)
-    try:
-        with open(file, "x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError as exc:
-        raise ConfigError(option=file, value=None, why="is there already, and is not overwritten") from exc
-    if as_json:
-        print_json({"file": file, "service": name})
-    else:
-        print(f"wrote {file} for service {name}; next: `tranlog capture`, `tranlog apply`, or `tranlog run` for both")
 
 
 # --- capture, apply, run ---------------------------------------------------------------------------------
@@ -303,30 +258,27 @@ class _Reporter:
         self._thread.join()
 
 
-def apply_options(
-    config: Config,
-    *,
-    until: str | None,
-    channels: int | None,
-    master: str | None,
-    start: int | None,
-    take_over: bool,
-    pipeline: str | None,
-    package: str | None,
-) -> ApplyOptions:
-    """Put the pipeline's options together: the command line's over the file's. Raises ConfigError."""
+_KEYS: Final = {
+    "channels": "pipeline.channels",
+    "master": "pipeline.master",
+    "start": "pipeline.start_seqno",
+    "pipeline": "pipeline.name",
+    "metrics": "pipeline.metrics",
+    "package": "spark.package",
+}
+"""Options of `apply` and `run` that say what a key of the configuration says, and outrank it."""
+
+
+def _said(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
+    """Return what a command line says of the configuration's keys: the option and its value."""
+    found = {key: (f"--{name}", ctx.params[name]) for name, key in _KEYS.items() if ctx.params[name] is not None}
+    return found | ({"pipeline.on_error": ("--stay", OnError.OFFLINE)} if ctx.params["stay"] else {})
+
+
+def _apply_options(config: Config, *, until: str | None, take_over: bool) -> ApplyOptions:
+    """Return the options of one run. Raises ConfigError."""
     options = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
-    options = dataclasses.replace(
-        options,
-        channels=options.channels if channels is None else channels,
-        master=options.master if master is None else master,
-        start_seqno=options.start_seqno if start is None else start,
-        pipeline=options.pipeline if pipeline is None else pipeline,
-        until_seqno=_until(until),
-        take_over=take_over,
-    )
-    if package is not None:
-        options = dataclasses.replace(options, engine=dataclasses.replace(options.engine, package=package))
+    options = dataclasses.replace(options, until_seqno=_until(until), take_over=take_over)
     options.check()
     return options
 
@@ -365,46 +317,32 @@ def apply(
       tranlog apply --until now --channels 4
       tranlog --conf shop.toml apply --master spark://host:7077
     """
-    config = config_of(ctx)
-    options = apply_options(
-        config,
-        until=until,
-        channels=channels,
-        master=master,
-        start=start,
-        take_over=take_over,
-        pipeline=pipeline,
-        package=package,
-    )
+    config = config_of(ctx, _said(ctx))
+    options = _apply_options(config, until=until, take_over=take_over)
     reread = ConfigFile(config, environ=os.environ, channels=channels).read_again
     find_java()
     with Progress(endless=options.until_seqno is None) as progress:
         operation = Operation(
             options,
-            on_error=_on_error(config, stay),
+            on_error=config.pipeline.on_error,
             report=lambda status: progress.update(_apply_text(status)),
         )
         with (
-            operated(operation, config.log, _operating(config, metrics), runtime_dir=runtime_dir(), reread=reread),
+            operated(operation, config.log, _operating(config), runtime_dir=runtime_dir(), reread=reread),
             stop_signals(operation.end),
         ):
             done = operation.run(online=not wait_offline)
     _show_apply(done, as_json)
 
 
-def _on_error(config: Config, stay: bool) -> OnError:
-    return OnError.OFFLINE if stay else config.pipeline.on_error
-
-
-def _operating(config: Config, metrics: str | None) -> OperatingOptions:
+def _operating(config: Config) -> OperatingOptions:
     source = config.source
-    options = dataclasses.replace(
+    return dataclasses.replace(
         OperatingOptions.of(config.pipeline),
         service=config.service,
         source=status_module.source_text(source),
         source_event_id=None if source is None else lambda: source_kind(source.kind).event_id(source),
     )
-    return options if metrics is None else dataclasses.replace(options, metrics=metrics)
 
 
 def _apply_text(status: ApplyStatus) -> str:
@@ -484,17 +422,8 @@ def run(
       tranlog run
       tranlog run --channels 4
     """
-    config = config_of(ctx)
-    options = apply_options(
-        config,
-        until=None,
-        channels=channels,
-        master=master,
-        start=start,
-        take_over=take_over,
-        pipeline=pipeline,
-        package=package,
-    )
+    config = config_of(ctx, _said(ctx))
+    options = _apply_options(config, until=None, take_over=take_over)
     reread = ConfigFile(config, environ=os.environ, channels=channels).read_again
     # What costs little is looked at first: Spark takes seconds to start, and a writer adds to the log.
     source = config.wanted_source()
@@ -507,14 +436,14 @@ def run(
         with Progress(endless=True) as progress:
             operation = Operation(
                 options,
-                on_error=_on_error(config, stay),
+                on_error=config.pipeline.on_error,
                 report=lambda status: progress.update(f"{_capture_text(work)}; {_apply_text(status)}"),
             )
             capturing = CaptureThread(work, ended=operation.end)
             endpoint = operated(
                 operation,
                 config.log,
-                _operating(config, metrics),
+                _operating(config),
                 runtime_dir=runtime_dir(),
                 heartbeat=work.heartbeat,
                 reread=reread,

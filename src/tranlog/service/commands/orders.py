@@ -10,7 +10,7 @@ Source: conformance/tungsten.md A9, `trepctl`; issue 7, item 5.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -32,7 +32,7 @@ from tranlog.pipeline.status.view import (
     view,
 )
 from tranlog.service.commands.status import source_text
-from tranlog.service.config.config import Config, find_file, load
+from tranlog.service.config.config import NO_OPTIONS, Config, find_file, load
 from tranlog.service.frame.command import AsJson, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
 from tranlog.service.process.client import GRACE_S, RunningPipeline, runtime_dir
@@ -57,10 +57,10 @@ Authority = Annotated[
 SecretFile = Annotated[str | None, typer.Option("--secret-file", metavar="FILE", help="Holds the shared secret.")]
 
 
-def config_of(ctx: typer.Context) -> Config:
-    """Return the configuration that the options before the command name."""
+def config_of(ctx: typer.Context, said: Mapping[str, tuple[str, Any]] = NO_OPTIONS) -> Config:
+    """Return the configuration that the options before the command name; `said`: what those after it say."""
     conf, service = ctx.obj
-    return load(find_file(conf=conf, service=service), environ=os.environ)
+    return load(find_file(conf=conf, service=service), environ=os.environ, options=said)
 
 
 class Ask(Protocol):

@@ -1,208 +1,240 @@
-"""The configuration that `tranlog init` writes: every key with its default and reason, ready to run.
+"""What is written of the configuration's model: the file of `tranlog init`, and the reference page.
 
-Owns the text, in which `@` stands for a default; the value comes from the options that the key fills. The hard idea: a
-commented key is a promise that it may be uncommented, so a test does that with each; and what is written must work as
-it is for the embedded default.
+Owns both forms. The hard idea: a commented key is a promise that it may be uncommented, so a test does that with each;
+and what is written must work as it is for the embedded default.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
-import re
-from typing import Any, Final, Literal
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING
+from typing import TYPE_CHECKING, Any, Final, get_args
 
-from tranlog.capture.capture import CaptureOptions
-from tranlog.log.options import LogOptions
-from tranlog.pipeline.applying.group import GroupBounds
-from tranlog.pipeline.options import ApplyOptions
-from tranlog.pipeline.spark.cluster import EngineOptions
-from tranlog.service.config.config import GROUP_KEYS, PipelineOptions
-from tranlog.source.kinds import SourceKind, source_kind
-from tranlog.target.options import TargetKind, TargetOptions
+from tranlog.pipeline.filters.filters import KINDS as FILTERS
+from tranlog.service.config.sections import NAMES, ConfigKey, keys_of
+from tranlog.source.kinds import KINDS, source_kind
+from tranlog.target.options import EXAMPLES, TargetKind
 
-SOURCES: Final = ("sqlite", "mariadb")
-TARGETS: Final = ("sqlite", "postgres", "mariadb", "null")
+if TYPE_CHECKING:
+    from tranlog.service.config.reading import Reading
+
+SOURCES: Final = tuple(KINDS)
+TARGETS: Final = get_args(TargetKind)
+_WIDTH: Final = 120
+_LIVE: Final = (
+    "service.name",
+    "pipeline.channels",
+    "source.host",
+    "source.port",
+    "source.user",
+    "source.start",
+)
+"""Keys that stand uncommented beside those without which nothing works."""
 
 _HEAD: Final = """\
-# tranlog: from a source database through a log to a target database.
-# A commented key shows its default. Where the comment names the default, the value is an example. Relative paths count
-# from this file's folder.
-# Next: `tranlog capture` (source to log), `tranlog apply` (log to target), or `tranlog run` (both).
-
-[service]
-name = "{service}"  # how `thl -service NAME` finds this file; also the default of source_id and of the pipeline's name
-
+## tranlog: from a source database through a log to a target database.
+## A key behind one "#" is not set. What stands there is its default, or an example where the end of its line says so.
+## Relative paths count from this file's folder; times and sizes may have units: "30s", "64MiB". A variable of the
+## environment outranks this file: TRANLOG_PIPELINE__CHANNELS=8. All of it: docs/configuration.md.
+## Next: `tranlog capture` (source to log), `tranlog apply` (log to target), or `tranlog run` (both).
 """
-
-_LOG: Final = """\
-[log]
-dir = "log"
-#: segment_bytes = @  # a segment is closed at this size
-#: checksum = @  # CRC-32 over every record
-#: retention_s = "7d"  # closed segments go after this time, unless a pipeline still needs them; default: never
-#: retention_bytes = "20GB"  # the oldest go above this size, unless a pipeline still needs them; default: no bound
-#: hard_retention_s = "30d"  # go although a pipeline needs them; it is told when it comes back; default: never
-#: hard_retention_bytes = "50GB"  # the same by size; default: no bound
-#: flush_interval_s = @  # show what is appended and not committed every so often; 0: never
-#: sync_on_flush = @  # those flushes sync
-#: buffer_bytes = @
-#: ahead_bytes = @  # zeros written ahead of small commits: durable ones are faster; 0 for none
-#: index_flush_bytes = @  # the index is stored after so much, and so long: an opening reads what came since
-#: index_flush_s = @
-#: spill_above = @  # a larger transaction goes to spill segments, beside the log
-#: spill_buffer_bytes = @  # what an open transaction keeps in memory before it spills
-#: spill_chunk_bytes = @
-#: spill_segment_bytes = @
-#: spill_compress = @  # zlib
-
-[capture]
-#: batch_bytes = @  # at most so much, and so long, between two syncs under load
-#: batch_s = @
-#: poll_s = @
-
-[shards]
-#: rule = "{rule}"  # "schema", "table" (joined by foreign keys), or "map" with the table [shards.map]
-#: assignment = "recorded"  # which channel a new shard gets: the one with the fewest, or "hash"
-#: serial = ["{serial}"]  # shards that are applied alone; default: none
-#: default = 0  # the channel of every shard that has none of its own; default: by the assignment
-#: by = "recorded"  # what makes a shard for the pipeline: what capture stored, "schema", "table", or "key"
-#: [shards.channels]  # shards that have a channel of their own
-#: "{pinned}" = 1  # default: none
-
-"""
-
-_TARGET: Final = {
-    "sqlite": """\
-[target]
-kind = "sqlite"
-path = "target.db"  # made if it is missing, and so are its tables: a SQLite source's DDL is run here too
-""",
-    "postgres": """\
-[target]
-kind = "postgres"
-dsn = "postgresql://postgres@127.0.0.1:5432/postgres"  # `tranlog tables create` makes its tables
-#: password_file = "target.password"  # or password_env = "NAME"; default: the dsn's
-#: idle_timeout_s = @  # the server ends a session of ours that stopped inside a transaction
-#: connect_timeout_s = @
-""",
-    "mariadb": """\
-[target]
-kind = "mariadb"
-dsn = "mariadb://root@127.0.0.1:3306/tranlog"  # a database that is there; `tranlog tables create` makes the others
-#: password_file = "target.password"  # or password_env = "NAME"; default: the dsn's
-#: idle_timeout_s = @  # the server ends a session of ours that stopped inside a transaction
-#: connect_timeout_s = @
-#: engine = @  # "innodb": tables of MyISAM and the like, which have no transactions, are made InnoDB here
-""",
-    "null": """\
-[target]
-kind = "null"  # reads and decodes everything and keeps only its position: to try a pipeline without a database
-path = "positions.db"  # where that stands
-""",
-}
-
-_TAIL: Final = """\
-#: ddl = @  # a recorded statement that this target cannot run by itself; "ignore" passes it over
-#: net_effect = @  # collapse the changes of one key: for catching up, at targets without triggers
-#: triggers = @  # "off": the target's own triggers stay silent
-#: lock_timeout_s = @
-
-[pipeline]
-channels = 4
-#: parallelization = @  # a cursor per channel; "memory": windows read once, for logs far away; "none": one channel
-#: window_bytes = @  # in memory: how much at a time
-#: name = "{service}"  # whose positions these are at the target
-#: master = "local[4]"  # Spark's; default: this machine, with as many slots as channels
-#: start_seqno = 0  # the first to apply where the target has no position; default: the first in the log
-#: max_offline_interval_s = 5.0  # how far channels may be apart, in commit times; default: no bound
-#: group_transactions = @  # so many source transactions may share one at the target
-#: group_changes = @
-#: group_bytes = @
-#: group_s = @
-#: sync_interval_s = @  # how long a position may go unpublished
-#: idle_every = @
-#: retry_s = @  # how long a start, or a run with an end, tries to use a target that is away
-#: give_up_s = 3600.0  # how long one that runs goes on while a channel cannot use it; default: for ever
-#: resubmit = @
-#: checksum = @
-#: on_error = @  # "offline": the process stays, OFFLINE:ERROR, until `tranlog online`
-#: control = "127.0.0.1:4712"  # where its operator reaches it; default: a socket in the log's folder; "off": nowhere
-#: metrics = "127.0.0.1:4713"  # OpenMetrics over HTTP; default: none
-#: tls_certificate = "tranlog.pem"  # with the next two, for addresses that others reach; default: none
-#: tls_key = "tranlog.key"  # default: none
-#: secret_file = "control.secret"  # default: none
-
-#: [[filter]]  # what is left out, renamed, masked or delayed on the way, in this order: docs/filters.md
-#: kind = "exclude"
-#: tables = ["scratch.*"]
-#: statements = "pass"
-
-#: [spark]  # for a cluster: docs/cluster.md
-#: package = "tranlog-spark.zip"  # by `tranlog spark-package`, for workers without tranlog; default: none
-#: secret_file = "spark.secret"  # or secret_env: the cluster's spark.authenticate.secret; default: none
-#: slots_wait_s = @  # how long it may take to give each channel a slot
-#: [spark.settings]  # Spark's own
-#: "spark.executor.memory" = "512m"  # default: none beside ours
+_FILTER: Final = """
+## What is left out, renamed, masked or delayed on the way, in this order: docs/filters.md
+# [[filter]]  # example; default: none
+# kind = "exclude"
+# tables = ["scratch.*"]
+# statements = "pass"
 """
 
 
-def template(*, service: str, source: Literal["sqlite", "mariadb"], target: TargetKind) -> str:
+def template(*, service: str, source: str, target: TargetKind) -> str:
     """Return the text of a configuration file."""
     kind = source_kind(source)
-    text = _HEAD + kind.template + _LOG + _TARGET[target] + _TAIL
-    for name, value in {"service": service, **kind.examples}.items():
-        text = text.replace("{" + name + "}", value)
-    return _with_defaults(text, kind).replace("#: ", "# ")
-
-
-def _with_defaults(text: str, kind: SourceKind[Any]) -> str:
-    """Put each option's default in the place of the `@` behind its key."""
-    defaults = {
-        "source": _defaults(kind.options),
-        "log": _defaults(LogOptions),
-        "capture": _defaults(CaptureOptions),
-        "target": _defaults(TargetOptions),
-        "pipeline": {
-            **_defaults(ApplyOptions),
-            **{GROUP_KEYS[name]: value for name, value in _defaults(GroupBounds).items()},
-            **_defaults(PipelineOptions),
-        },
-        "spark": _defaults(EngineOptions),
+    shown: dict[str, Mapping[str, Any]] = {
+        "service": {"name": service},
+        "shards": {"rule": kind.default_rule.value, **kind.shard_examples},
+        "target": {"kind": target, **EXAMPLES[target]},
     }
-    lines, table = [], ""
-    for line in text.split("\n"):
-        if heading := _TABLE.match(line):
-            table = heading[1]
-        if key := _DEFAULT.match(line):
-            line = f"{line[: key.end() - 1]}{_toml(key[1], defaults[table][key[1]])}{line[key.end() :]}"
-        lines.append(line)
-    return "\n".join(lines)
+    parts = [_HEAD]
+    for name in NAMES:
+        if name == "filter":
+            parts.append(_FILTER)
+            continue
+        parts.append(f"\n[{name}]\n")
+        for key in keys_of(name, source):
+            if (target if name == "target" else source) in key.metadata.get("only", (source, target)):
+                parts.append(_shown(key, shown.get(name, {}).get(key.name), service))
+    return "".join(parts)
 
 
-_TABLE: Final = re.compile(r"(?:#: )?\[([a-z]+)\]")
-_DEFAULT: Final = re.compile(r"#: ([a-z_]+) = @")
+def _shown(key: ConfigKey, example: Any, service: str) -> str:
+    """Return a key's lines; `example`: what to show rather than the model's own example."""
+    live = key.dotted in _LIVE or key.default is MISSING or (key.section == "target" and key.name in ("path", "dsn"))
+    if example is None:
+        example = key.metadata.get("example")
+    told = key.metadata.get("default", "" if key.default not in (None, "", (), {}) else "none")
+    if told == "the service's name":
+        value, note = service, "default"
+    elif key.dotted == "shards.rule":
+        value, note = example, "default"
+    elif key.default is MISSING or (live and example is not None):
+        value, note = example, ""
+    elif told:
+        value, note = example, f"example; default: {told}"
+    else:
+        value, note = key.default, "default"
+    if len(choices := _choices(key.hint)) > 1 and note == "default":
+        note += f"; or {', '.join(toml('', one) for one in choices if one != value)}"
+    if "needs" in key.metadata:
+        note += f"; with {key.metadata['needs']}"
+    if "instead" in key.metadata:
+        note += f"; in the place of {key.metadata['instead']}"
+    line = f"{key.name} = {toml(key.name, value)}"
+    if key.name == "kind":
+        return f"{line}\n"  # the words that it may be are obvious
+    doc = _first(key.doc)
+    if live and len(line) + len(doc) + 4 <= _WIDTH:
+        return f"{line}  # {doc}\n"
+    above = textwrap.fill(doc, _WIDTH, initial_indent="## ", subsequent_indent="## ")
+    return f"{above}\n{line}\n" if live else f"{above}\n# {line}  # {note}\n"
 
 
-def _defaults(options: type) -> dict[str, object]:
-    """Return the defaults of an options dataclass that can be shown."""
-    found = {field.name: field.default for field in dataclasses.fields(options)}
-    return {name: value for name, value in found.items() if value is not dataclasses.MISSING and value is not None}
+def shown(read: Reading, *, service: str, source: str | None) -> Iterator[tuple[str, str, str]]:
+    """Yield each key of a configuration with its value, as TOML, and its origin."""
+    for name in NAMES:
+        keys = () if name == "filter" or (name == "source" and source is None) else keys_of(name, source)
+        for key in keys:
+            given = read.given.get(key.dotted)
+            told = key.metadata.get("default")
+            if key.hidden and given is not None:
+                value = "(hidden)"
+            elif given is not None:
+                value = toml(key.name, given.value)
+            elif told == "the service's name":
+                value = toml(key.name, service)
+            elif key.default is None or key.default is MISSING or told:
+                value = f"({told or 'none'})"
+            else:
+                value = toml(key.name, key.default)
+            yield key.dotted, value, "default" if given is None else read.origin(key.dotted)
+    for number, row in enumerate(read.in_file.get("filter", ()), start=1):
+        for name, one in row.items():
+            dotted = f"filter {number}.{name}"
+            yield dotted, "(hidden)" if name == "salt" else toml(name, one), read.origin(dotted)
 
 
-def _toml(key: str, value: object) -> str:
+def _first(doc: str) -> str:
+    """Return a meaning, of a long one the first sentence."""
+    return doc if len(doc) <= 2 * _WIDTH else f"{doc.partition('. ')[0].rstrip('.')}."
+
+
+def toml(name: str, value: object) -> str:
     """Return a value as TOML, sizes by their unit."""
     match value:
         case bool() | float():
             return json.dumps(value)
-        case int():
-            for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("MB", 10**6)):
-                if "_bytes" in key and value and value % size == 0:
-                    return f'"{value // size}{unit}"'
-            return str(value)
         case enum.Enum():
             return json.dumps(value.value)
-        case tuple():
-            return json.dumps(list(value))
-    return json.dumps(value)
+        case int():
+            for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("MB", 10**6)):
+                if "_bytes" in name and value and value % size == 0:
+                    return f'"{value // size}{unit}"'
+            return str(value)
+        case tuple() | list():
+            return "[" + ", ".join(toml(name, one) for one in value) + "]"
+        case dict():
+            return "{" + ", ".join(f"{json.dumps(at)} = {toml(name, one)}" for at, one in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+# --- the reference page ----------------------------------------------------------------------------------
+
+_PAGE: Final = """\
+# Configuration
+
+Written by `TRANLOG_WRITE_DOCS=1 .venv/bin/pytest tests/service/test_template.py` from the model that reads it.
+
+A configuration is `tranlog.toml` in the working directory, or what `--conf` or `--service` name. `tranlog init` writes
+one, `tranlog config check` reads it and starts nothing, `tranlog config show --origin` prints each value and where it
+came from, `tranlog config schema` prints the JSON schema for editors.
+
+A value comes from the first of these that gives it:
+
+1. the command line: `--channels 8`
+2. the environment: `TRANLOG_PIPELINE__CHANNELS=8`, section and key with two underscores between them
+3. a folder of secrets, which `TRANLOG_SECRETS_DIR` names: a file `source__password` holds the value
+4. the file
+5. the default
+
+In the environment and in secrets a text stands without quotes; everything else is written as in TOML. Keys with time
+(`_s`) are numbers of seconds or have units, `"1h 30m"` (ms, s, m, min, h, d); keys with `_bytes` are numbers of bytes
+or have units (b, kb, mb, gb, kib, mib, gib). Relative paths count from the file's folder, `~` is the home folder.
+
+A password or secret is given in one way: the key itself, `_file` or `_env`. Two that stand beside each other are an
+error, whatever their origins, as are an unknown key, a variable of an unknown section, and two names of one thing that
+differ. Where a meaning says None, the key is left out.
+An error names origin, line, key, value and reason, and ends the command with code 2; no message and no listing shows a
+value that is marked *hidden*. The ancestors' names in `[log]` and `URL` in `[target]` are in docs/operations.md.
+"""
+
+
+def reference() -> str:
+    """Return docs/configuration.md."""
+    parts = [_PAGE]
+    for name in NAMES:
+        kinds: Mapping[str, object] = {"source": KINDS, "filter": FILTERS}.get(name, {"": None})
+        for kind in kinds:
+            table = f"[[{name}]]" if name == "filter" else f"[{name}]"
+            parts.append(f"\n## {table}" + (f', kind = "{kind}"' if kind else "") + "\n\n")
+            if name == "filter":
+                parts.append(f"{' '.join((FILTERS[kind].__doc__ or '').split())}\n\n")
+            parts.append("| key | value | default | |\n|---|---|---|---|\n")
+            parts += [_row(key) for key in keys_of(name, kind)]
+    return "".join(parts)
+
+
+def _row(key: ConfigKey) -> str:
+    if key.default is MISSING:
+        default = "required"
+    elif "default" in key.metadata or key.default in (None, "", (), {}):
+        default = str(key.metadata.get("default", "none"))
+    else:
+        default = f"`{toml(key.name, key.default)}`"
+    of = "targets" if key.section == "target" else "sources"
+    only = f"Only for {of} of {' and '.join(key.metadata['only'])}. " if "only" in key.metadata else ""
+    hidden = "*Hidden.* " if key.hidden else ""
+    return f"| `{key.name}` | {_type(key)} | {default} | {only}{hidden}{key.doc} |\n".replace("  ", " ")
+
+
+def _type(key: ConfigKey) -> str:
+    """Return what a value may be, for people."""
+    found = [f"`{one}`" for one in _choices(key.hint)]
+    for one in get_args(key.hint) if isinstance(key.hint, types.UnionType) else (key.hint,):
+        if not found and one is not types.NoneType:
+            found.append("path" if key.is_path else _WORDS.get(typing.get_origin(one) or one, "table"))
+    if key.name.endswith("_s"):
+        return "seconds"
+    return "bytes" if "_bytes" in key.name else ", ".join(found)
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the values of a key that is one of a few."""
+    if typing.get_origin(hint) is typing.Literal:
+        return list(get_args(hint))
+    if isinstance(hint, types.UnionType):
+        return [one for part in get_args(hint) for one in _choices(part)]
+    return [one.value for one in list[Any](hint)] if isinstance(hint, enum.EnumType) else []
+
+
+_WORDS: Final[Mapping[object, str]] = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true, false",
+    tuple: "list of texts",
+}

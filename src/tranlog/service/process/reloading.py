@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tranlog.errors import ConfigError
-from tranlog.service.config.config import Config, load, read_toml
+from tranlog.service.config.config import Config, load, reading
 from tranlog.service.process.operating import ReadAgain
 
 PLAN_KEYS: Final = frozenset(
@@ -38,12 +38,12 @@ class ConfigFile:
         self._file = os.path.abspath(config.file)  # who asks may be elsewhere
         self._environ = environ
         self._channels = channels
-        self._values = dict(_flat(read_toml(self._file).given()))
+        self._values = dict(_flat(reading(self._file).in_file))
 
     def read_again(self) -> ReadAgain:
         """Read the file as it is now. Raises ConfigError, naming file, key and reason; it changes nothing."""
         config = load(self._file, environ=self._environ)
-        values = dict(_flat(read_toml(self._file).given()))
+        values = dict(_flat(reading(self._file).in_file))
         wanted = config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target())
         at_restart = {
             key

@@ -39,24 +39,28 @@ SAME_SERVER_ID: Final = 4052
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MariadbSourceOptions:
-    """Which server, from where, and how much memory and patience.
-
-    `source_id` names the source in every record. `server_id` must be unlike that of any other replica; None takes a
-    number made from `source_id`. `start` (`now`, `earliest`, a GTID list, `binlog.000003:12345`) serves a log without
-    any event. `databases` limits row changes to these; None takes all but `ignored_databases`, which hold MariaDB's
-    own tables. DDL is judged in the same way, by the databases that it names.
-    """
+    """Which server, from where, and how much memory and patience."""
 
     kind: ClassVar[str] = "mariadb"
     host: str = "127.0.0.1"
+    """The server; it needs binlog_format=ROW, binlog_row_image=FULL and binlog_row_metadata=FULL."""
     port: int = 3306
+    """Its port."""
     user: str = "root"
-    password: str = field(default="", repr=False)
-    source_id: str = "mariadb"
-    server_id: int | None = None
+    """The user, with the rights of a replica."""
+    password: str = field(default="", repr=False, metadata={"example": "a password"})
+    """The user's password."""
+    source_id: str = field(default="mariadb", metadata={"default": "the service's name"})
+    """Names this source in every record; keep it."""
+    server_id: int | None = field(default=None, metadata={"example": 4711, "default": "made from source_id"})
+    """A number from 1 to 2^32 - 1, unlike that of every other replica."""
     start: str = "now"
-    databases: tuple[str, ...] | None = None
+    """Where to begin for a log without events: `now`, `earliest`, a GTID list, or `binlog.000003:12345`."""
+    databases: tuple[str, ...] | None = field(default=None, metadata={"example": ["shop"]})
+    """Whose rows are captured; None: of all but `ignored_databases`. DDL is judged in the same way, by the databases
+    that it names."""
     ignored_databases: tuple[str, ...] = SYSTEM_DATABASES
+    """Databases that are left out: MariaDB's own."""
     shard_rule: ShardRule = field(default_factory=lambda: ShardRule(kind=ShardRuleKind.SCHEMA))
     statements: Literal["stop", "record"] = "stop"
     """Statements in the place of rows: `stop` refuses them; `record` logs their text, which no other kind of database
@@ -67,13 +71,15 @@ class MariadbSourceOptions:
     annotate: bool = False
     """Whether the texts of the statements after the rows become metadata `annotate`."""
     fragment_bytes: int = FRAGMENT_BYTES
+    """At about this size of payload a transaction is cut into fragments."""
     queue_bytes: int = 16 << 20
     """How much may wait between the socket and `read`; then the server waits."""
     memory_bytes: int = 16 << 20
     """Up to this size an unfinished transaction waits in memory, beyond it in a temporary file."""
-    spool_directory: str | None = None
+    spool_directory: str | None = field(default=None, metadata={"path": True, "example": "spool"})
     """Where such files are made; None takes the system's directory for temporary files."""
     transaction_bytes_max: int = 1 << 30
+    """A larger transaction is refused."""
     read_bytes: int = 8 << 20
     """After so many bytes `read` ends, so that its caller can make them durable."""
     heartbeat_s: float = 1.0
@@ -82,9 +88,10 @@ class MariadbSourceOptions:
     reconnect_s: float = 60.0
     """How long a lost server is tried before SourceUnavailableError."""
     connect_timeout_s: float = 10.0
+    """How long a connection may take."""
     position_interval_s: float = 10.0
     """How often the position moves by an empty transaction while nothing that is captured happens."""
-    column_types: tuple[str, ...] = ()
+    column_types: tuple[str, ...] = field(default=(), metadata={"example": ["shop.users.token=uuid"]})
     """What columns were that the binlog does not tell apart, in tables that are gone or were altered when it is read:
     `schema.table.column=type`, the type `uuid`, `inet6`, `inet4`, `binary(16)` or `binary(4)`. It counts where
     nothing else tells."""

@@ -6,7 +6,7 @@ Owns the questions that `status` asks of the outbox. They are read-only, and fin
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, ClassVar, Final
 
@@ -14,7 +14,7 @@ import apsw
 
 from tranlog.errors import SourceUnavailableError
 from tranlog.shard import ShardRuleKind
-from tranlog.source.kinds import Settings, SourceKind, SourceStanding, take_shard_rule
+from tranlog.source.kinds import SourceKind, SourceStanding, checked_rule
 from tranlog.source.sqlite.claim import OutboxPlace, place_of
 from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions, SqliteTables
@@ -29,21 +29,14 @@ class SqliteKind(SourceKind[SqliteSourceOptions]):
     """A SQLite database whose writers fill an outbox; see SourceKind for what its methods do."""
 
     options = SqliteSourceOptions
-    template = """\
-[source]
-kind = "sqlite"
-path = "source.db"  # writers open it by tranlog.source.sqlite.connect, which makes it if it is missing
-#: source_id = "{service}"  # names this source in every record; keep it
-#: foreign_writes = @  # programs that bypass connect() get an error
-#: poll_s = @  # how often an idle source is looked at
-#: busy_timeout_s = @
+    shard_examples: ClassVar = {
+        "serial": ["main.ledger"],
+        "channels": {"main.orders": 1},
+        "keys": {"main.orders": "customer"},
+    }
 
-"""
-    examples: ClassVar = {"rule": "table", "serial": "main.ledger", "pinned": "main.orders"}
-
-    def given(self, shards: Settings, password: Callable[[], str]) -> dict[str, Any]:
-        rule, mapping = take_shard_rule(shards, ShardRuleKind.TABLE)
-        return {"shard_rule": rule, "shard_map": mapping}
+    def shard_fields(self, rule: ShardRuleKind | None, mapping: Mapping[str, str]) -> dict[str, Any]:
+        return {"shard_rule": checked_rule(rule or self.default_rule, mapping), "shard_map": mapping}
 
     def open(self, options: SqliteSourceOptions) -> SqliteSource:
         source = SqliteSource(options)

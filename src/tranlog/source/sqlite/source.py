@@ -77,10 +77,10 @@ class SqliteSourceOptions:
     """How a SQLite database is captured."""
 
     kind: ClassVar[str] = "sqlite"
-    path: str
-    """The database file."""
-    source_id: str
-    """Names this source in every record."""
+    path: str = field(metadata={"path": True, "example": "source.db"})
+    """The database file; writers open it by `tranlog.source.sqlite.connect`, which makes it if it is missing."""
+    source_id: str = field(metadata={"default": "the service's name"})
+    """Names this source in every record; keep it."""
     shard_rule: ShardRuleKind = ShardRuleKind.TABLE
     """`table`: a shard per table, joined by foreign keys. `schema`: everything is one shard, since SQLite has one."""
     shard_map: Mapping[str, str] = field(default_factory=dict)

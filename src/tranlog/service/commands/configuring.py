@@ -1,0 +1,144 @@
+"""`tranlog init` and `tranlog config`: write a configuration, check it, show what it says and why, and its schema.
+
+Owns the commands and their print. What a configuration is, is `service.config`'s; nothing is started here.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import typer
+
+from tranlog.errors import ConfigError
+from tranlog.service.config.config import DEFAULT_FILE, find_file, made, reading
+from tranlog.service.config.template import SOURCES, TARGETS, shown, template
+from tranlog.service.frame.command import AsJson, new_app, print_json, require_command
+from tranlog.service.process.operating import OperatingOptions
+from tranlog.target.options import TargetKind
+
+config_app = new_app(
+    help="What the configuration says, and whether it can be.\n\n\b\nExample:\n  tranlog config show --origin"
+)
+_SERVICE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+
+if TYPE_CHECKING:
+    SourceName: TypeAlias = str
+    TargetName: TypeAlias = TargetKind
+else:
+    SourceName = enum.StrEnum("SourceName", {one: one for one in SOURCES})
+    TargetName = enum.StrEnum("TargetName", {one: one for one in TARGETS})
+
+
+def init(
+    ctx: typer.Context,
+    source: Annotated[SourceName, typer.Option("--source", "-source", help="The kind of source.")] = "sqlite",
+    target: Annotated[
+        TargetName, typer.Option("--target", "-target", help="The kind of target; null keeps its position alone.")
+    ] = "sqlite",
+    as_json: AsJson = False,
+) -> None:
+    """Write a commented configuration to start from.
+
+    It works as it is, for SQLite on both ends. A file that is there is never overwritten.
+
+    The file is tranlog.toml, or what --conf names; the service's name is --service, or that of the folder.
+
+    \b
+    Example:
+      tranlog init
+      tranlog --conf shop.toml --service shop init --source mariadb --target postgres
+    """
+    conf, service = ctx.obj
+    file = conf or DEFAULT_FILE
+    name = service or re.sub(r"[^A-Za-z0-9_.-]", "-", Path(file).absolute().parent.name).lstrip(".-") or "tranlog"
+    if not _SERVICE_NAME.fullmatch(name):
+        why = "a service's name is 1 to 63 letters, digits, dots, dashes and underscores"
+        raise ConfigError(option="--service", value=name, why=why)
+    text = template(service=name, source=source, target=target)
+    try:
+        with open(file, "x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError as exc:
+        raise ConfigError(option=file, value=None, why="is there already, and is not overwritten") from exc
+    if as_json:
+        print_json({"file": file, "service": name})
+    else:
+        print(f"wrote {file} for service {name}; next: `tranlog capture`, `tranlog apply`, or `tranlog run` for both")
+
+
+@config_app.callback()
+def _config(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+@config_app.command("check")
+def check(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """Read the configuration as the other commands do, and start nothing.
+
+    Ends with 0, or with 2 and one line that names origin, key, value and reason.
+
+    \b
+    Example:
+      tranlog config check
+      tranlog --conf shop.toml config check
+    """
+    conf, service = ctx.obj
+    read = reading(find_file(conf=conf, service=service))
+    config = made(read)
+    try:
+        OperatingOptions.of(config.pipeline).check()
+    except ConfigError as exc:
+        raise read.refusal(f"pipeline.{exc.option}", exc.value, exc.why) from exc
+    if as_json:
+        print_json({"file": config.file, "service": config.service})
+    else:
+        print(f"{config.file} is a configuration of service {config.service}")
+
+
+@config_app.command("show")
+def show(
+    ctx: typer.Context,
+    origin: Annotated[bool, typer.Option("--origin", help="Where each value comes from, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print each key with the value that it has now; passwords and the like are hidden.
+
+    The origin is FILE:LINE, the name of a variable, the path of a secret's file, or the default.
+
+    \b
+    Example:
+      tranlog config show
+      tranlog config show --origin
+    """
+    conf, service = ctx.obj
+    read = reading(find_file(conf=conf, service=service))
+    config = made(read)
+    rows = list(shown(read, service=config.service, source=None if config.source is None else config.source.kind))
+    if as_json:
+        print_json({"values": [{"key": key, "value": value, "origin": where} for key, value, where in rows]})
+        return
+    for key, value, where in rows:
+        print(f"{key} = {value}  # {where}" if origin else f"{key} = {value}")
+
+
+@config_app.command("schema")
+def schema(as_json: AsJson = False) -> None:
+    """Print the JSON schema of a configuration file, for editors and other programs.
+
+    \b
+    Example:
+      tranlog config schema > tranlog.schema.json
+    """
+    from tranlog.service.config.reading import schema as found  # with it comes pydantic
+
+    print(json.dumps(found(), indent=None if as_json else 2))
+
+
+def add_configuring(app: typer.Typer) -> None:
+    """Add these commands to a program."""
+    app.command("init")(init)
+    app.add_typer(config_app, name="config", invoke_without_command=True)

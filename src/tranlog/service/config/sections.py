@@ -1,0 +1,244 @@
+"""The model of the configuration: its sections, and each key with its type, default, meaning and example.
+
+Owns which fields of the components' options are keys of which section, and the few keys that serve the file alone. What
+an option means, and which values are possible, is said beside its component, in the options' docstrings and checks.
+The hard idea: everything that knows keys (reading, `tranlog init`, the schema, the reference page) walks these
+sections, so a key that one of them lacks cannot be. No pydantic here: `reading` makes its models of this.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
+from itertools import pairwise
+from typing import Any, Final, Literal
+
+from tranlog.capture.capture import CaptureOptions
+from tranlog.log.options import LogOptions
+from tranlog.pipeline.applying.group import GroupBounds
+from tranlog.pipeline.driving.operation import OnError
+from tranlog.pipeline.filters.filters import KINDS as FILTERS
+from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules.channels import PlanOptions
+from tranlog.pipeline.spark.cluster import EngineOptions
+from tranlog.shard import ShardRuleKind
+from tranlog.source.kinds import KINDS, source_kind
+from tranlog.target.options import TargetOptions
+
+DEFAULT_SERVICE: Final = "tranlog"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceKeys:
+    """What stands in [service]."""
+
+    name: str = DEFAULT_SERVICE
+    """How `thl -service NAME` finds this file; also the default of `source_id` and of the pipeline's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogKeys:
+    """What stands in [log] beside the options of a log."""
+
+    dir: str = field(metadata={"path": True, "example": "log"})
+    """The log's directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardKeys:
+    """What stands in [shards] beside the plan of a pipeline."""
+
+    rule: ShardRuleKind | None = field(
+        default=None, metadata={"default": "by the kind of source", "only": ("sqlite", "mariadb")}
+    )
+    """How capture groups tables into shards: `schema`, `table` (joined by foreign keys), or `map` by the key `map`."""
+    map: dict[str, str] = field(
+        default_factory=dict,
+        metadata={"example": {"*": "main"}, "only": ("sqlite", "mariadb"), "needs": 'rule = "map"'},
+    )
+    """From `schema.table` or `schema` to a shard; `*` is the default."""
+    list: str | None = field(default=None, metadata={"path": True, "example": "shard.list", "instead": "those below"})
+    """A file in the form of the ancestor's `shard.list`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginKeys:
+    """What stands in [target] beside the options of a target."""
+
+    user: str | None = field(default=None, metadata={"only": ("postgres", "mariadb")})
+    """The user, where the dsn names none."""
+    password: str | None = field(
+        default=None, repr=False, metadata={"only": ("postgres", "mariadb"), "example": "a password"}
+    )
+    """The password, where the dsn has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineKeys:
+    """What stands in [pipeline] beside what is applied and how."""
+
+    name: str = field(default="", metadata={"default": "the service's name"})
+    """Whose positions these are at the target."""
+    control: str | None = field(default=None, metadata={"example": "127.0.0.1:4712", "default": "a socket"})
+    """Where its operator reaches it; `off`: nowhere."""
+    metrics: str | None = field(default=None, metadata={"example": "127.0.0.1:4713"})
+    """Where OpenMetrics are served over HTTP."""
+    tls_certificate: str | None = field(default=None, metadata={"path": True, "example": "tranlog.pem"})
+    """With `tls_key` and `secret_file`: for addresses that others reach."""
+    tls_key: str | None = field(default=None, metadata={"path": True, "example": "tranlog.key"})
+    """The key of `tls_certificate`."""
+    secret_file: str | None = field(default=None, metadata={"path": True, "example": "control.secret"})
+    """The secret that a client beyond loopback has to give; only its owner may read this file."""
+    on_error: OnError = OnError.END
+    """`offline`: the process stays, OFFLINE:ERROR, until `tranlog online`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigKey:
+    """One key of a section. `default` is MISSING where a value is required; `owner` has the field `field`."""
+
+    section: str
+    name: str
+    owner: type
+    field: str
+    hint: Any
+    default: Any
+    doc: str
+    hidden: bool
+    metadata: Mapping[str, Any]
+
+    @property
+    def dotted(self) -> str:
+        """The key with its section, as errors and `config show` name it."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the value is a path, which counts from the file's folder."""
+        return bool(self.metadata.get("path"))
+
+
+_NOT_IN_PIPELINE: Final = frozenset(
+    {
+        *("pipeline", "log_dir", "target", "engine", "plan", "group", "filters"),
+        *("until_seqno", "limit", "leave_out", "take_over"),
+    }
+)
+"""The fields of ApplyOptions that are no keys of [pipeline]: they stand in other sections, or are one run's."""
+_SECTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "service": (ServiceKeys,),
+    "log": (LogKeys, LogOptions),
+    "capture": (CaptureOptions,),
+    "shards": (ShardKeys, PlanOptions),
+    "target": (TargetOptions, LoginKeys),
+    "pipeline": (PipelineKeys, ApplyOptions, GroupBounds),
+    "spark": (EngineOptions,),
+}
+"""The options whose fields are the keys of a section; [source] has those of its kind, [[filter]] of each one's kind."""
+NAMES: Final = ("service", "source", "log", "capture", "shards", "target", "spark", "filter", "pipeline")
+"""Every section, in the order in which they are shown."""
+OPTIONAL: Final = ("source", "target")
+"""Sections without which a configuration is one: some commands need them."""
+_GROUP: Final = {"seconds": "s"}
+_IN_SHARDS: Final = ("shard_rule", "shard_map")
+"""Fields of sources' options that [shards] gives."""
+SECRETS: Final = ("password", "secret")
+"""Keys that may also be given by `_file`, a file that holds the value, or `_env`, the name of a variable that does."""
+
+
+def keys_of(section: str, kind: str | None = None) -> tuple[ConfigKey, ...]:
+    """Return the keys of a section; `kind` is that of the source or of a filter."""
+    owner: Any
+    if section == "source":
+        assert kind is not None
+        owner = source_kind(kind).options
+        return (_kind("source", kind, KINDS), *_keys("source", owner))
+    if section == "filter":
+        assert kind is not None
+        owner = FILTERS[kind]
+        return (_kind("filter", kind, FILTERS), *_keys("filter", owner))
+    return tuple([key for owner in _SECTIONS[section] for key in _keys(section, owner)])
+
+
+def _kind(section: str, kind: str, kinds: Iterable[str]) -> ConfigKey:
+    doc = f"The kind of {section}: {', '.join(f'`{one}`' for one in kinds)}."
+    return ConfigKey(
+        section=section,
+        name="kind",
+        owner=ConfigKey,
+        field="kind",
+        hint=Literal[kind],
+        default=MISSING,
+        doc=doc,
+        hidden=False,
+        metadata={"example": kind},
+    )
+
+
+@cache
+def _keys(section: str, owner: type) -> tuple[ConfigKey, ...]:
+    skipped = _NOT_IN_PIPELINE if owner is ApplyOptions else _IN_SHARDS
+    hints = typing.get_type_hints(owner)
+    docs = _docs(owner)
+    found = []
+    for one in fields(owner):
+        if one.name in skipped:
+            continue
+        key = ConfigKey(
+            section=section,
+            name=f"group_{_GROUP.get(one.name, one.name)}" if owner is GroupBounds else one.name,
+            owner=owner,
+            field=one.name,
+            hint=str if one.name == "function" else hints[one.name],
+            default=_default(one),
+            doc=docs.get(one.name, ""),
+            hidden=not one.repr,
+            metadata=one.metadata,
+        )
+        found.append(key)
+        if key.name in SECRETS:
+            found += _other_ways(key)
+    return tuple(found)
+
+
+def _other_ways(key: ConfigKey) -> Iterator[ConfigKey]:
+    """Yield the keys that give a secret in another way."""
+    for suffix, doc, example in (
+        ("file", "A file that holds it, as UTF-8", f"{key.section}.{key.name}"),
+        ("env", "The environment variable that holds it", "NAME"),
+    ):
+        yield ConfigKey(
+            section=key.section,
+            name=f"{key.name}_{suffix}",
+            owner=ConfigKey,
+            field="",
+            hint=str | None,
+            default=None,
+            doc=f"{doc}.",
+            hidden=False,
+            metadata={**key.metadata, "example": example, "instead": key.name, "path": suffix == "file"},
+        )
+
+
+def _default(one: Field[Any]) -> Any:
+    if one.default is MISSING and "default" in one.metadata:
+        return ""
+    return one.default_factory() if one.default_factory is not MISSING else one.default
+
+
+@cache
+def _docs(owner: type) -> Mapping[str, str]:
+    """Return the docstrings that stand below an options class's fields."""
+    (found,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    assert isinstance(found, ast.ClassDef)
+    docs = {}
+    for one, below in pairwise(found.body):
+        match one, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = " ".join(text.split())
+    return docs
