@@ -385,6 +385,7 @@ class PipelineOptions:
     metrics: str | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None
+    tls_client_ca: str | None = None
     secret_file: str | None = dataclasses.field(default=None, repr=False)
     on_error: OnError = OnError.END
 
@@ -504,7 +505,7 @@ def _read_pipeline(
     )
     return pipeline.options(
         PipelineOptions,
-        paths={"tls_certificate", "tls_key", "secret_file"},
+        paths={"tls_certificate", "tls_key", "tls_client_ca", "secret_file"},
         name=name,
         apply=apply,
     )

@@ -128,10 +128,11 @@ channels = 4
 #: resubmit = @
 #: checksum = @
 #: on_error = @  # "offline": the process stays, OFFLINE:ERROR, until `tranlog online`
-#: control = "127.0.0.1:4712"  # where its operator reaches it; default: a socket in the log's folder; "off": nowhere
-#: metrics = "127.0.0.1:4713"  # OpenMetrics over HTTP; default: none
+#: control = "127.0.0.1:4712"  # where its operator reaches it beside the socket in the log's folder; default: none
+#: metrics = "127.0.0.1:4713"  # for Prometheus, and whoever only reads; default: none
 #: tls_certificate = "tranlog.pem"  # with the next two, for addresses that others reach; default: none
 #: tls_key = "tranlog.key"  # default: none
+#: tls_client_ca = "operators.pem"  # whose certificates operate, without a token; default: none
 #: secret_file = "control.secret"  # default: none
 
 #: [[filter]]  # what is left out, renamed, masked or delayed on the way, in this order: docs/filters.md
