@@ -65,6 +65,7 @@ from tranlog.service.frame.command import (
 )
 from tranlog.service.frame.exits import ExitCode, error_line, exit_code_of
 from tranlog.service.process.capturing import CaptureThread, open_capture
+from tranlog.service.process.client import RunningPipeline
 from tranlog.service.process.operating import Capturing, OperatingOptions, capture_endpoint, operated
 from tranlog.service.process.reloading import ConfigFile
 from tranlog.service.process.sockets import runtime_dir
@@ -583,16 +584,11 @@ def status(
       tranlog status -name tasks --host db2.example:7788 --tls-ca ca.pem --secret-file secret
     """
     if name is not None:
-        show_view(
-            name,
-            config=lambda: config_of(ctx),
-            host=host,
-            tls_ca=tls_ca,
-            tls_cert=tls_cert,
-            secret_file=secret_file,
-            watch_s=WATCH_S if watch else 0.0,
-            as_json=as_json,
-        )
+        running = None
+        if host is not None:
+            running = RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca, certificate=tls_cert)
+        watch_s = WATCH_S if watch else 0.0
+        show_view(name, config=lambda: config_of(ctx), running=running, watch_s=watch_s, as_json=as_json)
         return ExitCode.DONE
     if host is not None:
         raise typer.BadParameter("the pipeline there has views; say which, by -name", param_hint="--host")

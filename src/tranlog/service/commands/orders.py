@@ -363,24 +363,13 @@ def heartbeat(
 
 
 def show_view(
-    name: str,
-    *,
-    config: Callable[[], Config],
-    host: str | None,
-    tls_ca: str | None,
-    tls_cert: str | None,
-    secret_file: str | None,
-    watch_s: float,
-    as_json: bool,
+    name: str, *, config: Callable[[], Config], running: RunningPipeline | None, watch_s: float, as_json: bool
 ) -> None:
-    """Print one view of a pipeline: of the one that listens at `host`, else of the configured one, running or not."""
+    """Print one view of a pipeline: of the one that is named, else of the configured one, running or not."""
     wanted = next((one for one in VIEW_NAMES if one == name), None)
     if wanted is None:
         raise typer.BadParameter(f"{name!r} is none of {', '.join(VIEW_NAMES)}", param_hint="-name")
-    if host is not None:
-        status = RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca, certificate=tls_cert).status()
-    else:
-        status = _look(config(), wanted, watch_s=watch_s)
+    status = _look(config(), wanted, watch_s=watch_s) if running is None else running.status()
     shown = view(wanted, status)
     if as_json:
         print_json(json_form(shown))

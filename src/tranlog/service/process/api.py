@@ -9,7 +9,6 @@ Source: conformance/tungsten.md A9; OpenAPI 3.1.
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import inspect
 import re
@@ -243,7 +242,6 @@ def _operation(method: str, path: str, role: Role) -> Callable[[FunctionT], Func
     return mark
 
 
-@functools.cache
 def operations(part: type) -> tuple[Spec, ...]:
     """Return the operations of a part, those of the classes below it too."""
     return tuple(_spec(one) for _, one in inspect.getmembers(part) if hasattr(one, "operation"))

@@ -29,46 +29,17 @@ from tranlog.ids import Gtid, Seqno
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.driving.operation import OnlineOrder, Operation
 from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules import limits
 from tranlog.pipeline.rules.channels import ShardPlan
-from tranlog.pipeline.rules.limits import (
-    Limit,
-    SeqnoRanges,
-    UntilEvent,
-    UntilGtid,
-    UntilHeartbeat,
-    UntilSeqno,
-    UntilTime,
-)
 from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.rules.troubles import trouble_text
+from tranlog.pipeline.status import view as views
 from tranlog.pipeline.status.gathering import gather
 from tranlog.pipeline.status.status import Status
-from tranlog.pipeline.status.view import (
-    VIEW_NAMES,
-    PipelineStatus,
-    ViewName,
-    json_form,
-    needed_for,
-    pipeline_status,
-    view,
-)
 from tranlog.pipeline.upkeep.position import set_position
 from tranlog.service.config.config import PipelineOptions
 from tranlog.service.config.exposure import Exposure, Role, read_secrets
-from tranlog.service.process.api import (
-    Beat,
-    CaptureState,
-    Flushed,
-    GoOffline,
-    GoOnline,
-    Part,
-    Reloaded,
-    Waited,
-    WaitFor,
-    Within,
-    get,
-    post,
-)
+from tranlog.service.process import api
 from tranlog.service.process.log_index import extent_of
 from tranlog.service.process.sockets import CAPTURE_NAME, socket_paths
 from tranlog.service.process.upkeep import LogUpkeep
@@ -158,49 +129,49 @@ class Operator:
         self._one_at_a_time = threading.Lock()
         self._watched: tuple[int, Status] | None = None
 
-    @get("/state")
+    @api.get("/state")
     def state(self) -> OperationState:
         """Return where it stands, and the error that took it offline."""
         return self._operation.state()
 
-    @post("/online")
-    def online(self, asked: GoOnline) -> OperationState:
+    @api.post("/online")
+    def online(self, asked: api.GoOnline) -> OperationState:
         """Go online. Raises ConfigError where the order contradicts itself, StateError where it is not offline."""
         order = order_of(asked)
         before = None if asked.from_seqno is None else self._repositioning(asked.from_seqno)
         self._operation.online(order, before=before)
         return self.state()
 
-    @post("/offline")
-    def offline(self, asked: GoOffline) -> OperationState:
+    @api.post("/offline")
+    def offline(self, asked: api.GoOffline) -> OperationState:
         """Go offline, after the target transactions under way or at once."""
         self._operation.offline(immediate=asked.immediate)
         return self.state()
 
-    @post("/wait", role=Role.READ)
-    def wait(self, asked: WaitFor) -> Waited:
+    @api.post("/wait", role=Role.READ)
+    def wait(self, asked: api.WaitFor) -> api.Waited:
         """Wait until a seqno is applied, or for a state. Raises StateError where it cannot come."""
         state, most = _state(asked.state), min(asked.timeout_s, WAIT_MOST_S)
         came = self._operation.wait(applied=asked.applied, state=state, timeout_s=most)
-        return _also(Waited, self.state(), reached=came)
+        return _also(api.Waited, self.state(), reached=came)
 
-    @post("/flush", role=Role.READ)
-    def flush(self, asked: Within) -> Flushed:
+    @api.post("/flush", role=Role.READ)
+    def flush(self, asked: api.Within) -> api.Flushed:
         """Wait until everything that the log holds by now is in the target. Raises as `wait`."""
         with open_readable(self._operation.options.log_dir) as reader:
             seqno = reader.range().committed_seqno
         came = self._operation.wait(applied=seqno, timeout_s=min(asked.timeout_s, WAIT_MOST_S))
-        return _also(Flushed, self.state(), seqno=seqno, reached=came)
+        return _also(api.Flushed, self.state(), seqno=seqno, reached=came)
 
-    @post("/reload")
-    def reload(self, asked: Within) -> Reloaded:
+    @api.post("/reload")
+    def reload(self, asked: api.Within) -> api.Reloaded:
         """Go on by the plan that the file has now. Raises ConfigError, EngineError, StateError; all goes on then."""
         if self._reread is None:
             raise ConfigError(option="reload", value=None, why="the process was started without a configuration file")
         found = self._reread()
         done = self._operation.replan(found.change, timeout_s=min(asked.timeout_s, WAIT_MOST_S))
         return _also(
-            Reloaded,
+            api.Reloaded,
             self.state(),
             plan=done.end,
             before=_plan_shown(done.before),
@@ -209,29 +180,29 @@ class Operator:
             at_restart=found.at_restart,
         )
 
-    @get("/overview")
+    @api.get("/overview")
     def overview(self) -> Overview:
         """Return all of it at this moment; what cannot be read is in its problems."""
         return overview_of(self._gather(), self._operation.options, process=f"{self._host} pid {os.getpid()}")
 
-    @get("/status/{name}")
-    def look(self, name: ViewName) -> list[Mapping[str, Any]]:
+    @api.get("/status/{name}")
+    def look(self, name: views.ViewName) -> list[Mapping[str, Any]]:
         """Return a view's tables as plain values. Raises as `status`, ConfigError for no such view."""
-        if name not in VIEW_NAMES:
-            raise ConfigError(option="-name", value=name, why=f"one of {', '.join(VIEW_NAMES)}")
+        if name not in views.VIEW_NAMES:
+            raise ConfigError(option="-name", value=name, why=f"one of {', '.join(views.VIEW_NAMES)}")
         if name == "tasks":
             status = self._read()
         else:
             status = self._gather(source_event_id=self._source_at() if name == "pipeline" else "")
-        return json_form(view(name, pipeline_status(needed_for(name, status))))
+        return views.json_form(views.view(name, views.pipeline_status(views.needed_for(name, status))))
 
-    @get("/status")
-    def status(self) -> PipelineStatus:
+    @api.get("/status")
+    def status(self) -> views.PipelineStatus:
         """Return all views of this moment, with rates, for which it is watched.
 
         Raises TargetUnavailableError, and what opening the log raises.
         """
-        return pipeline_status(needed_for(None, self._read()))
+        return views.pipeline_status(views.needed_for(None, self._read()))
 
     def progress(self) -> OperationState:
         """Return where it stands."""
@@ -251,7 +222,7 @@ class Operator:
 
         with self._one_at_a_time:
             status = self._gather()
-        return pipeline_families(needed_for(None, status))
+        return pipeline_families(views.needed_for(None, status))
 
     def _read(self) -> Status:
         """Return a reading with rates that began after it was asked for. Who asks during one shares the next."""
@@ -320,10 +291,10 @@ class Capturing(LogUpkeep):
         self._alone = alone
         self._since_ms = round(time.time() * 1000)
 
-    @get("/capture")
-    def progress(self) -> CaptureState:
+    @api.get("/capture")
+    def progress(self) -> api.CaptureState:
         """Return what it captures, and what only its process knows of the log's index."""
-        return CaptureState(
+        return api.CaptureState(
             pipeline=CAPTURE_NAME,
             state="CAPTURING",
             since_ms=self._since_ms,
@@ -332,8 +303,8 @@ class Capturing(LogUpkeep):
             reads=self.log.status().reads,
         )
 
-    @post("/heartbeat")
-    def heartbeat(self, asked: Beat) -> dict[str, str]:
+    @api.post("/heartbeat")
+    def heartbeat(self, asked: api.Beat) -> dict[str, str]:
         """Have a heartbeat put into the log. Raises ConfigError for a name that is none."""
         name = asked.name
         if not name or len(name.encode()) > HEARTBEAT_BYTES_MAX or not name.isprintable() or name == "*":
@@ -365,29 +336,30 @@ class Capturing(LogUpkeep):
             yield from log_families(log, {"source_id": status.source_id})
 
 
-def order_of(request: GoOnline) -> OnlineOrder:
+def order_of(request: api.GoOnline) -> OnlineOrder:
     """Return the order that a request stands for. Raises ConfigError where it contradicts itself."""
-    limits: list[Limit] = []
-    if request.until_seqno is not None:
-        limits.append(UntilSeqno(seqno=Seqno(request.until_seqno)))
-    if request.until_gtid is not None:
-        try:
-            limits.append(UntilGtid(gtid=Gtid.parse(request.until_gtid)))
-        except ValueError as exc:
-            raise ConfigError(option="--until-gtid", value=request.until_gtid, why=str(exc)) from exc
-    if request.until_time_ms is not None:
-        limits.append(UntilTime(tstamp=request.until_time_ms))
-    if request.until_event is not None:
-        limits.append(UntilEvent(event_id=request.until_event))
-    if request.until_heartbeat is not None:
-        limits.append(UntilHeartbeat(name=request.until_heartbeat))
-    if len(limits) > 1:
-        raise ConfigError(option="--until-…", value=None, why="one limit at a time; the nearest would hide the others")
     for option, seqno in (("--until-seqno", request.until_seqno), ("--from-seqno", request.from_seqno)):
         if seqno is not None and seqno < 0:
             raise ConfigError(option=option, value=seqno, why="a seqno is 0 or more")
-    skip = SeqnoRanges() if request.skip_seqno is None else SeqnoRanges.parse(request.skip_seqno)
-    return OnlineOrder(limit=limits[0] if limits else None, leave_out=skip)
+    wanted: list[tuple[Callable[[Any], limits.Limit], object]] = [
+        (lambda seqno: limits.UntilSeqno(seqno=Seqno(seqno)), request.until_seqno),
+        (lambda text: limits.UntilGtid(gtid=_gtid(text)), request.until_gtid),
+        (lambda ms: limits.UntilTime(tstamp=ms), request.until_time_ms),
+        (lambda event_id: limits.UntilEvent(event_id=event_id), request.until_event),
+        (lambda name: limits.UntilHeartbeat(name=name), request.until_heartbeat),
+    ]
+    given = [make(value) for make, value in wanted if value is not None]
+    if len(given) > 1:
+        raise ConfigError(option="--until-…", value=None, why="one limit at a time; the nearest would hide the others")
+    skip = limits.SeqnoRanges() if request.skip_seqno is None else limits.SeqnoRanges.parse(request.skip_seqno)
+    return OnlineOrder(limit=given[0] if given else None, leave_out=skip)
+
+
+def _gtid(text: str) -> Gtid:
+    try:
+        return Gtid.parse(text)
+    except ValueError as exc:
+        raise ConfigError(option="--until-gtid", value=text, why=str(exc)) from exc
 
 
 def parse_time(text: str) -> int:
@@ -421,7 +393,7 @@ def _also(kind: type[StateT], state: OperationState, **more: Any) -> StateT:
 
 @contextlib.contextmanager
 def _served(
-    parts: Sequence[Part],
+    parts: Sequence[api.Part],
     sockets: Sequence[tuple[str, bool]],
     log_dir: str,
     options: OperatingOptions,
@@ -468,7 +440,7 @@ def operated(
     apply = operation.options
     if not os.path.isdir(apply.log_dir):  # the socket's folder is not what creates it
         raise LogMissingError(path=apply.log_dir, why="the directory does not exist")
-    parts: list[Part] = [operator] if capturing is None else [operator, capturing]
+    parts: list[api.Part] = [operator] if capturing is None else [operator, capturing]
     sockets = [(apply.pipeline, apply.take_over)] + ([] if capturing is None else [(CAPTURE_NAME, True)])
     with _served(parts, sockets, apply.log_dir, options, runtime_dir):
         yield operator

@@ -224,7 +224,7 @@ async def _body(request: Request, takes: type[ResultT]) -> ResultT:
         raise HTTPException(400, f"not what it takes: {exc}") from exc
 
 
-async def _streamed(part: api.Part, work: Callable[[], object]) -> AsyncIterator[str]:
+async def _streamed(part: Any, work: Callable[[], object]) -> AsyncIterator[str]:
     """Yield a line for each second that the work takes, and one for what came of it."""
     doing = asyncio.ensure_future(_in_thread(work))
     while not (await asyncio.wait([doing], timeout=_PROGRESS_S))[0]:
@@ -237,8 +237,8 @@ class _Answers:
     """The ASGI application of one process: its parts' operations, and what every process answers."""
 
     def __init__(self, parts: Sequence[api.Part]) -> None:
-        parts = [_Process(parts), *parts]
-        specs = {spec: part for part in parts for spec in api.operations(type(part))}
+        every: list[Any] = [_Process(parts), *parts]
+        specs = {spec: part for part in every for spec in api.operations(type(part))}
         document, families = msgspec.json.encode(api.document(specs)), itertools.chain.from_iterable
 
         async def metrics(request: Request) -> Response:
@@ -269,7 +269,7 @@ class _Answers:
         else:
             await self._app(scope, receive, send)
 
-    async def _operate(self, part: api.Part, spec: api.Spec, request: Request) -> Response:
+    async def _operate(self, part: Any, spec: api.Spec, request: Request) -> Response:
         if request.state.role < spec.role:
             raise HTTPException(403, f"not for the role {request.state.role.name.lower()}")
         given: list[Any] = [*request.path_params.values()]
@@ -303,12 +303,6 @@ class _Process:
     def _health(self, *reasons: str) -> api.Health:
         process = f"{socket.gethostname()} pid {os.getpid()}"
         return api.Health(process=process, since_ms=self._since_ms, reasons=[one for one in reasons if one])
-
-    def ready(self) -> str:
-        return ""
-
-    def families(self) -> tuple[()]:
-        return ()
 
 
 # --- the thread ------------------------------------------------------------------------------------------
