@@ -390,6 +390,21 @@ def test_service_opens_no_database() -> None:
 
 
 @pytest.mark.long
+def test_a_process_is_reached_by_its_one_server() -> None:
+    """Nobody listens beside it, and nobody asks it but by its client."""
+    modules = read_modules()
+    found = {
+        module
+        for module, source in modules.items()
+        for imported in imports_of(source, modules)
+        if not imported.only_types
+        and imported.name.partition(".")[0]
+        in ("starlette", "uvicorn", "httpx", "prometheus_client", "http", "socketserver")
+    }
+    assert found == {f"tranlog.service.process.{name}" for name in ("client", "metrics", "server")}
+
+
+@pytest.mark.long
 def test_no_module_imports_itself_by_a_detour() -> None:
     assert find_cycle(read_modules()) == []
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fix_driver import wait_until
-from fix_metrics import read_openmetrics
+from fix_metrics import samples_of
 from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, items, positions, take, tasks_for
 from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
@@ -34,7 +34,7 @@ from tranlog.pipeline.rules.states import OperationState, State
 from tranlog.pipeline.status.gathering import gather
 from tranlog.pipeline.status.status import PipelineState, Status
 from tranlog.pipeline.status.view import pipeline_status
-from tranlog.service.process.metrics import metrics_text
+from tranlog.service.process.metrics import pipeline_families
 from tranlog.source.packer import TransactionPacker
 from tranlog.target.options import open_target
 from tranlog.target.target import ChannelRow
@@ -163,7 +163,7 @@ def test_how_far_it_is(tmp_path: Path, options: dict[str, int]) -> None:
     assert all(began <= one.began_at <= one.written_at for one in seen)
     told = (task.inFlightSeqno, task.inFlightChanges, task.inFlightReadBytes, task.inFlightSizeBytes)
     assert told == (last, seen[-1].changes, seen[-1].read_bytes, size)
-    metrics = read_openmetrics(metrics_text(found))
+    metrics = samples_of(pipeline_families(found))
     names = ("seqno", "changes", "read_bytes", "size_bytes")
     shown = [list(metrics[f"tranlog_in_flight_{name}"].values()) for name in names]
     assert shown == [[last], [seen[-1].changes], [seen[-1].read_bytes], [size]]

@@ -16,6 +16,7 @@ import pytest
 
 from fix_effort import few_of
 from fix_operated import Operated, operation_of, without_java
+from fix_server import at_port
 from tranlog.change import Column, Op, RowChange, TableMap
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.driving.operation import OnError
@@ -23,7 +24,6 @@ from tranlog.pipeline.filters.filters import Rename
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.states import State
 from tranlog.service.commands import cli
-from tranlog.service.process.control import ControlOptions, open_port
 from tranlog.service.process.operating import OperatingOptions, Operator, operated
 from tranlog.source.packer import pack
 from tranlog.source.sqlite import connect
@@ -198,10 +198,10 @@ def test_an_error_is_pending_with_its_seqno_and_event_id(shop: Shop, told: Tell)
     pending = json.loads(told("state --json"))["pending"]
     assert (pending["type"], pending["seqno"], pending["event_id"]) == ("ConflictError", 9, "event 9")
     assert "ConflictError at seqno 9, event id 'event 9': conflict" in told("state")
-    with open_port(ControlOptions(address="127.0.0.1:0"), operator.handle) as server:
+    with at_port(operator) as address:
         (shop.folder / "tranlog.toml").unlink()
-        told(f"online --skip-seqno 9 --host {server.address}")
-        told(f"wait --applied 20 --host {server.address}")
+        told(f"online --skip-seqno 9 --host {address}")
+        told(f"wait --applied 20 --host {address}")
     assert shop.rows() == set(range(1, 21))
 
 

@@ -1,6 +1,6 @@
 """Issue 7, item 3: `tranlog reload`: the configuration file of a running process, read again.
 
-Up to the operator's answer, with the driver in threads; the socket is `test_control`'s, Spark `tests/spark`'s.
+Up to the operator's answer, with the driver in threads; the socket is `test_server`'s, Spark `tests/spark`'s.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fix_operated import WAIT_S, operation_of, running, without_java
@@ -18,9 +19,9 @@ from tranlog.pipeline.rules.channels import PlanOptions, ShardBy
 from tranlog.pipeline.rules.states import State
 from tranlog.service.commands.orders import _reloaded
 from tranlog.service.config.config import load
+from tranlog.service.process.api import Within
 from tranlog.service.process.operating import Operator
 from tranlog.service.process.reloading import PLAN_KEYS, ConfigFile
-from tranlog.service.process.requests import GetState, Reload
 
 START = """
 [service]
@@ -117,15 +118,15 @@ def test_a_reload_from_request_to_answer(conf: Path, tmp_path: Path, monkeypatch
     config = load(str(conf), environ={})
     operation = operation_of(config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()))
     operator = Operator(operation, LogOptions(), reread=file_of(conf).read_again)
-    ask = Reload(timeout_s=WAIT_S)
+    ask = Within(timeout_s=WAIT_S)
     with running(operation) as operated:
         operated.come_to(State.ONLINE, last)
-        answer = operator.handle(ask)
-        assert (answer["plan"], answer["at_restart"], answer["state"]) == ("unchanged", [], "ONLINE")
+        answer = msgspec.to_builtins(operator.reload(ask))
+        assert (answer["plan"], answer["at_restart"], answer["state"]) == ("unchanged", (), "ONLINE")
         assert _reloaded(answer) == ['plan unchanged: 3 channels, rule "hash"']
 
         conf.write_text(START.replace("channels = 3", "channels = 5\nidle_every = 50"))
-        answer = operator.handle(ask)
+        answer = msgspec.to_builtins(operator.reload(ask))
         assert _reloaded(answer) == [
             f"plan changed at seqno {last}",
             '  before: 3 channels, rule "hash"',
@@ -143,16 +144,16 @@ def test_a_reload_from_request_to_answer(conf: Path, tmp_path: Path, monkeypatch
         ):
             conf.write_text(wrong)
             with pytest.raises(ConfigError, match=why) as caught:
-                operator.handle(ask)
+                operator.reload(ask)
             assert str(conf) in str(caught.value)
-            assert operator.handle(GetState())["state"] == "ONLINE" and operation.options.channels == 5
+            assert operator.state().state is State.ONLINE and operation.options.channels == 5
         last = write_log(tmp_path / "log", workload, 10)
         operated.come_to(State.ONLINE, last)
 
         operation.offline()
         operated.come_to(State.OFFLINE_NORMAL)
         conf.write_text(START)
-        assert _reloaded(operator.handle(ask))[0] == "plan changes at the next online"
+        assert _reloaded(msgspec.to_builtins(operator.reload(ask)))[0] == "plan changes at the next online"
     check_equal(target, workload)
     with pytest.raises(ConfigError, match="started without a configuration file"):
-        Operator(operation, LogOptions()).handle(ask)
+        Operator(operation, LogOptions()).reload(ask)

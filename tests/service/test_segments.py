@@ -20,7 +20,7 @@ from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log, LogOptions, hold
 from tranlog.payload import Payload, encode
 from tranlog.service.commands import cli
-from tranlog.service.process.operating import capture_endpoint
+from tranlog.service.process.operating import Capturing, capture_endpoint
 from tranlog.service.thl import thl
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions
 from tranlog.testing.clock import ManualClock
@@ -220,7 +220,8 @@ def test_a_running_capture_tells_of_its_own_index(told: Told) -> None:
     with (
         Log.open(told.path, source_id="till", clock=ManualClock(AT)) as log,
         capture_endpoint(
-            log, Capture(SqliteSource(SqliteSourceOptions(path="not asked", source_id="till")), log), runtime_dir=None
+            Capturing(log, Capture(SqliteSource(SqliteSourceOptions(path="not asked", source_id="till")), log)),
+            runtime_dir=None,
         ),
     ):
         log.append(Fragment(source_id="till", event_id="e:30", shard_id="s", tstamp=AT, tables=(), payload=b""))
@@ -385,7 +386,7 @@ def test_a_running_capture_adds_and_trims_itself(told: Told) -> None:
     source = SqliteSource(SqliteSourceOptions(path="not asked", source_id="till"))
     with (
         Log.open(told.path, source_id="till", clock=ManualClock(AT)) as log,
-        capture_endpoint(log, Capture(source, log), runtime_dir=None),
+        capture_endpoint(Capturing(log, Capture(source, log)), runtime_dir=None),
     ):
         before = told.names()
         added = told.json("add")

@@ -38,7 +38,7 @@ from tranlog.service.commands.status import (
 )
 from tranlog.service.config.config import load
 from tranlog.service.frame.exits import json_line
-from tranlog.service.process.operating import capture_endpoint
+from tranlog.service.process.operating import Capturing, capture_endpoint
 from tranlog.shard import UNKNOWN_SHARD
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
 from tranlog.target.options import TargetOptions
@@ -338,7 +338,7 @@ def test_a_large_transaction_that_is_captured_shows_how_far_it_is(
     began = SystemClock().now_ms()
     with Log.open("log", source_id="shop") as log:
         work = Capture(source, log)
-        with capture_endpoint(log, work, runtime_dir=None):
+        with capture_endpoint(Capturing(log, work), runtime_dir=None):
             done = work.catch_up()
             after = service_status(config, clock=SystemClock(), watch_s=0.0)
     source.close()

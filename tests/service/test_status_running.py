@@ -9,18 +9,20 @@ import json
 import re
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
-from fix_metrics import read_openmetrics
+from fix_metrics import read_openmetrics, read_text, samples_of
 from fix_operated import Operated, operation_of, without_java
 from fix_pipeline import BY_SCHEMA, SqliteTarget, items
+from fix_server import Idle, at_port
 from tranlog import Pipeline, RunningPipeline
 from tranlog.change import Change, Op, RowChange
 from tranlog.clock import SystemClock
@@ -35,11 +37,8 @@ from tranlog.pipeline.status.view import view as tables_of
 from tranlog.service.commands import cli
 from tranlog.service.commands.status import service_status, status_json
 from tranlog.service.config.config import load
-from tranlog.service.config.exposure import Exposure
-from tranlog.service.process.control import ControlOptions, open_port
-from tranlog.service.process.metrics import MetricsServer
+from tranlog.service.process.api import GoOnline, get
 from tranlog.service.process.operating import OperatingOptions, Operator, operated
-from tranlog.service.process.requests import GoOnline
 from tranlog.service.show.screen import Shown, plain
 from tranlog.source.packer import TransactionPacker
 
@@ -131,7 +130,7 @@ class Shop:
 
         What a channel did is told with its next position, so something comes behind the pause.
         """
-        self.operator.handle(GoOnline())
+        self.operator.online(GoOnline())
         for number in range(30):
             self.write("north")
             self.write("east")
@@ -255,14 +254,14 @@ def test_the_command_prints_what_the_endpoint_tells(shop: Shop, told: Tell) -> N
     shop.work()
     shop.operation.offline()
     shop.run.come_to(State.OFFLINE_NORMAL)
-    with open_port(ControlOptions(address="127.0.0.1:0"), shop.operator.handle) as server:
+    with at_port(shop.operator) as address:
         for view in VIEW_NAMES:
             here = printed(told(f"-service shop status --no-watch -name {view}"))
-            there = printed(told(f"status -name {view} --host {server.address}"))
+            there = printed(told(f"status -name {view} --host {address}"))
             moving = {"relativeLatency", "timeInStateSeconds", "uptimeSeconds"}
             assert here.keys() == there.keys()
             assert {name for name in here if here[name] != there[name]} <= moving, view
-        assert "which, by -name" in told(f"status --host {server.address}", code=2)
+        assert "which, by -name" in told(f"status --host {address}", code=2)
     assert "say which" in told("status --host nowhere:1", code=2)
     assert "nobody listens there" in told("status -name tasks --host 127.0.0.1:1", code=4)
 
@@ -312,8 +311,6 @@ def test_rates_while_it_applies(shop: Shop) -> None:
         feeder.join()
     assert all(task.changeRate > 0 for task in status.tasks)
     assert {task.state for task in status.tasks} <= {Doing.APPLYING, Doing.SERIAL, Doing.WAITING}
-    found = read_openmetrics(shop.operator.metrics())
-    assert len(found["tranlog_transaction_rate"]) == len(found["tranlog_change_rate"]) == 3
 
 
 def test_who_waits_for_whom(shop: Shop) -> None:
@@ -326,7 +323,7 @@ def test_who_waits_for_whom(shop: Shop) -> None:
     assert status.tasks[0].waitsFor == f"channel 1 to apply seqno {late}"
     assert status.tasks[2].waitsFor == f"channel 0 to apply serial seqno {serial}"
     assert [status.tasks[channel].state for channel in (0, 2)] == [Doing.WAITING, Doing.WAITING]
-    waits = read_openmetrics(shop.operator.metrics())["tranlog_waits_for_seqno"]
+    waits = samples_of(shop.operator.families())["tranlog_waits_for_seqno"]
     shown = {(dict(at)["channel"], dict(at)["waits_for"], dict(at)["serial"]): seqno for at, seqno in waits.items()}
     assert shown == {("0", "1", "true"): late, ("2", "0", "true"): serial}
     typed = Pipeline("log", target="target.db", channels=3, name="p", master="local[16]").status()
@@ -367,8 +364,8 @@ def test_a_program_gets_dataclasses(shop: Shop, capsys: pytest.CaptureFixture[st
     running: RunningPipeline = found["running"]
     assert running.state().state is State.ONLINE
     assert running.state().applied_seqno == last
-    with open_port(ControlOptions(address="127.0.0.1:0"), shop.operator.handle) as server:
-        at = RunningPipeline.at(server.address)
+    with at_port(shop.operator) as address:
+        at = RunningPipeline.at(address)
         assert at.status().tasks[0].eventCount == status.tasks[0].eventCount
     with pytest.raises(ControlError):
         at.status()
@@ -377,9 +374,14 @@ def test_a_program_gets_dataclasses(shop: Shop, capsys: pytest.CaptureFixture[st
 
 
 def test_an_endpoint_of_another_form_is_named(shop: Shop) -> None:
-    with open_port(ControlOptions(address="127.0.0.1:0"), lambda request: {"shown": {"tasks": 7}}) as server:
+    class Other(Idle):
+        @get("/status")
+        def status(self) -> dict[str, int]:
+            return {"tasks": 7}
+
+    with at_port(Other()) as address:
         with pytest.raises(ControlError, match="it answers in another form"):
-            RunningPipeline.at(server.address).status()
+            RunningPipeline.at(address).status()
 
 
 def test_a_pipeline_that_does_not_run_has_a_status(tmp_path: Path) -> None:
@@ -399,16 +401,18 @@ SAME = {
     "stores": "activeSeqno=tranlog_log_active_seqno maximumStoredSeqNo=tranlog_log_last_seqno "
     "minimumStoredSeqNo=tranlog_log_first_seqno headSeqno=tranlog_head_seqno queues=tranlog_channels "
     "estimatedOfflineInterval=tranlog_offline_interval_seconds eventCount=tranlog_transactions "
-    "discardCount=tranlog_omitted serializationCount=tranlog_serial_sections",
+    "discardCount=tranlog_omitted_transactions serializationCount=tranlog_serial_sections",
     "stores.intervalGuard": "low_seqno=tranlog_applied_seqno hi_seqno=tranlog_applied_seqno "
     "low_time=tranlog_applied_commit_timestamp_seconds hi_time=tranlog_applied_commit_timestamp_seconds "
     "channels=tranlog_channels",
-    "stores.stores": "hi_seqno=tranlog_applied_seqno lo_seqno=tranlog_counted_from_seqno discarded=tranlog_discarded "
-    "accepted=tranlog_transactions+tranlog_omitted read=tranlog_transactions+tranlog_omitted+tranlog_discarded",
+    "stores.stores": "hi_seqno=tranlog_applied_seqno lo_seqno=tranlog_counted_from_seqno "
+    "discarded=tranlog_discarded_transactions "
+    "accepted=tranlog_transactions+tranlog_omitted_transactions "
+    "read=tranlog_transactions+tranlog_omitted_transactions+tranlog_discarded_transactions",
     "tasks": "eventCount=tranlog_transactions lastCommittedBlockSize=tranlog_last_block_transactions "
     "commits=tranlog_target_transactions lastCommittedBlockTime=tranlog_last_block_seconds "
     "appliedLatency=tranlog_applied_latency_seconds appliedLastSeqno=tranlog_applied_seqno "
-    "currentLastSeqno=tranlog_applied_seqno rate=tranlog_transaction_rate changeRate=tranlog_change_rate "
+    "currentLastSeqno=tranlog_applied_seqno "
     "inFlightSeqno=tranlog_in_flight_seqno inFlightChanges=tranlog_in_flight_changes "
     "inFlightReadBytes=tranlog_in_flight_read_bytes inFlightSizeBytes=tranlog_in_flight_size_bytes "
     + " ".join(f"{name}=tranlog_time_seconds" for name in TIMES),
@@ -426,16 +430,16 @@ SAME = {
     "bytes=tranlog_log_size_bytes",
     "status.log.holds": "restart_seqno=tranlog_log_hold_seqno",
     "status.pipeline": "stop_at_seqno=tranlog_stop_at_seqno restart_seqno=tranlog_restart_seqno "
-    "slots=tranlog_slots lag_seqnos=tranlog_lag_transactions lag_ms=tranlog_lag_seconds "
-    "transactions_per_s=tranlog_transaction_rate "
-    "changes_per_s=tranlog_change_rate",
+    "slots=tranlog_slots lag_seqnos=tranlog_lag_transactions lag_ms=tranlog_lag_seconds",
     "status.pipeline.channels": "applied_seqno=tranlog_applied_seqno epoch=tranlog_applied_epoch "
     "tstamp=tranlog_applied_commit_timestamp_seconds updated_at=tranlog_position_moved_timestamp_seconds "
-    "behind=tranlog_log_committed_seqno-tranlog_applied_seqno transactions_per_s=tranlog_transaction_rate",
+    "behind=tranlog_log_committed_seqno-tranlog_applied_seqno",
     "status.pipeline.channels.counters": "transactions=tranlog_transactions changes=tranlog_changes "
     "serial=tranlog_serial_transactions sections=tranlog_serial_sections groups=tranlog_target_transactions "
-    "bytes=tranlog_payload_bytes skipped=tranlog_discarded waits=tranlog_meetings wait_ms=tranlog_meeting_seconds "
-    "retries=tranlog_retries omitted=tranlog_omitted filtered=tranlog_filtered "
+    "bytes=tranlog_payload_bytes skipped=tranlog_discarded_transactions "
+    "waits=tranlog_meetings wait_ms=tranlog_meeting_seconds "
+    "retries=tranlog_retries omitted=tranlog_omitted_transactions "
+    "filtered=tranlog_filtered_transactions "
     + " ".join(
         f"{on}_us=tranlog_time_seconds" for on in ("read", "filter", "apply", "commit", "other", "idle", "wait")
     ),
@@ -485,7 +489,6 @@ def measured(found: Samples, family: str, at: Mapping[str, str], name: str) -> f
 def test_every_number_is_a_metric_or_listed(shop: Shop, told: Tell) -> None:
     """Of `status --json` and of every view, from a pipeline that has worked and rests, so that no number moves."""
     last = shop.work()
-    running = read_openmetrics(shop.operator.metrics())
     shop.operation.offline()
     shop.run.come_to(State.OFFLINE_NORMAL)
     exempt = {name for named, _ in cells("## Metrics") for name in names(named)}
@@ -497,7 +500,7 @@ def test_every_number_is_a_metric_or_listed(shop: Shop, told: Tell) -> None:
     status = service_status(shop.config, clock=SystemClock(), watch_s=0.0)
     assert not status.problems
     told_numbers += numbers(json.loads(msgspec.json.encode(status_json(status))), ("status",))
-    found = read_openmetrics(shop.operator.metrics())
+    found = samples_of(shop.operator.families())
     assert len(told_numbers) > 200
     for path, name, value, at in told_numbers:
         if name in exempt or path.rpartition(".")[2] in exempt:
@@ -505,9 +508,6 @@ def test_every_number_is_a_metric_or_listed(shop: Shop, told: Tell) -> None:
             continue
         same = dict(one.split("=") for one in SAME.get(path, "").split())
         assert name in same, f"{path}.{name} is in no metric, and not listed in {PAGE.name}"
-        if name in ("rate", "changeRate") and value == -1:
-            assert same[name] not in found and len(running[same[name]]) == 3, "nobody watches what rests"
-            continue
         if name.startswith("inFlight") and value == -1:
             assert same[name] not in found, "no channel is in a large transaction"
             continue
@@ -534,9 +534,60 @@ def test_every_counter_is_told() -> None:
 
 
 def test_metrics_by_http_are_those(shop: Shop) -> None:
+    """In the format that is asked for, and in the older one where none is."""
     shop.work()
-    with MetricsServer.open("127.0.0.1:0", Exposure(), shop.operator.metrics) as server:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
-            found = read_openmetrics(answer.read().decode())
+    with at_port(shop.operator) as address:
+        new = httpx.get(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"})
+        old = httpx.get(f"http://{address}/metrics")
+        assert httpx.get(f"http://{address}/metrics", headers={"Accept": "text/plain; version=x"}).is_success
+    assert new.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert old.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    found = read_openmetrics(new.text)
     assert sum(found["tranlog_transactions"].values()) == 93
     assert len(found["tranlog_time_seconds"]) == 3 * len(TIMES)
+    assert read_text(old.text).keys() == found.keys()
+
+
+def test_ready_when_the_channels_run(shop: Shop) -> None:
+    """Not before, and the answer says why; what waits is told by name."""
+    with at_port(shop.operator) as address:
+        before = httpx.get(f"http://{address}/readyz")
+        assert (before.status_code, before.json()["reasons"]) == (503, ["pipeline p is OFFLINE:NORMAL"])
+        assert httpx.get(f"http://{address}/livez").status_code == 200
+        assert waits(shop) == {"offline"}
+        shop.work()
+        after = httpx.get(f"http://{address}/readyz")
+        assert (after.status_code, after.json()["reasons"]) == (200, [])
+    assert waits(shop) == {"source"}
+    shop.write("east", tstamp=SystemClock().now_ms())
+    shop.until(lambda status: status.tasks[0].currentLastSeqno >= 0)
+    assert waits(shop) == {"channel"}
+
+
+def waits(shop: Shop) -> set[str]:
+    """Return what the pipeline waits for, by its metrics."""
+    found = samples_of(shop.operator.families())["tranlog_waits_for"]
+    return {dict(labels)["tranlog_waits_for"] for labels, holds in found.items() if holds}
+
+
+def test_who_asks_while_it_is_looked_at_has_the_next_look(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten at a time cost two looks, and nobody is told what was seen before the question."""
+    looks, gather = [], shop.operator._gather
+    first, going = threading.Event(), threading.Event()
+
+    def looking(**how: Any) -> Any:
+        looks.append(shop.operation.state().state)
+        first.set()
+        assert going.wait(60)
+        return gather(**how)
+
+    monkeypatch.setattr(shop.operator, "_gather", looking)
+    with ThreadPoolExecutor(11) as pool:
+        early = pool.submit(shop.operator.status)
+        assert first.wait(60)
+        late = [pool.submit(shop.operator.status) for _ in range(10)]
+        time.sleep(0.2)
+        going.set()
+        assert early.result(60).pipeline.state == "OFFLINE:NORMAL"
+        assert {one.result(60).pipeline.state for one in late} == {"OFFLINE:NORMAL"}
+    assert len(looks) == 2

@@ -23,6 +23,7 @@ import pytest
 from fix_operated import run_in_threads
 from fix_pipeline import SqliteTarget, Workload, write_log
 from fix_screen import on_screen, source
+from fix_server import at_port
 from tranlog.change import Change, RowChange
 from tranlog.log.writing.log import LogOptions
 from tranlog.pipeline.driving import apply
@@ -31,9 +32,7 @@ from tranlog.pipeline.filters.filters import EachTransaction
 from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.states import State
 from tranlog.service.commands import cli
-from tranlog.service.process.control import ControlOptions, open_port
 from tranlog.service.process.operating import OperatingOptions, Operator, operated
-from tranlog.service.process.requests import GetOverview, Request
 
 pytestmark = pytest.mark.long
 
@@ -269,7 +268,7 @@ def test_a_target_that_cannot_be_read_hides_nothing_else(held: Held, told: Tell)
     (held.folder / "target.db").write_bytes(b"no database at all" * 100)
     now = operator.overview()
     assert now.problems and now.problems[0].startswith("target: ") and now.last_seqno == held.last
-    assert operator.handle(GetOverview())["state"] == "OFFLINE:NORMAL"
+    assert now.state is State.OFFLINE_NORMAL
     code, out, _ = told("top --once --interval=0.2")
     assert code == 0 and "target: " in out
 
@@ -279,26 +278,29 @@ def test_a_pipeline_elsewhere(held: Held, told: Tell) -> None:
     operator = held.start(online=False)
     held.come_to(State.OFFLINE_NORMAL)
     (held.folder / "tranlog.toml").unlink()
-    with open_port(ControlOptions(address="127.0.0.1:0"), operator.handle) as server:
-        code, out, err = told(f"top --once --interval 0.2 --host {server.address}")
+    with at_port(operator) as address:
+        code, out, err = told(f"top --once --interval 0.2 --host {address}")
     assert code == 0 and "OFFLINE:NORMAL" in out, err
 
 
 @pytest.mark.e2e
-def test_a_pipeline_that_hangs_holds_up_nobody(held: Held) -> None:
+def test_a_pipeline_that_hangs_holds_up_nobody(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are answered while it is asked."""
     operator, asked = held.start(online=False), threading.Event()
 
-    def handle(request: Request) -> dict[str, Any]:
+    gather = operator._gather
+
+    def gathering() -> Any:
         if asked.is_set():
             held.going.wait(WAIT_S)
         asked.set()
-        return operator.handle(request)
+        return gather()
 
+    monkeypatch.setattr(operator, "_gather", gathering)
     held.going.clear()
     with (
-        open_port(ControlOptions(address="127.0.0.1:0"), handle) as server,
-        on_screen("top", "--interval", "0.2", "--host", server.address, cwd=held.folder) as terminal,
+        at_port(operator) as address,
+        on_screen("top", "--interval", "0.2", "--host", address, cwd=held.folder) as terminal,
     ):
         terminal.until(lambda at: "OFFLINE:NORMAL" in at.text)
         terminal.press("s")

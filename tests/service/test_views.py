@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fix_metrics import read_openmetrics
+from fix_metrics import Samples, samples_of
 from fix_pipeline import BY_SCHEMA, SqliteTarget, Workload, items, run_threads, take, tasks_for
 from tranlog.change import Op, RowChange
 from tranlog.clock import SystemClock
-from tranlog.errors import ConfigError
 from tranlog.ids import Seqno
 from tranlog.log.files.positions import Hold
 from tranlog.log.writing.log import Log, LogOptions
@@ -36,8 +33,7 @@ from tranlog.pipeline.status.view import (
     rows_of,
     view,
 )
-from tranlog.service.config.exposure import Exposure
-from tranlog.service.process.metrics import MetricsServer, metrics_text
+from tranlog.service.process.metrics import pipeline_families
 from tranlog.source.packer import TransactionPacker
 
 # The seed's own output of `trepctl -host logos2 status -name stores`, as it stands there.
@@ -420,15 +416,15 @@ def test_a_duration(seconds: float | None, text: str) -> None:
 # --- OpenMetrics -----------------------------------------------------------------------------------------
 
 
-def metrics_of(options: ApplyOptions) -> str:
-    return metrics_text(found(options, state_of(waiting_for=1)))
+def metrics_of(options: ApplyOptions) -> dict[str, Samples]:
+    return samples_of(pipeline_families(found(options, state_of(waiting_for=1))))
 
 
 def test_metrics_are_the_views_numbers(article: ApplyOptions) -> None:
     log, _ = facts(article)
-    metrics = read_openmetrics(metrics_of(article))
+    metrics = metrics_of(article)
     queue = status_of(article).queue
-    by_channel = {dict(labels)["channel"]: value for labels, value in metrics["tranlog_discarded"].items()}
+    by_channel = {dict(labels)["channel"]: value for labels, value in metrics["tranlog_discarded_transactions"].items()}
     assert by_channel == {str(task.task_id): task.discarded for task in queue.stores}
     assert sum(metrics["tranlog_transactions"].values()) == queue.eventCount
     assert sum(metrics["tranlog_serial_sections"].values()) == queue.serializationCount
@@ -446,31 +442,7 @@ def test_odd_names_are_escaped(article: ApplyOptions) -> None:
     status = found(article, state_of(waiting_for=1))
     assert status.pipeline is not None
     odd = replace(article, pipeline='a"b\\c\nd')
-    text = metrics_text(replace(status, pipeline=replace(status.pipeline, options=odd)))
-    (labels,) = read_openmetrics(text)["tranlog_channels"]
-    assert dict(labels)["pipeline"] == 'a\\"b\\\\c\\nd'
-
-
-def get(port: int, path: str = "/metrics", **headers: str) -> tuple[int, str, str]:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.headers["Content-Type"], answer.read().decode()
-    except urllib.error.HTTPError as exc:
-        with exc:
-            return exc.code, exc.headers["Content-Type"], exc.read().decode()
-
-
-def test_metrics_over_http(article: ApplyOptions) -> None:
-    text = metrics_of(article)
-    with MetricsServer.open("127.0.0.1:0", Exposure(), lambda: text) as server:
-        code, kind, body = get(server.port)
-        assert (code, body) == (200, text)
-        assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-        assert get(server.port, "/other")[0] == 404
-    secret = "a secret of enough bytes"
-    with MetricsServer.open("127.0.0.1:0", Exposure(secret=secret), lambda: text) as server:
-        assert get(server.port)[0] == 401
-        assert get(server.port, Authorization=f"Bearer {secret}")[0] == 200
-    with pytest.raises(ConfigError):
-        MetricsServer.open("0.0.0.0:0", Exposure(), lambda: text)
+    (labels,) = samples_of(pipeline_families(replace(status, pipeline=replace(status.pipeline, options=odd))))[
+        "tranlog_channels"
+    ]
+    assert dict(labels)["pipeline"] == 'a"b\\c\nd'

@@ -119,6 +119,8 @@ class Capture:
         self._batch_bytes = 0
         self._heartbeats: deque[str] = deque()
         self._in_flight: PartRead | None = None
+        self.begun = False
+        """Whether the source has started where the log ends."""
         self._sync_s = 0.0  # how long the last sync took, up to _LONGEST_BATCH_S
         self._status = CaptureStatus(
             source_id=source.source_id,
@@ -212,6 +214,7 @@ class Capture:
         self._take_source = False  # another log that takes it from now on keeps it
         if event_id is not None:
             source.release(event_id)
+        self.begun = True
 
     def _take(self, fragments: Iterator[Fragment], stop: threading.Event) -> None:
         """Carry over what one read of the source gives, and make it durable."""

@@ -1,7 +1,8 @@
 """A pipeline under an operator: online, offline, online again, in one process, with what it waits for told.
 
 Owns the life of a pipeline between its runs, and carries out what `states` decides; each run is `apply`'s. Leaves how
-an operator reaches it to `control`. The hard idea: runs happen in one thread, the main one, and wishes come in
+an operator reaches it to the process's server.
+The hard idea: runs happen in one thread, the main one, and wishes come in
 from any; a wish only changes the state and an event, and the run ends of itself, at a target transaction's end, or is
 cut off where the wish is to end at once.
 
@@ -40,7 +41,7 @@ END_WAIT_S = 3.0
 _ENGINE_WAIT_S = 4.0
 """How long after that Spark may take, before it is ended without a word."""
 WAITERS_MAX = 64
-"""How many may wait for something at a time; each is a thread of the endpoint."""
+"""How many may wait for something at a time; each is a thread of the server's."""
 
 
 class OnError(enum.StrEnum):

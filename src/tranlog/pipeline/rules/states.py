@@ -1,7 +1,8 @@
 """The states of an operated pipeline, and which happening leads from one to which other.
 
-Owns the transitions, the words for them, and what an operator is told; `operation` carries them out, `control` lets
-an operator ask. The hard idea: what an operator asks for and what the pipeline comes to are happenings of one kind, so
+Owns the transitions, the words for them, and what an operator is told; `operation` carries them out, and the
+process's server lets an operator ask.
+The hard idea: what an operator asks for and what the pipeline comes to are happenings of one kind, so
 that one table answers for both, and a wish that makes no sense now is a refusal with its reason, never a half-done
 step.
 

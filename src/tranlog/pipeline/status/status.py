@@ -32,6 +32,7 @@ from tranlog.pipeline.rules.progress import (
     totals,
 )
 from tranlog.pipeline.rules.states import OperationState, PendingError
+from tranlog.shard import UNKNOWN_SHARD
 from tranlog.target.target import ChannelRow, PipelineRow
 
 if TYPE_CHECKING:
@@ -41,6 +42,21 @@ if TYPE_CHECKING:
 
 _TOLD_MOST_MS: Final = 3_000
 """A channel that has said so lately how far it is inside a large transaction is at it: it does so once a second."""
+
+
+class WaitsFor(enum.StrEnum):
+    """What keeps a pipeline from going on."""
+
+    OFFLINE = "offline"
+    """Its operator, or whoever starts it: it does not run."""
+    TROUBLE = "trouble"
+    """The target, which a channel cannot use."""
+    SERIAL = "serial"
+    """Channel 0, which applies the next transaction alone."""
+    CHANNEL = "channel"
+    """A channel, which applies the next transaction."""
+    SOURCE = "source"
+    """More to come: everything committed is applied."""
 
 
 class Doing(enum.StrEnum):
@@ -260,6 +276,18 @@ class Status:
             return self.process.pending
         ended = None if self.pipeline is None else self.pipeline.error
         return None if ended is None else PendingError(type=ended.type, message=ended.message, seqno=ended.seqno)
+
+    @property
+    def waits_for(self) -> WaitsFor:
+        """What keeps the pipeline from going on."""
+        process, pipeline = self.process, self.pipeline
+        if pipeline is None or pipeline.running is False:
+            return WaitsFor.OFFLINE
+        if process is not None and process.troubles:
+            return WaitsFor.TROUBLE
+        if pipeline.lag is not None and pipeline.lag.seqnos:
+            return WaitsFor.SERIAL if pipeline.next_shard == UNKNOWN_SHARD else WaitsFor.CHANNEL
+        return WaitsFor.SOURCE
 
     @property
     def relative_latency_ms(self) -> int | None:

@@ -40,7 +40,16 @@ from tranlog.pipeline.upkeep.position import Move, read_rows, reset_position, se
 from tranlog.pipeline.upkeep.tables import tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
 from tranlog.service.commands.configuring import add_configuring
-from tranlog.service.commands.orders import Authority, Host, PipelineName, SecretFile, add_orders, config_of, show_view
+from tranlog.service.commands.orders import (
+    Authority,
+    Certificate,
+    Host,
+    PipelineName,
+    SecretFile,
+    add_orders,
+    config_of,
+    show_view,
+)
 from tranlog.service.commands.top import add_top
 from tranlog.service.commands.verifying import add_verify
 from tranlog.service.config.config import DEFAULT_FILE, Config
@@ -57,9 +66,10 @@ from tranlog.service.frame.command import (
 )
 from tranlog.service.frame.exits import ExitCode, error_line, exit_code_of
 from tranlog.service.process.capturing import CaptureThread, open_capture
-from tranlog.service.process.client import runtime_dir
-from tranlog.service.process.operating import OperatingOptions, capture_endpoint, operated
+from tranlog.service.process.client import RunningPipeline
+from tranlog.service.process.operating import Capturing, OperatingOptions, capture_endpoint, operated
 from tranlog.service.process.reloading import ConfigFile
+from tranlog.service.process.sockets import runtime_dir
 from tranlog.service.upkeep.holds import hold_app
 from tranlog.service.upkeep.segments import log_app
 from tranlog.source.kinds import source_kind
@@ -115,7 +125,8 @@ Stay = Annotated[
 ]
 WaitOffline = Annotated[bool, typer.Option("--offline", "-offline", help="Start offline, until `tranlog online`.")]
 Metrics = Annotated[
-    str | None, typer.Option("--metrics", "-metrics", metavar="HOST:PORT", help="Serve OpenMetrics there.")
+    str | None,
+    typer.Option("--metrics", "-metrics", metavar="HOST:PORT", help="Serve what only reads there, metrics too."),
 ]
 Package = Annotated[
     str | None,
@@ -179,6 +190,7 @@ def capture(
     take_source: Annotated[
         bool, typer.Option("--take-source", "-take-source", help="Follow a source that another log has claimed.")
     ] = False,
+    metrics: Metrics = None,
     as_json: AsJson = False,
 ) -> None:
     """Carry the source's transactions into the log.
@@ -198,9 +210,10 @@ def capture(
     config = config_of(ctx)
     if source is not None:
         config = config.with_source(source)
+    ports = dataclasses.replace(OperatingOptions.of(config.pipeline), control=None, metrics=metrics)
     with (
         open_capture(config, new_log=new_log, accept_server=accept_server, take_source=take_source) as (work, log),
-        capture_endpoint(log, work, runtime_dir=runtime_dir()),
+        capture_endpoint(Capturing(log, work, config.source, alone=True), runtime_dir=runtime_dir(), options=ports),
     ):
         _say_begin(log)
         with (
@@ -445,13 +458,13 @@ def run(
                 config.log,
                 _operating(config),
                 runtime_dir=runtime_dir(),
-                heartbeat=work.heartbeat,
+                capturing=Capturing(log, work, source),
                 reread=reread,
             )
             try:
                 with stop_signals(operation.end):
                     capturing.start()
-                    with endpoint, capture_endpoint(log, work, runtime_dir=runtime_dir()):
+                    with endpoint:
                         done = operation.run()
             except TranlogError:
                 capturing.stop()
@@ -483,6 +496,7 @@ def status(
     ] = None,
     host: Host = None,
     tls_ca: Authority = None,
+    tls_cert: Certificate = None,
     secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> int:
@@ -499,15 +513,11 @@ def status(
       tranlog status -name tasks --host db2.example:7788 --tls-ca ca.pem --secret-file secret
     """
     if name is not None:
-        show_view(
-            name,
-            config=lambda: config_of(ctx),
-            host=host,
-            tls_ca=tls_ca,
-            secret_file=secret_file,
-            watch_s=WATCH_S if watch else 0.0,
-            as_json=as_json,
-        )
+        running = None
+        if host is not None:
+            running = RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca, certificate=tls_cert)
+        watch_s = WATCH_S if watch else 0.0
+        show_view(name, config=lambda: config_of(ctx), running=running, watch_s=watch_s, as_json=as_json)
         return ExitCode.DONE
     if host is not None:
         raise typer.BadParameter("the pipeline there has views; say which, by -name", param_hint="--host")

@@ -1,6 +1,6 @@
 """The commands that reach a running pipeline: state, online, offline, wait, flush, reload, heartbeat.
 
-Owns their options and their words; what they ask for is in `requests`, who answers in `operating`. The hard idea: a
+Owns their options and their words; what they ask for is in `api`, who answers in `operating`. The hard idea: a
 command finds its pipeline by the configuration, as every other does, so an operator names no socket; --host is for one
 that runs elsewhere.
 
@@ -9,6 +9,8 @@ Source: conformance/tungsten.md A9, `trepctl`; issue 7, item 5.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol
@@ -33,12 +35,11 @@ from tranlog.pipeline.status.view import (
 )
 from tranlog.service.commands.status import source_text
 from tranlog.service.config.config import NO_OPTIONS, Config, find_file, load
-from tranlog.service.frame.command import AsJson, print_json
+from tranlog.service.frame.command import AsJson, Progress, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
-from tranlog.service.process.client import GRACE_S, RunningPipeline, runtime_dir
-from tranlog.service.process.control import CAPTURE_NAME, call, socket_paths
+from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, Within
+from tranlog.service.process.client import GRACE_S, RunningPipeline, writer_of
 from tranlog.service.process.operating import parse_time
-from tranlog.service.process.requests import Beat, Flush, GetState, GoOffline, GoOnline, Reload, Request, WaitFor
 from tranlog.source.kinds import source_kind
 
 Host = Annotated[
@@ -54,6 +55,9 @@ PipelineName = Annotated[
 Authority = Annotated[
     str | None, typer.Option("--tls-ca", metavar="FILE", help="Whose certificates to believe, in PEM.")
 ]
+Certificate = Annotated[
+    str | None, typer.Option("--tls-cert", metavar="FILE", help="Your certificate with its key, in PEM.")
+]
 SecretFile = Annotated[str | None, typer.Option("--secret-file", metavar="FILE", help="Holds the shared secret.")]
 
 
@@ -64,41 +68,55 @@ def config_of(ctx: typer.Context, said: Mapping[str, tuple[str, Any]] = NO_OPTIO
 
 
 class Ask(Protocol):
-    """Asks one pipeline; raises ControlError where none runs, Told for its answer's error."""
+    """Asks the process that is meant; raises ControlError where none runs, Told for its answer's error.
 
-    def __call__(self, request: Request, *, timeout_s: float = GRACE_S) -> dict[str, Any]: ...
+    Without a body it only looks. A terminal shows how a long operation goes on.
+    """
 
-
-def reach(
-    ctx: typer.Context,
-    *,
-    host: str | None,
-    pipeline: str | None,
-    tls_ca: str | None = None,
-    secret_file: str | None = None,
-) -> Ask:
-    """Find out where the pipeline that is meant listens, and return what asks it. Raises ConfigError."""
-    if host is not None:
-        return RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca).ask
-    return RunningPipeline.of_config(config_of(ctx), pipeline=pipeline, secret_file=secret_file, authority=tls_ca).ask
+    def __call__(self, path: str, body: object = None, *, timeout_s: float = GRACE_S) -> Any: ...
 
 
-def ask(
-    ctx: typer.Context,
-    request: Request,
-    *,
-    host: str | None,
-    pipeline: str | None,
-    tls_ca: str | None = None,
-    secret_file: str | None = None,
-    timeout_s: float = 0.0,
-) -> dict[str, Any]:
-    """Ask the pipeline that is meant. Raises ControlError where none runs, Told for its answer's error."""
-    asks = reach(ctx, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file)
-    return asks(request, timeout_s=timeout_s + GRACE_S)
+def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that say which process is meant; it gets what asks that one, as `asks`."""
+
+    def reach(
+        ctx: typer.Context,
+        host: Host = None,
+        pipeline: PipelineName = None,
+        tls_ca: Authority = None,
+        tls_cert: Certificate = None,
+        secret_file: SecretFile = None,
+    ) -> RunningPipeline:
+        given: dict[str, Any] = {"secret_file": secret_file, "authority": tls_ca, "certificate": tls_cert}
+        if host is not None:
+            return RunningPipeline.at(host, **given)
+        return RunningPipeline.of_config(config_of(ctx), pipeline=pipeline, **given)
+
+    shared = inspect.signature(reach, eval_str=True).parameters
+    own = {name: one for name, one in inspect.signature(command, eval_str=True).parameters.items() if name != "asks"}
+
+    def run(**given: Any) -> Any:
+        running = reach(**{name: given[name] for name in shared})
+
+        def asks(path: str, body: object = None, *, timeout_s: float = GRACE_S) -> Any:
+            if body is None:
+                return running.ask(path, timeout_s=timeout_s)
+            with Progress(endless=True) as progress:
+                return running.ask(path, body, timeout_s=timeout_s, watch=lambda now: progress.update(_state_line(now)))
+
+        return command(asks=asks, **{name: given[name] for name in own})
+
+    ctx, *options = shared.values()
+    first = [one for name, one in own.items() if name not in ("ctx", "as_json")]
+    last = [one for name, one in own.items() if name == "as_json"]
+    ordered = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (ctx, *first, *options, *last)]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {one.name: one.annotation for one in ordered}
+    vars(run)["__signature__"] = inspect.Signature(ordered)
+    return run
 
 
-def _state_line(found: dict[str, Any]) -> str:
+def _state_line(found: Mapping[str, Any]) -> str:
     limit = f", until {found['limit']}" if found.get("limit") else ""
     return (
         f"pipeline {found['pipeline']} is {found['state']}, applied up to seqno {found.get('applied_seqno', -1)} "
@@ -121,12 +139,9 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
         print(f"  {pending['type']}{where}: {pending['message']}")
 
 
+@reaching
 def state(
-    ctx: typer.Context,
-    host: Host = None,
-    pipeline: PipelineName = None,
-    tls_ca: Authority = None,
-    secret_file: SecretFile = None,
+    asks: Ask,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of a running pipeline, and the error that took it offline.
@@ -136,12 +151,12 @@ def state(
       tranlog state
       tranlog -service shop state --json
     """
-    found = ask(ctx, GetState(), host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file)
-    _show(found, as_json)
+    _show(asks("/state"), as_json)
 
 
+@reaching
 def online(
-    ctx: typer.Context,
+    asks: Ask,
     until_seqno: Annotated[
         int | None, typer.Option("--until-seqno", "-until-seqno", metavar="N", help="Up to this seqno, inclusive.")
     ] = None,
@@ -167,10 +182,6 @@ def online(
         int | None,
         typer.Option("--from-seqno", "-from-seqno", metavar="N", help="First put all channels before this one."),
     ] = None,
-    host: Host = None,
-    pipeline: PipelineName = None,
-    tls_ca: Authority = None,
-    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Have an offline pipeline go on.
@@ -184,7 +195,7 @@ def online(
       tranlog online --skip-seqno 1203 --until-time 2026-11-22T10:00:00
       tranlog -service shop online --until-heartbeat nightly
     """
-    request = GoOnline(
+    asked = GoOnline(
         until_seqno=until_seqno,
         until_gtid=until_gtid,
         until_time_ms=None if until_time is None else parse_time(until_time),
@@ -193,20 +204,16 @@ def online(
         skip_seqno=skip_seqno,
         from_seqno=from_seqno,
     )
-    found = ask(ctx, request, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file, timeout_s=30)
-    _show(found, as_json)
+    _show(asks("/online", asked, timeout_s=30 + GRACE_S), as_json)
 
 
+@reaching
 def offline(
-    ctx: typer.Context,
+    asks: Ask,
     immediate: Annotated[
         bool, typer.Option("--immediate", "-immediate", help="Roll back what is under way instead of finishing it.")
     ] = False,
     timeout_s: Timeout = 60.0,
-    host: Host = None,
-    pipeline: PipelineName = None,
-    tls_ca: Authority = None,
-    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Have a running pipeline rest; its process stays, for `tranlog online`.
@@ -218,16 +225,16 @@ def offline(
       tranlog offline
       tranlog -service shop offline --immediate
     """
-    reach: dict[str, Any] = {"host": host, "pipeline": pipeline, "tls_ca": tls_ca, "secret_file": secret_file}
-    ask(ctx, GoOffline(immediate=immediate), **reach)
+    asks("/offline", GoOffline(immediate=immediate))
     waiting = WaitFor(state="OFFLINE:NORMAL", timeout_s=timeout_s)
-    found = ask(ctx, waiting, **reach, timeout_s=timeout_s)
+    found = asks("/wait", waiting, timeout_s=timeout_s + GRACE_S)
     _show(found, as_json)
     return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
 
 
+@reaching
 def wait(
-    ctx: typer.Context,
+    asks: Ask,
     applied: Annotated[
         int | None, typer.Option("--applied", "-applied", metavar="SEQNO", help="Until all up to here is applied.")
     ] = None,
@@ -235,10 +242,6 @@ def wait(
         str | None, typer.Option("--state", "-state", metavar="ST", help="Until this state, such as ONLINE.")
     ] = None,
     timeout_s: Timeout = 60.0,
-    host: Host = None,
-    pipeline: PipelineName = None,
-    tls_ca: Authority = None,
-    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Wait until a seqno is applied, or for a state.
@@ -252,19 +255,16 @@ def wait(
     """
     if applied is None and state is None:
         raise typer.BadParameter("say what to wait for", param_hint="--applied or --state")
-    request = WaitFor(applied=applied, state=state, timeout_s=timeout_s)
-    found = ask(ctx, request, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file, timeout_s=timeout_s)
+    waiting = WaitFor(applied=applied, state=state, timeout_s=timeout_s)
+    found = asks("/wait", waiting, timeout_s=timeout_s + GRACE_S)
     _show(found, as_json)
     return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
 
 
+@reaching
 def flush(
-    ctx: typer.Context,
+    asks: Ask,
     timeout_s: Timeout = 60.0,
-    host: Host = None,
-    pipeline: PipelineName = None,
-    tls_ca: Authority = None,
-    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Wait until everything that the log holds by now is applied.
@@ -276,15 +276,7 @@ def flush(
     Example:
       tranlog flush --timeout 30
     """
-    found = ask(
-        ctx,
-        Flush(timeout_s=timeout_s),
-        host=host,
-        pipeline=pipeline,
-        tls_ca=tls_ca,
-        secret_file=secret_file,
-        timeout_s=timeout_s,
-    )
+    found = asks("/flush", Within(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
     if as_json:
         print_json(found)
     else:
@@ -292,13 +284,10 @@ def flush(
     return ExitCode.DONE if found["reached"] else ExitCode.CHECK_FAILED
 
 
+@reaching
 def reload(
-    ctx: typer.Context,
+    asks: Ask,
     timeout_s: Timeout = 60.0,
-    host: Host = None,
-    pipeline: PipelineName = None,
-    tls_ca: Authority = None,
-    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Have a running pipeline take up the channels and shards that its configuration file has now.
@@ -313,8 +302,7 @@ def reload(
       tranlog reload
       tranlog -service shop reload --timeout 600
     """
-    request = Reload(timeout_s=timeout_s)
-    found = ask(ctx, request, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file, timeout_s=timeout_s)
+    found = asks("/reload", Within(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
     if as_json:
         print_json(found)
     else:
@@ -348,6 +336,7 @@ def heartbeat(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="What --until-heartbeat will look for.")] = "NONE",
     host: Host = None,
     tls_ca: Authority = None,
+    tls_cert: Certificate = None,
     secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -360,16 +349,13 @@ def heartbeat(
       tranlog heartbeat nightly
       tranlog online --until-heartbeat nightly
     """
-    request = Beat(name=name)
-    found: dict[str, Any]
     if host is None:
         config = config_of(ctx)
-        folder = runtime_dir()
-        names = (CAPTURE_NAME, config.pipeline.name)
-        paths = [path for one in names for path in socket_paths(config.log_dir, one, runtime_dir=folder)]
-        found = call(paths, request, timeout_s=GRACE_S)
+        pipeline = RunningPipeline.of_config(config)
+        running = dataclasses.replace(pipeline, addresses=writer_of(config.log_dir).addresses + pipeline.addresses)
     else:
-        found = ask(ctx, request, host=host, pipeline=None, tls_ca=tls_ca, secret_file=secret_file)
+        running = RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca, certificate=tls_cert)
+    found = running.ask("/heartbeat", Beat(name=name))
     if as_json:
         print_json(found)
     else:
@@ -377,23 +363,13 @@ def heartbeat(
 
 
 def show_view(
-    name: str,
-    *,
-    config: Callable[[], Config],
-    host: str | None,
-    tls_ca: str | None,
-    secret_file: str | None,
-    watch_s: float,
-    as_json: bool,
+    name: str, *, config: Callable[[], Config], running: RunningPipeline | None, watch_s: float, as_json: bool
 ) -> None:
-    """Print one view of a pipeline: of the one that listens at `host`, else of the configured one, running or not."""
+    """Print one view of a pipeline: of the one that is named, else of the configured one, running or not."""
     wanted = next((one for one in VIEW_NAMES if one == name), None)
     if wanted is None:
         raise typer.BadParameter(f"{name!r} is none of {', '.join(VIEW_NAMES)}", param_hint="-name")
-    if host is not None:
-        status = RunningPipeline.at(host, secret_file=secret_file, authority=tls_ca).status()
-    else:
-        status = _look(config(), wanted, watch_s=watch_s)
+    status = _look(config(), wanted, watch_s=watch_s) if running is None else running.status()
     shown = view(wanted, status)
     if as_json:
         print_json(json_form(shown))

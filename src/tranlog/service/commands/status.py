@@ -23,13 +23,9 @@ from tranlog.listing import time_text
 from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.rules.troubles import trouble_text
 from tranlog.pipeline.status.gathering import gather
-from tranlog.pipeline.status.status import LogState, PipelineState, Status, picked
+from tranlog.pipeline.status.status import LogState, PipelineState, Status, WaitsFor, picked
 from tranlog.service.config.config import Config
-from tranlog.service.frame.exits import Told
-from tranlog.service.process.client import RunningPipeline, runtime_dir
-from tranlog.service.process.control import CAPTURE_NAME, call, socket_paths
-from tranlog.service.process.requests import GetState
-from tranlog.shard import UNKNOWN_SHARD
+from tranlog.service.process.client import RunningPipeline, capture_state
 from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.target import NOBODY
 
@@ -107,13 +103,14 @@ def service_status(config: Config, *, clock: Clock, watch_s: float) -> ServiceSt
 def _source_state(options: SourceOptions, log: LogState | None) -> SourceState:
     captured = "" if log is None else log.last_event_id
     found = source_kind(options.kind).standing(options, captured)
+    capture = None if log is None or log.writer is None else capture_state(log.directory, timeout_s=_ASK_S)
     return SourceState(
         kind=options.kind,
         where=options.where,
         source_id=options.source_id,
         captured_event_id=captured,
         captured_tstamp=None if log is None else log.last_tstamp,
-        in_flight=None if log is None or log.writer is None else _part_read(log.directory),
+        in_flight=None if capture is None else capture.in_flight,
         **found._asdict(),
     )
 
@@ -131,15 +128,6 @@ def _asked(config: Config) -> OperationState | None:
         return None
 
 
-def _part_read(log_dir: str) -> PartRead | None:
-    """Ask whoever captures what large transaction it is reading; None where nobody answers, or for none."""
-    addresses = socket_paths(log_dir, CAPTURE_NAME, runtime_dir=runtime_dir())
-    try:
-        return msgspec.convert(call(addresses, GetState(), timeout_s=_ASK_S).get("in_flight"), PartRead | None)
-    except (TranlogError, Told, msgspec.ValidationError):
-        return None
-
-
 # --- what it waits for -----------------------------------------------------------------------------------
 
 
@@ -153,24 +141,29 @@ def waits_for(status: ServiceStatus) -> Iterator[str]:
         yield f"capture, which has {source.waiting} transactions to go"
     if pipeline is None:
         return
-    if pipeline.running is False:
-        why = "it has never run here" if not pipeline.channels else "its driver is not alive"
-        if pipeline.channels and pipeline.holder == NOBODY:
-            why = "it was stopped"
-        if pipeline.error is not None:
-            why = f"it ended by an error at {time_text(pipeline.error.at_ms)} UTC"
-        yield f"apply: pipeline {pipeline.options.pipeline} does not run, {why} (`tranlog apply`)"
-    elif status.process is not None and status.process.troubles:
-        yield from map(trouble_text, status.process.troubles)
-    elif pipeline.lag is not None and pipeline.lag.seqnos:
-        slowest = [row.channel for row in pipeline.rows if row.applied_seqno == pipeline.restart_seqno]
-        if pipeline.next_shard == UNKNOWN_SHARD:
-            yield f"channel 0, which applies seqno {pipeline.restart_seqno + 1} alone: it is serial"
-        else:
+    following = pipeline.restart_seqno + 1
+    match status.waits_for:
+        case WaitsFor.OFFLINE:
+            yield f"apply: pipeline {pipeline.options.pipeline} does not run, {_why(pipeline)} (`tranlog apply`)"
+        case WaitsFor.TROUBLE:
+            assert status.process is not None
+            yield from map(trouble_text, status.process.troubles)
+        case WaitsFor.SERIAL:
+            yield f"channel 0, which applies seqno {following} alone: it is serial"
+        case WaitsFor.CHANNEL:
+            slowest = [row.channel for row in pipeline.rows if row.applied_seqno == pipeline.restart_seqno]
             which = "channel" if len(slowest) == 1 else "channels"
-            yield f"{which} {', '.join(map(str, slowest))} at seqno {pipeline.restart_seqno + 1}"
-    elif log is not None and log.writer is not None:
-        yield "the source: everything that was committed there is at the target"
+            yield f"{which} {', '.join(map(str, slowest))} at seqno {following}"
+        case WaitsFor.SOURCE if log is not None and log.writer is not None:
+            yield "the source: everything that was committed there is at the target"
+
+
+def _why(pipeline: PipelineState) -> str:
+    if pipeline.error is not None:
+        return f"it ended by an error at {time_text(pipeline.error.at_ms)} UTC"
+    if not pipeline.channels:
+        return "it has never run here"
+    return "it was stopped" if pipeline.holder == NOBODY else "its driver is not alive"
 
 
 # --- for programs ----------------------------------------------------------------------------------------

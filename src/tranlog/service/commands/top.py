@@ -21,10 +21,9 @@ import msgspec
 import typer
 
 from tranlog.errors import ControlError
-from tranlog.service.commands.orders import Ask, Authority, Host, PipelineName, SecretFile, reach
+from tranlog.service.commands.orders import Ask, reaching
 from tranlog.service.frame.command import print_json
 from tranlog.service.frame.exits import ExitCode, Told
-from tranlog.service.process.requests import GetOverview
 from tranlog.service.show.overview import Overview, report
 from tranlog.service.show.screen import Shown, plain, screen, stepped
 from tranlog.service.show.terminal import Key, Notice, Terminal, open_terminal
@@ -37,8 +36,9 @@ _APART_S: Final = 0.15
 """Readings that are nearer to each other tell nothing of rates."""
 
 
+@reaching
 def top(
-    ctx: typer.Context,
+    asks: Ask,
     once: Annotated[bool, typer.Option("--once", "-once", help="Print one plain screen, and end.")] = False,
     interval: Annotated[
         float, typer.Option("--interval", "-interval", metavar="S", min=0.2, help="How often to look, in seconds.")
@@ -46,10 +46,6 @@ def top(
     count: Annotated[
         int | None, typer.Option("--count", "-count", metavar="N", min=1, help="End after N screens.")
     ] = None,
-    host: Host = None,
-    pipeline: PipelineName = None,
-    tls_ca: Authority = None,
-    secret_file: SecretFile = None,
     as_json: Annotated[
         bool, typer.Option("--json", "-json", help="Print one line of JSON per interval; errors too, on stderr.")
     ] = False,
@@ -66,7 +62,6 @@ def top(
       tranlog -service shop top --once
       tranlog top --json --interval 5 | jq .transactions_per_s
     """
-    asks = reach(ctx, host=host, pipeline=pipeline, tls_ca=tls_ca, secret_file=secret_file)
     if once or as_json or (count is not None and not sys.stdout.isatty()):
         _print(asks, count=1 if once else count, interval_s=interval, as_json=as_json)
         return ExitCode.DONE
@@ -79,7 +74,7 @@ def top(
 
 def read(asks: Ask) -> Overview:
     """Ask for an overview. Raises ControlError where nobody answers, Told for an error of the pipeline's."""
-    answer = asks(GetOverview(), timeout_s=_ASK_S)
+    answer = asks("/overview", timeout_s=_ASK_S)
     try:
         return msgspec.convert(answer, Overview)
     except msgspec.ValidationError as exc:

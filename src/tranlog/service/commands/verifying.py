@@ -17,11 +17,12 @@ from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError
 from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.upkeep.verify import TableVerdict, select_tables, verify_tables
-from tranlog.service.commands.orders import Authority, Host, PipelineName, SecretFile, Timeout, ask, config_of
+from tranlog.service.commands.orders import Ask, Timeout, config_of, reaching
 from tranlog.service.config.config import Config
 from tranlog.service.frame.command import AsJson, Progress, print_json, say
 from tranlog.service.frame.exits import ExitCode, Told
-from tranlog.service.process.requests import Flush
+from tranlog.service.process.api import Within
+from tranlog.service.process.client import GRACE_S
 from tranlog.source.kinds import source_kind
 from tranlog.target.options import open_target
 from tranlog.target.target import Target
@@ -86,16 +87,14 @@ def verify(
     return ExitCode.DONE if equal else ExitCode.CHECK_FAILED
 
 
+@reaching
 def check(
     ctx: typer.Context,
+    asks: Ask,
     table: Annotated[
         list[str] | None, typer.Option("--table", "-table", metavar="SCHEMA.TABLE", help="Only this one; repeatable.")
     ] = None,
     timeout_s: Timeout = 60.0,
-    host: Host = None,
-    pipeline: PipelineName = None,
-    tls_ca: Authority = None,
-    secret_file: SecretFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Compare source and target by value, once everything that the log holds by now is applied.
@@ -111,15 +110,7 @@ def check(
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_s
     try:
-        found = ask(
-            ctx,
-            Flush(timeout_s=timeout_s),
-            host=host,
-            pipeline=pipeline,
-            tls_ca=tls_ca,
-            secret_file=secret_file,
-            timeout_s=timeout_s,
-        )
+        found = asks("/flush", Within(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
     except Told:
         say("check: the pipeline is not online; comparing as it stands")
         found = {"seqno": -1, "reached": False}

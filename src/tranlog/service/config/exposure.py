@@ -1,14 +1,15 @@
-"""Which address a port of ours may have, and what it must ask for there.
+"""Which address a port of ours may have, what it must ask for there, and what a peer may do.
 
-Owns the one security rule for every port: loopback needs no credentials; any other address needs TLS and a shared
-secret, and without them nothing is opened. The hard idea: the rule is checked before a socket is made, and by the
-address that was asked for, not by a name that resolves to something else later.
+Owns the one security rule for every port: loopback needs no credentials; any other address needs TLS, and a token or a
+client's certificate, and without them nothing is opened. The hard idea: the rule is checked before a socket is made,
+and by the address that was asked for, not by a name that resolves to something else later.
 
 Source: design/replication.md, "Security".
 """
 
 from __future__ import annotations
 
+import enum
 import hmac
 import ipaddress
 import os
@@ -16,25 +17,44 @@ import ssl
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tranlog.errors import ConfigError
 
-SECRET_BYTES_MIN = 16
+SECRET_BYTES_MIN: Final = 16
+_READ: Final = "read "
+"""In front of a token of a secret's file that only reads."""
+
+
+class Role(enum.IntEnum):
+    """What a peer may do; each includes those before it."""
+
+    READ = 1
+    OPERATE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """What protects a port: a certificate with its key for TLS, and a shared secret; each None where there is none."""
+    """What protects a port: a certificate with its key for TLS, and tokens; each None where there is none.
+
+    `secret` operates, `read_secret` only reads; a client with a certificate that `authority`, a PEM file, has signed
+    operates without a token.
+    """
 
     certificate: str | None = None
     key: str | None = None
     secret: str | None = None
+    read_secret: str | None = None
+    authority: str | None = None
 
-    def admits(self, given: str | None) -> bool:
-        """Whether what a peer gave is the secret; always where there is none."""
-        if self.secret is None:
-            return True
-        return given is not None and hmac.compare_digest(given.encode(), self.secret.encode())
+    def role_of(self, given: str, *, certified: bool) -> Role | None:
+        """Return what a peer may do by its token and whether its certificate was proven; None for nothing."""
+        if certified or not (self.secret or self.read_secret or self.authority):
+            return Role.OPERATE
+        for secret, role in ((self.secret, Role.OPERATE), (self.read_secret, Role.READ)):
+            if secret is not None and hmac.compare_digest(given.encode(), secret.encode()):
+                return role
+        return None
 
     def server_context(self) -> ssl.SSLContext | None:
         """Return the server's side of TLS, None for plain. Raises ConfigError for files that are no pair."""
@@ -42,11 +62,10 @@ class Exposure:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            context.load_cert_chain(self.certificate, self.key)
-        except (OSError, ssl.SSLError) as exc:
-            why = f"is no certificate with its key in PEM: {exc}"
-            raise ConfigError(option="tls_certificate", value=self.certificate, why=why) from exc
+        _load_pair(context, "tls_certificate", self.certificate, self.key)
+        if self.authority is not None:
+            _load_authority(context, "tls_client_ca", self.authority)
+            context.verify_mode = ssl.CERT_OPTIONAL if self.secret or self.read_secret else ssl.CERT_REQUIRED
         return context
 
 
@@ -61,45 +80,84 @@ def split_address(option: str, text: str) -> tuple[str, int]:
 
 def is_loopback(host: str) -> bool:
     """Whether nobody outside this machine reaches an address. A name other than localhost might be anything."""
-    if host == "localhost":
-        return True
+    return host == "localhost" or (is_literal(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def is_literal(host: str) -> bool:
+    """Whether a host is an address, not a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
 
 
 def check_exposure(option: str, address: str, exposure: Exposure) -> tuple[str, int]:
     """Return host and port if they may be opened so. Raises ConfigError where the rule forbids it."""
     host, port = split_address(option, address)
-    if exposure.key is not None and exposure.certificate is None:
-        raise ConfigError(option="tls_key", value=exposure.key, why="stands without a tls_certificate")
-    if exposure.secret is not None and len(exposure.secret.encode()) < SECRET_BYTES_MIN:
-        raise ConfigError(option="secret_file", value=None, why=f"holds fewer than {SECRET_BYTES_MIN} bytes of secret")
-    if not is_loopback(host) and (exposure.certificate is None or exposure.secret is None):
+    if exposure.certificate is None:
+        for name, file in (("tls_key", exposure.key), ("tls_client_ca", exposure.authority)):
+            if file is not None:
+                raise ConfigError(option=name, value=file, why="stands without a tls_certificate")
+    for secret in (exposure.secret, exposure.read_secret):
+        if secret is not None and len(secret.encode()) < SECRET_BYTES_MIN:
+            why = f"holds fewer than {SECRET_BYTES_MIN} bytes of secret"
+            raise ConfigError(option="secret_file", value=None, why=why)
+    guarded = exposure.secret or exposure.read_secret or exposure.authority
+    if not is_loopback(host) and (exposure.certificate is None or not guarded):
         why = (
-            "others reach this address, so it needs TLS and a shared secret: set tls_certificate and secret_file, "
-            "or use 127.0.0.1"
+            "others reach this address, so it needs TLS and a shared secret or clients' certificates: set "
+            "tls_certificate, and secret_file or tls_client_ca, or use 127.0.0.1"
         )
         raise ConfigError(option=option, value=address, why=why)
     return host, port
 
 
-def read_secret(path: str) -> str:
-    """Return what a secret's file holds. Raises ConfigError where it cannot be read or others can read it."""
+def read_secrets(path: str) -> tuple[str | None, str | None]:
+    """Return the tokens of a secret's file: the one that operates, and the one that only reads, after `read `.
+
+    Raises ConfigError where it cannot be read, where others can read it, and for any other line.
+    """
     try:
         mode = os.stat(path).st_mode
-        text = Path(path).read_text(encoding="utf-8").strip()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(option="secret_file", value=path, why=f"cannot be read: {exc}") from exc
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(option="secret_file", value=path, why="others may read it; use `chmod 600` on it")
-    return text
+    lines = [line.strip() for line in lines if line.strip()]
+    reads = [line.removeprefix(_READ).strip() for line in lines if line.startswith(_READ)]
+    operates = [line for line in lines if not line.startswith(_READ)]
+    if not lines or len(reads) > 1 or len(operates) > 1:
+        why = "must hold one token, or two: one that operates, and in a line of its own `read ` and one that only reads"
+        raise ConfigError(option="secret_file", value=path, why=why)
+    return operates[0] if operates else None, reads[0] if reads else None
 
 
-def client_context(authority: str | None) -> ssl.SSLContext:
-    """Return a client's side of TLS: it believes certificates of `authority`, a PEM file, or of the system's."""
+def client_context(authority: str | None, certificate: str | None = None) -> ssl.SSLContext:
+    """Return a client's side of TLS: it believes certificates of `authority`, a PEM file, or of the system's.
+
+    `certificate`: its own with its key, a PEM file. Raises ConfigError for files that hold something else.
+    """
+    context = ssl.create_default_context()
+    if authority is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        _load_authority(context, "--tls-ca", authority)
+    if certificate is not None:
+        _load_pair(context, "--tls-cert", certificate, None)
+    return context
+
+
+def _load_pair(context: ssl.SSLContext, option: str, certificate: str, key: str | None) -> None:
     try:
-        return ssl.create_default_context(cafile=authority)
+        context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as exc:
-        raise ConfigError(option="--tls-ca", value=authority, why=f"holds no certificates in PEM: {exc}") from exc
+        why = f"is no certificate with its key in PEM: {exc}"
+        raise ConfigError(option=option, value=certificate, why=why) from exc
+
+
+def _load_authority(context: ssl.SSLContext, option: str, authority: str) -> None:
+    try:
+        context.load_verify_locations(authority)
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(option=option, value=authority, why=f"holds no certificates in PEM: {exc}") from exc

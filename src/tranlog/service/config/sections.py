@@ -84,16 +84,18 @@ class PipelineKeys:
 
     name: str = field(default="", metadata={"default": "the service's name"})
     """Whose positions these are at the target."""
-    control: str | None = field(default=None, metadata={"example": "127.0.0.1:4712", "default": "a socket"})
-    """Where its operator reaches it; `off`: nowhere."""
+    control: str | None = field(default=None, metadata={"example": "127.0.0.1:4712"})
+    """Where its operator reaches it, beside the socket in the log's folder."""
     metrics: str | None = field(default=None, metadata={"example": "127.0.0.1:4713"})
-    """Where OpenMetrics are served over HTTP."""
+    """For Prometheus, and for whoever only reads."""
     tls_certificate: str | None = field(default=None, metadata={"path": True, "example": "tranlog.pem"})
-    """With `tls_key` and `secret_file`: for addresses that others reach."""
+    """With `tls_key`, and `secret_file` or `tls_client_ca`: for addresses that others reach."""
     tls_key: str | None = field(default=None, metadata={"path": True, "example": "tranlog.key"})
     """The key of `tls_certificate`."""
+    tls_client_ca: str | None = field(default=None, metadata={"path": True, "example": "operators.pem"})
+    """Whose certificates operate, without a token."""
     secret_file: str | None = field(default=None, metadata={"path": True, "example": "control.secret"})
-    """The secret that a client beyond loopback has to give; only its owner may read this file."""
+    """The tokens of clients beyond loopback; only its owner may read this file."""
     on_error: OnError = OnError.END
     """`offline`: the process stays, OFFLINE:ERROR, until `tranlog online`."""
 

@@ -1,54 +1,130 @@
-"""A running pipeline from another program: where it stands, typed, by its control endpoint.
+"""A running process from another program: what it is asked, and where it stands, typed.
 
-Owns how a caller finds an endpoint, and turning its answers into dataclasses. What can be asked is in `requests`, the
-socket in `control`. The hard idea: one answer has all views of one moment, so no two numbers of a status come from
-different ones.
+Owns how a caller finds a process, and the call. What can be asked is in `api`, who answers is `server`. The hard idea:
+one answer has all views of one moment, so no two numbers of a status come from different ones.
 
 Source: issue 7, items 5 and 6.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from tranlog.errors import ControlError
+from tranlog.errors import ControlError, TranlogError
 from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.status.view import PipelineStatus
 from tranlog.service.config.config import Config, find_file, load
-from tranlog.service.config.exposure import read_secret
-from tranlog.service.process.control import call, socket_paths
-from tranlog.service.process.requests import GetState, Look, Request
+from tranlog.service.config.exposure import client_context, is_loopback, read_secrets, split_address
+from tranlog.service.frame.exits import Told
+from tranlog.service.process.api import NAME, NDJSON, CaptureState, Failure, other_api
+from tranlog.service.process.sockets import CAPTURE_NAME, runtime_dir, short, socket_paths
 
-GRACE_S = 15.0
+if TYPE_CHECKING:
+    import httpx
+
+GRACE_S: Final = 15.0
 """How much longer than its request a caller waits for the answer."""
+_START: Final = "Start one with `tranlog apply` or `tranlog run`, or use --host for its address"
+_NEWER: Final = "Use the release that the pipeline runs with"
 
 AnswerT = TypeVar("AnswerT")
+Watch = Callable[[Mapping[str, Any]], None]
+
+
+@contextlib.contextmanager
+def _client(address: str, timeout_s: float, authority: str | None, certificate: str | None) -> Iterator[httpx.Client]:
+    import httpx  # a fifth of a second, for those who ask
+
+    with contextlib.ExitStack() as opened:
+        if "/" in address:
+            base, path = "http://localhost", opened.enter_context(short(address))
+            with socket.socket(socket.AF_UNIX) as probe:  # httpcore leaves its own open where nobody listens
+                probe.settimeout(timeout_s)
+                probe.connect(path)
+            transport = httpx.HTTPTransport(verify=False, uds=path)
+        else:
+            host, _ = split_address("--host", address)
+            tls = not is_loopback(host) or authority is not None or certificate is not None
+            verify = client_context(authority, certificate) if tls else False
+            base, transport = f"http{'s' if tls else ''}://{address}", httpx.HTTPTransport(verify=verify)
+        yield opened.enter_context(httpx.Client(base_url=base, transport=transport, timeout=timeout_s, trust_env=False))
+
+
+def _read(address: str, answer: httpx.Response, watch: Watch | None) -> Any:
+    """Read an answer. Raises Told for an error in it, ControlError where it is none of ours."""
+    other = other_api(answer.headers.get("Server", ""))
+    if other is not None:
+        raise ControlError(where=address, why=f"it is {other}, and this program {NAME}", remedy=_NEWER)
+    streamed = answer.headers.get("Content-Type", "").startswith(NDJSON)
+    for line in answer.iter_lines():
+        try:
+            found = msgspec.json.decode(line)
+            if streamed and "progress" in found:
+                if watch is not None:
+                    watch(found["progress"])
+                continue
+            if "ok" in found if streamed else answer.is_success:
+                return found["ok"] if streamed else found
+            failure = msgspec.convert(found["error"], Failure)
+        except (msgspec.DecodeError, KeyError, TypeError) as exc:
+            raise ControlError(where=address, why=f"it answers in another form: {exc}", remedy=_NEWER) from exc
+        raise Told(failure.type, failure.message, failure.exit_code)
+    raise ControlError(where=address, why="it ended without an answer", remedy=_START)
+
+
+def _cause(exc: BaseException | None) -> OSError | None:
+    while exc is not None and not isinstance(exc, OSError):
+        exc = exc.__cause__ or exc.__context__
+    return exc
+
+
+def _words(exc: Exception, cause: OSError | None) -> str:
+    import httpx
+
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not believed: {cause.verify_message}; --tls-ca names whom to believe"
+    if isinstance(exc, httpx.TimeoutException):
+        return "it did not answer in time"
+    return (None if cause is None else cause.strerror) or str(exc) or type(exc).__name__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningPipeline:
-    """A pipeline's control endpoint. Nothing is connected between two calls. Threads: any.
+    """The server of a pipeline's process. Nothing is connected between two calls. Threads: any.
 
     `addresses`: where it may listen, the first that answers is asked; a socket's path has a slash, else HOST:PORT.
-    `authority`: whose certificates are believed beyond loopback, a PEM file; None: the system's.
+    `authority`: whose certificates are believed beyond loopback, a PEM file; None: the system's. `certificate`: the
+    caller's own with its key, a PEM file.
     """
 
     addresses: tuple[str, ...]
     secret: str | None = field(default=None, repr=False)
     authority: str | None = None
+    certificate: str | None = None
 
     @classmethod
-    def at(cls, address: str, *, secret_file: str | None = None, authority: str | None = None) -> RunningPipeline:
+    def at(
+        cls,
+        address: str,
+        *,
+        secret_file: str | None = None,
+        authority: str | None = None,
+        certificate: str | None = None,
+    ) -> RunningPipeline:
         """Return the one that listens at HOST:PORT, or at a socket's path. Raises ConfigError for the secret's file."""
         return cls(
             addresses=(os.path.abspath(address) if "/" in address else address,),
-            secret=None if secret_file is None else read_secret(secret_file),
+            secret=_secret(secret_file),
             authority=authority,
+            certificate=certificate,
         )
 
     @classmethod
@@ -70,45 +146,81 @@ class RunningPipeline:
         pipeline: str | None = None,
         secret_file: str | None = None,
         authority: str | None = None,
+        certificate: str | None = None,
     ) -> RunningPipeline:
-        """Return the one of a configuration that is read already. Raises ConfigError for the secret's file."""
-        control = config.pipeline.control
-        reached = control not in (None, "off")
-        if reached and secret_file is None:
-            secret_file = config.pipeline.secret_file
-        secret = None if secret_file is None else read_secret(secret_file)
-        if reached:
-            return cls(
-                addresses=(str(control),),
-                secret=secret,
-                authority=authority or config.pipeline.tls_certificate,
-            )
-        name = config.pipeline.name if pipeline is None else pipeline
-        paths = socket_paths(config.log_dir, name, runtime_dir=runtime_dir())
-        return cls(addresses=tuple(paths), secret=secret, authority=authority)
+        """Return the one of a configuration that is read already: at its socket, else at its port.
 
-    def ask(self, request: Request, *, timeout_s: float = GRACE_S) -> dict[str, Any]:
-        """Ask, and return the answer as plain values. Raises ControlError where nobody answers, Told for its error."""
-        return call(self.addresses, request, timeout_s=timeout_s, secret=self.secret, authority=self.authority)
+        Raises ConfigError for the secret's file.
+        """
+        options = config.pipeline
+        paths = socket_paths(config.log_dir, pipeline or options.name, runtime_dir=runtime_dir())
+        port = () if options.control is None else (options.control,)
+        return cls(
+            addresses=(*paths, *port),
+            secret=_secret(secret_file or (options.secret_file if port else None)),
+            authority=authority or (options.tls_certificate if port else None),
+            certificate=certificate,
+        )
+
+    def ask(self, path: str, body: object = None, *, timeout_s: float = GRACE_S, watch: Watch | None = None) -> Any:
+        """Ask for an operation, and return the answer as plain values.
+
+        `body`: what it takes, one of the structs of `api` or a dict; None for one that only reads. `timeout_s`: for how
+        long nothing may come; `watch` is given the state each second that a long one takes. Beyond loopback only TLS is
+        spoken. Raises ControlError where nobody answers, Told for an error of the process's.
+        """
+        import httpx
+
+        method, sent = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
+        for address in self.addresses:
+            headers = {"User-Agent": NAME, "Accept": NDJSON}
+            if self.secret is not None and "/" not in address:
+                headers["Authorization"] = f"Bearer {self.secret}"
+            try:
+                with (
+                    _client(address, timeout_s, self.authority, self.certificate) as client,
+                    client.stream(method, path, content=sent, headers=headers) as answer,
+                ):
+                    return _read(address, answer, watch)
+            except (httpx.HTTPError, OSError) as exc:  # the latter of a socket's folder
+                cause = _cause(exc)
+                if not isinstance(cause, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
+                    raise ControlError(where=address, why=_words(exc, cause), remedy=_START) from exc
+        raise ControlError(where=", ".join(self.addresses), why="nobody listens there", remedy=_START)
 
     def state(self, *, timeout_s: float = GRACE_S) -> OperationState:
         """Return its state, and the error that took it offline. Raises as `ask`."""
-        return self._typed(self.ask(GetState(), timeout_s=timeout_s), OperationState)
+        return self.typed("/state", OperationState, timeout_s=timeout_s)
 
     def status(self, *, timeout_s: float = GRACE_S) -> PipelineStatus:
         """Return all views of it, with rates, for which it is watched for a third of a second. Raises as `ask`."""
-        return self._typed(self.ask(Look(), timeout_s=timeout_s)["shown"], PipelineStatus)
+        return self.typed("/status", PipelineStatus, timeout_s=timeout_s)
 
-    def _typed(self, found: Mapping[str, Any], kind: type[AnswerT]) -> AnswerT:
+    def typed(self, path: str, kind: type[AnswerT], *, timeout_s: float = GRACE_S) -> AnswerT:
+        """Return what an operation that only reads answers. Raises as `ask`, ControlError for another form."""
+        found = self.ask(path, timeout_s=timeout_s)
         try:
             return msgspec.convert(found, kind)
         except msgspec.ValidationError as exc:
-            remedy = "Use the release that the pipeline runs with"
-            where = ", ".join(self.addresses)
-            raise ControlError(where=where, why=f"it answers in another form: {exc}", remedy=remedy) from exc
+            where, why = ", ".join(self.addresses), f"it answers in another form: {exc}"
+            raise ControlError(where=where, why=why, remedy=_NEWER) from exc
 
 
-def runtime_dir() -> str | None:
-    """Return the user's folder for sockets, where the system gives one."""
-    found = os.environ.get("XDG_RUNTIME_DIR")
-    return found if found and os.path.isdir(found) else None
+def writer_of(log_dir: str) -> RunningPipeline:
+    """Return whoever captures into a log, running or not."""
+    return RunningPipeline(addresses=tuple(socket_paths(log_dir, CAPTURE_NAME, runtime_dir=runtime_dir())))
+
+
+def capture_state(log_dir: str, *, timeout_s: float = GRACE_S) -> CaptureState | None:
+    """Ask whoever captures into a log; None where nobody answers, or one of another release."""
+    try:
+        return writer_of(log_dir).typed("/capture", CaptureState, timeout_s=timeout_s)
+    except (TranlogError, Told):
+        return None
+
+
+def _secret(file: str | None) -> str | None:
+    if file is None:
+        return None
+    operates, reads = read_secrets(file)
+    return operates or reads

@@ -10,20 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from tranlog.disk import OsDisk
-from tranlog.errors import ControlError
 from tranlog.ids import NO_SEQNO, Seqno
 from tranlog.log.files.directory import join
 from tranlog.log.files.index_table import INDEX_NAME, read_index
 from tranlog.log.options import ReadCounts
 from tranlog.log.rules.index import SeqnoIndex
-from tranlog.log.writing.log import Log
-from tranlog.service.process.control import CAPTURE_NAME, call, socket_paths
-from tranlog.service.process.requests import GetState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +56,6 @@ def stored_extent(path: str) -> IndexExtent | None:
     """Return what the stored index of the log at `path` covers; None without one that is whole."""
     found = read_index(join(path, INDEX_NAME), OsDisk())
     return None if found is None else extent_of(found[0])
-
-
-def tell_index(log: Log) -> dict[str, Any]:
-    """Return what the process that captures into a log tells of the index."""
-    told = WriterIndex(index=extent_of(log.seqno_index), reads=log.status().reads)
-    return msgspec.to_builtins(told)  # type: ignore[no-any-return]
-
-
-def ask_writer(path: str, *, runtime_dir: str | None) -> WriterIndex | None:
-    """Ask the process that captures into the log at `path`; None where none answers, or one of an earlier release."""
-    try:
-        answer = call(socket_paths(path, CAPTURE_NAME, runtime_dir=runtime_dir), GetState())
-        return msgspec.convert(answer, WriterIndex)
-    except (ControlError, msgspec.ValidationError):
-        return None
 
 
 def index_lines(stored: IndexExtent | None, writer: WriterIndex | None) -> Iterator[str]:

@@ -1,378 +1,211 @@
-"""The numbers of a running pipeline as OpenMetrics, over HTTP.
+"""The numbers of a running process for Prometheus.
 
-Owns their names and the small server. The numbers are those of `status`, from the same model;
-docs/control.md names the few that are not here. The hard idea: a scrape reads the target by a connection of its own,
-one scrape at a time, so whoever asks too often waits for himself and not for the channels.
+Owns their names; docs/control.md has what they were called before, and which numbers of a status are not here. They
+are those of `status`, from the same model; prometheus-client has the text formats. The hard idea: nothing is counted
+here, so a number cannot differ from what a status shows, and is lost by no restart.
 
-Source: issue 7, item 6; OpenMetrics 1.0.
+Source: OpenMetrics 1.0; Prometheus, "Metric and label naming".
 """
 
 from __future__ import annotations
 
-import logging
-import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
-from tranlog.errors import ConfigError, TranlogError
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, StateSetMetricFamily
+
+from tranlog.capture.capture import CaptureStatus
 from tranlog.ids import NO_SEQNO
 from tranlog.pipeline.rules.progress import Lag
-from tranlog.pipeline.rules.states import OperationState, State
-from tranlog.pipeline.status.status import ChannelState, LogState, PipelineState, Status, at
-from tranlog.service.config.exposure import Exposure, check_exposure
+from tranlog.pipeline.rules.states import State
+from tranlog.pipeline.status.status import LogState, Status, WaitsFor, at
 from tranlog.service.show.overview import TIMES
+from tranlog.source.kinds import SourceStanding
 
-logger = logging.getLogger(__name__)
+Sample = tuple[Mapping[str, str], float | None]
 
-CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-_COUNTERS: Final = (
-    ("tranlog_transactions", "Transactions applied.", "transactions"),
-    ("tranlog_changes", "Row changes applied.", "changes"),
-    ("tranlog_target_transactions", "Target transactions with rows.", "groups"),
-    ("tranlog_serial_transactions", "Transactions applied alone.", "serial"),
-    ("tranlog_serial_sections", "Serial sections: runs of such transactions.", "sections"),
-    ("tranlog_discarded", "Other channels' transactions passed.", "skipped"),
-    ("tranlog_omitted", "Transactions that the operator had left out.", "omitted"),
-    ("tranlog_filtered", "Transactions that filters left nothing of.", "filtered"),
-    ("tranlog_meetings", "Meetings that were waited for.", "waits"),
-    ("tranlog_retries", "Reconnects to the target.", "retries"),
-)
-"""Families that are counters of each channel: name, text, and the field of Counters."""
-_IDLE_S: Final = 10.0
+# Each line: a family's name, where its value stands in a model, its help. A value in ms or us is told in seconds.
+_OF_STATUS: Final = """
+uptime_seconds uptime_ms Since the process started.
+in_state_seconds in_state_ms Since it is in this state.
+slots process.slots How many channels Spark can run at a time.
+serialized pipeline.serialized Whether a serial section runs.
+head_seqno pipeline.head_seqno The position of the channel that is furthest ahead.
+restart_seqno pipeline.restart_seqno The least position: everything up to there is in the target.
+stop_at_seqno pipeline.row.stop_at_seqno Up to where the channels are told to go; -1: to end where they are.
+newest_applied_latency_seconds pipeline.newest_latency_ms From the source's commit to the target's, of the newest one.
+relative_latency_seconds relative_latency_ms How long ago the least position was committed at the source.
+offline_interval_seconds pipeline.offline_interval_ms How far the channels are apart, in the source's commit times.
+"""
+_OF_LOG: Final = """
+log_first_seqno first_seqno The first seqno that the log holds.
+log_last_seqno last_seqno The last seqno that the log holds.
+log_committed_seqno committed_seqno Up to where the log may be applied.
+log_epoch epoch The epoch of its last transaction.
+log_segments segments How many segments it has.
+log_size_bytes size_bytes How long they are together.
+log_active_seqno active_seqno The first that somebody still needs; -1: nobody.
+"""
+_OF_CHANNEL: Final = """
+applied_seqno row.applied_seqno Up to where a channel has everything of its own in the target.
+applied_epoch row.epoch The epoch of that position.
+applied_commit_timestamp_seconds row.tstamp When that position was committed at the source; 0: nothing is applied.
+position_moved_timestamp_seconds row.updated_at When that position was written, by the target's clock.
+counted_from_seqno stats.since The first seqno that a channel's counters know.
+applied_latency_seconds stats.latency_ms From the source's commit to the target's, of the last transaction applied.
+last_block_transactions stats.block Transactions of the last target transaction.
+last_block_seconds stats.block_us What it took.
+in_flight_seqno in_flight.seqno The large transaction that a channel is in; no sample: none.
+in_flight_changes in_flight.changes How many of its changes went to the target so far.
+in_flight_read_bytes in_flight.read_bytes How many of its bytes are read.
+in_flight_size_bytes in_flight.size_bytes Of how many.
+in_flight_began_timestamp_seconds in_flight.began_at When the attempt at it began.
+"""
+_COUNTERS: Final = """
+transactions counters.transactions Transactions applied.
+changes counters.changes Row changes applied.
+target_transactions counters.groups Target transactions with rows.
+serial_transactions counters.serial Transactions applied alone.
+serial_sections counters.sections Serial sections: runs of such transactions.
+discarded_transactions counters.skipped Other channels' transactions passed.
+omitted_transactions counters.omitted Transactions that the operator had left out.
+filtered_transactions counters.filtered Transactions that filters left nothing of.
+meetings counters.waits Meetings that were waited for.
+meeting_seconds counters.wait_ms What those meetings took, from the first look to the last.
+retries counters.retries Reconnects to the target.
+payload_bytes counters.bytes Payload applied.
+"""
+_OF_SHARD: Final = """
+shard_applied_seqno count.applied_seqno The last transaction applied of a shard.
+shard_applied_latency_seconds count.latency_ms From the source's commit to the target's, of that one.
+"""
+_SHARD_COUNTERS: Final = """
+shard_transactions count.transactions Transactions applied of a shard, as long as its channel tells it apart.
+"""
+_OF_CAPTURE: Final = """
+capture_last_seqno last_seqno The last transaction that this process has captured; -1: none.
+capture_lag_seconds lag_ms From the last transaction's commit at the source until it was durable in the log.
+capture_in_flight_changes in_flight.changes Changes captured of the large transaction that is read; no sample: none.
+capture_in_flight_read_bytes in_flight.read_bytes How many of its bytes are in the log.
+capture_in_flight_began_timestamp_seconds in_flight.began_at When it began.
+"""
+_CAPTURE_COUNTERS: Final = """
+capture_transactions transactions Transactions that this process has captured.
+capture_fragments fragments Fragments that this process has captured.
+capture_payload_bytes payload_bytes Payload that this process has captured.
+capture_syncs syncs Syncs of the log for them.
+"""
+_OF_SOURCE: Final = """
+source_waiting_transactions waiting Transactions that are not captured.
+source_retained_bytes retained_bytes What the source keeps for the capture.
+"""
+_PER_SECOND: Final = {"ms": 1e3, "us": 1e6, "tstamp": 1e3, "at": 1e3}
+"""By the last word of a field's name."""
 
-Sample = tuple[Mapping[str, str], float | int]
 
-
-def metrics_text(status: Status) -> str:
-    """Return the exposition of a status that nothing is missing of. Pure.
-
-    Rates are there while the pipeline runs and was watched, latencies as soon as something was applied.
-    """
-    assert status.process is not None and status.log is not None and status.pipeline is not None
-    name = {"pipeline": status.pipeline.options.pipeline}
-    lines = [
-        *_stateset("tranlog_state", "Where the pipeline stands.", name, status.process.state),
-        *_whole(status, status.process, status.pipeline, name),
-        *_of_log(status.log, name),
-        *_of_channels(status.pipeline, name),
-        *_of_shards(status.pipeline, name),
-        "# EOF",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _whole(status: Status, process: OperationState, pipeline: PipelineState, name: Mapping[str, str]) -> Iterator[str]:
-    def one(family: str, text: str, value: float | int | None) -> Iterator[str]:
-        return _gauge(family, text, [] if value is None else [(name, value)])
-
-    behind = pipeline.lag if pipeline.lag is not None and pipeline.channels else Lag(seqnos=0, ms=0)
-    yield from one("tranlog_uptime_seconds", "Since the process started.", _seconds(status.uptime_ms))
-    yield from one("tranlog_in_state_seconds", "Since it is in this state.", _seconds(status.in_state_ms))
-    yield from one(
-        "tranlog_pending_error_seqno",
-        "The seqno that the error which took it offline is about; -1: none.",
-        NO_SEQNO if process.pending is None else process.pending.seqno,
-    )
-    yield from one("tranlog_slots", "How many channels Spark can run at a time.", process.slots)
-    yield from _gauge(
-        "tranlog_trouble_since_timestamp_seconds",
+def pipeline_families(status: Status) -> Iterator[Metric]:
+    """Return the families of a status that nothing is missing of; latencies are there once something is applied."""
+    process, pipeline = status.process, status.pipeline
+    assert process is not None and status.log is not None and pipeline is not None
+    name = {"pipeline": pipeline.options.pipeline}
+    gauge = partial(_family, GaugeMetricFamily)
+    yield _states("tranlog_state", "Where the pipeline stands.", name, State, process.state)
+    yield _states("tranlog_waits_for", "What keeps it from going on.", name, WaitsFor, status.waits_for)
+    yield from _table(_OF_STATUS, [(name, status)])
+    yield gauge("channels", "How many channels apply.", [(name, len(pipeline.channels))])
+    pending = NO_SEQNO if process.pending is None else process.pending.seqno
+    yield gauge("pending_error_seqno", "Of the error which took it offline; -1: none.", [(name, pending)])
+    epoch = -1 if pipeline.reached is None else pipeline.reached.row.epoch
+    yield gauge("restart_epoch", "The epoch of the restart seqno; -1: nothing is applied.", [(name, epoch)])
+    yield gauge(
+        "trouble_since_timestamp_seconds",
         "Since when a channel cannot use the target, -1 for the driver; no sample: it can.",
         [({**name, "channel": str(one.channel)}, one.since_ms / 1000) for one in process.troubles],
     )
-    yield from one("tranlog_channels", "How many channels apply.", len(pipeline.channels))
-    yield from one("tranlog_serialized", "Whether a serial section runs.", int(pipeline.serialized))
-    yield from one("tranlog_head_seqno", "The position of the channel that is furthest ahead.", pipeline.head_seqno)
-    yield from one(
-        "tranlog_restart_seqno",
-        "The least of the channels' positions: everything up to there is in the target.",
-        pipeline.restart_seqno,
-    )
-    yield from one(
-        "tranlog_restart_epoch",
-        "The epoch of that position; -1: nothing is applied.",
-        -1 if pipeline.reached is None else pipeline.reached.row.epoch,
-    )
-    yield from one(
-        "tranlog_stop_at_seqno",
-        "Up to where the channels are told to go; -1: to end where they are.",
-        None if pipeline.row is None else pipeline.row.stop_at_seqno,
-    )
-    yield from one("tranlog_lag_transactions", "Committed transactions that are not all applied.", behind.seqnos)
-    yield from one("tranlog_lag_seconds", "How long ago the first of them was committed.", _seconds(behind.ms))
-    if pipeline.newest_latency_ms is not None:
-        yield from one(
-            "tranlog_newest_applied_latency_seconds",
-            "From the source's commit to the target's, of the newest transaction applied.",
-            _seconds(pipeline.newest_latency_ms),
-        )
-    if status.relative_latency_ms is not None:
-        yield from one(
-            "tranlog_relative_latency_seconds",
-            "How long ago the least position was committed at the source.",
-            _seconds(status.relative_latency_ms),
-        )
-    yield from one(
-        "tranlog_offline_interval_seconds",
-        "How far the channels are apart, in the source's commit times.",
-        _seconds(pipeline.offline_interval_ms),
-    )
-
-
-def _seconds(ms: int | None) -> float | None:
-    return None if ms is None else ms / 1000
-
-
-def _of_log(log: LogState, name: Mapping[str, str]) -> Iterator[str]:
-    for family, text, value in (
-        ("first_seqno", "The first seqno that the log holds.", log.first_seqno),
-        ("last_seqno", "The last seqno that the log holds.", log.last_seqno),
-        ("committed_seqno", "Up to where the log may be applied.", log.committed_seqno),
-        ("epoch", "The epoch of its last transaction.", log.epoch),
-        ("segments", "How many segments it has.", log.segments),
-        ("size_bytes", "How long they are together.", log.size_bytes),
-        ("active_seqno", "The first that somebody still needs; -1: nobody.", log.active_seqno),
-    ):
-        yield from _gauge(f"tranlog_log_{family}", text, [(name, value)])
-    yield from _gauge(
-        "tranlog_log_hold_seqno",
-        "From where on somebody still needs it.",
-        [({**name, "hold": one.name}, one.restart_seqno) for one in log.holds if one.restart_seqno is not None],
-    )
-
-
-def _of_channels(pipeline: PipelineState, name: Mapping[str, str]) -> Iterator[str]:
-    def labels(one: ChannelState, **more: str) -> Mapping[str, str]:
-        return {**name, "channel": str(one.row.channel), **more}
-
-    def each(path: str, per: float = 0) -> list[Sample]:
-        found = [(labels(one), at(one, path)) for one in pipeline.channels]
-        return [(where, value / per if per else value) for where, value in found if value is not None]
-
-    yield from _gauge(
-        "tranlog_applied_seqno",
-        "Up to where a channel has everything of its own in the target.",
-        each("row.applied_seqno"),
-    )
-    yield from _gauge("tranlog_applied_epoch", "The epoch of that position.", each("row.epoch"))
-    yield from _gauge(
-        "tranlog_applied_commit_timestamp_seconds",
-        "When that position was committed at the source; 0: nothing is applied.",
-        each("row.tstamp", 1000),
-    )
-    yield from _gauge(
-        "tranlog_position_moved_timestamp_seconds",
-        "When that position was written, by the target's clock.",
-        each("row.updated_at", 1000),
-    )
-    yield from _gauge(
-        "tranlog_counted_from_seqno",
-        "The first seqno that a channel's counters know.",
-        each("stats.since"),
-    )
-    yield from _gauge(
-        "tranlog_applied_latency_seconds",
-        "From the source's commit to the target's, of the last transaction applied.",
-        each("stats.latency_ms", 1000),
-    )
-    yield from _gauge(
-        "tranlog_last_block_transactions",
-        "Transactions of the last target transaction.",
-        each("stats.block"),
-    )
-    yield from _gauge("tranlog_last_block_seconds", "What it took.", each("stats.block_us", 1e6))
-    for what, of, field in (("Transactions", "transaction", "transactions"), ("Row changes", "change", "changes")):
-        yield from _gauge(
-            f"tranlog_{of}_rate",
-            f"{what} applied per second, over the time of this scrape.",
-            [(where, round(rate, 3)) for where, rate in each(f"{field}_per_s")],
-        )
-    for field, text in (
-        ("seqno", "The large transaction that a channel is in; no sample: none."),
-        ("changes", "How many of its changes went to the target so far."),
-        ("read_bytes", "How many of its bytes are read."),
-        ("size_bytes", "Of how many."),
-    ):
-        yield from _gauge(f"tranlog_in_flight_{field}", text, each(f"in_flight.{field}"))
-    yield from _gauge(
-        "tranlog_in_flight_began_timestamp_seconds",
-        "When the attempt at it began.",
-        each("in_flight.began_at", 1000),
-    )
-    yield from _gauge(
-        "tranlog_waits_for_seqno",
+    behind = pipeline.lag if pipeline.lag is not None and pipeline.channels else Lag(seqnos=0, ms=0)
+    yield gauge("lag_transactions", "Committed transactions that are not all applied.", [(name, behind.seqnos)])
+    yield gauge("lag_seconds", "How long ago the first of them was committed.", [(name, behind.ms / 1000)])
+    yield from log_families(status.log, name)
+    channels = [({**name, "channel": str(one.row.channel)}, one) for one in pipeline.channels]
+    yield from _table(_OF_CHANNEL, channels)
+    yield from _table(_COUNTERS, channels, CounterMetricFamily)
+    yield gauge(
+        "waits_for_seqno",
         "The seqno that a channel waits for another to apply; no sample: it waits for nobody.",
         [
-            (labels(one, waits_for=str(other), serial=str(one.waiting.serial).lower()), one.waiting.seqno)
-            for one in pipeline.channels
+            ({**labels, "waits_for": str(other), "serial": str(one.waiting.serial).lower()}, one.waiting.seqno)
+            for labels, one in channels
             if one.waiting is not None
             for other in one.waiting.channels
         ],
     )
-    for family, text, field in _COUNTERS:
-        yield from _counter(family, text, each(f"counters.{field}"))
-    yield from _counter("tranlog_payload_bytes", "Payload applied.", each("counters.bytes"))
-    yield from _counter(
-        "tranlog_meeting_seconds",
-        "What those meetings took, from the first look to the last.",
-        each("counters.wait_ms", 1000),
-    )
-    yield from _counter(
-        "tranlog_time_seconds",
-        "Where a channel's time went.",
-        [
-            (labels(one, on="extract" if field == "read" else field), at(one.counters, f"{field}_us") / 1e6)
-            for one in pipeline.channels
-            for field in TIMES
-        ],
-    )
+    times = [
+        ({**labels, "on": "extract" if on == "read" else on}, at(one.counters, f"{on}_us") / 1e6)
+        for labels, one in channels
+        for on in TIMES
+    ]
+    yield _family(CounterMetricFamily, "time_seconds", "Where a channel's time went.", times)
+    shards = [({**name, "shard": one.shard, "channel": str(one.channel)}, one) for one in pipeline.shards]
+    yield from _table(_OF_SHARD, shards)
+    yield from _table(_SHARD_COUNTERS, shards, CounterMetricFamily)
 
 
-def _of_shards(pipeline: PipelineState, name: Mapping[str, str]) -> Iterator[str]:
-    def each(path: str) -> list[Sample]:
-        return [
-            ({**name, "shard": one.shard, "channel": str(one.channel)}, at(one.count, path)) for one in pipeline.shards
-        ]
-
-    yield from _counter(
-        "tranlog_shard_transactions",
-        "Transactions applied of a shard, as long as its channel tells it apart.",
-        each("transactions"),
-    )
-    yield from _gauge("tranlog_shard_applied_seqno", "The last of them.", each("applied_seqno"))
-    yield from _gauge(
-        "tranlog_shard_applied_latency_seconds",
-        "From the source's commit to the target's, of that one.",
-        [(labels, ms / 1000) for labels, ms in each("latency_ms")],
-    )
+def log_families(log: LogState, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Return the families of a log."""
+    yield from _table(_OF_LOG, [(labels, log)])
+    holds = [({**labels, "hold": one.name}, one.restart_seqno) for one in log.holds]
+    yield _family(GaugeMetricFamily, "log_hold_seqno", "From where on somebody still needs it.", holds)
 
 
-# --- the form --------------------------------------------------------------------------------------------
+def capture_families(
+    status: CaptureStatus, log: LogState, source: SourceStanding | None, *, asked: bool, now_ms: int
+) -> Iterator[Metric]:
+    """Return the families of a capture and its source; `asked`: the source was, and `source` None is no answer.
+
+    Source: design/asks.md 7.
+    """
+    labels = {"source_id": status.source_id}
+    gauge = partial(_family, GaugeMetricFamily)
+    yield from _table(_OF_CAPTURE, [(labels, status)])
+    yield from _table(_CAPTURE_COUNTERS, [(labels, status)], CounterMetricFamily)
+    if asked:
+        yield gauge("source_up", "Whether the source answers.", [(labels, source is not None)])
+    if source is not None:
+        all_captured = source.now_at in ("", log.last_event_id) and not source.waiting
+        late = 0.0 if all_captured or log.last_tstamp is None else max(0, now_ms - log.last_tstamp) / 1000
+        why = "How long ago the log's last transaction was committed, while the source has more; 0: it has none."
+        yield gauge("source_lag_seconds", why, [(labels, late)])
+        yield from _table(_OF_SOURCE, [(labels, source)])
 
 
-def _gauge(name: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
-    yield from _family("gauge", name, text, samples)
+def _table(
+    table: str,
+    models: Sequence[tuple[Mapping[str, str], object]],
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily] = GaugeMetricFamily,
+) -> Iterator[Metric]:
+    """Return the families of a table, each with a sample of every model that tells it."""
+    for line in table.strip().splitlines():
+        name, path, text = line.split(" ", 2)
+        per = _PER_SECOND.get(path.rpartition(".")[2].rpartition("_")[2], 1)
+        found = [(labels, at(model, path)) for labels, model in models]
+        yield _family(kind, name, text, [(labels, value and value / per) for labels, value in found])
 
 
-def _counter(name: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
-    yield from _family("counter", name, text, samples)
-
-
-def _family(kind: str, name: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
-    yield f"# TYPE {name} {kind}"
+def _family(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, text: str, samples: Iterable[Sample]
+) -> Metric:
+    """Return a family; what is not known has no sample."""
     unit = name.rpartition("_")[2]
-    if unit in ("seconds", "bytes"):
-        yield f"# UNIT {name} {unit}"
-    yield f"# HELP {name} {text}"
-    suffix = "_total" if kind == "counter" else ""
+    family = kind(f"tranlog_{name}", text, unit=unit if unit in ("seconds", "bytes") else "")
     for labels, value in samples:
-        yield f"{name}{suffix}{_labels(labels)} {value}"
+        if value is not None:
+            suffix = "_total" if kind is CounterMetricFamily else ""
+            family.add_sample(family.name + suffix, dict(labels), value)
+    return family
 
 
-def _stateset(name: str, text: str, labels: Mapping[str, str], state: str) -> Iterator[str]:
-    yield f"# TYPE {name} stateset"
-    yield f"# HELP {name} {text}"
-    for one in State:
-        yield f"{name}{_labels({**labels, name: one.value})} {int(one.value == state)}"
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    told = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
-    return f"{{{told}}}"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-class MetricsServer:
-    """Serves `GET /metrics` until closed; where a secret is asked for, as a bearer token. Threads: its own."""
-
-    def __init__(self, server: ThreadingHTTPServer) -> None:
-        """For `open` only."""
-        self._server = server
-        self._thread = threading.Thread(target=server.serve_forever, args=(0.2,), name="metrics", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def open(cls, address: str, exposure: Exposure, text: Callable[[], str]) -> MetricsServer:
-        """Listen. Raises ConfigError where the security rule forbids it, or the port is taken."""
-        host, port = check_exposure("metrics", address, exposure)
-        one_at_a_time = threading.Lock()
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = _IDLE_S
-            server_version = "tranlog"
-            sys_version = ""
-
-            def do_GET(self) -> None:
-                if self.path.partition("?")[0] != "/metrics":
-                    self._send(404, "text/plain", "see /metrics\n")
-                    return
-                given = self.headers.get("Authorization", "")
-                if not exposure.admits(given.removeprefix("Bearer ")):
-                    self._send(401, "text/plain", "the secret is not the pipeline's\n")
-                    return
-                try:
-                    with one_at_a_time:
-                        body = text()
-                except TranlogError as exc:
-                    self._send(503, "text/plain", f"{exc}\n")
-                    return
-                self._send(200, CONTENT_TYPE, body)
-
-            def _send(self, code: int, kind: str, body: str) -> None:
-                raw = body.encode()
-                self.send_response(code)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(raw)))
-                if code == 401:
-                    self.send_header("WWW-Authenticate", "Bearer")
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, format: str, *args: object) -> None:
-                logger.debug("metrics: " + format, *args)
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                logger.debug("a scrape went away", exc_info=True)
-
-            def finish_request(self, request: object, client_address: object) -> None:
-                # Here, in the request's own thread: a peer that says nothing holds up nobody else.
-                assert isinstance(request, socket.socket)
-                request.settimeout(_IDLE_S)
-                if tls is None:
-                    super().finish_request(request, client_address)
-                    return
-                with tls.wrap_socket(request, server_side=True) as wrapped:
-                    super().finish_request(wrapped, client_address)
-
-        tls = exposure.server_context()
-        try:
-            server = Server((host, port), Handler)
-        except OSError as exc:
-            why = f"cannot be listened at: {exc.strerror or exc}"
-            raise ConfigError(option="metrics", value=address, why=why) from exc
-        return cls(server)
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self._server.server_address[1])
-
-    def close(self) -> None:
-        """Listen no more."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> MetricsServer:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+def _states(name: str, text: str, labels: Mapping[str, str], states: Iterable[str], now: str) -> Metric:
+    family = StateSetMetricFamily(name, text, labels=[*labels])
+    family.add_metric([*labels.values()], {str(one): one == now for one in states})
+    return family

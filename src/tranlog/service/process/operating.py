@@ -1,8 +1,8 @@
-"""A pipeline's process: the operation, the endpoint that reaches it, and the numbers it shows.
+"""What a process answers: `tranlog apply` of its pipeline, `tranlog capture` of its log, `tranlog run` of both.
 
-Owns what `tranlog apply` and `tranlog run` have in common: opening the endpoint and the port for metrics, answering
-requests, closing both. The hard idea: nothing is opened before the security rule has been checked, and nothing that
-answers takes part in the work: a request that hangs costs its own thread and a connection of its own to the target.
+Owns the two parts, and opening the one server that serves them. The hard idea: nothing is opened before the security
+rule has been checked, and nothing that answers takes part in the work: a request that hangs costs its own thread and a
+connection of its own to the target.
 
 Source: issue 7, items 5 and 6; design/replication.md, "Security".
 """
@@ -10,78 +10,48 @@ Source: issue 7, items 5 and 6; design/replication.md, "Security".
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, assert_never
-
-import msgspec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tranlog.capture.capture import Capture
 from tranlog.clock import SystemClock
 from tranlog.codecs.opening import open_readable
-from tranlog.errors import ConfigError, LogMissingError, TranlogError
+from tranlog.errors import ConfigError, LogMissingError, SourceError, TranlogError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.pipeline.driving.operation import OnlineOrder, Operation
 from tranlog.pipeline.options import ApplyOptions
+from tranlog.pipeline.rules import limits
 from tranlog.pipeline.rules.channels import ShardPlan
-from tranlog.pipeline.rules.limits import (
-    Limit,
-    SeqnoRanges,
-    UntilEvent,
-    UntilGtid,
-    UntilHeartbeat,
-    UntilSeqno,
-    UntilTime,
-)
 from tranlog.pipeline.rules.states import OperationState, State
+from tranlog.pipeline.rules.troubles import trouble_text
+from tranlog.pipeline.status import view as views
 from tranlog.pipeline.status.gathering import gather
 from tranlog.pipeline.status.status import Status
-from tranlog.pipeline.status.view import (
-    VIEW_NAMES,
-    PipelineStatus,
-    ViewName,
-    json_form,
-    needed_for,
-    pipeline_status,
-    view,
-)
 from tranlog.pipeline.upkeep.position import set_position
 from tranlog.service.config.config import PipelineOptions
-from tranlog.service.config.exposure import Exposure, check_exposure, read_secret
-from tranlog.service.process.control import (
-    CAPTURE_NAME,
-    ControlOptions,
-    ControlServer,
-    open_port,
-    open_socket,
-    socket_paths,
-)
-from tranlog.service.process.log_index import tell_index
-from tranlog.service.process.metrics import MetricsServer, metrics_text
-from tranlog.service.process.requests import (
-    AddSegment,
-    Beat,
-    Flush,
-    GetOverview,
-    GetState,
-    GoOffline,
-    GoOnline,
-    Look,
-    Reload,
-    Request,
-    Trim,
-    WaitFor,
-)
-from tranlog.service.process.upkeep import carry_out
+from tranlog.service.config.exposure import Exposure, Role, check_exposure, read_secrets
+from tranlog.service.process import api
+from tranlog.service.process.log_index import extent_of
+from tranlog.service.process.sockets import CAPTURE_NAME, socket_paths
+from tranlog.service.process.upkeep import LogUpkeep
 from tranlog.service.show.overview import Overview, overview_of
+from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.options import open_target
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from tranlog.service.process.server import Door, Server
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +59,12 @@ WAIT_MOST_S = 86_400.0
 HEARTBEAT_BYTES_MAX = 200
 _RATE_S = 0.3
 
+StateT = TypeVar("StateT", bound=OperationState)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatingOptions:
-    """Where a pipeline's process is reached. `metrics`: HOST:PORT for OpenMetrics over HTTP, None for none.
+    """At which ports a process is reached, HOST:PORT, None for none; who comes by `metrics` only reads.
 
     `service` and `source` are what the configuration calls them; an overview shows them. `source_event_id` asks the
     source where it stands; None: it is not asked.
@@ -108,15 +80,26 @@ class OperatingOptions:
     @classmethod
     def of(cls, options: PipelineOptions) -> OperatingOptions:
         """Return them as the configuration has them. Raises ConfigError for a secret's file that cannot be read."""
-        secret = None if options.secret_file is None else read_secret(options.secret_file)
-        exposure = Exposure(certificate=options.tls_certificate, key=options.tls_key, secret=secret)
+        secret, read_secret = (None, None) if options.secret_file is None else read_secrets(options.secret_file)
+        exposure = Exposure(
+            certificate=options.tls_certificate,
+            key=options.tls_key,
+            secret=secret,
+            read_secret=read_secret,
+            authority=options.tls_client_ca,
+        )
         return cls(control=options.control, metrics=options.metrics, exposure=exposure)
 
     def check(self) -> None:
-        """Raise ConfigError for what the security rule forbids."""
-        ControlOptions(address=self.control, exposure=self.exposure).check()
-        if self.metrics is not None:
-            check_exposure("metrics", self.metrics, self.exposure)
+        """Raise ConfigError for a port that may not be opened so."""
+        for option, address, _ in self.ports:
+            check_exposure(option, address, self.exposure)
+
+    @property
+    def ports(self) -> list[tuple[str, str, Role]]:
+        """Each port by its option, with the most that one may do there."""
+        wanted = (("control", self.control, Role.OPERATE), ("metrics", self.metrics, Role.READ))
+        return [(option, address, most) for option, address, most in wanted if address is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +111,9 @@ class ReadAgain:
 
 
 class Operator:
-    """Answers the requests of one pipeline's process. Threads: any number, each with one request.
+    """The part that applies: one pipeline. Threads: any number, each with one request.
 
-    `heartbeat` puts a heartbeat into the log; None where this process does not write it. `reread` reads the file by
-    which it was started; None where a program started it without one.
+    `reread` reads the file by which the process was started; None where a program started it without one.
     """
 
     def __init__(
@@ -140,103 +122,128 @@ class Operator:
         log_options: LogOptions,
         options: OperatingOptions | None = None,
         *,
-        heartbeat: Callable[[str], None] | None = None,
         reread: Callable[[], ReadAgain] | None = None,
     ) -> None:
         self._operation = operation
         self._options = options or OperatingOptions()
         self._host = socket.gethostname()
         self._log_options = log_options
-        self._heartbeat = heartbeat
         self._reread = reread
         self._clock = SystemClock()
+        self._tickets = itertools.count(1)
+        self._one_at_a_time = threading.Lock()
+        self._watched: tuple[int, Status] | None = None
 
-    def handle(self, request: Request) -> dict[str, Any]:
-        """Do what is asked and return the answer; raises what stands in the way."""
-        operation = self._operation
-        match request:
-            case GetState():
-                return _shown(operation.state())
-            case GoOnline():
-                order = order_of(request)
-                before = None if request.from_seqno is None else self._repositioning(request.from_seqno)
-                operation.online(order, before=before)
-                return _shown(operation.state())
-            case GoOffline(immediate=immediate):
-                operation.offline(immediate=immediate)
-                return _shown(operation.state())
-            case WaitFor(applied=applied, state=state, timeout_s=timeout_s):
-                came = operation.wait(applied=applied, state=_state(state), timeout_s=min(timeout_s, WAIT_MOST_S))
-                return {**_shown(operation.state()), "reached": came}
-            case Flush(timeout_s=timeout_s):
-                seqno = self._committed()
-                came = operation.wait(applied=seqno, timeout_s=min(timeout_s, WAIT_MOST_S))
-                return {**_shown(operation.state()), "seqno": seqno, "reached": came}
-            case Reload(timeout_s=timeout_s):
-                return self._reload(timeout_s)
-            case Beat(name=name):
-                return beat(name, self._heartbeat)
-            case Look(name=name):
-                return {"name": name, "shown": self.look(name)}
-            case GetOverview():
-                return _shown(self.overview())
-            case AddSegment() | Trim():
-                raise ConfigError(option="request", value=None, why="this process applies; ask the one that captures")
-            case _:
-                assert_never(request)
+    @api.get("/state")
+    def state(self) -> OperationState:
+        """Return where it stands, and the error that took it offline."""
+        return self._operation.state()
 
-    def overview(self) -> Overview:
-        """Return all of it at this moment; what cannot be read is in its problems."""
-        return overview_of(self._gather(), self._operation.options, process=f"{self._host} pid {os.getpid()}")
+    @api.post("/online")
+    def online(self, asked: api.GoOnline) -> OperationState:
+        """Go online. Raises ConfigError where the order contradicts itself, StateError where it is not offline."""
+        order = order_of(asked)
+        before = None if asked.from_seqno is None else self._repositioning(asked.from_seqno)
+        self._operation.online(order, before=before)
+        return self.state()
 
-    def _reload(self, timeout_s: float) -> dict[str, Any]:
+    @api.post("/offline")
+    def offline(self, asked: api.GoOffline) -> OperationState:
+        """Go offline, after the target transactions under way or at once."""
+        self._operation.offline(immediate=asked.immediate)
+        return self.state()
+
+    @api.post("/wait", role=Role.READ)
+    def wait(self, asked: api.WaitFor) -> api.Waited:
+        """Wait until a seqno is applied, or for a state. Raises StateError where it cannot come."""
+        state, most = _state(asked.state), min(asked.timeout_s, WAIT_MOST_S)
+        came = self._operation.wait(applied=asked.applied, state=state, timeout_s=most)
+        return _also(api.Waited, self.state(), reached=came)
+
+    @api.post("/flush", role=Role.READ)
+    def flush(self, asked: api.Within) -> api.Flushed:
+        """Wait until everything that the log holds by now is in the target. Raises as `wait`."""
+        with open_readable(self._operation.options.log_dir) as reader:
+            seqno = reader.range().committed_seqno
+        came = self._operation.wait(applied=seqno, timeout_s=min(asked.timeout_s, WAIT_MOST_S))
+        return _also(api.Flushed, self.state(), seqno=seqno, reached=came)
+
+    @api.post("/reload")
+    def reload(self, asked: api.Within) -> api.Reloaded:
         """Go on by the plan that the file has now. Raises ConfigError, EngineError, StateError; all goes on then."""
         if self._reread is None:
             raise ConfigError(option="reload", value=None, why="the process was started without a configuration file")
         found = self._reread()
-        done = self._operation.replan(found.change, timeout_s=min(timeout_s, WAIT_MOST_S))
-        return {
-            **_shown(self._operation.state()),
-            "plan": done.end.value,
-            "before": _plan_shown(done.before),
-            "after": _plan_shown(done.after),
-            "seqno": done.seqno,
-            "at_restart": list(found.at_restart),
-        }
+        done = self._operation.replan(found.change, timeout_s=min(asked.timeout_s, WAIT_MOST_S))
+        return _also(
+            api.Reloaded,
+            self.state(),
+            plan=done.end,
+            before=_plan_shown(done.before),
+            after=_plan_shown(done.after),
+            seqno=done.seqno,
+            at_restart=found.at_restart,
+        )
 
-    def look(self, name: str | None) -> object:
-        """Return a view's tables as plain values, or, None, all of the status. Raises ConfigError for no such view."""
-        if name is None:
-            return msgspec.to_builtins(self.status())
-        found = next((one for one in VIEW_NAMES if one == name), None)
-        if found is None:
-            raise ConfigError(option="-name", value=name, why=f"one of {', '.join(VIEW_NAMES)}")
-        return json_form(view(found, pipeline_status(self._read(found))))
+    @api.get("/overview")
+    def overview(self) -> Overview:
+        """Return all of it at this moment; what cannot be read is in its problems."""
+        return overview_of(self._gather(), self._operation.options, process=f"{self._host} pid {os.getpid()}")
 
-    def status(self) -> PipelineStatus:
+    @api.get("/status/{name}")
+    def look(self, name: views.ViewName) -> list[Mapping[str, Any]]:
+        """Return a view's tables as plain values. Raises as `status`, ConfigError for no such view."""
+        if name not in views.VIEW_NAMES:
+            raise ConfigError(option="-name", value=name, why=f"one of {', '.join(views.VIEW_NAMES)}")
+        if name == "tasks":
+            status = self._read()
+        else:
+            status = self._gather(source_event_id=self._source_at() if name == "pipeline" else "")
+        return views.json_form(views.view(name, views.pipeline_status(views.needed_for(name, status))))
+
+    @api.get("/status")
+    def status(self) -> views.PipelineStatus:
         """Return all views of this moment, with rates, for which it is watched.
 
         Raises TargetUnavailableError, and what opening the log raises.
         """
-        return pipeline_status(self._read(None))
+        return views.pipeline_status(views.needed_for(None, self._read()))
 
-    def metrics(self) -> str:
-        """Return the same numbers as OpenMetrics."""
-        status = self._gather(watch_s=_RATE_S)
-        for problem in status.problems.values():
-            raise problem
-        return metrics_text(status)
+    def progress(self) -> OperationState:
+        """Return where it stands."""
+        return self._operation.state()
 
-    def _read(self, name: ViewName | None) -> Status:
-        """Return what a view shows, None: all of them. Raises what stands in the way of it."""
-        source_at = ""
-        if name in (None, "pipeline") and self._options.source_event_id is not None:
-            try:
-                source_at = self._options.source_event_id()
-            except TranlogError as exc:
-                logger.debug("the source does not tell where it stands: %s", exc)
-        watch_s = _RATE_S if name in (None, "tasks") else 0.0
-        return needed_for(name, self._gather(watch_s=watch_s, source_event_id=source_at))
+    def ready(self) -> str:
+        """Say why its channels do not all run; empty where they do."""
+        state = self._operation.state()
+        if state.state is State.ONLINE:
+            return ""
+        why = [trouble_text(one) for one in state.troubles] if state.pending is None else [state.pending.message]
+        return ": ".join([f"pipeline {state.pipeline} is {state.state}", *why])
+
+    def families(self) -> Iterable[Metric]:
+        """Return the pipeline's metrics. Raises what cannot be read."""
+        from tranlog.service.process.metrics import pipeline_families
+
+        with self._one_at_a_time:
+            status = self._gather()
+        return pipeline_families(views.needed_for(None, status))
+
+    def _read(self) -> Status:
+        """Return a reading with rates that began after it was asked for. Who asks during one shares the next."""
+        asked = next(self._tickets)
+        with self._one_at_a_time:
+            if self._watched is None or self._watched[0] < asked:
+                begun = next(self._tickets)
+                self._watched = begun, self._gather(watch_s=_RATE_S, source_event_id=self._source_at())
+            return self._watched[1]
+
+    def _source_at(self) -> str:
+        try:
+            return "" if self._options.source_event_id is None else self._options.source_event_id()
+        except TranlogError as exc:
+            logger.debug("the source does not tell where it stands: %s", exc)
+            return ""
 
     def _gather(self, *, watch_s: float = 0.0, source_event_id: str = "") -> Status:
         options = self._operation.options
@@ -252,10 +259,6 @@ class Operator:
             source=self._options.source,
             source_event_id=source_event_id,
         )
-
-    def _committed(self) -> Seqno:
-        with open_readable(self._operation.options.log_dir) as reader:
-            return reader.range().committed_seqno
 
     def _repositioning(self, seqno: int) -> Callable[[], None]:
         """Return what puts all channels in front of a seqno, the pipeline being offline."""
@@ -283,41 +286,85 @@ class Operator:
         return move
 
 
-def beat(name: str, heartbeat: Callable[[str], None] | None) -> dict[str, Any]:
-    """Put a heartbeat into the log. Raises ConfigError for a name that is none, or where this process writes no log."""
-    if not name or len(name.encode()) > HEARTBEAT_BYTES_MAX or not name.isprintable() or name == "*":
-        why = f"a heartbeat's name is 1 to {HEARTBEAT_BYTES_MAX} bytes, printable, and not *"
-        raise ConfigError(option="heartbeat", value=name, why=why)
-    if heartbeat is None:
-        why = "the process asked does not write the log; ask `tranlog run`, or the `tranlog capture` beside it"
-        raise ConfigError(option="heartbeat", value=name, why=why)
-    heartbeat(name)
-    return {"heartbeat": name}
+class Capturing(LogUpkeep):
+    """The part that captures into a log. `alone`: no pipeline beside it tells of the log."""
+
+    def __init__(self, log: Log, capture: Capture, source: SourceOptions | None = None, *, alone: bool = False) -> None:
+        super().__init__(log)
+        self._capture = capture
+        self._source = source
+        self._alone = alone
+        self._since_ms = round(time.time() * 1000)
+
+    @api.get("/capture")
+    def progress(self) -> api.CaptureState:
+        """Return what it captures, and what only its process knows of the log's index."""
+        return api.CaptureState(
+            pipeline=CAPTURE_NAME,
+            state="CAPTURING",
+            since_ms=self._since_ms,
+            in_flight=self._capture.status().in_flight,
+            index=extent_of(self.log.seqno_index),
+            reads=self.log.status().reads,
+        )
+
+    @api.post("/heartbeat")
+    def heartbeat(self, asked: api.Beat) -> dict[str, str]:
+        """Have a heartbeat put into the log. Raises ConfigError for a name that is none."""
+        name = asked.name
+        if not name or len(name.encode()) > HEARTBEAT_BYTES_MAX or not name.isprintable() or name == "*":
+            why = f"a heartbeat's name is 1 to {HEARTBEAT_BYTES_MAX} bytes, printable, and not *"
+            raise ConfigError(option="heartbeat", value=name, why=why)
+        self._capture.heartbeat(name)
+        return {"heartbeat": name}
+
+    def ready(self) -> str:
+        """Say why it does not capture; empty where it does."""
+        return "" if self._capture.begun else "the source has not started"
+
+    def families(self) -> Iterator[Metric]:
+        """Return the metrics of capture and source, and, alone, of the log. Raises what cannot be read of the log."""
+        from tranlog.service.process.metrics import capture_families, log_families
+
+        status, standing = self._capture.status(), None
+        found = gather(self.log.path, None, clock=SystemClock(), whole=True)
+        log = found.log
+        if log is None:
+            raise found.problems["log"]
+        if self._source is not None:
+            try:
+                standing = source_kind(self._source.kind).standing(self._source, log.last_event_id)
+            except SourceError as exc:
+                logger.debug("the source does not tell where it stands: %s", exc)
+        yield from capture_families(status, log, standing, asked=self._source is not None, now_ms=found.now_ms)
+        if self._alone:
+            yield from log_families(log, {"source_id": status.source_id})
 
 
-def order_of(request: GoOnline) -> OnlineOrder:
+def order_of(request: api.GoOnline) -> OnlineOrder:
     """Return the order that a request stands for. Raises ConfigError where it contradicts itself."""
-    limits: list[Limit] = []
-    if request.until_seqno is not None:
-        limits.append(UntilSeqno(seqno=Seqno(request.until_seqno)))
-    if request.until_gtid is not None:
-        try:
-            limits.append(UntilGtid(gtid=Gtid.parse(request.until_gtid)))
-        except ValueError as exc:
-            raise ConfigError(option="--until-gtid", value=request.until_gtid, why=str(exc)) from exc
-    if request.until_time_ms is not None:
-        limits.append(UntilTime(tstamp=request.until_time_ms))
-    if request.until_event is not None:
-        limits.append(UntilEvent(event_id=request.until_event))
-    if request.until_heartbeat is not None:
-        limits.append(UntilHeartbeat(name=request.until_heartbeat))
-    if len(limits) > 1:
-        raise ConfigError(option="--until-…", value=None, why="one limit at a time; the nearest would hide the others")
     for option, seqno in (("--until-seqno", request.until_seqno), ("--from-seqno", request.from_seqno)):
         if seqno is not None and seqno < 0:
             raise ConfigError(option=option, value=seqno, why="a seqno is 0 or more")
-    skip = SeqnoRanges() if request.skip_seqno is None else SeqnoRanges.parse(request.skip_seqno)
-    return OnlineOrder(limit=limits[0] if limits else None, leave_out=skip)
+    wanted: list[tuple[Callable[[Any], limits.Limit], object]] = [
+        (lambda seqno: limits.UntilSeqno(seqno=Seqno(seqno)), request.until_seqno),
+        (lambda text: limits.UntilGtid(gtid=_gtid(text)), request.until_gtid),
+        (lambda ms: limits.UntilTime(tstamp=ms), request.until_time_ms),
+        (lambda event_id: limits.UntilEvent(event_id=event_id), request.until_event),
+        (lambda name: limits.UntilHeartbeat(name=name), request.until_heartbeat),
+    ]
+    given = [make(value) for make, value in wanted if value is not None]
+    if len(given) > 1:
+        raise ConfigError(option="--until-…", value=None, why="one limit at a time; the nearest would hide the others")
+    skip = limits.SeqnoRanges() if request.skip_seqno is None else limits.SeqnoRanges.parse(request.skip_seqno)
+    return OnlineOrder(limit=given[0] if given else None, leave_out=skip)
+
+
+def _gtid(text: str) -> Gtid:
+    try:
+        return Gtid.parse(text)
+    except ValueError as exc:
+        raise ConfigError(option="--until-gtid", value=text, why=str(exc)) from exc
 
 
 def parse_time(text: str) -> int:
@@ -343,10 +390,40 @@ def _plan_shown(plan: ShardPlan) -> dict[str, Any]:
     return {"channels": plan.channels, **json.loads(plan.text())}
 
 
-def _shown(state: OperationState | Overview) -> dict[str, Any]:
-    shown = msgspec.to_builtins(state)
-    assert isinstance(shown, dict)
-    return shown
+def _also(kind: type[StateT], state: OperationState, **more: Any) -> StateT:
+    """Return a state with what else is told."""
+    told: dict[str, Any] = {one.name: getattr(state, one.name) for one in fields(state)}
+    return kind(**told, **more)
+
+
+@contextlib.contextmanager
+def _served(
+    parts: Sequence[api.Part],
+    sockets: Sequence[tuple[str, bool]],
+    log_dir: str,
+    options: OperatingOptions,
+    runtime: str | None,
+) -> Iterator[Server]:
+    """Serve parts while the block runs: at a socket for each name, with whether it is taken over, and at the ports.
+
+    A log beside which no socket can be goes without one.
+    """
+    from tranlog.service.process.server import Server, open_port, open_socket  # for those who serve
+
+    with contextlib.ExitStack() as opened:
+        doors: list[Door] = []
+        for option, address, most in options.ports:
+            doors.append(open_port(option, address, options.exposure, most=most))
+            opened.callback(doors[-1].close)
+        for name, take_over in sockets:
+            paths = socket_paths(log_dir, name, runtime_dir=runtime)
+            try:
+                doors.append(open_socket(paths, pipeline=name, take_over=take_over))
+            except ConfigError as exc:
+                logger.warning("this process cannot be operated from outside why=%s", exc)
+            else:
+                opened.callback(doors[-1].close)
+        yield opened.enter_context(Server(parts, doors))
 
 
 @contextlib.contextmanager
@@ -356,61 +433,33 @@ def operated(
     options: OperatingOptions,
     *,
     runtime_dir: str | None,
-    heartbeat: Callable[[str], None] | None = None,
+    capturing: Capturing | None = None,
     reread: Callable[[], ReadAgain] | None = None,
 ) -> Iterator[Operator]:
-    """Serve a pipeline's endpoint and metrics while the block runs; `heartbeat` and `reread` are `Operator`'s.
+    """Serve a pipeline's process while the block runs; `capturing`: it captures too. `reread` is `Operator`'s.
 
     Raises LogMissingError, ConfigError where the rule forbids a port or it is taken, PipelineHeldError where another
-    process has the endpoint. A log beside which no socket can be only goes without one.
+    process has the pipeline's socket.
     """
-    options.check()
-    operator = Operator(operation, log_options, options, heartbeat=heartbeat, reread=reread)
+    operator = Operator(operation, log_options, options, reread=reread)
     apply = operation.options
-    if not os.path.isdir(apply.log_dir):  # the endpoint's folder is not what creates it
+    if not os.path.isdir(apply.log_dir):  # the socket's folder is not what creates it
         raise LogMissingError(path=apply.log_dir, why="the directory does not exist")
-    with contextlib.ExitStack() as opened:
-        if options.control is None:
-            paths = socket_paths(apply.log_dir, apply.pipeline, runtime_dir=runtime_dir)
-            try:
-                opened.enter_context(
-                    open_socket(paths, operator.handle, pipeline=apply.pipeline, take_over=apply.take_over)
-                )
-            except ConfigError as exc:
-                logger.warning("this pipeline cannot be operated from outside why=%s", exc)
-        elif options.control != "off":
-            control = ControlOptions(address=options.control, exposure=options.exposure)
-            opened.enter_context(open_port(control, operator.handle))
-        if options.metrics is not None:
-            opened.enter_context(MetricsServer.open(options.metrics, options.exposure, operator.metrics))
+    parts: list[api.Part] = [operator] if capturing is None else [operator, capturing]
+    sockets = [(apply.pipeline, apply.take_over)] + ([] if capturing is None else [(CAPTURE_NAME, True)])
+    with _served(parts, sockets, apply.log_dir, options, runtime_dir):
         yield operator
 
 
 @contextlib.contextmanager
-def capture_endpoint(log: Log, capture: Capture, *, runtime_dir: str | None) -> Iterator[ControlServer | None]:
-    """Serve the endpoint of whoever captures into a log while the block runs: state, heartbeats, the log's upkeep."""
-    began = round(time.time() * 1000)
+def capture_endpoint(
+    capturing: Capturing, *, runtime_dir: str | None, options: OperatingOptions | None = None
+) -> Iterator[Server]:
+    """Serve the process of whoever captures into a log while the block runs.
 
-    def handle(request: Request) -> dict[str, Any]:
-        match request:
-            case Beat(name=name):
-                return beat(name, capture.heartbeat)
-            case GetState():
-                part = msgspec.to_builtins(capture.status().in_flight)
-                told = {"pipeline": CAPTURE_NAME, "state": "CAPTURING", "since_ms": began, "in_flight": part}
-                return told | tell_index(log)
-            case AddSegment() | Trim():
-                return carry_out(log, request)
-            case _:
-                raise ConfigError(option="request", value=None, why="this process captures; ask the one that applies")
-
-    paths = socket_paths(log.path, CAPTURE_NAME, runtime_dir=runtime_dir)
-    try:
-        # The log's lock is held: whoever answered here before is not writing it any more.
-        server = open_socket(paths, handle, pipeline=CAPTURE_NAME, take_over=True)
-    except ConfigError as exc:
-        logger.warning("this capture takes no heartbeats and no orders for its log why=%s", exc)
-        yield None
-        return
-    with server:
+    Raises ConfigError where the rule forbids a port or it is taken. The log's lock is held: whoever had the socket
+    before is not writing it any more.
+    """
+    given = options or OperatingOptions()
+    with _served([capturing], [(CAPTURE_NAME, True)], capturing.log.path, given, runtime_dir) as server:
         yield server

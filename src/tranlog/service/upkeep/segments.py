@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from tranlog.clock import Clock, SystemClock
@@ -28,13 +29,13 @@ from tranlog.log.files.spilled import SpillStat
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.lookup import OtherEpoch, find_gtid, parse_time
 from tranlog.log.reading.reader import LogReader
-from tranlog.log.rules.retention import UpToSeqno, UpToTime
 from tranlog.service.config.config import find_log
 from tranlog.service.frame.command import AsJson, Progress, confirm, new_app, print_json, require_command, say
 from tranlog.service.frame.exits import ExitCode
-from tranlog.service.process.client import runtime_dir
-from tranlog.service.process.log_index import IndexExtent, WriterIndex, ask_writer, index_lines, stored_extent
-from tranlog.service.process.upkeep import Trimmed, upkeep_of
+from tranlog.service.process.api import Trim, Trimmed
+from tranlog.service.process.client import capture_state
+from tranlog.service.process.log_index import IndexExtent, WriterIndex, index_lines, stored_extent
+from tranlog.service.process.upkeep import upkeep_of
 
 _REPORT_EVERY: Final = 4096
 
@@ -301,7 +302,7 @@ def extent(ctx: typer.Context, directory: Directory = None, as_json: AsJson = Fa
     path = log_of(ctx, directory)
     with LogReader.open(path) as reader, Progress() as progress:
         found = log_extent(reader, clock=SystemClock(), report=progress.update)
-    writer = ask_writer(path, runtime_dir=runtime_dir())
+    writer = capture_state(path)
     if as_json:
         print_json(extent_json(found, writer))
     else:
@@ -321,7 +322,7 @@ def add(ctx: typer.Context, directory: Directory = None, as_json: AsJson = False
     Example:
       tranlog log add
     """
-    with upkeep_of(log_of(ctx, directory), runtime_dir=runtime_dir()) as upkeep:
+    with upkeep_of(log_of(ctx, directory)) as upkeep:
         done = upkeep.add()
     if as_json:
         print_json({"added": done.added, "closed": done.closed})
@@ -367,34 +368,34 @@ def trim(
       tranlog log trim --to-time '2014-02-03 21:04:47.494' -y
     """
     path = log_of(ctx, directory)
-    limit = _limit(to_gtid=to_gtid, to_time=to_time, hard=past_holds)
-    if isinstance(limit, UpToSeqno) and to_gtid is not None:
+    asked = _asked(to_gtid=to_gtid, to_time=to_time, hard=past_holds)
+    if to_gtid is not None:
         with LogReader.open(path) as reader:
             found = find_gtid(reader, Gtid.parse(to_gtid))
             if isinstance(found, OtherEpoch):
                 say(f"{found.wanted} is not of this log: seqno {found.wanted.seqno} is {found.found.gtid} here")
                 return ExitCode.CHECK_FAILED
-    with upkeep_of(path, runtime_dir=runtime_dir()) as upkeep, Progress() as progress:
-        plan = upkeep.trim(limit, dry_run=True)
+    with upkeep_of(path) as upkeep, Progress() as progress:
+        plan = upkeep.trim(msgspec.structs.replace(asked, dry_run=True))
         _tell(plan)
         if plan.gone and not dry_run:
             if not yes:
                 confirm(f"Remove {len(plan.gone)} segments, {plan.bytes} bytes, up to seqno {plan.up_to}, of {path}?")
             progress.update(f"trim: removing {len(plan.gone)} segments")
-            plan = upkeep.trim(limit, dry_run=False)
+            plan = upkeep.trim(asked)
     _show(plan, dry_run=dry_run, as_json=as_json)
     return ExitCode.CHECK_FAILED if plan.kept_for else ExitCode.DONE
 
 
-def _limit(*, to_gtid: str | None, to_time: str | None, hard: bool) -> UpToSeqno | UpToTime:
+def _asked(*, to_gtid: str | None, to_time: str | None, hard: bool) -> Trim:
     try:
         match to_gtid, to_time:
             case str(), None:
                 gtid = Gtid.parse(to_gtid)
-                return UpToSeqno(seqno=gtid.seqno, told=str(gtid), hard=hard)
+                return Trim(to_seqno=gtid.seqno, told=str(gtid), hard=hard)
             case None, str():
                 at_ms = parse_time(to_time)
-                return UpToTime(at_ms=at_ms, told=f"{time_text(at_ms)} UTC", hard=hard)
+                return Trim(to_time_ms=at_ms, told=f"{time_text(at_ms)} UTC", hard=hard)
     except ValueError as exc:
         raise typer.BadParameter(str(exc), param_hint="--to-time" if to_gtid is None else "--to-gtid") from exc
     raise typer.BadParameter("give one of --to-gtid and --to-time", param_hint="--to-gtid")
