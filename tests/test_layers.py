@@ -78,7 +78,7 @@ PURE = {
     "tranlog.target.batches",
     "tranlog.target.dialect",
     "tranlog.target.recorded",
-    "tranlog.target.text_forms",
+    "tranlog.text_forms",
     "tranlog.target.sqlite_dialect",
     "tranlog.target.postgres_dialect",
     "tranlog.target.mariadb_dialect",

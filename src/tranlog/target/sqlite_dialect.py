@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 from tranlog.change import Column, Op, TableMap
 from tranlog.target.binding import BoundColumn, Form, MismatchError, Row, TargetColumn, UnfitError
 from tranlog.target.dialect import Dialect
-from tranlog.target.text_forms import TEXT_OF, round_f32, text_reader
+from tranlog.text_forms import TEXT_OF, round_f32, text_reader
 from tranlog.types import F32, CharsetBytes, LogicalType, Other, Value
 
 INTEGER, TEXT, NONE, REAL, NUMERIC = "integer", "text", "none", "real", "numeric"

@@ -1,4 +1,4 @@
-"""Values as text and back: the forms in which a target stores what it has no type of its own for.
+"""Values as text and back: how a database spells a value, and how a target stores what it has no type of its own for.
 
 Owns one text per value and its inverse. Leaves to the dialects which column takes text at all. The hard idea: a text
 says nothing of its tag, so it is read back by the logical type of its column; what that column's source could not
