@@ -66,7 +66,7 @@ from tranlog.source.mariadb.types import (
     table_map,
     types_in_binlog,
 )
-from tranlog.source.mariadb.waiting import WaitingEvents
+from tranlog.source.waiting import WaitingEvents
 from tranlog.source.packer import TransactionPacker
 from tranlog.statements import StatementKind, databases_named, statement_kind
 
