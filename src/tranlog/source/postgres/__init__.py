@@ -1,0 +1,1 @@
+"""PostgreSQL as a source: what its output plugin sends, as transactions and values of ours."""
