@@ -18,6 +18,7 @@ from tranlog.source.source import Source, TableReader
 KINDS: Final = {
     "sqlite": "tranlog.source.sqlite.kind",
     "mariadb": "tranlog.source.mariadb.kind",
+    "postgres": "tranlog.source.postgres.kind",
     "thl": "tranlog.capture.thl_source",
 }
 """Kind, as the configuration names it, to the module whose `KIND` it is."""

@@ -159,9 +159,9 @@ def open_target(options: TargetOptions) -> Target:
         from tranlog.target.mariadb import MariadbSession
 
         return open_database(options, _dialect(options.kind), MariadbSession, where=read_url(options.dsn).describe())
-    from tranlog.target.postgres import PostgresSession, describe_dsn
+    from tranlog.target.postgres import PostgresSession, where_of
 
-    return open_database(options, _dialect(options.kind), PostgresSession, where=describe_dsn(options.dsn))
+    return open_database(options, _dialect(options.kind), PostgresSession, where=where_of(options))
 
 
 def has_sequences(kind: TargetKind) -> bool:

@@ -166,7 +166,7 @@ def locate(
 def init(
     ctx: typer.Context,
     source: Annotated[
-        Literal["sqlite", "mariadb"], typer.Option("--source", "-source", help="The kind of source.")
+        Literal["sqlite", "mariadb", "postgres"], typer.Option("--source", "-source", help="The kind of source.")
     ] = "sqlite",
     target: Annotated[
         Literal["sqlite", "postgres", "mariadb", "null"],

@@ -22,7 +22,7 @@ from tranlog.service.config.config import GROUP_KEYS, PipelineOptions
 from tranlog.source.kinds import SourceKind, source_kind
 from tranlog.target.options import TargetKind, TargetOptions
 
-SOURCES: Final = ("sqlite", "mariadb")
+SOURCES: Final = ("sqlite", "mariadb", "postgres")
 TARGETS: Final = ("sqlite", "postgres", "mariadb", "null")
 
 _HEAD: Final = """\
@@ -148,7 +148,7 @@ channels = 4
 """
 
 
-def template(*, service: str, source: Literal["sqlite", "mariadb"], target: TargetKind) -> str:
+def template(*, service: str, source: Literal["sqlite", "mariadb", "postgres"], target: TargetKind) -> str:
     """Return the text of a configuration file."""
     kind = source_kind(source)
     text = _HEAD + kind.template + _LOG + _TARGET[target] + _TAIL

@@ -66,8 +66,8 @@ from tranlog.source.mariadb.types import (
     table_map,
     types_in_binlog,
 )
-from tranlog.source.waiting import WaitingEvents
 from tranlog.source.packer import TransactionPacker
+from tranlog.source.waiting import WaitingEvents
 from tranlog.statements import StatementKind, databases_named, statement_kind
 
 logger = logging.getLogger(__name__)
