@@ -42,6 +42,7 @@ from tranlog.types import (
 
 _F32: Final = struct.Struct(">f")
 _DAY_MICROS: Final = 86_400_000_000
+_MICROS_MAX: Final = (1 << 63) - 1
 _DATE: Final = re.compile(r"(\d{4,})-(\d\d)-(\d\d)( BC)?")
 _DATETIME: Final = re.compile(r"(\d{4,})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(\.\d{1,6})?(\+00)?( BC)?")
 _TIME: Final = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(\.\d{1,6})?")
@@ -110,6 +111,8 @@ def _read_moment(text: str, *, zone: bool) -> Value | None:
         return None
     seconds = int(found[4]) * 3600 + int(found[5]) * 60 + int(found[6])
     micros = days * _DAY_MICROS + seconds * 1_000_000 + _micros(found[7])
+    if micros > _MICROS_MAX:  # PostgreSQL counts from 2000, and so gets 29 years further
+        return None
     return Instant(micros) if zone else Datetime(micros)
 
 

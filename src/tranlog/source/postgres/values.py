@@ -28,12 +28,11 @@ from tranlog.payload import (
     encode_value,
 )
 from tranlog.text_forms import text_reader
-from tranlog.types import F32, CharsetBytes, Datetime, Instant, LogicalType, Other, Value
+from tranlog.types import F32, CharsetBytes, Instant, LogicalType, Value
 
 _DOUBLE: Final = struct.Struct(">d")
 _TIE_BITS: Final = (1 << 29) - 1
 _TIE: Final = 1 << 28
-_MICROS_MAX: Final = (1 << 63) - 1
 
 
 class PostgresType(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,17 +116,8 @@ def value_reader(column: Column) -> Callable[[bytes], Value]:
             return float
         case LogicalType.DECIMAL:
             return lambda raw: _decimal(raw.decode())
-    read, source_type = text_reader(column), column.source_type
-
-    def read_text(raw: bytes) -> Value:
-        text = raw.decode()
-        value = read(text)
-        # The server counts from 2000, and so gets 29 years further.
-        if isinstance(value, Datetime | Instant) and value.micros > _MICROS_MAX:
-            return Other(source_type, text)
-        return value
-
-    return read_text
+    read = text_reader(column)
+    return lambda raw: read(raw.decode())
 
 
 def value_encoder(column: Column) -> Callable[[bytes], bytes]:
