@@ -247,6 +247,8 @@ def _source_lines(source: SourceState, now: int) -> Iterator[str]:
         yield f"          capture is {part_text(source.in_flight)}, for {_seconds(now - source.in_flight.began_at)}"
     if source.waiting is not None:
         yield f"          outbox: {source.waiting} transactions, {_size(source.retained_bytes or 0)}"
+    elif source.retained_bytes is not None:
+        yield f"          slot: keeps {_size(source.retained_bytes)} of WAL"
 
 
 def _log_lines(log: LogState, now: int) -> Iterator[str]:
