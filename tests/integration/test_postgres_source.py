@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
@@ -9,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -17,6 +19,7 @@ from fix_mariadb_source import Replica
 from fix_postgres_source import LOGICAL, PostgresFollower, options_for, run, selected, slot_lsn
 from tranlog.change import Op, Statement
 from tranlog.errors import PositionLostError, SourceSetupError, SourceUnavailableError, UnsupportedEventError
+from tranlog.service.commands import cli
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.postgres import PostgresSource
 from tranlog.source.postgres.position import WalPosition, parse_lsn
@@ -747,3 +750,48 @@ def test_the_table_reader_sees_what_capture_carries(
     replica = Replica()
     replica.apply(one)
     replica.assert_equals(tables)
+
+
+def test_what_was_made_is_listed_and_taken_away(
+    server: PostgresServer,
+    database: str,
+    follow_postgres: Follow,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not while it is followed, and neither another log's slot nor a publication that was given."""
+    options = options_for(server, database, source_id=database, slot=f"a_{database}", ddl_capture="event_trigger")
+    run(server, database, "CREATE PUBLICATION given")
+    run(server, database, f"SELECT pg_create_logical_replication_slot('b_{database}', 'pgoutput')")
+    follower = follow_postgres(options)
+    conf = tmp_path / "tranlog.toml"
+    conf.write_text(
+        f'[service]\nname = "{database}"\n[source]\nkind = "postgres"\ndsn = "{options.dsn}"\n'
+        f'slot = "a_{database}"\n[log]\ndir = "log"\n'
+    )
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = int(cli.main(["--conf", str(conf), "source", *arguments]))
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    code, out, err = call("uninstall", "-y")
+    assert code == 4 and f"the slot a_{database} is followed by process" in err and out == ""
+    follower.source.close()
+    deadline = time.monotonic() + 10
+    while server.execute("SELECT FROM pg_replication_slots WHERE active AND database = %s", (database,)):
+        assert time.monotonic() < deadline
+    code, out, _ = call("list")
+    assert code == 0 and [line.split("  ")[:2] for line in out.splitlines()] == [
+        ["slot", f"a_{database}"],
+        ["slot", f"b_{database}"],
+        ["publication", f"a_{database}"],
+        ["event trigger", "tranlog_ddl"],
+        ["event trigger", "tranlog_ddl_drop"],
+    ]
+    assert "nobody follows it, keeps" in out and "(not of this configuration)" in out.splitlines()[1]
+    code, out, _ = call("uninstall", "-y", "--json")
+    assert code == 0 and len(json.loads(out)["installed"]) == 4
+    code, out, _ = call("list")
+    assert code == 0 and [line.split("  ")[1] for line in out.splitlines()] == [f"b_{database}"]
+    assert server.execute("SELECT pubname FROM pg_publication", database=database) == [("given",)]

@@ -52,6 +52,7 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     now_at: str = ""
     waiting: int | None = None
     retained_bytes: int | None = None
+    note: str = ""
     in_flight: PartRead | None = None
 
 
@@ -249,6 +250,8 @@ def _source_lines(source: SourceState, now: int) -> Iterator[str]:
         yield f"          outbox: {source.waiting} transactions, {_size(source.retained_bytes or 0)}"
     elif source.retained_bytes is not None:
         yield f"          slot: keeps {_size(source.retained_bytes)} of WAL"
+    if source.note:
+        yield f"          {source.note}"
 
 
 def _log_lines(log: LogState, now: int) -> Iterator[str]:

@@ -26,6 +26,7 @@ OLDEST_VERSION: Final = 140000
 _SYSTEM_SCHEMAS: Final = "n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'"
 TRIGGER: Final = "tranlog_ddl"
 """The name of the event trigger that records DDL, and of its function's schema."""
+PUBLICATION_COMMENT: Final = "made by tranlog"
 
 _SLOT: Final = """
 SELECT plugin, database, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''), active_pid, temporary,
@@ -281,6 +282,7 @@ class PostgresCatalog:
         self._control.rows("BEGIN")
         try:
             self._control.rows(f"CREATE PUBLICATION {quoted(options.publication_name)} FOR {what}{more}")
+            self._control.rows(f"COMMENT ON PUBLICATION {quoted(options.publication_name)} IS '{PUBLICATION_COMMENT}'")
             self.check_tables()
             self._control.rows("COMMIT")
         except BaseException:

@@ -7,9 +7,10 @@ from contextlib import closing
 from typing import Any, ClassVar, Final
 
 from tranlog.shard import ShardRule, ShardRuleKind
-from tranlog.source.kinds import Settings, SourceKind, SourceStanding, take_shard_rule
+from tranlog.source.kinds import Settings, SourceKind, SourceObject, SourceStanding, take_shard_rule
 from tranlog.source.postgres.catalog import PostgresCatalog
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
+from tranlog.source.postgres.installed import list_installed, uninstall
 from tranlog.source.postgres.source import PostgresSource
 from tranlog.source.postgres.tables import PostgresTables
 
@@ -69,7 +70,29 @@ identity = "full"  # "full" demands REPLICA IDENTITY FULL of each table, "set" s
     def standing(self, options: PostgresSourceOptions, captured: str) -> SourceStanding:
         with closing(PostgresControl(options)) as control:
             catalog = PostgresCatalog(options, control)
-            return SourceStanding(now_at=catalog.current_lsn(), retained_bytes=catalog.retained_bytes())
+            slot, kept = catalog.slot(), catalog.retained_bytes()
+            note = slot_note(options, "" if slot is None else slot.wal_status, kept)
+            return SourceStanding(now_at=catalog.current_lsn(), retained_bytes=kept, note=note)
+
+    def installed(self, options: PostgresSourceOptions) -> list[SourceObject]:
+        return list_installed(options)
+
+    def uninstall(self, options: PostgresSourceOptions) -> list[SourceObject]:
+        return uninstall(options)
 
 
 KIND: Final = PostgresKind()
+
+
+def slot_note(options: PostgresSourceOptions, wal_status: str, kept: int | None) -> str:
+    """Return what an operator should know; `wal_status` as pg_replication_slots has it, `kept` None: no slot."""
+    notes = []
+    if kept is None:
+        notes.append(f"There is no slot {options.slot_name}.")
+    elif wal_status in ("unreserved", "lost"):
+        notes.append(f"The slot's WAL is {wal_status}: it passed max_slot_wal_keep_size.")
+    elif kept >= options.retained_warn_bytes:
+        notes.append("The slot fills the source's disk: capture must run and reach its log.")
+    if options.identity == "key":
+        notes.append('identity = "key": there are no before images, and conflicts are judged by key alone.')
+    return " ".join(notes)
