@@ -58,7 +58,7 @@ def test_single_messages(fuzz: Fuzz) -> None:
             if isinstance(message, RowMessage):
                 layout = tables.layouts.get(message.relation) or next(iter(tables.layouts.values()))
                 builder = PayloadBuilder()
-                builder.add_encoded(layout.table, *encode_change(layout, raw, message))
+                builder.add_encoded(layout.table, *encode_change(layout, raw, message.at))
                 decode(builder.take())
         except (MessageFormatError, NoBeforeImageError):
             pass
@@ -89,7 +89,7 @@ def test_transactions(fuzz: Fuzz) -> None:
                         assert isinstance(row, RowMessage)
                         layout = tables.layouts.get(row.relation)
                         if layout is not None:
-                            builder.add_encoded(layout.table, *encode_change(layout, kept, row))
+                            builder.add_encoded(layout.table, *encode_change(layout, kept, row.at))
                 decode(builder.take())
                 whole.messages.close()
         except (MessageFormatError, NoBeforeImageError):

@@ -45,7 +45,7 @@ def changes(name: str, table: str, *, by_key: bool = True) -> list[RowChange]:
             assert isinstance(row, RowMessage)
             layout = tables.layouts[row.relation]
             if layout.table.table == table:
-                builder.add_encoded(layout.table, *encode_change(layout, raw, row))
+                builder.add_encoded(layout.table, *encode_change(layout, raw, row.at))
     found = decode(builder.take()).changes
     return [one for one in found if isinstance(one, RowChange)]
 
@@ -103,7 +103,7 @@ def test_a_row_of_another_shape_is_one_error() -> None:
         message = parse_message(row)
         assert isinstance(message, RowMessage)
         with pytest.raises(MessageFormatError):
-            encode_change(layout, row, message)
+            encode_change(layout, row, message.at)
 
 
 def typed(

@@ -23,7 +23,6 @@ from tranlog.source.postgres.messages import (
     MessageFormatError,
     OriginMessage,
     RelationMessage,
-    RowMessage,
     TruncateMessage,
     TypeMessage,
     parse_message,
@@ -126,13 +125,14 @@ class FragmentMaker:
     def _row(
         self, raw: bytes, group: WholeTransaction, before: WalPosition, event_id: str, tstamp: int
     ) -> Fragment | None:
-        row = parse_message(raw, streamed=group.streamed)
-        assert isinstance(row, RowMessage)
-        layout = self._relations.layout(row.relation)
+        # Read here, not by parse_message: this runs for every row.
+        head = 5 if group.streamed else 1
+        relation = int.from_bytes(raw[head : head + 4], "big")
+        layout = self._relations.layout(relation)
         if layout is None:
-            raise MessageFormatError(f"a row of table {row.relation}, which was not defined")
+            raise MessageFormatError(f"a row of table {relation}, which was not defined")
         try:
-            op, images = encode_change(layout, raw, row)
+            op, images = encode_change(layout, raw, head + 4)
         except NoBeforeImageError as exc:
             table = quoted_table(layout.table.schema, layout.table.table)
             raise UnsupportedEventError(

@@ -91,7 +91,7 @@ class _Open:
 
 
 _ANNOUNCING: Final = (b"R", b"Y")
-_KEPT: Final = frozenset(b"IUDRYTMO")
+_KEPT: Final = frozenset({b"I", b"U", b"D", b"R", b"Y", b"T", b"M", b"O"})
 
 
 class TransactionAssembler:
@@ -132,7 +132,7 @@ class TransactionAssembler:
 
     def feed(self, raw: bytes) -> WholeTransaction | LogicalMessage | None:
         """Take the next message; return the transaction that it completes, or a message that belongs to none."""
-        if raw[:1] and raw[0] in _KEPT:
+        if raw[:1] in _KEPT:
             return self._keep(raw)
         message = parse_message(raw, streamed=self._in_stream)
         match message:
@@ -203,10 +203,9 @@ class TransactionAssembler:
                 raise MessageFormatError(f"a message {raw[:1]!r} outside of a transaction")
         if raw[0] == _RELATION:
             one.announces = True
-        before = one.messages.memory
         one.messages.append(raw)
         one.size += len(raw)
-        self._held += one.messages.memory - before
+        self._held += len(raw)
         if one.size > self._limit:
             raise UnsupportedEventError(
                 what=f"transaction {self._xid} has {one.size} bytes so far, and the option transaction_bytes_max "
@@ -220,10 +219,9 @@ class TransactionAssembler:
 
     def _spill(self) -> None:
         """Move the transaction that holds most out of memory."""
-        everyone = [*self._streamed.values(), *([] if self._current is None else [self._current])]
-        largest = max(everyone, key=lambda one: one.messages.memory)
-        self._held -= largest.messages.memory
-        largest.messages.spill()
+        everyone = {id(one): one for one in (*self._streamed.values(), self._current) if one is not None}.values()
+        max(everyone, key=lambda one: one.messages.memory).messages.spill()
+        self._held = sum(one.messages.memory for one in everyone)
 
     def _whole(self, one: _Open, end: CommitMessage, *, xid: int, streamed: bool) -> WholeTransaction:
         self._held -= one.messages.memory

@@ -127,7 +127,7 @@ def value_encoder(column: Column) -> Callable[[bytes], bytes]:
         case LogicalType.TEXT if not _pads(column):
             return _encode_text
         case LogicalType.INTEGER:
-            return lambda raw: encode_int(int(raw))
+            return _encode_integer
         case LogicalType.F64:
             return lambda raw: encode_float(float(raw))
         case LogicalType.DECIMAL:
@@ -155,6 +155,10 @@ def _text(raw: bytes) -> Value:
         return raw.decode()
     except UnicodeDecodeError:  # of a database whose encoding is SQL_ASCII
         return CharsetBytes("SQL_ASCII", raw)
+
+
+def _encode_integer(raw: bytes) -> bytes:
+    return encode_int(int(raw))
 
 
 def _encode_text(raw: bytes) -> bytes:
