@@ -26,6 +26,7 @@ OLDEST_VERSION: Final = 140000
 _SYSTEM_SCHEMAS: Final = "n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'"
 TRIGGER: Final = "tranlog_ddl"
 """The name of the event trigger that records DDL, and of its function's schema."""
+TRIGGERS: Final = (TRIGGER, f"{TRIGGER}_drop")
 PUBLICATION_COMMENT: Final = "made by tranlog"
 
 _SLOT: Final = """
@@ -291,7 +292,10 @@ class PostgresCatalog:
         logger.info("A publication was made. name=%s", options.publication_name)
 
     def make_trigger(self) -> None:
-        """Make the event trigger that records DDL."""
+        """Make the event triggers that record DDL, where one of them is missing."""
+        found = self._control.rows("SELECT FROM pg_event_trigger WHERE evtname = ANY ($1::name[])", (list(TRIGGERS),))
+        if len(found) == len(TRIGGERS):
+            return
         for statement in _MAKE_TRIGGER:
             self._control.rows(statement)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from tranlog.errors import SourceSetupError
 from tranlog.source.kinds import SourceObject
-from tranlog.source.postgres.catalog import PUBLICATION_COMMENT, TRIGGER, quoted
+from tranlog.source.postgres.catalog import PUBLICATION_COMMENT, TRIGGER, TRIGGERS, quoted
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
 
 _SLOTS: Final = """
@@ -45,7 +45,7 @@ def _found(control: PostgresControl, options: PostgresSourceOptions) -> list[Sou
         found.append(
             SourceObject(kind="publication", name=name, configured=name == options.publication_name, state=state)
         )
-    for (name,) in control.rows(_TRIGGERS, ([TRIGGER, f"{TRIGGER}_drop"],)):
+    for (name,) in control.rows(_TRIGGERS, (list(TRIGGERS),)):
         found.append(SourceObject(kind="event trigger", name=name, configured=True, state="records DDL"))
     return found
 

@@ -195,10 +195,18 @@ class PostgresSource:
             self._catalog.make_trigger()
 
     def _wait_for_slot(self) -> None:
-        """Wait for the reader that a lost connection or a killed capture left. Raises SourceSetupError."""
-        end = self._clock.monotonic() + self.options.connect_timeout_s
+        """Wait for the reader that a lost connection or a killed capture left.
+
+        Raises SourceSetupError; SourceUnavailableError where `stop` came first.
+        """
+        # After a lost connection it is most likely ours, until the server finds out.
+        options = self.options
+        patience_s = options.connect_timeout_s if self._retry.lost_at is None else options.reconnect_s
+        end = self._clock.monotonic() + patience_s
         while (slot := self._catalog.slot()) is not None and slot.active_pid is not None:
-            if self._clock.monotonic() >= end or self._stopping:
+            if self._stopping:
+                raise SourceUnavailableError(where=self.options.where, why="the slot is in use, and capture is to stop")
+            if self._clock.monotonic() >= end:
                 who = self._catalog.reader_of_slot(slot.active_pid)
                 raise SourceSetupError(
                     why=f"the slot {self.options.slot_name} at {self.options.where} is in use by process {who}",
