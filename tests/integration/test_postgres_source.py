@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -136,7 +137,10 @@ def test_large_transactions_are_streamed_in_bounded_memory(
 def test_replay_finds_every_before_image(
     server: PostgresServer, database: str, follow_postgres: Follow, request: pytest.FixtureRequest
 ) -> None:
-    """Six writers with savepoints, wide values and keys that move; what is replayed is what SELECT shows."""
+    """Six writers with savepoints, wide values, keys that move: at each marked place the replay is what SELECT showed.
+
+    For a mark the writers are held between two transactions.
+    """
     run(
         server,
         database,
@@ -147,41 +151,62 @@ def test_replay_finds_every_before_image(
     options = options_for(server, database, identity="set")
     follower = follow_postgres(options)
     seed = random.randrange(1 << 32)
-    rounds = 60 if request.config.getoption("--soak") else 15
-    threads = [threading.Thread(target=write_at_random, args=(server, database, seed + n, rounds)) for n in range(6)]
+    marks = 200 if request.config.getoption("--soak") else 8
+    ended = threading.Event()
+    gates = [threading.Lock() for _ in range(6)]
+    threads = [
+        threading.Thread(target=write_at_random, args=(server, database, seed + number, gate, ended))
+        for number, gate in enumerate(gates)
+    ]
     for thread in threads:
         thread.start()
-    replica, applied = Replica(), 0
-    while any(thread.is_alive() for thread in threads):
-        follower.read(0.1)
-    run(server, database, "INSERT INTO b (x, y) VALUES (-1, 'the end')")
-    while not any(change.after and change.after[0] == -1 for t in follower.transactions[-1:] for change in t.rows):
+    shown = []
+    for number in range(marks):
+        follower.read(0.3)
+        with contextlib.ExitStack() as held:
+            for gate in gates:
+                held.enter_context(gate)
+            run(server, database, f"SELECT pg_logical_emit_message(true, 'mark', '{number}')")
+            shown.append(selected(options))
+    ended.set()
+    for thread in threads:
+        thread.join()
+    deadline = time.monotonic() + 60
+    while not any(one.metadata.get("message mark") == str(marks - 1) for one in follower.transactions):
+        assert time.monotonic() < deadline
         follower.read(0.5)
+    replica, reached = Replica(), 0
     for transaction in follower.transactions:
         replica.apply(transaction)
-        applied += 1
-    assert applied > 6 * rounds / 2, f"seed {seed}"
-    replica.assert_equals(selected(options))
+        if "message mark" in transaction.metadata:
+            assert transaction.metadata["message mark"] == str(reached)
+            replica.assert_equals(shown[reached])
+            reached += 1
+    assert reached == marks and len(follower.transactions) > 5 * marks, f"seed {seed}"
 
 
-def write_at_random(server: PostgresServer, database: str, seed: int, rounds: int) -> None:
+def write_at_random(
+    server: PostgresServer, database: str, seed: int, gate: threading.Lock, ended: threading.Event
+) -> None:
     rng = random.Random(seed)
     with server.connect(database, autocommit=False) as session:
-        for _ in range(rounds):
-            try:
-                for _ in range(rng.randrange(1, 5)):
-                    savepoint = rng.random() < 0.4
-                    if savepoint:
-                        session.execute("SAVEPOINT s")
-                    session.execute(statement_at_random(rng))  # type: ignore[call-overload]
-                    if savepoint and rng.random() < 0.5:
-                        session.execute("ROLLBACK TO s")
-                if rng.random() < 0.15:
+        while not ended.is_set():
+            time.sleep(0.005)  # so that whoever waits for the gate gets it
+            with gate:
+                try:
+                    for _ in range(rng.randrange(1, 5)):
+                        savepoint = rng.random() < 0.4
+                        if savepoint:
+                            session.execute("SAVEPOINT s")
+                        session.execute(statement_at_random(rng))  # type: ignore[call-overload]
+                        if savepoint and rng.random() < 0.5:
+                            session.execute("ROLLBACK TO s")
+                    if rng.random() < 0.15:
+                        session.rollback()
+                    else:
+                        session.commit()
+                except psycopg.Error:  # a key that is there already, a deadlock
                     session.rollback()
-                else:
-                    session.commit()
-            except psycopg.Error:  # a key that is there already, a deadlock
-                session.rollback()
 
 
 def statement_at_random(rng: random.Random) -> str:
