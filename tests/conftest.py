@@ -16,7 +16,15 @@ from fix_conformance import RanCheck
 from fix_effort import EXAMPLES, FEW_EXAMPLES, Effort, explores
 from fix_mutation import Fuzz
 
-pytest_plugins = ["fix_durations", "fix_mariadb", "fix_postgres", "fix_spark", "fix_spark_cluster", "fix_target"]
+pytest_plugins = [
+    "fix_durations",
+    "fix_mariadb",
+    "fix_postgres",
+    "fix_postgres_source",
+    "fix_spark",
+    "fix_spark_cluster",
+    "fix_target",
+]
 
 # Which markers a test must carry to use a fixture. Without this rule a test could reach a server in `make unit`.
 MARKER_OF_FIXTURE = {
@@ -28,6 +36,8 @@ MARKER_OF_FIXTURE = {
     "postgres": "integration",
     "postgres_database": "integration",
     "start_postgres": "integration",
+    "postgres_source": "integration",
+    "postgres_source_database": "integration",
     "spark": "spark",
     "spark_cluster": "spark",
 }

@@ -281,3 +281,146 @@ SQLITE: tuple[TypeCase, ...] = (
     ),
     *(_sqlite_case(declared, " STRICT") for declared in ("INT", "INTEGER", "REAL", "TEXT", "BLOB", "ANY")),
 )
+
+
+# --- PostgreSQL ------------------------------------------------------------------------------------------
+
+POSTGRES_SETUP = (
+    "CREATE EXTENSION citext",
+    "CREATE EXTENSION hstore",
+    "CREATE TYPE mood AS ENUM ('sad', 'so, so', 'é', '')",
+    "CREATE DOMAIN positive AS numeric(10,2) CHECK (VALUE > 0)",
+    "CREATE TYPE pair AS (a int, b text)",
+)
+"""What makes the types of `POSTGRES` that are not built in."""
+
+
+def _postgres_numbers() -> list[TypeCase]:
+    cases = []
+    for name, bits in (("smallint", 16), ("integer", 32), ("bigint", 64)):
+        cases.append(_case(name, ("min", str(-(1 << bits - 1))), ("0", "0"), ("max", str((1 << bits - 1) - 1))))
+    cases.append(_case("boolean", ("false", "false"), ("true", "true")))
+    no_numbers = (("NaN", "'NaN'"), ("infinity", "'Infinity'"), ("-infinity", "'-Infinity'"))
+    for precision, scale in ((1, 0), (10, 2), (65, 30), (100, 50)):
+        most = "9" * (precision - scale) + ("." + "9" * scale if scale else "")
+        least = "0." + "0" * (scale - 1) + "1" if scale else "1"
+        extremes = (("min", "-" + most), ("least", least), ("0", "0"), ("max", most), no_numbers[0])
+        cases.append(_case(f"numeric({precision},{scale})", *extremes))
+    cases.append(
+        _case(
+            "numeric",
+            *(
+                ("40 digits", "1234567890123456789012345678901234567890"),
+                ("2000 digits", f"'{'9' * 1000}.{'9' * 1000}'"),
+            ),
+            *(("1e-20", "0.00000000000000000001"), ("1.50", "1.50"), ("0.00", "0.00"), *no_numbers),
+        )
+    )
+    cases.append(
+        _case(
+            "real",
+            *(("min", "'-3.4028235e38'"), ("max", "'3.4028235e38'"), ("subnormal", "'1e-45'"), ("0.1", "0.1")),
+            *(("minus zero", "'-0'"), *no_numbers),
+        )
+    )
+    cases.append(
+        _case(
+            "double precision",
+            *(("min", "'-1.7976931348623157e308'"), ("max", "'1.7976931348623157e308'"), ("subnormal", "'5e-324'")),
+            *(("0.1", "0.1"), ("minus zero", "'-0'"), *no_numbers),
+        )
+    )
+    return cases
+
+
+def _postgres_times() -> list[TypeCase]:
+    infinite = (("infinity", "'infinity'"), ("-infinity", "'-infinity'"))
+    cases = [
+        _case(
+            "date",
+            *(("4713 BC", "'4713-01-01 BC'"), ("0001-01-01", "'0001-01-01'"), ("2024-02-29", "'2024-02-29'")),
+            *(("9999-12-31", "'9999-12-31'"), ("max", "'5874897-12-31'"), *infinite),
+        ),
+        _case(
+            "interval", ("zero", "'0'"), ("mixed", "'1 year -2 mons 3 days -04:05:06.789'"), ("long", "'178000000 y'")
+        ),
+        _case("time with time zone", ("min", "'00:00:00+1559'"), ("max", "'24:00:00-1559'")),
+    ]
+    for digits in ("", "(0)", "(3)"):
+        most = {"": ".999999", "(0)": "", "(3)": ".999"}[digits]
+        cases.append(
+            _case(f"time{digits}", ("min", "'00:00:00'"), ("max", f"'23:59:59{most}'"), ("24:00", "'24:00:00'"))
+        )
+        for name in ("timestamp", "timestamptz"):
+            zone = "+00" if name == "timestamptz" else ""
+            cases.append(
+                _case(
+                    f"{name}{digits}",
+                    *(("4713 BC", f"'4713-01-01 00:00:00{zone} BC'"), ("1970", f"'1970-01-01 00:00:00{zone}'")),
+                    *(("9999", f"'9999-12-31 23:59:59{most}{zone}'"), ("294247", f"'294247-01-01 00:00:00{zone}'")),
+                    *(("294276", f"'294276-12-31 23:59:59{most}{zone}'"), *infinite),
+                )
+            )
+    return cases
+
+
+_POSTGRES_TEXTS = (
+    *(("empty", "''"), ("spaces at the end", "'a  '"), ("like a number", "'007'"), ("emoji", "'a😀'")),
+    ("quotes", "E'\\'\"\\\\{},'"),
+)
+
+
+def _postgres_others() -> list[TypeCase]:
+    uuids = (
+        ("min", "'00000000-0000-0000-0000-000000000000'"),
+        ("max", "'ffffffff-ffff-ffff-ffff-ffffffffffff'"),
+    )
+    return [
+        *(_case(name, *_POSTGRES_TEXTS) for name in ("text", "varchar(20)", "varchar", "citext", "name")),
+        _case("char(5)", *_POSTGRES_TEXTS[1:4]),
+        _case('"char"', ("one", "'x'"), ("empty", "''")),
+        _case("bytea", ("empty", "''"), ("any bytes", "'\\x00ff5c27'"), ("1 MiB", "repeat('x', 1048576)::bytea")),
+        _case("bit(1)", ("0", "B'0'"), ("1", "B'1'")),
+        _case("bit(70)", ("all 1", f"B'{'1' * 70}'"), ("first 1", f"B'1{'0' * 69}'")),
+        _case("bit varying", ("empty", "B''"), ("leading 0", "B'0101'"), ("100 bits", f"B'{'10' * 50}'")),
+        _case(
+            "json",
+            ("object", '\'{"b": 1,  "a": [1.0, null], "b": 2}\''),
+            ("null", "'null'"),
+            ("2^64", "'18446744073709551616'"),
+        ),
+        _case("jsonb", ("object", '\'{"b": 1,  "a": [1.0, null]}\''), ("null", "'null'"), ("text", "'\"é\"'")),
+        _case("uuid", *uuids),
+        _case("mood", ("first", "'sad'"), ("with a comma", "'so, so'"), ("letters", "'é'"), ("the empty label", "''")),
+        _case("positive", ("least", "0.01"), ("max", "99999999.99")),
+        _case("pair", ("row", "ROW(1, 'a, \"b\"')"), ("of NULLs", "ROW(NULL, NULL)")),
+        _case(
+            "integer[]",
+            ("empty", "'{}'"),
+            ("with NULL", "'{1,NULL,-3}'"),
+            ("nested", "'{{1,2},{3,4}}'"),
+            ("from 0", "'[0:1]={5,6}'"),
+        ),
+        _case("text[]", ("quotes", "ARRAY['a,b', 'c\"d', 'NULL', '', NULL]")),
+        _case("mood[]", ("labels", "ARRAY['so, so', '']::mood[]")),
+        _case("int4range", ("empty", "'empty'"), ("half", "'[1,5)'"), ("open", "'(,)'")),
+        _case("tstzrange", ("with zone", "'[2024-01-01 00:00+02, infinity)'")),
+        _case("int8multirange", ("two", "'{[1,3),[5,7)}'")),
+        _case("inet", ("host", "'127.0.0.1'"), ("net", "'::1/64'")),
+        _case("cidr", ("net", "'127.0.0.0/8'")),
+        _case("macaddr", ("address", "'08:00:2b:01:02:03'")),
+        _case("money", ("min", "'-92233720368547758.08'"), ("max", "'92233720368547758.07'")),
+        _case("xml", ("element", "'<a b=\"1\">é</a>'")),
+        _case("hstore", ("pairs", "'a=>1, \"b c\"=>NULL'")),
+        _case("point", ("point", "'(1.5,-2)'")),
+        _case("polygon", ("triangle", "'((0,0),(1,0),(0,1))'")),
+        _case("tsvector", ("words", "'fat:2 cat:3'")),
+        _case("tsquery", ("words", "'fat & rat'")),
+        _case("oid", ("max", "4294967295")),
+        _case("regclass", ("a table", "'pg_class'")),
+        _case("pg_lsn", ("LSN", "'16/B374D848'")),
+        _case("jsonpath", ("path", "'$.a[*]'")),
+    ]
+
+
+POSTGRES: tuple[TypeCase, ...] = (*_postgres_numbers(), *_postgres_times(), *_postgres_others())

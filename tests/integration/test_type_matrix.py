@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import apsw
+import psycopg
 import pymysql
 import pytest
 
 from fix_mariadb_source import options_for
+from fix_postgres_source import options_for as postgres_options_for
 from fix_target import content
-from fix_type_cases import ANY_DATE_MODE, MARIADB, SQLITE, TypeCase
+from fix_type_cases import ANY_DATE_MODE, MARIADB, POSTGRES, POSTGRES_SETUP, SQLITE, TypeCase
 from tranlog import errors
 from tranlog.capture.capture import Capture
 from tranlog.change import Change, Column, Op, RowChange, TableMap
@@ -40,12 +42,13 @@ from tranlog.pipeline.options import ApplyOptions
 from tranlog.service.frame.exits import EXIT_CODES
 from tranlog.source.mariadb import MariadbSource
 from tranlog.source.mariadb.tables import MariadbTables
+from tranlog.source.postgres import PostgresSource, PostgresTables
 from tranlog.source.source import Source, TableReader
 from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, SqliteTables, connect
 from tranlog.target.database import SqlRows
 from tranlog.target.options import TargetOptions, open_target
 from tranlog.target.target import Advance, ApplyUnit, ChannelRow, Target
-from tranlog.testing.servers import MariaDbAddress, MariaDbServer, PostgresAddress
+from tranlog.testing.servers import MariaDbAddress, MariaDbServer, PostgresAddress, PostgresServer
 from tranlog.types import F32, CharsetBytes, LogicalType, Value, canonical
 
 if TYPE_CHECKING:
@@ -160,7 +163,7 @@ def fill(tables: Sequence[Table], key: str, run: Callable[[str, tuple[object, ..
                 insert = f"INSERT INTO {table.name} (id, {one.column}) VALUES ({number}, {expression})"
                 try:
                     run(insert, one.case.bound(label))
-                except (pymysql.err.MySQLError, apsw.Error) as exc:
+                except (pymysql.err.MySQLError, apsw.Error, psycopg.Error) as exc:
                     one.refused_at_source[label] = str(exc)
                 else:
                     one.keys[number] = label
@@ -174,6 +177,19 @@ def fill_mariadb(server: MariaDbAddress, database: str) -> list[Table]:
         def run(sql: str, values: tuple[object, ...]) -> None:
             assert not values
             cursor.execute(sql)
+
+        fill(tables, "INT", run)
+    return tables
+
+
+def fill_postgres(server: PostgresServer, database: str) -> list[Table]:
+    tables = list(tables_of(POSTGRES))
+    with server.connect(database) as session:
+        session.execute("SET TimeZone = 'UTC'")
+
+        def run(sql: str, values: tuple[object, ...]) -> None:
+            assert not values
+            session.execute(sql)  # type: ignore[call-overload]
 
         fill(tables, "INT", run)
     return tables
@@ -387,6 +403,7 @@ def show(target: Target, table: TableMap, column: str) -> tuple[str, dict[int, t
 
 _OF_SQLITE: dict[type, str] = {bool: "integer", int: "integer", float: "real", F32: "real", str: "text", bytes: "blob"}
 _OF_POSTGRES: dict[LogicalType, tuple[str, ...]] = {
+    LogicalType.BOOL: ("boolean",),
     LogicalType.INTEGER: ("smallint", "integer", "bigint"),
     LogicalType.F32: ("real",),
     LogicalType.F64: ("double precision",),
@@ -396,7 +413,8 @@ _OF_POSTGRES: dict[LogicalType, tuple[str, ...]] = {
     LogicalType.DATE: ("date",),
     LogicalType.DATETIME: ("timestamp without time zone",),
     LogicalType.INSTANT: ("timestamp with time zone",),
-    LogicalType.BIT: ("bit",),
+    LogicalType.TIME: ("time without time zone",),
+    LogicalType.BIT: ("bit", "bit varying"),
     LogicalType.JSON: ("json",),
     LogicalType.UUID: ("uuid",),
 }
@@ -631,7 +649,7 @@ def postgres_databases(postgres: PostgresAddress) -> Iterator[Callable[[], Targe
 @pytest.fixture(scope="module")
 def mariadb_targets(mariadb_target: MariaDbServer) -> Iterator[Callable[[], TargetOptions]]:
     """Make an empty database on the MariaDB to apply into; it and the sources' namesakes are dropped at the end."""
-    names: list[str] = ["tranlog_types", "main"]
+    names: list[str] = ["tranlog_types", "main", "public"]
 
     def make() -> TargetOptions:
         names.append(f"test_{uuid.uuid4().hex[:12]}")
@@ -651,9 +669,23 @@ def types_database(mariadb: MariaDbAddress) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+def postgres_types_database(postgres_source: PostgresServer) -> Iterator[str]:
+    postgres_source.execute("CREATE DATABASE tranlog_types")
+    for statement in POSTGRES_SETUP:
+        postgres_source.execute(statement, database="tranlog_types")
+    yield "tranlog_types"
+    postgres_source.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = 'tranlog_types'"
+    )
+    postgres_source.execute("DROP DATABASE tranlog_types WITH (FORCE)")
+
+
+@pytest.fixture(scope="module")
 def matrix(
     mariadb: MariaDbAddress,
     types_database: str,
+    postgres_source: PostgresServer,
+    postgres_types_database: str,
     postgres_databases: Callable[[], TargetOptions],
     mariadb_targets: Callable[[], TargetOptions],
     tmp_path_factory: pytest.TempPathFactory,
@@ -674,6 +706,16 @@ def matrix(
     reader = SqliteTables(str(folder / "source.db"))
     servers = postgres_databases(), mariadb_targets()
     see(tables, capture(source, folder / "sqlite", 0.0), reader, folder / "from_sqlite.db", servers)
+    postgres_options = postgres_options_for(postgres_source, postgres_types_database, identity="set")
+    source = PostgresSource(postgres_options)
+    with Log.open(folder / "postgres", source_id=source.source_id) as log:
+        Capture(source, log).catch_up()  # from here on
+    source.close()
+    tables = fill_postgres(postgres_source, postgres_types_database)
+    found["postgres"] = in_order(POSTGRES, tables)
+    reader = PostgresTables(postgres_options)
+    servers = postgres_databases(), mariadb_targets()
+    see(tables, capture(source, folder / "postgres", 2.0), reader, folder / "from_postgres.db", servers)
     return Matrix(found)
 
 

@@ -49,8 +49,8 @@ from tranlog.source.mariadb.rows import rows_decoder
 from tranlog.source.mariadb.transaction import SourceTransaction
 from tranlog.source.mariadb.types import CatalogColumn, KnownTable, table_map, types_in_binlog
 from tranlog.source.mariadb.values import uncompressed
-from tranlog.source.mariadb.waiting import WaitingEvents
 from tranlog.source.mariadb.wire import EventSplitter
+from tranlog.source.waiting import WaitingEvents
 from tranlog.statements import StatementKind, statement_kind
 from tranlog.types import value_text
 

@@ -18,6 +18,7 @@ from tranlog.source.source import Source, TableReader
 KINDS: Final = {
     "sqlite": "tranlog.source.sqlite.kind",
     "mariadb": "tranlog.source.mariadb.kind",
+    "postgres": "tranlog.source.postgres.kind",
     "thl": "tranlog.tungsten.source",
 }
 """Kind, as the configuration names it, to the module whose `KIND` it is."""
@@ -43,12 +44,23 @@ OptionsT = TypeVar("OptionsT", bound=SourceOptions)
 class SourceStanding(NamedTuple):
     """Where a source stands, for `status`; what it does not tell is empty or None.
 
-    `waiting` counts transactions that are not captured. `retained_bytes` is what the source keeps for us.
+    `waiting` counts transactions that are not captured. `retained_bytes` is what the source keeps for us. `note`: what
+    an operator should know of it, in sentences.
     """
 
     now_at: str = ""
     waiting: int | None = None
     retained_bytes: int | None = None
+    note: str = ""
+
+
+class SourceObject(NamedTuple):
+    """Something that stands at a source for capture: `configured`, whether the configuration at hand means it."""
+
+    kind: str
+    name: str
+    configured: bool
+    state: str
 
 
 class SourceKind(Protocol[OptionsT]):
@@ -87,6 +99,14 @@ class SourceKind(Protocol[OptionsT]):
     def standing(self, options: OptionsT, captured: str) -> SourceStanding:
         """Return where the source stands; `captured` is the last event id in the log. Raises SourceError."""
         return SourceStanding(now_at=self.event_id(options))
+
+    def installed(self, options: OptionsT) -> list[SourceObject]:
+        """Return what stands at the source for capture. Raises SourceError; ConfigError for a kind that tells none."""
+        raise ConfigError(option="source.kind", value=options.kind, why="`tranlog source` does not serve this kind")
+
+    def uninstall(self, options: OptionsT) -> list[SourceObject]:
+        """Take away what capture made, and return it. Raises as `installed`."""
+        return self.installed(options)
 
 
 def source_kind(name: str) -> SourceKind[Any]:

@@ -39,7 +39,7 @@ from tranlog.target.binding import (
     source_digits,
 )
 from tranlog.target.dialect import Dialect, table_parts
-from tranlog.target.text_forms import TEXT_OF, bits_text, fraction_digits, round_f32, text_reader, with_digits
+from tranlog.text_forms import TEXT_OF, bits_text, fraction_digits, round_f32, text_reader, with_digits
 from tranlog.types import (
     ENUM_ERROR,
     F32,

@@ -170,14 +170,14 @@ def open_target(options: TargetOptions) -> Target:
         from tranlog.target.mariadb import MariadbSession
 
         return open_database(options, _dialect(options.kind), MariadbSession, where=read_url(options.dsn).describe())
-    from tranlog.target.postgres import PostgresSession, describe_dsn
+    from tranlog.target.postgres import PostgresSession, where_of
 
-    return open_database(options, _dialect(options.kind), PostgresSession, where=describe_dsn(options.dsn))
+    return open_database(options, _dialect(options.kind), PostgresSession, where=where_of(options))
 
 
 def has_sequences(kind: TargetKind) -> bool:
     """Whether rows of a sequence go into a sequence at that kind of target."""
-    return _dialect(kind).has_sequences
+    return kind != "null" and _dialect(kind).has_sequences
 
 
 def create_statements(kind: TargetKind, table: TableMap) -> list[str]:

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 try:
     import psycopg
     from psycopg import pq
-    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    from psycopg.conninfo import make_conninfo
     from psycopg.errors import error_from_result
     from psycopg.types.numeric import Int8Dumper
     from psycopg.types.string import TextLoader
     from psycopg.waiting import Ready, Wait
+
+    from tranlog.servers.postgres import KEEPALIVE, TEXT_SETTINGS, describe_dsn, read_dsn
 except ImportError as exc:
     raise ConfigError(
         option="target.kind",
@@ -43,11 +45,7 @@ except ImportError as exc:
 logger = logging.getLogger(__name__)
 
 _SETTINGS: Final = {
-    "TimeZone": "UTC",
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "postgres",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
+    **TEXT_SETTINGS,
     "xmloption": "content",
     "standard_conforming_strings": "on",
     "statement_timeout": "0",
@@ -61,7 +59,6 @@ _SETTINGS: Final = {
     "enable_mergejoin": "off",
     "jit": "off",  # a scan that is off counts as dear, and so dear a statement would be compiled each time
 }
-_KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 FEW_ROWS: Final = 4
 """So few rows of a batch go one by one: a join with an array costs the server as much as four plain statements."""
@@ -125,21 +122,9 @@ _STOPPED_INSIDE: Final = """
    AND a.state LIKE 'idle in transaction%' AND a.state_change < clock_timestamp() - interval '1 s'"""
 
 
-def read_dsn(dsn: str) -> dict[str, Any]:
-    """Return a connection string's parts. Raises ConfigError, which does not repeat the string."""
-    try:
-        return dict(conninfo_to_dict(dsn))
-    except psycopg.Error as exc:
-        why = "not a connection string of PostgreSQL's; it reads postgresql://user:password@host:port/database"
-        raise ConfigError(option="target.dsn", value=None, why=why) from exc
-
-
-def describe_dsn(dsn: str) -> str:
-    """Return where a connection string leads, without its password."""
-    parts = read_dsn(dsn)
-    user = f"{parts['user']}@" if parts.get("user") else ""
-    port = f":{parts['port']}" if parts.get("port") else ""
-    return f"postgresql://{user}{parts.get('host') or 'localhost'}{port}/{parts.get('dbname') or ''}"
+def where_of(options: TargetOptions) -> str:
+    """Return where the target is, without its password. Raises ConfigError."""
+    return describe_dsn(options.dsn, option="target.dsn")
 
 
 class PostgresSession:
@@ -148,15 +133,15 @@ class PostgresSession:
     folds_names = False
 
     def __init__(self, options: TargetOptions) -> None:
-        self._where = describe_dsn(options.dsn)
+        self._where = where_of(options)
         self._prepared: dict[str, bytes] = {}
         self._statements = 0
         self._expected: list[int | None] = []  # in the pipeline: rows that each command is to hit, None: a prepare
-        parts = read_dsn(options.dsn)
+        parts = read_dsn(options.dsn, option="target.dsn")
         defaults: dict[str, str | int] = {
             "application_name": "tranlog",
             "connect_timeout": max(2, round(options.connect_timeout_s)),
-            **_KEEPALIVE,
+            **KEEPALIVE,
         }
         defaults["client_encoding"] = "UTF8"
         dsn = make_conninfo(

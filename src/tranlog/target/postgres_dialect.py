@@ -32,7 +32,7 @@ from tranlog.target.binding import (
     source_digits,
 )
 from tranlog.target.dialect import Dialect, table_parts
-from tranlog.target.text_forms import TEXT_OF, bits_text, fraction_digits, text_reader, with_digits
+from tranlog.text_forms import TEXT_OF, bits_text, fraction_digits, text_reader, with_digits
 from tranlog.types import (
     F32,
     Bit,
@@ -249,7 +249,7 @@ WRITES: Final[dict[str, dict[type, _Write]]] = {
     "timestamp": {Datetime: datetime_text, **_INFINITE},
     "timestamptz": {Instant: datetime_text, **_INFINITE},
     "time": {Time: time_text},
-    "interval": {Time: time_text},
+    "interval": {Time: time_text, Other: _ANY_TEXT[Other]},  # of PostgreSQL's own, with months and days
     "bit": {Bit: bits_text},
     "json": {kind: _ANY_TEXT[kind] for kind in (Json, str, CharsetBytes)},
     "jsonb": {kind: _ANY_TEXT[kind] for kind in (Json, str, CharsetBytes)},
@@ -427,7 +427,7 @@ def _same(column: BoundColumn, n: int) -> str:
             return f"{name} = {value} AND {column.target.category}send({name}) = {column.target.category}send({value})"
         case "numeric" if column.target.digits is None:
             return f"{name} = {value} AND {name}::text = {value}::text"
-        case "json" | "array" | "other":
+        case "json" | "array" | "other" | "interval":
             return f"{name}::text = {value}::text"
         case _:
             return f"{name} = {value}"

@@ -19,7 +19,7 @@ from tranlog.affinity import Affinity, affinity
 from tranlog.change import Column, Op, TableMap
 from tranlog.target.binding import BoundColumn, Form, Image, MismatchError, Row, TargetColumn, UnfitError
 from tranlog.target.dialect import Dialect, table_parts
-from tranlog.target.text_forms import TEXT_OF, round_f32, text_reader
+from tranlog.text_forms import TEXT_OF, round_f32, text_reader
 from tranlog.types import F32, CharsetBytes, LogicalType, Other, Value
 
 _KEEPS_TEXT: Final = (Affinity.TEXT, Affinity.BLOB)

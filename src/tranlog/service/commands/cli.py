@@ -40,6 +40,7 @@ from tranlog.pipeline.upkeep.position import Move, read_rows, reset_position, se
 from tranlog.pipeline.upkeep.tables import tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
 from tranlog.service.commands.configuring import add_configuring
+from tranlog.service.commands.installing import source_app
 from tranlog.service.commands.orders import (
     Authority,
     Certificate,
@@ -93,6 +94,7 @@ app.add_typer(position_app, name="position", invoke_without_command=True)
 app.add_typer(log_app, name="log", invoke_without_command=True)
 app.add_typer(hold_app, name="hold", invoke_without_command=True)
 add_configuring(app)
+app.add_typer(source_app, name="source", invoke_without_command=True)
 add_orders(app)
 add_top(app)
 add_verify(app)

@@ -48,6 +48,7 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     now_at: str = ""
     waiting: int | None = None
     retained_bytes: int | None = None
+    note: str = ""
     in_flight: PartRead | None = None
 
 
@@ -240,6 +241,10 @@ def _source_lines(source: SourceState, now: int) -> Iterator[str]:
         yield f"          capture is {part_text(source.in_flight)}, for {_seconds(now - source.in_flight.began_at)}"
     if source.waiting is not None:
         yield f"          outbox: {source.waiting} transactions, {_size(source.retained_bytes or 0)}"
+    elif source.retained_bytes is not None:
+        yield f"          slot: keeps {_size(source.retained_bytes)} of WAL"
+    if source.note:
+        yield f"          {source.note}"
 
 
 def _log_lines(log: LogState, now: int) -> Iterator[str]:

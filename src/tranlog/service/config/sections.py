@@ -54,12 +54,12 @@ class ShardKeys:
     """What stands in [shards] beside the plan of a pipeline."""
 
     rule: ShardRuleKind | None = field(
-        default=None, metadata={"default": "by the kind of source", "only": ("sqlite", "mariadb")}
+        default=None, metadata={"default": "by the kind of source", "only": ("sqlite", "mariadb", "postgres")}
     )
     """How capture groups tables into shards: `schema`, `table` (joined by foreign keys), or `map` by the key `map`."""
     map: dict[str, str] = field(
         default_factory=dict,
-        metadata={"example": {"*": "main"}, "only": ("sqlite", "mariadb"), "needs": 'rule = "map"'},
+        metadata={"example": {"*": "main"}, "only": ("sqlite", "mariadb", "postgres"), "needs": 'rule = "map"'},
     )
     """From `schema.table` or `schema` to a shard; `*` is the default."""
     list: str | None = field(default=None, metadata={"path": True, "example": "shard.list", "instead": "those below"})

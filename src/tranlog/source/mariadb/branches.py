@@ -15,7 +15,7 @@ import msgspec
 from tranlog.source.mariadb.events import Xid
 from tranlog.source.mariadb.groups import EventGroup, tables_of
 from tranlog.source.mariadb.position import BinlogPosition, DomainGtid, is_newer_file
-from tranlog.source.mariadb.waiting import WaitingEvents
+from tranlog.source.waiting import WaitingEvents
 
 
 class _Branch(msgspec.Struct):

@@ -26,7 +26,7 @@ from tranlog.source.mariadb.position import BinlogPosition
 from tranlog.source.mariadb.server_binlog import ServerBinlog
 from tranlog.source.mariadb.stream import BinlogStream
 from tranlog.source.mariadb.transaction import CHECK_FILE, SourceTransaction
-from tranlog.source.mariadb.waiting import WaitingEvents
+from tranlog.source.waiting import WaitingEvents
 
 logger = logging.getLogger(__name__)
 

@@ -76,6 +76,7 @@ class WaitingEvents:
     def close(self) -> None:
         """Forget the events."""
         self._events.clear()
+        self._size = 0
         if self._file is not None:
             with suppress(OSError):  # what could not be written is not wanted any more
                 self._file.close()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fix_target import column
-from tranlog.target.text_forms import TEXT_OF, round_f32, text_reader
+from tranlog.text_forms import TEXT_OF, round_f32, text_reader
 from tranlog.types import (
     F32,
     Bit,

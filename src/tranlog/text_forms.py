@@ -1,4 +1,4 @@
-"""Values as text and back: the forms in which a target stores what it has no type of its own for.
+"""Values as text and back: how a database spells a value, and how a target stores what it has no type of its own for.
 
 Owns one text per value and its inverse. Leaves to the dialects which column takes text at all. The hard idea: a text
 says nothing of its tag, so it is read back by the logical type of its column; what that column's source could not
@@ -40,6 +40,7 @@ from tranlog.types import (
 
 _F32: Final = struct.Struct(">f")
 _DAY_MICROS: Final = 86_400_000_000
+_MICROS_MAX: Final = (1 << 63) - 1
 _DATE: Final = re.compile(r"(\d{4,})-(\d\d)-(\d\d)( BC)?")
 _DATETIME: Final = re.compile(r"(\d{4,})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(\.\d{1,6})?(\+00)?( BC)?")
 _TIME: Final = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(\.\d{1,6})?")
@@ -108,6 +109,8 @@ def _read_moment(text: str, *, zone: bool) -> Value | None:
         return None
     seconds = int(found[4]) * 3600 + int(found[5]) * 60 + int(found[6])
     micros = days * _DAY_MICROS + seconds * 1_000_000 + _micros(found[7])
+    if micros > _MICROS_MAX:  # PostgreSQL counts from 2000, and so gets 29 years further
+        return None
     return Instant(micros) if zone else Datetime(micros)
 
 

@@ -1,0 +1,69 @@
+"""`tranlog source`: what capture made at the source, and taking it away.
+
+Owns the two commands and their text; what there is, and how it goes, each kind of source knows.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tranlog.service.commands.orders import config_of
+from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command, say
+from tranlog.source.kinds import SourceObject, source_kind
+
+source_app = new_app(help="What capture made at the source.\n\n\b\nExample:\n  tranlog source list")
+
+
+@source_app.callback()
+def _source(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+def _show(found: list[SourceObject], as_json: bool) -> None:
+    if as_json:
+        print_json({"installed": [one._asdict() for one in found]})
+        return
+    for one in found:
+        print(f"{one.kind}  {one.name}  {one.state}{'' if one.configured else '  (not of this configuration)'}")
+
+
+@source_app.command("list")
+def list_source(ctx: typer.Context, as_json: AsJson = False) -> None:
+    """List what stands at the source for capture, and whether anybody follows it.
+
+    A slot that nobody follows keeps the server's WAL until its disk is full.
+
+    \b
+    Example:
+      tranlog source list
+      tranlog --conf shop.toml source list --json
+    """
+    options = config_of(ctx).wanted_source()
+    _show(source_kind(options.kind).installed(options), as_json)
+
+
+@source_app.command("uninstall")
+def uninstall(
+    ctx: typer.Context,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take away what capture made at the configured source: the log cannot go on from there.
+
+    Refused while a capture runs. A publication that capture did not make stays.
+
+    \b
+    Example:
+      tranlog source uninstall -y
+    """
+    options = config_of(ctx).wanted_source()
+    kind = source_kind(options.kind)
+    if not yes:
+        names = ", ".join(f"{one.kind} {one.name}" for one in kind.installed(options) if one.configured)
+        confirm(f"Drop at {options.where}: {names or 'nothing'}?")
+    dropped = kind.uninstall(options)
+    if not as_json:
+        say(f"dropped {len(dropped)} at {options.where}")
+    _show(dropped, as_json)

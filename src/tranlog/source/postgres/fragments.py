@@ -1,0 +1,165 @@
+"""From a committed transaction's messages to fragments.
+
+Owns what becomes of each message: rows, TRUNCATE as a statement at its place, what sessions gave to
+pg_logical_emit_message as metadata, our own heartbeats and recorded DDL.
+
+Source: design/data-model.md, "Transactions, tables, identity"; PostgreSQL's manual, "pg_logical_emit_message".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+import msgspec
+
+from tranlog.change import HEARTBEAT, NOOP, Fragment, Statement
+from tranlog.errors import UnsupportedEventError
+from tranlog.source.packer import TransactionPacker
+from tranlog.source.postgres.catalog import quoted_table
+from tranlog.source.postgres.connection import PostgresSourceOptions
+from tranlog.source.postgres.messages import (
+    LogicalMessage,
+    MessageFormatError,
+    OriginMessage,
+    RelationMessage,
+    TruncateMessage,
+    TypeMessage,
+    parse_message,
+)
+from tranlog.source.postgres.position import WalPosition
+from tranlog.source.postgres.relations import Relations
+from tranlog.source.postgres.rows import NoBeforeImageError, encode_change
+from tranlog.source.postgres.transactions import WholeTransaction
+
+_MESSAGE_KEPT_BYTES: Final = 64 << 10
+_OURS: Final = "tranlog:"
+_DDL: Final = "tranlog:ddl"
+_BEAT: Final = "tranlog:heartbeat"
+_DBMS: Final = ("dbms_type", "postgres")
+_ROWS: Final = frozenset(b"IUD")
+_ANNOUNCING: Final = frozenset(b"RY")
+
+Committed: TypeAlias = WholeTransaction | LogicalMessage
+"""A transaction, or a message that belongs to none."""
+
+
+class PostgresFragmentMaker:
+    """Makes the fragments of one transaction at a time. Threads: one."""
+
+    def __init__(self, options: PostgresSourceOptions, relations: Relations) -> None:
+        self._options = options
+        self._relations = relations
+        self._packer = TransactionPacker(
+            source_id=options.source_id, rule=options.shard_rule, fragment_bytes=options.fragment_bytes
+        )
+
+    def empty(self, event_id: str, *, tstamp: int) -> Fragment:
+        """Return an empty transaction that carries a position."""
+        self._packer.begin(self._options.shard_rule)
+        return self._packer.finish(event_id=event_id, tstamp=tstamp, metadata=((NOOP, "position"), _DBMS))
+
+    def note_definitions(self, group: WholeTransaction) -> None:
+        """Take the tables and types that a transaction defines, and nothing else of it."""
+        for raw in group:
+            if raw[0] in _ANNOUNCING:
+                self._announce(raw, streamed=group.streamed)
+
+    def fragments(self, group: Committed, before: WalPosition, *, now_ms: int) -> Iterator[Fragment]:
+        """Yield what was committed after `before` as fragments; none when nothing in it is captured.
+
+        Raises: MessageFormatError, UnsupportedEventError, SourceSetupError, SourceUnavailableError.
+        """
+        if isinstance(group, LogicalMessage):
+            if not group.prefix.startswith(_OURS):
+                event_id = str(msgspec.structs.replace(before, lsn=group.lsn, xid=0))
+                self._packer.begin(self._options.shard_rule)
+                yield self._packer.finish(
+                    event_id=event_id, tstamp=now_ms, metadata=((NOOP, "message"), _DBMS, _kept(group))
+                )
+            return
+        packer = self._packer
+        packer.begin(self._relations.rule(anew=group.announces))
+        event_id = str(msgspec.structs.replace(before, lsn=group.end_lsn, xid=group.xid))
+        tstamp = group.timestamp // 1000
+        metadata: list[tuple[str, str]] = [_DBMS, ("xid", str(group.xid))]
+        noop = ""
+        for raw in group:
+            if raw[0] in _ROWS:
+                cut = self._row(raw, group, before, event_id, tstamp)
+            elif raw[0] in _ANNOUNCING:
+                self._announce(raw, streamed=group.streamed)
+                continue
+            else:
+                statement = None
+                match parse_message(raw, streamed=group.streamed):
+                    case TruncateMessage() as message:
+                        statement = self._truncate(message, tstamp)
+                    case LogicalMessage(prefix=prefix) if prefix == _BEAT:
+                        noop = HEARTBEAT
+                    case LogicalMessage(prefix=prefix, content=content) if prefix == _DDL:
+                        sql = content.decode(errors="replace")
+                        statement = Statement(schema="", sql=sql, ddl=True, timestamp=tstamp)
+                    case LogicalMessage() as message:
+                        noop = noop or "message"
+                        metadata.append(_kept(message))
+                    case OriginMessage(name=name):
+                        metadata.append(("origin", name))
+                    case other:
+                        raise MessageFormatError(f"a message {other} inside a transaction")
+                cut = None if statement is None else packer.add(statement, event_id=event_id, tstamp=tstamp)
+            if cut is not None:
+                yield cut
+        if packer.emitted or len(packer):
+            yield packer.finish(event_id=event_id, tstamp=tstamp, metadata=tuple(metadata))
+        elif noop:
+            yield packer.finish(event_id=event_id, tstamp=tstamp, metadata=((NOOP, noop), *metadata))
+
+    def _announce(self, raw: bytes, *, streamed: bool) -> None:
+        message = parse_message(raw, streamed=streamed)
+        if isinstance(message, RelationMessage):
+            self._relations.define(message)
+        elif isinstance(message, TypeMessage):
+            self._relations.note_type(message)
+
+    def _row(
+        self, raw: bytes, group: WholeTransaction, before: WalPosition, event_id: str, tstamp: int
+    ) -> Fragment | None:
+        # Read here, not by parse_message: this runs for every row.
+        head = 5 if group.streamed else 1
+        relation = int.from_bytes(raw[head : head + 4], "big")
+        layout = self._relations.layout(relation)
+        if layout is None:
+            raise MessageFormatError(f"a row of table {relation}, which was not defined")
+        try:
+            op, images = encode_change(layout, raw, head + 4)
+        except NoBeforeImageError as exc:
+            table = quoted_table(layout.table.schema, layout.table.table)
+            raise UnsupportedEventError(
+                what=f"a change of {layout.table.name} in transaction {group.xid} came without the row as it was: the "
+                "table did not have the replica identity FULL then",
+                event_id=str(before),
+                remedy=f'Run at the source: ALTER TABLE {table} REPLICA IDENTITY FULL; then set identity = "key" until '
+                "the log is past this transaction, or take a new copy of the target and start a new log",
+            ) from exc
+        return self._packer.add_encoded(layout.table, op, images, event_id=event_id, tstamp=tstamp)
+
+    def _truncate(self, message: TruncateMessage, tstamp: int) -> Statement:
+        tables = [layout.table for oid in message.relations if (layout := self._relations.layout(oid)) is not None]
+        if len(tables) != len(message.relations) or not tables:
+            raise MessageFormatError("a TRUNCATE of a table that was not defined")
+        names = ", ".join(quoted_table(table.schema, table.table) for table in tables)
+        more = (" RESTART IDENTITY" if message.restart_identity else "") + (" CASCADE" if message.cascade else "")
+        return Statement(schema=tables[0].schema, sql=f"TRUNCATE TABLE {names}{more}", ddl=False, timestamp=tstamp)
+
+
+def _kept(message: LogicalMessage) -> tuple[str, str]:
+    """Return a message as metadata: its text, or its bytes in hexadecimal; of a very long one, its size."""
+    content = message.content
+    name = f"message {message.prefix}"
+    if len(content) > _MESSAGE_KEPT_BYTES:
+        return name, f"({len(content)} bytes)"
+    try:
+        return name, content.decode()
+    except UnicodeDecodeError:
+        return name, "\\x" + content.hex()

@@ -1,0 +1,68 @@
+"""PostgreSQL as a kind of source: its options in the configuration, and where it stands without a capture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any, Final
+
+from tranlog.shard import ShardRule, ShardRuleKind
+from tranlog.source.kinds import SourceKind, SourceObject, SourceStanding, checked_rule
+from tranlog.source.postgres.catalog import PostgresCatalog
+from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
+from tranlog.source.postgres.installed import list_installed, uninstall
+from tranlog.source.postgres.source import PostgresSource
+from tranlog.source.postgres.tables import PostgresTables
+
+
+class PostgresKind(SourceKind[PostgresSourceOptions]):
+    """A PostgreSQL database whose replication slot is followed; see SourceKind for what its methods do."""
+
+    options = PostgresSourceOptions
+    default_rule = ShardRuleKind.SCHEMA
+    once_wait_s = 2.0  # a server sends when it likes
+
+    def shard_fields(self, rule: ShardRuleKind | None, mapping: Mapping[str, str]) -> dict[str, Any]:
+        return {"shard_rule": ShardRule(kind=checked_rule(rule or self.default_rule, mapping), mapping=mapping)}
+
+    def open(self, options: PostgresSourceOptions) -> PostgresSource:
+        source = PostgresSource(options)
+        source.check()
+        return source
+
+    def tables(self, options: PostgresSourceOptions) -> PostgresTables:
+        return PostgresTables(options)
+
+    def event_id(self, options: PostgresSourceOptions) -> str:
+        with closing(PostgresControl(options)) as control:
+            return PostgresCatalog(options, control).current_lsn()
+
+    def standing(self, options: PostgresSourceOptions, captured: str) -> SourceStanding:
+        with closing(PostgresControl(options)) as control:
+            catalog = PostgresCatalog(options, control)
+            slot, kept = catalog.slot(), catalog.retained_bytes()
+            note = slot_note(options, "" if slot is None else slot.wal_status, kept)
+            return SourceStanding(now_at=catalog.current_lsn(), retained_bytes=kept, note=note)
+
+    def installed(self, options: PostgresSourceOptions) -> list[SourceObject]:
+        return list_installed(options)
+
+    def uninstall(self, options: PostgresSourceOptions) -> list[SourceObject]:
+        return uninstall(options)
+
+
+KIND: Final = PostgresKind()
+
+
+def slot_note(options: PostgresSourceOptions, wal_status: str, kept: int | None) -> str:
+    """Return what an operator should know; `wal_status` as pg_replication_slots has it, `kept` None: no slot."""
+    notes = []
+    if kept is None:
+        notes.append(f"There is no slot {options.slot_name}.")
+    elif wal_status in ("unreserved", "lost"):
+        notes.append(f"The slot's WAL is {wal_status}: it passed max_slot_wal_keep_size.")
+    elif kept >= options.retained_warn_bytes:
+        notes.append("The slot fills the source's disk: capture must run and reach its log.")
+    if options.identity == "key":
+        notes.append('identity = "key": there are no before images, and conflicts are judged by key alone.')
+    return " ".join(notes)

@@ -1,0 +1,129 @@
+"""The tables of a stream: from their definitions, types and keys to what encodes their rows.
+
+Owns the current definition of each table and the shard rule that its foreign keys make. The hard idea: the server says
+once in a stream what a table is like and refers to it by number from then on, so a definition counts until the next
+one, also one that came inside a transaction that is passed over.
+
+Source: PostgreSQL's manual, "Logical Replication Message Formats", Relation and Type.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from tranlog.change import Column, ForeignKey, TableMap
+from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
+from tranlog.source.postgres.catalog import PostgresCatalog, TableKeys
+from tranlog.source.postgres.connection import PostgresSourceOptions
+from tranlog.source.postgres.messages import RelationMessage, TypeMessage
+from tranlog.source.postgres.rows import PostgresTableLayout
+from tranlog.source.postgres.values import PostgresType, column_of, value_encoder
+
+logger = logging.getLogger(__name__)
+
+_FULL: Final = "f"
+_NOTHING: Final = "n"
+
+
+class Relations:
+    """The definitions that a stream has told so far. Threads: one."""
+
+    def __init__(self, options: PostgresSourceOptions, catalog: PostgresCatalog) -> None:
+        self._options = options
+        self._catalog = catalog
+        self._names: dict[int, PostgresType] = {}
+        self._layouts: dict[int, PostgresTableLayout] = {}
+        self._rule = options.shard_rule
+        self._keys_known = False
+        self._keyless: set[str] = set()
+
+    def forget(self) -> None:
+        """Forget all: a new stream tells everything again."""
+        self._names.clear()
+        self._layouts = {}
+        self._keys_known = False
+        self._catalog.forget()
+
+    def snapshot(self) -> dict[int, PostgresTableLayout]:
+        """Return what is known now, for `restore`."""
+        return self._layouts
+
+    def restore(self, known: dict[int, PostgresTableLayout]) -> None:
+        """Go back to what was known when `snapshot` was asked."""
+        self._layouts = known
+
+    def layout(self, oid: int) -> PostgresTableLayout | None:
+        """Return a table by its number; None for one that was not defined."""
+        return self._layouts.get(oid)
+
+    def note_type(self, message: TypeMessage) -> None:
+        """Take the name of a type, which the catalogue may not have any more."""
+        self._names[message.oid] = PostgresType(schema=message.schema, name=message.name)
+
+    def define(self, message: RelationMessage) -> None:
+        """Take a table's definition. Raises SourceSetupError, SourceUnavailableError."""
+        full_wanted = self._options.identity != "key"
+        lacking = self._catalog.without_full(message.oid) if full_wanted else []
+        if self._options.identity == "set":
+            for schema, name in lacking:
+                self._catalog.set_identity(schema, name)
+        else:
+            self._catalog.refuse_identities(lacking)
+        found = self._catalog.types((column.type_oid, column.typmod) for column in message.columns)
+        keys = self._catalog.keys(message.oid)
+        columns = []
+        for column in message.columns:
+            kind = found.get((column.type_oid, column.typmod)) or self._names.get(column.type_oid)
+            if kind is None:
+                kind = PostgresType(schema="", name=f"type {column.type_oid}")
+            columns.append(column_of(column.name, kind, nullable=column.name not in keys.not_null))
+        primary = keys.primary
+        if message.identity != _FULL:
+            primary = tuple(column.name for column in message.columns if column.key and message.identity != _NOTHING)
+        table = table_map(message.schema, message.table, columns, primary=primary, keys=keys)
+        if not table.primary_key and table.name not in self._keyless:
+            self._keyless.add(table.name)
+            logger.warning(
+                "A table has no primary key: its rows are found by all their values, which is slow. table=%s",
+                table.name,
+            )
+        layout = PostgresTableLayout(
+            table=table,
+            encoders=tuple(value_encoder(column) for column in table.columns),
+            keys=tuple(column.key for column in message.columns),
+            by_key=not full_wanted,
+        )
+        self._layouts = {**self._layouts, message.oid: layout}
+
+    def rule(self, *, anew: bool) -> ShardRule:
+        """Return the shard rule; `anew`: tables were defined, so foreign keys may be others."""
+        if self._options.shard_rule.kind is ShardRuleKind.TABLE and (anew or not self._keys_known):
+            groups = foreign_key_groups(self._catalog.foreign_key_edges())
+            self._rule = ShardRule(kind=ShardRuleKind.TABLE, groups=groups)
+            self._keys_known = True
+        return self._rule
+
+
+def table_map(
+    schema: str, table: str, columns: Sequence[Column], *, primary: Sequence[str], keys: TableKeys
+) -> TableMap:
+    """Return a table's map; a key counts where the table has all its columns."""
+    place = {column.name: at for at, column in enumerate(columns)}
+
+    def places(names: Sequence[str]) -> tuple[int, ...]:
+        return tuple(place[name] for name in names) if all(name in place for name in names) else ()
+
+    return TableMap(
+        schema=schema,
+        table=table,
+        columns=tuple(columns),
+        primary_key=places(primary),
+        unique_keys=tuple(found for names in keys.unique if (found := places(names))),
+        foreign_keys=tuple(
+            ForeignKey(columns=found, ref_schema=other_schema, ref_table=other, ref_columns=there)
+            for here, other_schema, other, there in keys.foreign
+            if (found := places(here))
+        ),
+    )

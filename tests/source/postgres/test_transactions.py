@@ -1,0 +1,106 @@
+"""source/postgres/transactions: commits in order, savepoints taken back, memory that stays bounded."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from fix_pgoutput import messages
+from tranlog.errors import UnsupportedEventError
+from tranlog.source.postgres.messages import LogicalMessage, MessageFormatError
+from tranlog.source.postgres.transactions import TransactionAssembler, WholeTransaction
+from tranlog.source.waiting import WaitingEvents
+
+
+def assembler(
+    *, memory_bytes: int = 1 << 20, most: int = 1 << 30, stores: list[WaitingEvents] | None = None
+) -> TransactionAssembler:
+    made = [] if stores is None else stores
+
+    def new_store() -> WaitingEvents:
+        made.append(WaitingEvents(memory_bytes, None))
+        return made[-1]
+
+    return TransactionAssembler(new_store=new_store, memory_bytes=memory_bytes, transaction_bytes_max=most)
+
+
+def fed(name: str, into: TransactionAssembler) -> list[WholeTransaction | LogicalMessage]:
+    return [found for raw in messages(name) if (found := into.feed(raw)) is not None]
+
+
+def test_transactions_in_one_piece() -> None:
+    found = fed("plain", assembler())
+    assert [type(one).__name__ for one in found] == [*["WholeTransaction"] * 5, "LogicalMessage", "WholeTransaction"]
+    whole = [one for one in found if isinstance(one, WholeTransaction)]
+    assert [one.end_lsn for one in whole] == sorted({one.end_lsn for one in whole})
+    assert "".join(chr(raw[0]) for raw in whole[1]) == "RIIUUDD"
+    assert [one.announces for one in whole] == [True, True, True, True, True, False]
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 20, 20_000])
+def test_a_savepoint_of_a_streamed_transaction_is_taken_back(memory_bytes: int) -> None:
+    """The rows inside the savepoint are left out, what they defined is not; a whole rollback leaves nothing."""
+    stores: list[WaitingEvents] = []
+    one = assembler(memory_bytes=memory_bytes, stores=stores)
+    peak = 0
+    found: list[tuple[WholeTransaction, list[bytes]]] = []
+    for raw in messages("streamed"):
+        whole = one.feed(raw)
+        peak = max(peak, sum(store.memory for store in stores))
+        if isinstance(whole, WholeTransaction):
+            found.append((whole, list(whole)))
+            whole.messages.close()
+    (large, kept), (small, _) = found
+    rows = [raw for raw in kept if raw[:1] == b"I"]
+    assert len(rows) == 81 + 81 and not any(b"yyyy" in raw for raw in rows)
+    assert sum(raw[:1] == b"R" for raw in kept) >= 2
+    assert large.streamed and large.taken_back and not small.streamed
+    assert one.open_streamed == 0
+    assert peak <= memory_bytes + 1000
+
+
+def test_a_transaction_that_is_too_large_is_refused() -> None:
+    with pytest.raises(UnsupportedEventError, match="transaction_bytes_max allows 30000"):
+        fed("streamed", assembler(most=30_000))
+
+
+def test_two_phase_steps_are_refused() -> None:
+    with pytest.raises(MessageFormatError, match="two-phase"):
+        fed("prepared", assembler())
+
+
+BEGIN = b"B" + struct.pack(">QqI", 9, 0, 1)
+COMMIT = b"C" + struct.pack(">BQQq", 0, 9, 10, 0)
+START = b"S" + struct.pack(">IB", 5, 1)
+ROW = b"I\0\0\0\1N\0\0"
+
+
+@pytest.mark.parametrize(
+    "raws",
+    [
+        [COMMIT],
+        [ROW],
+        [b"E"],
+        [BEGIN, BEGIN],
+        [BEGIN, START],
+        [START, COMMIT],
+        [START, b"E", START],
+        [b"S" + struct.pack(">IB", 5, 0)],
+        [b"c" + struct.pack(">IBQQq", 5, 0, 9, 10, 0)],
+        [START, b"A" + struct.pack(">II", 5, 5)],
+    ],
+)
+def test_what_does_not_follow_is_refused(raws: list[bytes]) -> None:
+    one = assembler()
+    for raw in raws[:-1]:
+        one.feed(raw)
+    with pytest.raises(MessageFormatError):
+        one.feed(raws[-1])
+    one.close()
+
+
+def test_an_abort_of_what_was_not_sent_is_nothing() -> None:
+    """The server tells of each rollback of a transaction of which it sent a part, also after a part that was empty."""
+    one = assembler()
+    assert one.feed(b"A" + struct.pack(">II", 5, 5)) is None and one.feed(b"A" + struct.pack(">II", 5, 6)) is None
