@@ -3,8 +3,6 @@
 Owns the seam: for each codec the same few answers (its ends, its segments, lines of a
 listing, what a lookup finds). The texts are `listing`'s and `tungsten.text`'s. The hard idea: to whoever lists a log
 it is one kind of thing; what differs is said where it differs, and nowhere else.
-
-Source: conformance/tungsten.md A9, `list`; design/log-format.md, "Two codecs share one log engine".
 """
 
 from __future__ import annotations

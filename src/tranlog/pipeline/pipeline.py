@@ -2,8 +2,6 @@
 
 Owns nothing but the form: it is `apply` with its options, for programs. What a run means, raises and reports is
 `run_apply`'s, what a status shows `view`'s.
-
-Source: issue 7, items 5 and 6, "a Python API (`Pipeline(source, filters, target, channels)`)", "as a Python dataclass".
 """
 
 from __future__ import annotations

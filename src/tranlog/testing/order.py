@@ -4,9 +4,6 @@ Owns the check alone, and is pure; whoever runs channels collects both sides. Th
 work, the order of rows in an audit table is not enough, since a transaction may write before the one that it must
 follow has committed. So the target notes with each row what its session could see (`pg_current_snapshot()`), and one
 transaction is before another only if its rows come first and, in another target transaction, were visible.
-
-Source: issue 7, item 2: "for every pair of transactions of one shard, and every pair with a serial one, order at the
-target = order in the log".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ ours equals a plain list of what was registered, and the ancestor's answers equa
 that are the ancestor's: after a cut at the end its `last_sync` may be too high, after one at the front its
 `last_txn_end` may be missing. Lookups are compared by order: below <= true <= above.
 
-Source: the README beside vlsn-traces.jsonl; conformance/vlsn-index, I7, I11 to I15, S7.
+Source: the README beside vlsn-traces.jsonl.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Owns the text of a transaction, of a header, of the index and of the overview. T
 these forms from the ancestor, so names and order are its own; what our records say beyond it (the shard, which ours
 keep in the record's header) stands where the ancestor's user looks for it.
 
-Source: thl-internals, "'thl' Utility"; conformance/tungsten.md A9. Where the ancestor's output is a defect (B7-6:
-one event too few), ours is right.
+Source: thl-internals, "'thl' Utility". Where the ancestor's output is a defect (B7-6: one event too few), ours is
+right.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owns the loop that runs as a long Spark task, and knows nothing of Spark: `run_t
 What it may do next is `channels.Walk`'s decision; exactly once is the target's guarded update. The hard idea: what a
 channel takes is a plain list until it commits, so nothing ever waits inside a target transaction, and whatever goes
 wrong, all it has to do is to read its position again and start from there.
-
-Source: design/pipeline.md, "Channels meet at the target", "Applying".
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A task's claim of its channel's row at the target: the token by which it may move the position, and the meeting.
 
 Owns the connection to the target and what is asked there beside applying. Exactly once is the target's guarded update.
-
-Source: design/pipeline.md, "Channels meet at the target".
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Owns when a group is full, and the counting of large transactions while they pass. What may be taken is `channel`'s.
 The hard idea: nothing of it is in the target, so it may be dropped at any time and read again from the position.
-
-Source: design/pipeline.md, "Applying".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ target that lost them looks like a new one. The hold is the second witness: it i
 says for which target, and how far that was; `progress.plan_start` holds it against what the target has. It is renewed
 about once a second, so a target may be further than it says, never less far.
 
-Source: issue 7, "Bad input"; docs/format.md, "holds/NAME".
+Source: docs/format.md, "holds/NAME".
 """
 
 from __future__ import annotations

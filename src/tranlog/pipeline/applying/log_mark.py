@@ -1,6 +1,6 @@
 """By what a log is told from another of the same name on another machine, and opening it where a task runs.
 
-Source: design/pipeline.md, "Apply"; docs/cluster.md, "Set up".
+Source: docs/cluster.md, "Set up".
 """
 
 from __future__ import annotations

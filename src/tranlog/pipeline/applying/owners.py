@@ -2,8 +2,6 @@
 
 Owns the table in memory. The rule is the plan's, in `channels`; that all channels get the same answer, whoever asks
 first, is the target's.
-
-Source: design/pipeline.md, "Channels meet at the target".
 """
 
 from __future__ import annotations

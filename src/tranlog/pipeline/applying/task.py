@@ -1,7 +1,4 @@
-"""What a channel's task is told, and what it hands back: plain values, which travel pickled to where Spark runs it.
-
-Source: design/pipeline.md, "Apply".
-"""
+"""What a channel's task is told, and what it hands back: plain values, which travel pickled to where Spark runs it."""
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@ Owns the data source that Spark finds, its readers, and what Spark's own filters
 `datasource_stream`'s. Reads like any other reader: from any process, without a lock, never past what is committed
 unless asked. The hard idea: the range of seqnos is fixed once, when the query or the micro-batch is planned, so that
 every task and every retry reads the same rows, however the log grows meanwhile.
-
-Source: design/pipeline.md, "The log as a Spark source", "Facts about PySpark 4.3, tried".
 """
 
 from __future__ import annotations

@@ -19,8 +19,6 @@ when a query is planned or a stream begins, and are seqnos from then on.
 
 Times are those of `parse_time`: the start is the first transaction at or after it, the end the last one before the
 first that is later. An event id is the newest transaction with it.
-
-Source: issue 7, item 7; conventions, "Options".
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Owns the types that the log's columns have in Spark, the cutting of a range into tasks, and the one way from a range to
 batches. Which range it is, `datasource` and `datasource_stream` decide.
-
-Source: design/pipeline.md, "The log as a Spark source".
 """
 
 from __future__ import annotations

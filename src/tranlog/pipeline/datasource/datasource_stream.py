@@ -6,8 +6,6 @@ before it reads, so a batch that is run again reads the same transactions, or sa
 
 Shape of an offset: `{"gtid": "GTID(1, 15)"}`; where nothing has been read yet `{"before": 0}`, the seqno to begin
 with. What is reported as the latest has beside the GTID how far the stream is behind it: `lag_seqnos` and `lag_ms`.
-
-Source: issue 7, item 7; design/pipeline.md, "Facts about PySpark 4.3, tried".
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owns the life of one `tranlog apply`. What a start means is decided in `progress
 `channel`; Spark only starts the tasks and tells when they are gone. The hard idea: nothing that matters passes
 through the driver. Positions, plan, tokens and the wish to stop are rows in the target, so a driver may die at any
 moment, and the next one takes the pipeline over from there.
-
-Source: design/pipeline.md, "Apply", "Channels meet at the target".
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Owns the token and the positions' rows as the driver reads and writes them, and the hold on the log that goes with
 them. What a start means is decided in `progress`. Nothing is retried here: a call that fails with
 TransientTargetError or TargetUnavailableError may be made again.
-
-Source: design/pipeline.md, "Apply", "Channels meet at the target".
 """
 
 from __future__ import annotations

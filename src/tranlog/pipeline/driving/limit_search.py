@@ -2,8 +2,6 @@
 
 Owns looking ahead of the channels. What a limit is, and how it is told from a header, is `limits`'; what comes into the
 log later the channels watch for themselves.
-
-Source: conformance/tungsten.md A9, "online"; issue 7, item 5.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ an operator reaches it to the process's server.
 The hard idea: runs happen in one thread, the main one, and wishes come in
 from any; a wish only changes the state and an event, and the run ends of itself, at a target transaction's end, or is
 cut off where the wish is to end at once.
-
-Source: conformance/tungsten.md A9, "State machine", "online", "offline", "wait"; issue 7, item 5.
 """
 
 from __future__ import annotations

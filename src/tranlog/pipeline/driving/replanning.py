@@ -4,8 +4,6 @@ Owns what passes between who wants the plan (`operation`, or a program) and the 
 the change itself is, drain to one seqno and divide anew, is decided in `progress.plan_start`. The hard idea: the driver
 answers when the new plan has been written at the target, and not when it has heard of it; so whoever reads the answer
 knows the seqno after which the new plan holds, whatever is killed from then on.
-
-Source: issue 7, item 3, "changing the channel count or the rule, online or offline".
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Where a pipeline stands, measured by its driver and told about once a second.
 
 Owns the report's form, its rates and its notes. When to report is `apply`'s, what a status shows `view`'s.
-
-Source: design/pipeline.md, "Apply".
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owns the loop between a run's first job and its last. Leaves taking the pipeline
 to `troubles`, threads to `job`. The hard idea: nothing that one channel meets ends another. A channel that cannot use
 the target waits while the others go on, one whose worker died is run again alone; only what nobody can cure tells all
 of them to end.
-
-Source: design/pipeline.md, "Apply", "Channels meet at the target".
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ Shape: one row per change, all of one table. Columns: `row`, the change's number
 DELETE; then `before.NAME` and `after.NAME` for each column of the table, null where there is no such image. The
 schema's metadata have `schema`, `table` and, as JSON, `primary_key`. A function may take rows away and set values;
 it may not add, double or reorder rows, nor change `row` and `op`.
-
-Source: issue 7, item 5.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owns the course of changes through filters, what is remembered per table, and th
 filter does to a table is `filters`', record batches are `filter_batches`'. The hard idea: neighbouring filters that are
 decided per table are one step: a dictionary look-up when the table changes, and one function per row, or none. Names
 alone decide, too, whether a payload is worth decoding.
-
-Source: issue 7, item 5; conformance/tungsten.md A6, "filters".
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owns the kinds of filters and what each does to a table. Leaves running them ove
 `channel`. The hard idea: what can be decided about a table is decided once, when its map is first met, for the map and
 the rows alike: keys and foreign keys follow the columns, and what would break a key is refused there, by name, and not
 found out later by a conflict. Pure: they travel to the tasks as they are.
-
-Source: issue 7, item 5; conformance/tungsten.md A10 (replicate, rename, dropcolumn, time delay).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ channel decides by itself, from the same headers and the positions in the target
 A serial transaction is channel 0's; before the first of a run channel 0 waits for all others, and nobody passes a
 serial transaction that channel 0 has not applied.
 
-Source: design/pipeline.md, "Channels meet at the target"; on-disk-parallel-queues; conformance/tungsten.md A4, A5.
+Source: on-disk-parallel-queues.
 """
 
 from __future__ import annotations

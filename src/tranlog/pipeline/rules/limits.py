@@ -5,8 +5,7 @@ Owns the kinds of limit, how each is told from the headers, and the form of a li
 hard idea: every channel meets the same headers, so a limit that is a function of the header ends all of them at the
 same transaction without a word between them.
 
-Source: conformance/tungsten.md A6 "watches", "skip list", A9 "online", B7-16 (event ids are compared whole, as text
-they have no order); issue 7, item 5.
+Source: docs/conformance.md, B7-16 (event ids are compared whole, as text they have no order).
 """
 
 from __future__ import annotations

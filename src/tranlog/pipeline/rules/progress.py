@@ -6,7 +6,7 @@ The hard idea: a position is a claim about history. It is believed only while th
 that it names, by epoch and event id, so that a cleared or re-created log is never silently skipped into. And no
 position is a claim too: that nothing was applied. It is believed only where nothing else says otherwise.
 
-Source: design/pipeline.md, "At start", "Tokens"; conformance/tungsten.md B7 items 8 and 20.
+Source: docs/conformance.md, B7 items 8 and 20.
 """
 
 from __future__ import annotations

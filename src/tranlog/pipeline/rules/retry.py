@@ -3,7 +3,7 @@
 Owns which errors may pass of themselves. Time comes in as an argument, and so does waiting. Who is told of a failure,
 and when it has lasted long enough, is decided by whoever calls.
 
-Source: design/pipeline.md, "Channels meet at the target"; docs/operations.md, "A target that cannot be used".
+Source: docs/operations.md, "A target that cannot be used".
 """
 
 from __future__ import annotations

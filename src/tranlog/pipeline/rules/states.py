@@ -5,8 +5,6 @@ process's server lets an operator ask.
 The hard idea: what an operator asks for and what the pipeline comes to are happenings of one kind, so
 that one table answers for both, and a wish that makes no sense now is a refusal with its reason, never a half-done
 step.
-
-Source: conformance/tungsten.md A9, "State machine"; issue 7, item 5.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns the growing pauses, and what ends a trouble. The hard idea: a pause is the 
 gets nowhere ends its task, which holds no slot, no connection and no target transaction from then on, and reads
 position and token again when it is submitted again; so whoever waits out a pause can be stopped at once.
 
-Source: design/pipeline.md, "Channels meet at the target"; docs/operations.md, "A target that cannot be used".
+Source: docs/operations.md, "A target that cannot be used".
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owns the options for it, the settings that follow from a master's URL, and the w
 starting Spark to `session`. The hard idea: a channel's task carries the target's password to a worker, so driver and
 executors know each other by a secret, speak encrypted, and listen on one address; and since the secret must not show
 in a list of processes, it never stands on a command line.
-
-Source: design/pipeline.md, "Facts about PySpark 4.3, tried".
 """
 
 from __future__ import annotations

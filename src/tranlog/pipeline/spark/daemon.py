@@ -3,8 +3,6 @@
 Owns nothing but those imports; what the daemon does is PySpark's. The hard idea: a worker that is forked with its
 modules costs neither the time nor, as long as nobody writes to them, the memory to load them again. So nothing
 imported here may start a thread or open anything, since neither survives a fork.
-
-Source: design/pipeline.md, "Facts about long tasks, tried".
 """
 
 from __future__ import annotations

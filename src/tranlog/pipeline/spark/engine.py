@@ -2,8 +2,6 @@
 
 Owns what a run asks of Spark beside its jobs. Starting a quiet Spark is `session`'s, what a cluster is told
 `cluster`'s.
-
-Source: design/pipeline.md, "Apply", "Facts about PySpark 4.3, tried".
 """
 
 from __future__ import annotations

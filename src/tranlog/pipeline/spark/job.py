@@ -4,8 +4,6 @@ Owns how tasks are submitted, with a cursor of their own or with a share of a wi
 cancelled. Leaves what a task does to `channel` and `window`, and when to submit again to `apply`. The hard idea: Spark
 tells what came of a job when all its tasks are over, and a channel's neighbours run for weeks; so each channel is a
 job, and one that ends is known at once and submitted again alone.
-
-Source: design/pipeline.md, "Apply: one Spark job, one long-running task per channel".
 """
 
 from __future__ import annotations

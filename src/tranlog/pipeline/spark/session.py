@@ -3,8 +3,6 @@
 Owns how tranlog starts a JVM and a session in it. Leaves what a cluster needs to `cluster`, and what runs on it to
 `apply` and `datasource`. The hard idea: the JVM is a child that must outlive the signal that ends us, since a clean
 stop needs it; so it gets a process group of its own, and dies with its standard input when we are killed.
-
-Source: design/pipeline.md, "Facts about PySpark 4.3, tried".
 """
 
 from __future__ import annotations

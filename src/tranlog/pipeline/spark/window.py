@@ -9,7 +9,7 @@ So before each serial run everybody has the header of what stands before it, and
 And the end is a function of the log alone: when Spark splits a part of a window again, it ends at the same place, else
 one channel could wait for another that has ended.
 
-Source: on-disk-parallel-queues, "the initial implementation uses in-memory queues"; issue 7, item 1.
+Source: on-disk-parallel-queues, "the initial implementation uses in-memory queues".
 """
 
 from __future__ import annotations

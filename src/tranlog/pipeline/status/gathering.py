@@ -3,8 +3,6 @@
 Owns the reading; what follows from it is `status`'s. The hard idea: the same rows are read whether the pipeline runs or
 not, here or elsewhere, so whoever reaches the target can look; nothing is changed and no lock is taken. A status must
 tell most when something is wrong, so a part that cannot be read is left out, with its error beside the others.
-
-Source: issue 7, item 6.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ readings: what moved, whom it said that it waits for, and whether anything is le
 
 Units: in the names; times are ms since 1970. None stands for what is not known.
 
-Source: issue 7, items 6 and 10; on-disk-parallel-queues.
+Source: on-disk-parallel-queues.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The names of the fields are the ancestor's, since its users look for them here; 
 are not here, each with its reason. What differs in meaning: there are no read tasks that put transactions into queues
 in memory, a channel reads for itself, so `events`, what it holds and has not committed, is 0 at each position.
 
-Source: on-disk-parallel-queues; conformance/tungsten.md A2, A4, A9.
+Source: on-disk-parallel-queues.
 """
 
 from __future__ import annotations

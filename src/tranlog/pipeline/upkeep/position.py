@@ -3,8 +3,6 @@
 Owns what a position that an operator names means; who may write it is the target's token as ever. The hard idea: a
 position is a claim about history, so the epoch and the event id that go with a seqno are looked up in the log and
 never typed in, and a pipeline that somebody runs is not moved under its feet.
-
-Source: design/pipeline.md, "At start", "Tokens".
 """
 
 from __future__ import annotations

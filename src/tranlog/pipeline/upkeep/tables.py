@@ -3,8 +3,6 @@
 Owns finding the newest table map of each table in a log without decoding all of it. The hard idea: a table changes its
 shape only by DDL, and DDL stands in the log, so after a table was seen its transactions can be passed over by their
 headers until a serial one.
-
-Source: design/data-model.md, "Transactions, tables, identity"; issue "tables create".
 """
 
 from __future__ import annotations

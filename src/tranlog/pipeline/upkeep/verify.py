@@ -4,8 +4,6 @@ Owns the comparison; the rows come from the source's TableReader and from the Ta
 size are compared in one pass each and constant memory. Every row goes by its key into one of a few thousand buckets,
 each with a count and a sum of row hashes; only rows of buckets that differ are held, and only when their keys are
 asked for. Rows are equal when all their values are by `types.canonical`.
-
-Source: design/asks.md 21; design/data-model.md, "Values".
 """
 
 from __future__ import annotations

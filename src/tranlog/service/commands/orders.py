@@ -3,8 +3,6 @@
 Owns their options and their words; what they ask for is in `api`, who answers in `operating`. The hard idea: a
 command finds its pipeline by the configuration, as every other does, so an operator names no socket; --host is for one
 that runs elsewhere.
-
-Source: conformance/tungsten.md A9, `trepctl`; issue 7, item 5.
 """
 
 from __future__ import annotations

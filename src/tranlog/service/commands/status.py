@@ -4,8 +4,6 @@ Owns what is read of the source, and the two ways to show it all; log and pipeli
 status must tell most when something is wrong, so a part that cannot be read is shown with its error, beside the parts
 that can, and the exit code is the worst of them. Nothing is changed and no lock is taken, not even for a moment: a
 writer that starts meanwhile must get it.
-
-Source: design/conventions.md 6.7; design/asks.md 6 and 7; design/sources.md, "`status` that says what it waits for".
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Owns the command, its options, and the readings; what they look like is `screen`'s, where they appear `terminal`'s. The
 hard idea: a pipeline that hangs must not hang whoever looks at it, so it is asked in a thread of its own, and keys are
 answered meanwhile.
-
-Source: issue 7, item 10.
 """
 
 from __future__ import annotations

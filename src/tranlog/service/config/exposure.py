@@ -3,8 +3,6 @@
 Owns the one security rule for every port: loopback needs no credentials; any other address needs TLS, and a token or a
 client's certificate, and without them nothing is opened. The hard idea: the rule is checked before a socket is made,
 and by the address that was asked for, not by a name that resolves to something else later.
-
-Source: design/replication.md, "Security".
 """
 
 from __future__ import annotations

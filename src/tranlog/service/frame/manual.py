@@ -3,7 +3,7 @@
 Owns the form of `thl.1` and `tranlog.1`. The hard idea: a page that somebody writes by hand is wrong after the next
 option, so nothing stands in it but what the commands say of themselves, and a test holds the files against this.
 
-Source: issue 6, item 3; man-pages(7) for the order of the sections.
+Source: man-pages(7) for the order of the sections.
 """
 
 from __future__ import annotations

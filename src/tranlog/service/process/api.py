@@ -4,7 +4,7 @@ Owns their form, and how a method becomes an operation; docs/control.md describe
 what an operation does to the class that has the method. The hard idea: an operation is a method whose types say what
 it takes and gives, so that route, check and document cannot differ from it.
 
-Source: conformance/tungsten.md A9; OpenAPI 3.1.
+Source: OpenAPI 3.1.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Owns how a log that has no records yet is begun: behind whatever knows a position, and at the source's position where
 a cleared log left one. The capture loop itself is `capture`'s. The hard idea: a log is only ever empty by accident or
 by intent, never by right, so before the first GTID is given out everybody who may have seen a higher one is asked.
-
-Source: design/log-format.md, last paragraph; design/sources.md.
 """
 
 from __future__ import annotations

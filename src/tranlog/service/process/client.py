@@ -2,8 +2,6 @@
 
 Owns how a caller finds a process, and the call. What can be asked is in `api`, who answers is `server`. The hard idea:
 one answer has all views of one moment, so no two numbers of a status come from different ones.
-
-Source: issue 7, items 5 and 6.
 """
 
 from __future__ import annotations

@@ -161,10 +161,7 @@ def log_families(log: LogState, labels: Mapping[str, str]) -> Iterator[Metric]:
 def capture_families(
     status: CaptureStatus, log: LogState, source: SourceStanding | None, *, asked: bool, now_ms: int
 ) -> Iterator[Metric]:
-    """Return the families of a capture and its source; `asked`: the source was, and `source` None is no answer.
-
-    Source: design/asks.md 7.
-    """
+    """Return the families of a capture and its source; `asked`: the source was, and `source` None is no answer."""
     labels = {"source_id": status.source_id}
     gauge = partial(_family, GaugeMetricFamily)
     yield from _table(_OF_CAPTURE, [(labels, status)])

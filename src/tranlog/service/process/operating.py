@@ -3,8 +3,6 @@
 Owns the two parts, and opening the one server that serves them. The hard idea: nothing is opened before the security
 rule has been checked, and nothing that answers takes part in the work: a request that hangs costs its own thread and a
 connection of its own to the target.
-
-Source: issue 7, items 5 and 6; design/replication.md, "Security".
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owns the comparison alone; the file's form is `config`'s, and how a running pipe
 `operation`'s. The hard idea: an operator who has edited a file must not believe in what did not happen. So
 the answer names every key that differs from the file as the process has read it and takes effect only when it is
 started anew; and what the command line said at the start still outranks the file.
-
-Source: issue 7, item 3, "changing the channel count or the rule, online or offline".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ asked is told by the parts of the process, see `api`. The hard idea: nothing tha
 server has a thread and a loop of its own, each operation runs in one more, and a peer holds a connection and no more:
 its handshake, head, body and reading are bounded in time and size, and so is the number of peers at a door.
 
-Source: RFC 9110; design/replication.md, "Security".
+Source: RFC 9110.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Owns the form of what `tranlog top` asks for. Gathering is `operating`'s, showing `screen`'s, and what a channel is said
 to be doing `status`'s. The hard idea: whoever looks again and again knows its own interval, so two answers are compared
 where they are shown, by the clock of the process that gave them.
-
-Source: issue 7, item 10.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owns the layout: which columns a narrow terminal loses, how many rows a short on
 terminal itself to `terminal`. The hard idea: a line that is too long wraps, and then everything below it is in the
 wrong place; so lines are cut here, by the cells that they take and not by their letters, and text that came from
 outside cannot move the cursor, since nothing but printable letters gets through.
-
-Source: issue 7, item 10.
 """
 
 from __future__ import annotations

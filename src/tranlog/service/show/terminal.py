@@ -5,7 +5,7 @@ Owns the terminal's modes, its capabilities, keys and signals while a screen is 
 handlers do nothing at all, the numbers of signals come through a pipe like keys, and leaving is one place, the end of
 a `with`.
 
-Source: issue 7, item 10; terminfo(5); termios(3).
+Source: terminfo(5); termios(3).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns the program and its smaller commands, by the ancestor's names. `thl_list` h
 text forms are in `listing`, what damage means in `log.verify`. The hard idea: a script that knows the ancestor's `thl`
 must not be surprised, so what it had is here under its name, and what we do not have says where it went.
 
-Source: thl-internals, "'thl' Utility"; conformance/tungsten.md A9, B7.
+Source: thl-internals, "'thl' Utility"; docs/conformance.md, B7.
 """
 
 from __future__ import annotations

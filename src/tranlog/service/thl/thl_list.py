@@ -4,7 +4,7 @@ Owns the selectors and the forms of a listing, and how they may stand together. 
 about what was asked for or an error. A seqno that the log does not hold is never answered with its neighbour
 (B7-23), and a listing that cannot go on does not end as if it were done.
 
-Source: thl-internals, "'thl' Utility"; conformance/tungsten.md A9, `list`.
+Source: thl-internals, "'thl' Utility".
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NotFound:
 def choose(wanted: Wanted, first: int, last: int) -> WantedSeqnos | NotFound:
     """Decide what to show of a log that holds `first` to `last` (-1: nothing). Pure.
 
-    Source: conformance/tungsten.md A9, `list`; B7-23.
+    Source: B7-23.
     """
     if last < 0:
         if wanted.low is None and wanted.high is None:

@@ -5,7 +5,7 @@ and removing is the writer's business. Where none runs, these two take its lock,
 begin no epoch: a log that was trimmed by hand holds the transactions that it held before.
 
 Source: tokumx-replication, "Oplog Management": oplogPartitionInfo, addPartition, trimToGTID, trimToTS,
-printReplicationInfo; conformance/tokumx.md A8.
+printReplicationInfo.
 """
 
 from __future__ import annotations

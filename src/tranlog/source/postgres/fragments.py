@@ -3,7 +3,7 @@
 Owns what becomes of each message: rows, TRUNCATE as a statement at its place, what sessions gave to
 pg_logical_emit_message as metadata, our own heartbeats and recorded DDL.
 
-Source: design/data-model.md, "Transactions, tables, identity"; PostgreSQL's manual, "pg_logical_emit_message".
+Source: PostgreSQL's manual, "pg_logical_emit_message".
 """
 
 from __future__ import annotations

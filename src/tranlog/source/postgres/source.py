@@ -3,8 +3,6 @@
 Owns the source's life (start, read, lost connections, stop) and the way from a transaction's messages to fragments.
 Messages, rows, connections and the catalogue have modules of their own. The hard idea: the slot is told to forget only
 what the log holds, by the LSN after a commit; so it never stands past the log, and a slot that does has lost something.
-
-Source: design/sources.md, "PostgreSQL".
 """
 
 from __future__ import annotations

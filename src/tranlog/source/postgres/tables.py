@@ -1,8 +1,6 @@
 """A PostgreSQL's tables as they are now: for `tranlog verify` and `tranlog tables create`.
 
 Owns reading the catalogue into table maps, and the rows of a SELECT into values, both as the slot would give them.
-
-Source: design/data-model.md, "Values".
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns the mapping from a type to a column, and for each column what reads a text 
 Pure. The hard idea: the text form loses nothing, as the session sets it, so a type that we do not know is carried as
 its name and its text, and no type needs to be refused.
 
-Source: design/data-model.md, "Values"; PostgreSQL's manual, "Data Types".
+Source: PostgreSQL's manual, "Data Types".
 """
 
 from __future__ import annotations
