@@ -28,6 +28,7 @@ class Checkers:
         self.votes: dict[tuple[NodeId, int], NodeId] = {}
         self.durable_vote: dict[NodeId, int] = {}
         self.truth: dict[int, Gtid] = {}
+        self.truth_in: dict[int, int] = {}
         self.hashes: dict[Gtid, int] = {}
         self.acknowledged: dict[int, Gtid] = {}
         self.gone: set[Gtid] = set()
@@ -56,6 +57,7 @@ class Checkers:
         request: PreVote | Vote | None,
         last: Gtid | None,
         state: int,
+        owing: bool,
     ) -> None:
         """Inv 4, 16: one vote an epoch, durable before it is told, for no older log, none while primary."""
         if voted.why or voted.pre:
@@ -67,23 +69,36 @@ class Checkers:
             raise Violation(f"16: {node} tells its vote of epoch {voted.epoch} before it is durable")
         if last is not None and request is not None and request.last < last:
             raise Violation(f"16: {node} votes for {candidate} whose log ends at {request.last}, its own at {last}")
+        if owing:
+            raise Violation(f"14: {node} votes for {candidate} while its log lacks what was durable")
         if state == PRIMARY:
             raise Violation(f"16: {node} votes for {candidate} while it is primary")
 
-    def elected(self, node: NodeId, epoch: int, log: ModelLog) -> None:
-        """Inv 4, 14: one primary an epoch, which has everything that a majority acknowledged."""
+    def installed(self, old: GroupConfig, new: GroupConfig, having: set[NodeId]) -> None:
+        """A new configuration overlaps with the one before, which a majority of its voters had durable first."""
+        if new.id.version != old.id.version + 1:
+            return  # a winner's stamp, or one that came from another node
+        before, after = ({m.node: m.witness for m in one.members if m.votes} for one in (old, new))
+        changed = sorted(node for node in before.keys() | after.keys() if before.get(node) != after.get(node))
+        if len(changed) > 1:
+            raise Violation(f"configuration {new.id} changes the voters {changed} at once")
+        if len(having & before.keys()) <= len(before) // 2:
+            raise Violation(f"configuration {new.id} follows {old.id}, which only {sorted(having)} have")
+
+    def elected(self, node: NodeId, epoch: int, log: ModelLog, *, acks: int) -> None:
+        """Inv 4, 14, 20: one primary an epoch, which has everything that a majority acknowledged, and no old acks."""
+        if acks:
+            raise Violation(f"20: {node} begins epoch {epoch} with {acks} acks of an earlier reign")
         before = self.reigns.setdefault(epoch, node)
         if before != node:
             raise Violation(f"4: {node} and {before} are primaries of epoch {epoch}")
         own_vote = self.votes.setdefault((node, epoch), node)
         if own_vote != node:
             raise Violation(f"16: {node} votes for itself in epoch {epoch} and has voted for {own_vote}")
-        for seqno, gtid in self.acknowledged.items():
-            if seqno >= log.first and log.gtid(seqno) != gtid:
-                raise Violation(f"14: {node}, primary of epoch {epoch}, lacks {gtid}, which a majority acknowledged")
         for seqno, gtid in self.truth.items():
-            if gtid.epoch < epoch and seqno >= log.first and log.gtid(seqno) != gtid:
-                raise Violation(f"14: {node}, primary of epoch {epoch}, lacks {gtid}, which was committed")
+            if self.truth_in[seqno] < epoch and seqno >= log.first and log.gtid(seqno) != gtid:
+                word = "acknowledged by a majority" if seqno in self.acknowledged else "committed"
+                raise Violation(f"14: {node}, primary of epoch {epoch}, lacks {gtid}, which was {word}")
 
     def appended(self, node: NodeId, log: ModelLog, since: int) -> None:
         """Inv 2, 3, 5, 6: rising GTIDs, dense; a no-op first in each epoch; one history by GTID; the hash follows."""
@@ -109,7 +124,7 @@ class Checkers:
         if ack.epoch < voted_epoch:
             raise Violation(f"15: {node} acks to epoch {ack.epoch} and has voted in {voted_epoch}")
 
-    def committed(self, node: NodeId, gtid: Gtid, log: ModelLog) -> None:
+    def committed(self, node: NodeId, gtid: Gtid, log: ModelLog, epoch: int) -> None:
         """Inv 14, 19: commit points rise, and all nodes commit one history."""
         if gtid <= self._committed.get(node, NO_GTID):
             raise Violation(f"commit point of {node} goes from {self._committed[node]} to {gtid}")
@@ -119,6 +134,7 @@ class Checkers:
         self._committed[node] = gtid
         for seqno in range(max(since, log.first), gtid.seqno + 1):
             held = log.entries[seqno - log.first].gtid
+            self.truth_in.setdefault(seqno, epoch)  # whoever commits first is its primary
             if self.truth.setdefault(seqno, held) != held:
                 raise Violation(f"14: {node} commits {held}, and {self.truth[seqno]} was committed elsewhere")
 
@@ -160,6 +176,12 @@ class Checkers:
             if self.truth.get(gtid.seqno) == gtid:
                 raise Violation(f"21: {gtid} is told to be rolled back, and was committed")
             self.gone.add(gtid)
+
+    def written(self, gtid: Gtid, having: Mapping[NodeId, ModelLog]) -> None:
+        """Inv 20: who is named in an answer has it durable."""
+        for node, log in having.items():
+            if log.durable < gtid or log.gtid(gtid.seqno) not in (gtid, None):
+                raise Violation(f"20: {node} is said to have {gtid}, and its log is durable up to {log.durable}")
 
     def rolled_back(self, node: NodeId, matchpoint: Gtid, before: list[Gtid], log: ModelLog) -> None:
         """Inv 26, 27: nothing acknowledged goes; what goes was saved, newest first, under one rid."""

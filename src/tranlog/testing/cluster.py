@@ -262,6 +262,10 @@ class Cluster:
                 self._look(node, one, core, to, packet)
                 self.network.send(node, to, packet)
             case Persist(stored=stored):
+                if core.mind.state == PRIMARY and stored.config is not None and one.stored.config is not None:
+                    old = one.stored.config
+                    having = {n for n, x in self.nodes.items() if (x.stored.config or EMPTY).id >= old.id}
+                    self.checkers.installed(old, stored.config, having | self.lost())
                 one.stored = stored
                 self.checkers.persisted(stored)
             case Put(raw=raw):
@@ -274,7 +278,7 @@ class Cluster:
             case PutChunk(oid=oid, seq=seq, raw=raw):
                 log.put_chunk(oid, seq, raw)
             case BeginReign(epoch=epoch):
-                self.checkers.elected(node, epoch, log)
+                self.checkers.elected(node, epoch, log, acks=len(core.mind.acks))
                 self.counts.elections += 1
                 self._note("elected", node, epoch)
                 log.begin_reign(epoch, wall)
@@ -283,7 +287,7 @@ class Cluster:
                 log.append(NOOP, wall)
                 self._logged(node, log.last.seqno)
             case Committed(gtid=gtid):
-                self.checkers.committed(node, gtid, log)
+                self.checkers.committed(node, gtid, log, core.mind.epoch)
                 if core.mind.state == PRIMARY and core.mind.epoch == core.mind.primary_epoch:
                     logs = {name: other.log for name, other in self.nodes.items()}
                     self.checkers.reached(node, gtid, core.config, logs, self.lost(), core.mind.epoch)
@@ -308,7 +312,9 @@ class Cluster:
         if isinstance(packet, Voted):
             last = None if core.mind.state == WITNESS else one.log.last
             request = self._requests.get((node, to, packet.epoch))
-            self.checkers.voted(node, to, packet, request=request, last=last, state=core.mind.state)
+            self.checkers.voted(
+                node, to, packet, request=request, last=last, state=core.mind.state, owing=core.stored.owing
+            )
         elif isinstance(packet, Vote):
             self.checkers.voted(
                 node,
@@ -317,6 +323,7 @@ class Cluster:
                 request=None,
                 last=None,
                 state=REPLICA,
+                owing=core.stored.owing,
             )
         elif isinstance(packet, Ack):
             self.checkers.acked(node, packet, one.log, one.stored.epoch)
@@ -382,8 +389,11 @@ class Cluster:
 
     def _told(self, number: int, outcome: concern.Outcome) -> None:
         self.answers[number] = outcome
-        _, gtid, w = self.asked[number]
+        node, gtid, w = self.asked[number]
         satisfied = outcome.kind == concern.SATISFIED
+        members = {member.name: member.node for member in (self.nodes[node].stored.config or EMPTY).members}
+        told = {members[name] for name in outcome.written_to} - self.lost()
+        self.checkers.written(gtid, {name: self.nodes[name].log for name in told})
         if satisfied:
             self.counts.acknowledged += 1
         self.checkers.answered(

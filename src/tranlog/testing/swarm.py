@@ -84,9 +84,35 @@ class Swarm:
         self._mend()
         if not cluster.run_until(self._whole, HEALED_MS):
             raise Violation("35: " + "; ".join(self._states()))
+        if rng.random() < 0.4:
+            self._rest()
         if not cluster.run_until(lambda: len(cluster.answers) == len(cluster.asked), 20_000):
             raise Violation("35: some questions are never answered")
         return cluster.counts
+
+    def _rest(self) -> None:
+        """Look at a group in which nothing fails but one line: who was alone deposes nobody, and is no primary for
+        long."""
+        cluster, nodes = self.cluster, list(self.cluster.nodes)
+        cluster.run(3000)  # the last hand-over and the last pause end
+        (primary,) = cluster.primaries()
+        core = cluster.up()[primary]
+        own, epoch = core.config.member(primary), core.mind.epoch
+        able = [one for one in core.config.members if one.electable and one.node != primary]
+        if own is None or len(core.config.voters) < 3 or not able or max(one.priority for one in able) > own.priority:
+            return
+        alone = self.rng.choice(able).node
+        cluster.network.part([alone], [node for node in nodes if node != alone])
+        cluster.run(5000)
+        cluster.network.heal()
+        cluster.run(3000)
+        if cluster.primaries() != [primary] or core.mind.epoch != epoch:
+            raise Violation(f"36: {alone} was alone, and {primary} of epoch {epoch} is primary no more")
+        cluster.network.part([primary], [node for node in nodes if node != primary])
+        cluster.run(5000)
+        if core.mind.state == PRIMARY:
+            raise Violation(f"44: {primary} hears nobody and is still primary")
+        cluster.network.heal()
 
     def _states(self) -> list[str]:
         found = []
@@ -226,8 +252,8 @@ class Swarm:
         self.cluster.crash(node)
         del self.cluster.nodes[node]
         new = NodeId(f"{node.partition('#')[0]}#{self.cluster.agenda.now}")
-        self._wiped[node] = new
         self.cluster.add(new, None)
+        self._wiped[node] = new
 
     def _repair(self) -> None:
         """As an operator: admit wiped nodes at the primary, first without a vote, then with the one that they had."""
