@@ -14,12 +14,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import permutations
 
 import msgspec
 
 from tranlog.ids import Gtid
 from tranlog.replication.rules.acks import AckTable, commit_point, durable_at, may_ack, note_ack
-from tranlog.replication.rules.config import ConfigId, GroupConfig, Member, NodeId, change_refused
+from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, change_refused
 from tranlog.replication.rules.election import Voter, is_elected, vote_refused
 from tranlog.replication.rules.packets import NO_GTID, PRIMARY, REPLICA, WITNESS, Ack, Vote
 from tranlog.replication.rules.syncup import Limits, Verdict, answer, first_question, judge, next_question
@@ -32,13 +33,16 @@ LIMITS = Limits(limit_s=1 << 40, allow_ddl=True)
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """How far one goes, and of whom the group is. `later`: a configuration that may follow the first."""
+    """How far one goes, and of whom the group is.
+
+    `length`: up to where a primary writes; the no-ops of epochs come on top. `later`: a configuration that may follow.
+    """
 
     name: str
     members: tuple[Member, ...]
     epochs: int = 2
-    length: int = 2
-    crashes: int = 1
+    length: int = 1
+    crashes: int = 0
     later: tuple[Member, ...] | None = None
 
 
@@ -52,7 +56,7 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
     primary: bool = False
     epoch: int = 0
     voted: int = 0
-    voted_for: str = ""
+    voted_for: int = -1
     log: Epochs = ()
     synced: int = 0
     granted: tuple[int, ...] = ()
@@ -114,6 +118,9 @@ class Explorer:
         self.scope = scope
         self._members = [scope.members, *([scope.later] if scope.later is not None else [])]
         self._cached: dict[tuple[int, int], GroupConfig] = {}
+        kinds = [[m.witness for one in self._members for m in one if m.node == n.node] for n in scope.members]
+        orders = permutations(range(len(kinds)))
+        self._orders = [order for order in orders if [kinds[at] for at in order] == kinds]
 
     def config(self, node: Node) -> GroupConfig:
         """Return the configuration that a node has."""
@@ -126,15 +133,15 @@ class Explorer:
     def explore(self, most: int | None = None) -> tuple[int, int, str, list[str]]:
         """Return states, depth, the violation (empty: none), and how it came to it. `most`: states to visit."""
         start = GroupState(tuple([Node() for _ in self.scope.members]))
-        before: dict[bytes, tuple[bytes, str]] = {_key(start): (b"", "")}
+        before: dict[bytes, tuple[bytes, str]] = {self._standard(start)[1]: (b"", "")}
         edge, depth = [start], 0
         while edge:
             further: list[GroupState] = []
             for state in edge:
                 key = _key(state)
                 try:
-                    for what, after in self.moves(state):
-                        seen = _key(after)
+                    for what, moved in self.moves(state):
+                        after, seen = self._standard(moved)
                         if seen not in before:
                             before[seen] = (key, sys.intern(what))
                             further.append(after)
@@ -144,6 +151,30 @@ class Explorer:
                     return len(before), depth, "", []
             edge, depth = further, depth + 1
         return len(before), depth - 1, "", []
+
+    def _standard(self, state: GroupState) -> tuple[GroupState, bytes]:
+        """Return one of all states that differ in nothing that matters, with its key.
+
+        Nodes of one kind are alike; an ack to an epoch without a primary, and a sync where nothing crashes, change
+        nothing.
+        """
+        reigning = {node.epoch for node in state.nodes if node.primary}
+        nodes = []
+        for node in state.nodes:
+            gone = node.sent is not None and node.sent[1] not in reigning
+            if gone or (not self.scope.crashes and node.synced != len(node.log)):
+                synced = node.synced if self.scope.crashes else len(node.log)
+                node = msgspec.structs.replace(node, sent=None if gone else node.sent, synced=synced)
+            nodes.append(node)
+        found = []
+        for order in self._orders:
+            to = {old: new for new, old in enumerate(order)} | {-1: -1}
+            told = tuple([_renamed(nodes[old], to) for old in order])
+            reigns = tuple([(epoch, to[node]) for epoch, node in state.reigns])
+            renamed = msgspec.structs.replace(state, nodes=told, reigns=reigns)
+            found.append((_key(renamed), renamed))
+        key, least = min(found, key=lambda one: one[0])
+        return least, key
 
     def moves(self, state: GroupState) -> Iterator[tuple[str, GroupState]]:
         """Yield what can happen next. Raises ScopeViolation."""
@@ -158,8 +189,6 @@ class Explorer:
                 yield f"step down {i}", _with(state, i, primary=False, acked=())
                 yield from self._reign(state, i)
             for j, other in enumerate(state.nodes):
-                if other.epoch > node.epoch:
-                    yield f"{i} hears of {j}", _with(state, i, **_later(node, other.epoch))
                 if (other.config_epoch, other.config) > (node.config_epoch, node.config):
                     change = {"config": other.config, "config_epoch": other.config_epoch}
                     yield f"{i} takes the configuration of {j}", _with(state, i, **change)
@@ -188,7 +217,7 @@ class Explorer:
         own = config.member(NAMES[i])
         if own is not None and own.electable and not node.primary and node.epoch < self.scope.epochs:
             epoch = node.epoch + 1
-            vote = {"epoch": epoch, "voted": epoch, "voted_for": NAMES[i]}
+            vote = {"epoch": epoch, "voted": epoch, "voted_for": i}
             yield f"{i} stands in {epoch}", _with(state, i, granted=(i,), stood=node.log, **vote)
         for c, candidate in enumerate(state.nodes):
             if c != i and candidate.stood is not None and i not in candidate.granted:
@@ -198,7 +227,7 @@ class Explorer:
                     state=PRIMARY if node.primary else WITNESS if witness else REPLICA,
                     epoch=node.epoch,
                     voted_epoch=node.voted,
-                    voted_for=NodeId(node.voted_for),
+                    voted_for=NAMES[node.voted_for] if node.voted_for >= 0 else NO_NODE,
                     last=None if witness else last_of(node.log),
                     hears_primary=False,
                     owing=False,
@@ -209,7 +238,7 @@ class Explorer:
                 if not vote_refused(voter, NAMES[c], asked):
                     epoch = candidate.epoch
                     later = _later(node, epoch)
-                    after = _with(state, i, **{**later, "voted": epoch, "voted_for": NAMES[c], "epoch": epoch})
+                    after = _with(state, i, **{**later, "voted": epoch, "voted_for": c, "epoch": epoch})
                     yield f"{i} votes for {c}", _with(after, c, granted=tuple(sorted((*candidate.granted, i))))
         if node.stood is not None and is_elected(config, {NAMES[one] for one in node.granted}):
             yield f"{i} wins {node.epoch}", self._won(state, i)
@@ -229,7 +258,7 @@ class Explorer:
 
     def _logs(self, state: GroupState, i: int) -> Iterator[tuple[str, GroupState]]:
         node = state.nodes[i]
-        if node.synced < len(node.log):
+        if node.synced < len(node.log) and self.scope.crashes:
             yield f"{i} syncs", _with(state, i, synced=len(node.log))
         if node.primary:
             if len(node.log) < self.scope.length:
@@ -328,6 +357,17 @@ def _way(before: dict[bytes, tuple[bytes, str]], key: bytes) -> list[str]:
     return way[-2::-1]
 
 
+def _renamed(node: Node, to: dict[int, int]) -> Node:
+    if node.voted_for < 0 and not node.granted and not node.acked:
+        return node
+    return msgspec.structs.replace(
+        node,
+        voted_for=to[node.voted_for],
+        granted=tuple(sorted([to[one] for one in node.granted])),
+        acked=tuple(sorted([(to[one], count) for one, count in node.acked])),
+    )
+
+
 def _with(state: GroupState, i: int, **changes: object) -> GroupState:
     node = msgspec.structs.replace(state.nodes[i], **changes)
     return msgspec.structs.replace(state, nodes=(*state.nodes[:i], node, *state.nodes[i + 1 :]))
@@ -343,10 +383,12 @@ def _plain(*names: NodeId, witness: tuple[NodeId, ...] = ()) -> tuple[Member, ..
 
 
 SCOPES = (
-    Scope("three nodes, a crash", _plain(*NAMES)),
-    Scope("two nodes and a witness, a crash", _plain(*NAMES, witness=NAMES[2:])),
-    Scope("one of three leaves", _plain(*NAMES), crashes=0, later=_plain(*NAMES[:2])),
-    Scope("one of three becomes a witness", _plain(*NAMES), crashes=0, later=_plain(*NAMES, witness=NAMES[2:])),
+    Scope("three nodes", _plain(*NAMES)),
+    Scope("three nodes, a crash", _plain(*NAMES), crashes=1),
+    Scope("two nodes and a witness, a crash", _plain(*NAMES, witness=NAMES[2:]), crashes=1),
+    Scope("one of three leaves", _plain(*NAMES), later=_plain(*NAMES[:2])),
+    Scope("one of three becomes a witness", _plain(*NAMES), later=_plain(*NAMES, witness=NAMES[2:])),
+    Scope("three nodes that write", _plain(*NAMES), length=2),
 )
 
 
