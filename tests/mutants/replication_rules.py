@@ -1,6 +1,6 @@
 """Mutants of the rules of replication: each takes one out.
 
-Source: design/replication.md, "Elections"; conformance/tokumx.md, parts B and C.
+Source: docs/protocol.md, "Elections"; conformance/tokumx.md, parts B and C.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Sees everything at once, which no node can. Each violation says what it found; a simulation ends with the first.
 
-Source: conformance/tokumx.md, part B; design/replication.md, "Elections".
+Source: docs/conformance.md, "Replication: the invariants of TokuMX".
 """
 
 from __future__ import annotations

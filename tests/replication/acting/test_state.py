@@ -1,6 +1,6 @@
 """The vote and the configuration on the disk: a crash at every call, and every kind of harm.
 
-Proves design/replication.md, "Elections" 2: one vote an epoch, durable before it is told.
+Proves docs/protocol.md, "Elections" 2: one vote an epoch, durable before it is told.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Acks and the commit point: design/replication.md, "Numbers"; conformance/tokumx.md, part B, 14 to 20."""
+"""Acks and the commit point: docs/protocol.md, "Numbers"; conformance/tokumx.md, part B, 14 to 20."""
 
 from __future__ import annotations
 

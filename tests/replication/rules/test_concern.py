@@ -74,7 +74,7 @@ def test_majority_and_tags_are_met_independently() -> None:
 
 
 def test_a_lax_question_never_waits_for_a_strict_one() -> None:
-    """design/replication.md: the laxer never waits for the stricter."""
+    """docs/protocol.md: the laxer never waits for the stricter."""
     node = reigning()
     written = [node.write() for _ in range(3)]
     for number, one in enumerate(reversed(written)):

@@ -1,4 +1,4 @@
-"""Configuration: design/replication.md, "Configuration"; conformance/tokumx.md A7.5 to A7.7, A7.12."""
+"""Configuration: docs/protocol.md, "Configuration"; conformance/tokumx.md A7.5 to A7.7, A7.12."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elections: each rule of design/replication.md, "Elections", has a test that is named for it.
+"""Elections: each rule of docs/protocol.md, "Elections", has a test that is named for it.
 
 The rest proves what conformance/tokumx.md says of A7: priority, hidden, delay, witness, votes 0, freeze, maintenance,
 transfer, the group of one.

@@ -1,4 +1,4 @@
-"""Feeding: design/replication.md, "The wire" (Pull, Large transactions); conformance/tokumx.md A5."""
+"""Feeding: docs/protocol.md, "The order of things"; conformance/tokumx.md A5."""
 
 from __future__ import annotations
 

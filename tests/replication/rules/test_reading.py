@@ -1,4 +1,4 @@
-"""Reading: design/replication.md, "Write concern" (Reading); conformance/vlsn-index.md I43 and S10."""
+"""Reading: conformance/vlsn-index.md I43 and S10."""
 
 from __future__ import annotations
 

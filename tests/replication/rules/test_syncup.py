@@ -1,6 +1,6 @@
 """Syncup: the search, the verdicts, what a rollback keeps, the handshake.
 
-Proves design/replication.md, "Syncup, rollback, restore"; conformance/vlsn-index.md I38, S1; conformance/tokumx.md A10.
+Proves docs/protocol.md, "Syncup"; conformance/vlsn-index.md I38, S1; conformance/tokumx.md A10.
 """
 
 from __future__ import annotations

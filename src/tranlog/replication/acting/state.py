@@ -2,7 +2,7 @@
 
 Owns when its two slots are written and synced: one, then the other, before the caller goes on.
 
-Source: design/replication.md, "Elections" 2, "Configuration"; docs/protocol.md, "The file of a node".
+Source: docs/protocol.md, "Elections", "Configuration", "The file of a node".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The hard idea: an ack proves itself. Equal GTIDs are equal history, so a GTID that the primary's own log holds says that
 the other log is the same up to there; what it does not hold counts for nothing.
 
-Source: design/replication.md, "Numbers" and "Elections" 4, 6 and 7; tokumx-replication (Write Concern).
+Source: docs/protocol.md, "Numbers" and "Elections" 4, 6 and 7; tokumx-replication (Write Concern).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns a node's state as one value, and the first third of its decisions; `reign` 
 hard idea: a beat is a picture of its sender at a moment, and any beat may be lost, late or doubled. So each is
 believed for as long as nothing later has come, and for a few heartbeats.
 
-Source: design/replication.md, "Elections" 5, "Configuration", "States".
+Source: docs/protocol.md, "Elections" 5, "Configuration", "States".
 """
 
 from __future__ import annotations

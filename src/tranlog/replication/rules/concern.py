@@ -1,6 +1,6 @@
 """Is a write concern met, by whom, and what is answered.
 
-Source: tokumx-replication (Write Concern); design/replication.md, "Write concern".
+Source: tokumx-replication (Write Concern); docs/protocol.md, "Write concern".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns members, their votes and roles, the two majorities, and the rule of one voter at a time. The hard idea: a witness
 votes and holds no copy, so the majority that elects and the majority of durable copies are two numbers.
 
-Source: tokumx-replication (replica sets), design/replication.md, "Configuration" and "Numbers".
+Source: tokumx-replication (replica sets), docs/protocol.md, "Configuration" and "Numbers".
 """
 
 from __future__ import annotations

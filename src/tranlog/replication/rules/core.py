@@ -5,7 +5,7 @@ Owns the order in which the rules are asked. A shell calls `step` with each pack
 what it rests on is durable. A vote leaves behind its `Persist`, an ack names what the log says is durable, and
 everything else may be lost at any moment.
 
-Source: design/replication.md, "Numbers", "The wire", "Syncup, rollback, restore", "Write concern".
+Source: docs/protocol.md, "Numbers", "The order of things", "Syncup", "Write concern".
 """
 
 from __future__ import annotations

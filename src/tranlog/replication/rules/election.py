@@ -3,7 +3,7 @@
 Owns the rules of an election, each a function or a line of its own; `core` asks them in turn. A vote is refused with a
 reason, which travels back to the candidate and is shown to people.
 
-Source: design/replication.md, "Elections"; tokumx-replication (Safety).
+Source: docs/protocol.md, "Elections"; tokumx-replication (Safety).
 """
 
 from __future__ import annotations

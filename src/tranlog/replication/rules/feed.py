@@ -4,7 +4,7 @@ Owns the streams of a source and the choice of a source. A stream is begun by a 
 it, and each `Records` names the one before itself; so what is lost, doubled or late on the way is noticed by the
 follower, which begins a new stream. Nothing here remembers what was sent.
 
-Source: design/replication.md, "The wire"; tokumx-replication (Large Transactions, Concurrency).
+Source: docs/protocol.md, "The order of things"; tokumx-replication (Large Transactions, Concurrency).
 """
 
 from __future__ import annotations

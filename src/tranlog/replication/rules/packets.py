@@ -5,7 +5,7 @@ fields in order, or, for records and chunks, that array with its length before i
 skips fields behind those that it knows, and takes the default for those that a sender of an older version does not
 send.
 
-Source: design/replication.md, "The wire"; docs/protocol.md.
+Source: docs/protocol.md.
 """
 
 from __future__ import annotations

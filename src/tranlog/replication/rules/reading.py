@@ -2,7 +2,7 @@
 
 Each waiter is judged by itself, so none with a lax wish is kept by one with a strict wish.
 
-Source: design/replication.md, "Write concern" (Reading); vlsn-index (consistency).
+Source: vlsn-index (consistency).
 """
 
 from __future__ import annotations

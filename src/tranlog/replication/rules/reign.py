@@ -1,6 +1,6 @@
 """Elections and reigns: who stands, who is voted for, when a primary hands over.
 
-Source: design/replication.md, "Elections".
+Source: docs/protocol.md, "Elections".
 """
 
 from __future__ import annotations

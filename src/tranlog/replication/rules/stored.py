@@ -4,7 +4,7 @@ The hard idea: both slots are written, and synced, one after the other, before a
 harms only the one that is being written, whose content nobody was told; and a slot that is harmed later leaves the
 other with the same content. So no single harm makes a node forget a vote.
 
-Source: design/replication.md, "Elections", "Configuration"; docs/protocol.md, "The file of a node".
+Source: docs/protocol.md, "Elections", "Configuration", "The file of a node".
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Owns the search for the greatest common GTID, both sides of it, and the verdict.
 one primary, so two logs that hold an epoch hold the same beginning of it. A question and an answer are then enough for
 each epoch that differs; the hash at the matchpoint finds histories that only number alike.
 
-Source: vlsn-index (syncup), tokumx-replication (Rollback), thl-internals (EPOCH Numbers); design/replication.md,
-"Syncup, rollback, restore".
+Source: vlsn-index (syncup), tokumx-replication (Rollback), thl-internals (EPOCH Numbers); docs/protocol.md,
+"Syncup".
 """
 
 from __future__ import annotations
