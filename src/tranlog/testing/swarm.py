@@ -18,6 +18,7 @@ from tranlog.errors import ConfigError
 from tranlog.replication.rules.config import (
     MAJORITY,
     NO_NODE,
+    GroupConfig,
     Member,
     NodeId,
     copies_needed,
@@ -232,12 +233,7 @@ class Swarm:
         """Whether elections and commits go on if this node loses its disk as well; else only force would help."""
         configs = [one.stored.config for one in self.cluster.nodes.values() if one.stored.config is not None]
         lost = self.cluster.lost() | {node} | self._wiped.keys() | set(self._wiped.values())
-        return all(
-            len(lost & set(c.voters)) <= len(c.voters) - election_majority(c)
-            and len(lost & set(c.copies)) <= len(c.copies) - copies_needed(c)
-            and any(member.electable and member.node not in lost for member in c.members)
-            for c in configs
-        )
+        return all(_goes_on(config, lost) for config in configs)
 
     def _lose(self) -> None:
         node = self._any()
@@ -272,7 +268,7 @@ class Swarm:
                 elif after is not None and not after.votes:
                     changed = msgspec.structs.replace(after, votes=1, priority=1, hidden=False, delay_ms=0)
                 else:
-                    if core.mind.peers.get(new) is not None and core.mind.peers[new].config == core.config.id:
+                    if new == node or (new in core.mind.peers and core.mind.peers[new].config == core.config.id):
                         self._wiped.pop(old, None)
                     continue
                 try:
@@ -290,13 +286,22 @@ class Swarm:
                 at = self.rng.randrange(len(members))
                 member = draw_member(self.rng, members[at].node)
                 members[at] = msgspec.structs.replace(member, name=members[at].name)
-            if all(member.node in self.cluster.lost() for member in members if member.electable):
-                continue  # nobody could be elected
             try:
-                core.reconfigure(successor(core.config, members, epoch=core.mind.epoch))
+                new = successor(core.config, members, epoch=core.mind.epoch)
+                if _goes_on(new, self.cluster.lost()):
+                    core.reconfigure(new)
             except ConfigError:
                 continue
             self.cluster._carry_out(node)
+
+
+def _goes_on(config: GroupConfig, lost: set[NodeId]) -> bool:
+    """Whether a group elects and commits without these nodes."""
+    return (
+        len(lost & set(config.voters)) <= len(config.voters) - election_majority(config)
+        and len(lost & set(config.copies)) <= len(config.copies) - copies_needed(config)
+        and any(member.electable and member.node not in lost for member in config.members)
+    )
 
 
 def play(seed: int) -> tuple[Counts, str, list[str]]:

@@ -181,3 +181,16 @@ def test_a_later_transaction_of_the_own_epoch_is_waited_for() -> None:
     assert kinds(node) == {}
     node.write()
     assert kinds(node) == {1: "satisfied"}
+
+
+def test_nobody_is_said_to_have_what_the_primary_does_not_hold() -> None:
+    """An ack of a later transaction covers what lies before it in the primary's log, and nothing else."""
+    node = Alone(A, group(A, B, C), log_of(1))
+    node.core.mind.epoch = 2
+    node.elect(B)
+    ask(node, 1, gtid(2, 1), 2, 500)
+    node.get(B, Ack(durable=gtid(1, 0), epoch=3))
+    node.synced = False
+    node.beat(B)
+    node.wait(600)
+    assert outcomes(node)[1].kind == "timed out" and outcomes(node)[1].written_to == ()

@@ -355,8 +355,15 @@ class Core(Reigning):
     # --- answers ---
 
     def _having(self, waiting: OpenQuestion) -> tuple[str, ...]:
+        """Return who has it durable. Of a transaction that this log does not hold, acks of later ones say nothing."""
+        if not self._held(waiting.gtid):
+            return ()
         durable = ack_rules.durable_at(self.mind.acks, self.node, self.log.durable)
         return concern.named(self.config, concern.written_to(self.config, durable, waiting.gtid))
+
+    def _held(self, gtid: Gtid) -> bool:
+        """Whether this log holds a transaction, or purged it, and what is purged was committed."""
+        return holds(self.log, gtid) or gtid.seqno < self.log.first
 
     def _answer(self) -> None:
         """Answer each question whose time has come, whatever others wait for."""
@@ -366,7 +373,7 @@ class Core(Reigning):
         durable = ack_rules.durable_at(mind.acks, self.node, log.durable)
         still = []
         for one in mind.waiting:
-            held = holds(log, one.gtid) or one.gtid.seqno < log.first
+            held = self._held(one.gtid)
             if held and concern.is_met(self.config, one, durable, mind.committed, mind.epoch):
                 self._tell(one, concern.SATISFIED, self._having(one))
             elif not held and one.gtid.epoch < mind.epoch == mind.committed.epoch:
