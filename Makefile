@@ -27,6 +27,7 @@ ROUNDS ?= 50
 DIR ?= tests/golden/tungsten
 FILE ?= tests/golden/index/vlsn-traces.jsonl
 SEED ?= 1
+SEEDS ?= 200
 
 # $(call verdict,COMMAND): run it, and end with one line that says how it went.
 verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: FAILED (exit code $$code)" >&2; exit 1; fi
@@ -34,7 +35,7 @@ verdict = @if $(1); then echo "make $@: passed"; else code=$$?; echo "make $@: F
 within = timeout --foreground --verbose --signal=INT --kill-after=30 $(1) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check unit plain long test soak kill replica-diff order traces golden bench lines demo demo-mariadb clean
+.PHONY: help install check unit plain long test soak kill replica-diff order sim small sim-mutants traces golden bench lines demo demo-mariadb clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do \
@@ -99,6 +100,15 @@ replica-diff: install ## FILES=n of the server's regression files (default: all)
 order: install ## ROUNDS=50 seeded rounds of a pipeline that is killed and re-planned: the log's order is the target's, and each mutant is found
 	@$(PACKAGES) postgres
 	$(call verdict,cd tests && ../$(BIN)/python -m mutants.check_order --rounds $(ROUNDS) --seed $(SEED) $(ARGS))
+
+sim: install ## SEEDS=200 groups of nodes in one thread, from SEED=1, under faults; seeds that failed once are played first
+	$(call verdict,$(BIN)/python -m tranlog.testing.swarm --seeds $(SEEDS) --seed $(SEED) --kept tests/sim/seeds.txt $(ARGS))
+
+small: install ## a small group in every order of events: states, depth, violations
+	$(call verdict,$(BIN)/python -m tranlog.testing.small_scope $(ARGS))
+
+sim-mutants: install ## each rule of replication taken out: how many seeds find it, and what did
+	$(call verdict,cd tests && ../$(BIN)/python -m mutants.check_replication $(ARGS))
 
 traces: install ## FILE=path: replay traces of the ancestor's index against ours, the 150 of tests/golden by default
 	$(call verdict,$(BIN)/python -m tranlog.testing.traces $(FILE))

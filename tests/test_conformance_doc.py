@@ -102,6 +102,9 @@ TUNGSTEN = {
 }
 """The defects B7 and part D of conformance/tungsten.md."""
 
+TOKUMX = {"": [f"B{number}" for number in range(1, 37)]}
+"""Part B of conformance/tokumx.md."""
+
 LINES = read_lines(DOCUMENT.read_text())
 
 
@@ -121,9 +124,9 @@ def ids_of(checklist: Mapping[str, Sequence[str]]) -> list[str]:
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
-def test_every_line_of_both_checklists_is_there_once() -> None:
-    wanted = ids_of(INDEX) + ids_of(TUNGSTEN)
-    assert len(wanted) == len(set(wanted)) == 307
+def test_every_line_of_the_checklists_is_there_once() -> None:
+    wanted = ids_of(INDEX) + ids_of(TUNGSTEN) + ids_of(TOKUMX)
+    assert len(wanted) == len(set(wanted)) == 343
     found = Counter(line.id for line in LINES)
     assert [one for one, count in found.items() if count > 1] == []
     assert set(wanted) - set(found) == set()

@@ -54,7 +54,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "amqp": ("protocol", "serving"),
 }
 """The rooms of a folder: each imports itself and those before it. What stands beside them is bound by the layers."""
-NOT_HERE_YET = {"replication", "queues", "amqp"}
+NOT_HERE_YET = {"queues", "amqp"}
 """Folders that have their place in the table before they are there."""
 SPARK_ROOMS = {("pipeline", "spark"), ("pipeline", "datasource")}
 """The only ones that import pyspark."""

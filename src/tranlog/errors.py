@@ -701,6 +701,38 @@ class FilterError(PipelineError):
         return f"{self.filter}{table} stopped{where}: {self.why}. {kept}Mend the filter, then start again"
 
 
+# --- replication -----------------------------------------------------------------------------------------
+
+
+class ReplicationError(TranlogError):
+    """The nodes of a group, what they say to each other, and what each remembers."""
+
+
+@dataclass(eq=False, kw_only=True)
+class PacketError(ReplicationError):
+    """Bytes that are no packet. `kind`: its name, as far as it is known."""
+
+    kind: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"a packet ({self.kind}) cannot be read: {self.why}. Close the connection; check what the other side is"
+
+
+@dataclass(eq=False, kw_only=True)
+class GroupFileError(ReplicationError):
+    """The file in which a node keeps its vote and its configuration cannot be used; nothing was changed."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} cannot be used: {self.why}. Nothing was changed. Restore this very file, or remove the node "
+            "from the group and admit it as a new one: with a vote forgotten, one epoch could have two primaries"
+        )
+
+
 # --- configuration ---------------------------------------------------------------------------------------
 
 

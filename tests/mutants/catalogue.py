@@ -6,6 +6,7 @@ widen its own window (a pause where a kill would do harm), and never does more h
 
 from __future__ import annotations
 
+from mutants.replication_rules import REPLICATION
 from mutants.rewriting import Edit, Mutant
 
 _PAUSE_S = "float(__import__('os').environ.get('TRANLOG_MUTANT_PAUSE', '0.02'))"
@@ -226,6 +227,7 @@ MUTANTS = {
         NO_DRAIN,
         OUTBOX_FREED_BEFORE_SYNC,
         ACKNOWLEDGED_BEFORE_SYNC,
+        *REPLICATION,
     )
 }
 """By the name that `TRANLOG_MUTANT` takes."""

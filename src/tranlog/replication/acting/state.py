@@ -1,0 +1,65 @@
+"""The file in which a node keeps its vote and its configuration, on the disk.
+
+Owns when its two slots are written and synced: one, then the other, before the caller goes on.
+
+Source: docs/protocol.md, "Elections", "Configuration", "The file of a node".
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+from tranlog.disk import Disk
+from tranlog.errors import DiskFailedError
+from tranlog.replication.rules.stored import SLOT_BYTES, Stored, read_slots, slot_bytes
+
+FILE = "node"
+NEW = ".new"
+"""What the first one is called until it is whole."""
+
+
+class StateFile:
+    """`node` in a directory, which exists. One thread at a time."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self.path = posixpath.join(directory, FILE)
+        self._directory = directory
+        self._disk = disk
+        self._number = 0
+
+    def load(self, group: str) -> Stored | None:
+        """Return what was stored last, None where nothing ever was; mend a slot that a crash or a harm left behind.
+
+        Raises GroupFileError where neither slot is whole, or another group's are; DiskFailedError.
+        """
+        if not self._disk.exists(self.path):
+            return None
+        try:
+            file = self._disk.open(self.path)
+            raw = file.pread(2 * SLOT_BYTES, 0)
+            file.close()
+        except OSError as exc:
+            raise DiskFailedError(path=self.path, why=str(exc)) from exc
+        stored, self._number, equal = read_slots(raw, path=self.path, group=group)
+        if not equal:
+            self.store(stored)
+        return stored
+
+    def store(self, stored: Stored) -> None:
+        """Return when both slots hold this durably. Raises DiskFailedError: then what is stored is unknown."""
+        self._number += 1
+        raw = slot_bytes(stored, self._number)
+        new = not self._disk.exists(self.path)
+        try:
+            file = self._disk.open(self.path + NEW if new else self.path, write=True, create=new)
+            try:
+                for at in (0, SLOT_BYTES):
+                    file.pwrite(raw, at)
+                    file.sync()
+            finally:
+                file.close()
+            if new:
+                self._disk.rename(self.path + NEW, self.path)
+                self._disk.sync_dir(self._directory)
+        except OSError as exc:
+            raise DiskFailedError(path=self.path, why=str(exc)) from exc

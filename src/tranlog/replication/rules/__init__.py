@@ -1,0 +1,1 @@
+"""Decisions of replication: elections, acks, configuration, syncup, feeding, reading. Values in, values out."""

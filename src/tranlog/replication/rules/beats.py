@@ -1,0 +1,318 @@
+"""What a node knows of the others, and tells them: beats, epochs, configurations, commit points.
+
+Owns a node's state as one value, and the first third of its decisions; `reign` adds elections, `core` following. The
+hard idea: a beat is a picture of its sender at a moment, and any beat may be lost, late or doubled. So each is
+believed for as long as nothing later has come, and for a few heartbeats.
+
+Source: docs/protocol.md, "Elections" 5, "Configuration", "States".
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tranlog.ids import Gtid
+from tranlog.replication.rules import concern
+from tranlog.replication.rules.acks import AckTable
+from tranlog.replication.rules.concern import OpenQuestion, Outcome
+from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, NodeId, election_majority
+from tranlog.replication.rules.effects import Committed, Effect, EndReign, Persist, ReplicatedLog, Send, Tell
+from tranlog.replication.rules.election import PATIENCE_LEAST, PATIENCE_MOST, Campaign
+from tranlog.replication.rules.feed import Feeder, Intake
+from tranlog.replication.rules.packets import (
+    FATAL,
+    NO_GTID,
+    PRIMARY,
+    RECOVERING,
+    REMOVED,
+    REPLICA,
+    RESTORING,
+    ROLLBACK,
+    STARTUP,
+    WITNESS,
+    Heartbeat,
+    Packet,
+    Pulse,
+)
+from tranlog.replication.rules.stored import Stored
+from tranlog.replication.rules.syncup import holds
+
+NEVER = -(1 << 40)
+"""A moment before every other."""
+
+
+class Peer(msgspec.Struct):
+    """What another node's beats have shown."""
+
+    heard: int = NEVER
+    state: int = STARTUP
+    epoch: int = 0
+    last: Gtid = NO_GTID
+    config: ConfigId = ConfigId()
+    pulse: Pulse = Pulse()
+    echo: int = -1
+    asked: Pulse | None = None
+    stands: bool = False
+
+
+class Handing(msgspec.Struct):
+    """A primary that steps down: to whom (NO_NODE: whoever is best), until when it tries."""
+
+    to: NodeId
+    deadline: int
+    force: bool
+
+
+class Mind(msgspec.Struct):
+    """What a node has in mind and forgets when it ends. Times: its own clock's ms."""
+
+    epoch: int
+    pulse: Pulse
+    now: int
+    wall: int
+    state: int = REPLICA
+    primary: NodeId = NO_NODE
+    primary_epoch: int = 0
+    primary_heard: int = NEVER
+    committed: Gtid = NO_GTID
+    heard_commit: Gtid = NO_GTID
+    batch_commit: Gtid = NO_GTID
+    beat_at: int = NEVER
+    stand_at: int = 0
+    waited: bool = False
+    campaign: Campaign | None = None
+    frozen_until: int = NEVER
+    maintenance: int = 0
+    reigning_since: int = 0
+    takeover_at: int = NEVER
+    logged_at: int = 0
+    handing: Handing | None = None
+    owed: Gtid | None = None
+    wish: NodeId = NO_NODE
+    fatal: str = ""
+    acks: AckTable = {}
+    waiting: list[OpenQuestion] = []
+    peers: dict[NodeId, Peer] = {}
+
+
+class Beating:
+    """A node among others."""
+
+    def __init__(
+        self,
+        stored: Stored,
+        log: ReplicatedLog,
+        *,
+        start: int,
+        now: int,
+        wall: int,
+        committed: Gtid = NO_GTID,
+        lost: bool = False,
+    ) -> None:
+        """Begin, as `stored` says. `start` is a number that no earlier start of this node had.
+
+        `committed`: what the node knows to be committed of its own log. `lost`: the opening found less of the log than
+        was synced.
+        """
+        self.stored = stored
+        self.log = log
+        epoch = max(stored.epoch, log.last.epoch)
+        self.mind = Mind(epoch=epoch, pulse=Pulse(start, 0), now=now, wall=wall, committed=committed, logged_at=now)
+        self.feeder = Feeder()
+        self.intake = Intake()
+        self._out: list[Effect] = []
+        own = self.config.member(stored.node)
+        if lost and (own is None or not own.witness):
+            self._persist(owing=True, had=NO_GTID)
+        self._set_state(REPLICA)
+
+    @property
+    def node(self) -> NodeId:
+        """This node."""
+        return self.stored.node
+
+    @property
+    def config(self) -> GroupConfig:
+        """The configuration that this node has; one without members where it has none yet."""
+        return self.stored.config or GroupConfig(group=self.stored.group)
+
+    def ready(self) -> list[Effect]:
+        """Return what is to be done since the last call, in order."""
+        out, self._out = self._out, []
+        return out
+
+    def confirmed(self) -> int:
+        """Return the last of this primary's beats that a majority has answered; -1 for none."""
+        counted = [self.mind.pulse.beat]
+        for node in self.config.voters:
+            peer = self.mind.peers.get(node)
+            if node != self.node:
+                counted.append(peer.echo if peer is not None and peer.asked is None else -1)
+        counted.sort(reverse=True)
+        return counted[election_majority(self.config) - 1]
+
+    # --- states ---
+
+    def _set_state(self, state: int) -> None:
+        """Enter a state, or what stands in its way."""
+        own = self.config.member(self.node)
+        if self.mind.fatal:
+            state = FATAL
+        elif own is None:
+            state = REMOVED if self.config.members else STARTUP
+        elif own.witness:
+            state = WITNESS
+        elif state == REPLICA and self.mind.maintenance:
+            state = RECOVERING
+        self.mind.state = state
+
+    def _wake(self, now: int) -> None:
+        """Note the time; a primary that heard no majority for long is none any more, before it answers anybody."""
+        self.mind.now = max(now, self.mind.now)
+        if self.mind.state == PRIMARY and not self._has_quorum():
+            self._step_down()
+
+    def _has_quorum(self) -> bool:
+        limit = PATIENCE_MOST * self.config.heartbeat_ms
+        since = max(self.mind.reigning_since, NEVER)
+        heard = [self.mind.now]
+        for node in self.config.voters:
+            if node != self.node:
+                peer = self.mind.peers.get(node)
+                heard.append(max(since, peer.heard if peer is not None else NEVER))
+        heard.sort(reverse=True)
+        return self.mind.now - heard[election_majority(self.config) - 1] <= limit
+
+    def _hears_primary(self) -> bool:
+        heard = self.mind.now - self.mind.primary_heard < PATIENCE_LEAST * self.config.heartbeat_ms
+        return self.mind.primary != NO_NODE and heard
+
+    def _alive(self, peer: Peer) -> bool:
+        return self.mind.now - peer.heard <= PATIENCE_LEAST * self.config.heartbeat_ms
+
+    def _may_stand(self) -> bool:
+        """Whether this node would be primary: not a frozen one, nor one in maintenance or that lost its log."""
+        own, mind = self.config.member(self.node), self.mind
+        able = own is not None and own.electable and mind.state == REPLICA
+        return able and not self.stored.owing and mind.now >= mind.frozen_until
+
+    def _step_down(self) -> None:
+        """Be primary no more. Acks are void, and whoever waits is answered."""
+        mind = self.mind
+        kind = concern.FAILED_OVER if mind.epoch > mind.primary_epoch else concern.NOT_PRIMARY
+        mind.state, mind.primary, mind.primary_heard, mind.handing = REPLICA, NO_NODE, NEVER, None
+        mind.stand_at = mind.now + PATIENCE_MOST * self.config.heartbeat_ms
+        mind.acks = {}
+        self._set_state(REPLICA)
+        self._out.append(EndReign())
+        waiting, mind.waiting = mind.waiting, []
+        for one in waiting:
+            self._tell(one, kind)
+
+    def _tell(self, waiting: OpenQuestion, kind: str, written_to: tuple[str, ...] = ()) -> None:
+        waited = self.mind.now - waiting.since
+        outcome = Outcome(kind, waiting.gtid, written_to, waited, self.mind.primary)
+        self._out.append(Tell(waiting.number, outcome))
+
+    def _see_epoch(self, epoch: int) -> None:
+        """Learn of a later epoch: whoever is primary, or stands, of an earlier one is so no more."""
+        if epoch > self.mind.epoch:
+            self.mind.epoch = epoch
+            self.mind.campaign = None
+            if self.mind.state == PRIMARY:
+                self._step_down()
+
+    def _send(self, to: NodeId, packet: Packet) -> None:
+        self._out.append(Send(to, packet))
+
+    def _persist(self, **changes: object) -> None:
+        self.stored = msgspec.structs.replace(self.stored, **changes)
+        self._out.append(Persist(self.stored))
+
+    def _install(self, config: GroupConfig) -> None:
+        was_primary = self.mind.state == PRIMARY
+        own = config.member(self.node)
+        self._persist(config=config, owing=self.stored.owing and (own is None or not own.witness))
+        if was_primary and (own is None or not own.electable):
+            self._step_down()
+        elif not was_primary:
+            self._set_state(self.mind.state if self.mind.state in (ROLLBACK, RESTORING) else REPLICA)
+        for node in self.mind.peers.keys() - {member.node for member in config.members}:
+            self.mind.acks.pop(node, None)
+
+    # --- beats ---
+
+    def _beat_all(self) -> None:
+        mind = self.mind
+        mind.beat_at = mind.now
+        mind.pulse = Pulse(mind.pulse.start, mind.pulse.beat + 1)
+        for member in self.config.members:
+            if member.node != self.node:
+                self._beat(member.node)
+
+    def _beat(self, to: NodeId) -> None:
+        mind, log = self.mind, self.log
+        peer = mind.peers.get(to) or Peer()
+        owed = None
+        if mind.state == PRIMARY and peer.asked is not None and mind.committed.epoch == mind.epoch:
+            owed = mind.committed if self.confirmed() > peer.asked.beat else None
+        self._send(
+            to,
+            Heartbeat(
+                epoch=mind.epoch,
+                state=mind.state,
+                last=log.last,
+                durable=log.durable,
+                committed=mind.committed,
+                config=self.config.id,
+                pulse=mind.pulse,
+                echo=peer.pulse,
+                asks=self.stored.owing,
+                stands=self._may_stand(),
+                owed=owed,
+                full=self.config if peer.config < self.config.id else None,
+            ),
+        )
+
+    def _on_beat(self, sender: NodeId, beat: Heartbeat) -> None:
+        mind = self.mind
+        if beat.full is not None and beat.full.id > self.config.id and beat.full.group == self.stored.group:
+            self._install(beat.full)
+        if self.config.member(sender) is None:
+            if beat.config < self.config.id:
+                mind.peers.setdefault(sender, Peer()).config = beat.config
+                self._beat(sender)
+                del mind.peers[sender]
+            return
+        self._see_epoch(beat.epoch)
+        peer = mind.peers.setdefault(sender, Peer())
+        if beat.pulse.start == peer.pulse.start and beat.pulse.beat < peer.pulse.beat:
+            return  # overtaken by a later one
+        peer.heard, peer.state, peer.epoch, peer.last = mind.now, beat.state, beat.epoch, beat.last
+        peer.config, peer.pulse, peer.stands = beat.config, beat.pulse, beat.stands
+        if beat.epoch == mind.epoch and beat.echo.start == mind.pulse.start and not beat.asks:
+            peer.echo = max(peer.echo, beat.echo.beat)
+        if not beat.asks:
+            peer.asked = None
+        else:
+            mind.acks.pop(sender, None)
+        if beat.asks and (peer.asked is None or peer.asked.start != beat.pulse.start):
+            peer.asked = Pulse(beat.pulse.start, mind.pulse.beat)
+        if beat.state == PRIMARY and beat.epoch >= mind.epoch:
+            mind.primary, mind.primary_epoch, mind.primary_heard = sender, beat.epoch, mind.now
+            mind.campaign, mind.waited = None, False
+            if beat.owed is not None and beat.echo.start == mind.pulse.start and self.stored.owing:
+                mind.owed = beat.owed
+        elif sender == mind.primary:
+            mind.primary, mind.primary_heard = NO_NODE, NEVER
+        self._hear_commit(beat.committed)
+
+    def _hear_commit(self, committed: Gtid) -> None:
+        """Take a commit point that this log holds; one that it does not hold yet waits."""
+        self.mind.heard_commit = max(self.mind.heard_commit, committed)
+        self._take_commit(committed)
+
+    def _take_commit(self, committed: Gtid) -> None:
+        if self.mind.state != PRIMARY and self.mind.committed < committed and holds(self.log, committed):
+            self.mind.committed = committed
+            self._out.append(Committed(committed))

@@ -1,0 +1,143 @@
+"""What the core wants done, in order: each is finished before the next is begun.
+
+A shell carries them out: a `Persist` is durable before a `Send` behind it leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from tranlog.ids import Gtid, Seqno
+from tranlog.replication.rules.concern import Outcome
+from tranlog.replication.rules.config import NodeId
+from tranlog.replication.rules.packets import Packet
+from tranlog.replication.rules.stored import Stored
+
+
+class ReplicatedLog(Protocol):
+    """A node's log as the rules see it. The node's own changes to it are among the effects."""
+
+    @property
+    def first(self) -> Seqno:
+        """The first seqno held; that of the next transaction where the log is empty."""
+
+    @property
+    def last(self) -> Gtid:
+        """The end of the unbroken prefix; `NO_GTID` for a log without a transaction."""
+
+    @property
+    def durable(self) -> Gtid:
+        """The last transaction that would survive a loss of power."""
+
+    @property
+    def mark(self) -> int:
+        """How often the log went back."""
+
+    def gtid(self, seqno: int) -> Gtid | None:
+        """Return the GTID at a seqno; None where the log holds none."""
+
+    def h(self, seqno: int) -> int:
+        """Return the running hash up to a seqno that is held, or is the one before the first."""
+
+    def last_of_epoch(self, epoch: int) -> Gtid:
+        """Return the last GTID of that or an earlier epoch; `NO_GTID` where none is held."""
+
+    def written_at(self, seqno: int) -> int:
+        """Return when a transaction was logged here, wall clock, ms since 1970."""
+
+    def has_ddl(self, after: int) -> bool:
+        """Whether a transaction after that seqno holds DDL."""
+
+    def raw(self, after: int, up_to: int, limit: int) -> tuple[bytes, Gtid]:
+        """Return whole records after a seqno, at least one, and the GTID of the last of them."""
+
+    def chunks(self, after: int, up_to: int) -> list[tuple[bytes, int, bytes]]:
+        """Return the chunks (oid, seq, raw) of transactions that are open, or whose records lie after a seqno, up to
+        one."""
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """Something to do."""
+
+
+class Persist(Effect, frozen=True):
+    """Make this durable, in both slots."""
+
+    stored: Stored
+
+
+class Send(Effect, frozen=True):
+    """Send a packet; it may be lost."""
+
+    to: NodeId
+    packet: Packet
+
+
+class BeginReign(Effect, frozen=True):
+    """Append the no-op of this epoch; nothing else is appended before it."""
+
+    epoch: int
+
+
+class EndReign(Effect, frozen=True):
+    """The node is primary no more: open transactions, allocations and waiting commits end."""
+
+
+class KeepAlive(Effect, frozen=True):
+    """Append a no-op: the primary was idle for long."""
+
+
+class Put(Effect, frozen=True):
+    """Append records as they came."""
+
+    raw: bytes
+
+
+class PutChunk(Effect, frozen=True):
+    """Keep a chunk of a large transaction."""
+
+    oid: bytes
+    seq: int
+    raw: bytes
+
+
+class RollBack(Effect, frozen=True):
+    """Save what comes after the matchpoint, then abandon it; `steps` in this order. Then call `rolled_back`."""
+
+    matchpoint: Gtid
+    last: Gtid
+    steps: tuple[str, ...]
+
+
+class Restore(Effect, frozen=True):
+    """Copy the log of that node in the place of this one. Then call `restored`."""
+
+    source: NodeId
+
+
+class KeepFrom(Effect, frozen=True):
+    """Keep what begins at this seqno from being purged, under this name; None: let it go."""
+
+    name: str
+    seqno: int | None
+
+
+class Committed(Effect, frozen=True):
+    """The log is committed up to here."""
+
+    gtid: Gtid
+
+
+class Tell(Effect, frozen=True):
+    """Answer a question."""
+
+    number: int
+    outcome: Outcome
+
+
+class Fatal(Effect, frozen=True):
+    """This node stops following, with this text."""
+
+    text: str

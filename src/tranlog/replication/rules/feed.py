@@ -1,0 +1,159 @@
+"""What followers get next, and whom a node follows.
+
+Owns the streams of a source and the choice of a source. A stream is begun by a `Follow` that names the record before
+it, and each `Records` names the one before itself; so what is lost, doubled or late on the way is noticed by the
+follower, which begins a new stream. Nothing here remembers what was sent.
+
+Source: docs/protocol.md, "The order of things"; tokumx-replication (Large Transactions, Concurrency).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tranlog.ids import Gtid
+from tranlog.replication.rules.config import NO_NODE, GroupConfig, NodeId
+from tranlog.replication.rules.effects import Effect, KeepFrom, ReplicatedLog, Send
+from tranlog.replication.rules.packets import NO_GTID, RAW_BYTES, READABLE, Follow, Records, SpillChunk
+from tranlog.replication.rules.syncup import holds
+
+CREDIT = 1 << 20
+"""Bytes that a follower lets its source send ahead of its acks."""
+LEFT_BEHIND_MS = 30_000
+"""A source is left when another node is so long ahead of it."""
+
+
+class Stream(msgspec.Struct):
+    """One follower served: what was sent last, and how many bytes more may be sent."""
+
+    number: int
+    after: Gtid
+    credit: int
+    delay_ms: int
+    chunks: set[tuple[bytes, int]]
+
+
+class Feeder(msgspec.Struct):
+    """Those who follow this node, and those who search for where to begin, since when."""
+
+    streams: dict[NodeId, Stream] = {}
+    searching: dict[NodeId, int] = {}
+
+    def begin(self, node: NodeId, follow: Follow, log: ReplicatedLog) -> list[Effect]:
+        """Serve a follower from where it says; nothing where this log does not hold that transaction.
+
+        The follower's own hold begins before that of its search ends, so that no purge passes in between.
+        """
+        if not holds(log, follow.after):
+            return []
+        known = self.streams.get(node)
+        if known is not None and known.number == follow.number:
+            return []
+        self.streams[node] = Stream(follow.number, follow.after, follow.credit, follow.delay_ms, set())
+        return [KeepFrom(f"node.{node}", follow.after.seqno + 1), KeepFrom(f"search.{node}", None)]
+
+    def acked(self, node: NodeId, durable: Gtid, credit: int) -> list[Effect]:
+        """Give a follower more, and keep no longer what it has."""
+        stream = self.streams.get(node)
+        if stream is None:
+            return []
+        stream.credit = min(stream.credit + credit, CREDIT)
+        return [KeepFrom(f"node.{node}", durable.seqno + 1)]
+
+    def pump(self, log: ReplicatedLog, committed: Gtid, epoch: int, wall: int) -> Iterator[Effect]:
+        """Yield what may be sent now: chunks, then records, as far as credit and delay allow."""
+        for node, stream in list(self.streams.items()):
+            end: int = log.last.seqno
+            if stream.after.seqno < log.first - 1:
+                del self.streams[node]  # a purge went past this follower
+                yield KeepFrom(f"node.{node}", None)
+                continue
+            if stream.delay_ms:
+                end = _old_enough(log, stream.after.seqno, end, stream.delay_ms, wall)
+            else:
+                yield from _chunks(node, stream, log, end)
+            while stream.credit > 0 and stream.after.seqno < end:
+                yield from _chunks(node, stream, log, end)
+                raw, last = log.raw(stream.after.seqno, end, min(stream.credit, RAW_BYTES))
+                told = min(committed, last)
+                yield Send(
+                    node,
+                    Records(number=stream.number, after=stream.after, last=last, committed=told, epoch=epoch, raw=raw),
+                )
+                stream.after = last
+                stream.credit -= len(raw)
+
+
+def _chunks(node: NodeId, stream: Stream, log: ReplicatedLog, end: int) -> Iterator[Effect]:
+    for oid, seq, raw in log.chunks(stream.after.seqno, end):
+        if (oid, seq) not in stream.chunks and stream.credit > 0:
+            stream.chunks.add((oid, seq))
+            stream.credit -= len(raw)
+            yield Send(node, SpillChunk(number=stream.number, oid=oid, seq=seq, codec=0, raw_length=len(raw), raw=raw))
+
+
+def _old_enough(log: ReplicatedLog, after: int, end: int, delay_ms: int, wall: int) -> int:
+    """Return up to where records are as old as a delayed follower wants; what is of the future was logged by a clock
+    that was set back since, and does not wait for it.
+    """
+    seqno = after
+    while seqno < end and not 0 <= wall - log.written_at(seqno + 1) < delay_ms:
+        seqno += 1
+    return seqno
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A node that might be followed, as its last beat showed it."""
+
+    node: NodeId
+    state: int
+    epoch: int
+    last: Gtid
+
+
+def choose_source(
+    config: GroupConfig, own: NodeId, last: Gtid, epoch: int, alive: list[Candidate], primary: NodeId, wish: NodeId
+) -> NodeId:
+    """Return whom to follow; NO_NODE for nobody.
+
+    The one that was wished for, else the primary, else whoever is furthest ahead: alive, of no older epoch, holding
+    more than this node, not hidden, and not more delayed. Without a primary any node that holds more will do: a node
+    that can be elected may have to catch up with one that cannot.
+    """
+    member = config.member(own)
+    delay = 0 if member is None else member.delay_ms
+    able = {}
+    for one in alive:
+        known = config.member(one.node)
+        if known is None or known.witness or one.state not in READABLE or one.epoch < epoch or one.node == own:
+            continue
+        near = known.delay_ms <= delay and (one.node == wish or (config.chaining and not known.hidden))
+        if one.node == primary or (one.last > last and (near or primary == NO_NODE)):
+            able[one.node] = one
+    if wish in able:
+        return wish
+    if primary in able:
+        return primary
+    return max(able.values(), key=lambda one: (one.last, one.node)).node if able else NO_NODE
+
+
+class Intake(msgspec.Struct):
+    """What a follower knows of its own stream. `number` is that of the search, and of the stream that came
+    of it; `received` what the source has not been told of, in bytes."""
+
+    source: NodeId = NO_NODE
+    number: int = 0
+    streaming: bool = False
+    since: int = 0
+    behind_since: int | None = None
+    asked: Gtid = NO_GTID
+    received: int = 0
+
+    def stop(self) -> None:
+        """Follow nobody; what was asked or sent before is not listened to any more."""
+        self.number += 1
+        self.received = 0
+        self.source = NO_NODE
+        self.streaming = False

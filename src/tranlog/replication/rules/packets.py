@@ -1,0 +1,415 @@
+"""What nodes say to each other: each packet as a value and as bytes.
+
+Owns the frame, the bodies and their limits. A frame is eight bytes, then its body: a msgpack array of the packet's
+fields in order, or, for records and chunks, that array with its length before it and raw bytes behind it. A reader
+skips fields behind those that it knows, and takes the default for those that a sender of an older version does not
+send.
+
+Source: docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from tranlog.errors import PacketError
+from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.replication.rules.config import ConfigId, GroupConfig, NodeId
+
+PROTOCOL_VERSION = 1
+FRAME: Final = struct.Struct(">IBBH")
+"""Length of what follows the eight bytes, kind, flags, zero."""
+HEAD: Final = struct.Struct(">I")
+"""Length of the array before raw bytes."""
+CONTROL_BYTES_MAX = 1 << 20
+"""Of a frame without raw bytes."""
+FIRST_BYTES_MAX = 64 << 10
+"""Of the first frame of a connection, which comes within `FIRST_WITHIN_S`."""
+FIRST_WITHIN_S = 5
+RAW_BYTES = 256 << 10
+"""About so many raw bytes make a frame of records; a larger record is cut over several."""
+RAW_BYTES_MAX = 4 << 20
+
+NO_GTID = Gtid(Epoch(0), Seqno(-1))
+"""Before everything."""
+
+# The states of a node, with the ancestor's codes.
+STARTUP, PRIMARY, REPLICA, RECOVERING, FATAL, RESTORING, UNKNOWN, WITNESS, DOWN, ROLLBACK, REMOVED = range(11)
+STATE_NAMES = (
+    *("STARTUP", "PRIMARY", "REPLICA", "RECOVERING", "FATAL", "RESTORING", "UNKNOWN", "WITNESS", "DOWN", "ROLLBACK"),
+    "REMOVED",
+)
+READABLE = frozenset((PRIMARY, REPLICA))
+"""The states that serve reads."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+State = Annotated[int, msgspec.Meta(ge=0, le=10)]
+
+
+class Packet(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What all packets share: nothing."""
+
+
+class Hello(Packet, frozen=True):
+    """A server's first word."""
+
+    group: str
+    name: str
+    node: NodeId
+    node_name: str
+    versions: tuple[int, ...]
+    state: State
+    epoch: Count
+    first: Gtid
+    last: Gtid
+
+
+class Join(Packet, frozen=True):
+    """A client's answer. `purpose`: vote, follow, commit, read or administer."""
+
+    node: NodeId
+    node_name: str
+    purpose: str
+    versions: tuple[int, ...]
+    config: ConfigId
+    last: Gtid
+    heartbeat_ms: int
+    from_event: str = ""
+    force: bool = False
+    delay_ms: Count = 0
+
+
+class Welcome(Packet, frozen=True):
+    """The server goes on: the range that it holds, and the version of the protocol."""
+
+    first: Gtid
+    last: Gtid
+    version: int
+
+
+class JoinRefused(Packet, frozen=True):
+    """The server ends: why."""
+
+    text: str
+
+
+class Where(Packet, frozen=True):
+    """A follower asks whether the source has its `gtid`. `number` is the search's."""
+
+    number: Count
+    gtid: Gtid
+    h: Count
+
+
+class Here(Packet, frozen=True):
+    """The answer: `found` is the greatest GTID that the source has of that or an earlier epoch, `h` its hash.
+
+    `found` below `first` (`NO_GTID`): the source has nothing so old. `last`: of the source's log.
+    """
+
+    number: Count
+    asked: Gtid
+    found: Gtid
+    h: Count
+    first: Count
+    last: Gtid
+    epoch: Count
+
+
+class Follow(Packet, frozen=True):
+    """Send what comes after `after`, no more than `credit` bytes without an Ack. `number` is the stream's."""
+
+    number: Count
+    after: Gtid
+    credit: Count
+    delay_ms: Count = 0
+
+
+class Records(Packet, frozen=True):
+    """Whole records as they lie in the sender's log, the first behind `after`."""
+
+    number: Count
+    after: Gtid
+    last: Gtid
+    committed: Gtid
+    epoch: Count
+    raw: bytes
+
+
+class SpillChunk(Packet, frozen=True):
+    """A chunk of a large transaction, before the record that refers to it."""
+
+    number: Count
+    oid: bytes
+    seq: Count
+    codec: Count
+    raw_length: Count
+    raw: bytes
+
+
+class ChunksGone(Packet, frozen=True):
+    """The transaction of these chunks was given up."""
+
+    number: Count
+    oid: bytes
+
+
+class Ack(Packet, frozen=True):
+    """Durable here up to `durable`, told to the primary of `epoch`; `mark` counts how often the log went back."""
+
+    durable: Gtid
+    epoch: Count
+    mark: Count = 0
+    credit: Count = 0
+
+
+class AckRelay(Packet, frozen=True):
+    """An ack of a node that follows the sender, passed on towards the primary, `hops` times so far."""
+
+    node: NodeId
+    ack: Ack
+    hops: Count = 0
+
+
+class PreVote(Packet, frozen=True):
+    """Would you vote for me? Promises nothing."""
+
+    epoch: Count
+    last: Gtid
+    config: ConfigId
+    priority: Count
+
+
+class Vote(Packet, frozen=True):
+    """A request for the vote of `epoch`. `transfer`: the primary asked the sender to stand."""
+
+    epoch: Count
+    last: Gtid
+    config: ConfigId
+    priority: Count
+    transfer: bool = False
+
+
+class Voted(Packet, frozen=True):
+    """The answer to either: `why` not, empty where granted. `known` is the voter's own epoch."""
+
+    epoch: Count
+    pre: bool
+    why: str
+    known: Count
+
+
+class Pulse(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One beat of one start of a node."""
+
+    start: Count = 0
+    beat: Count = 0
+
+
+class Heartbeat(Packet, frozen=True):
+    """What a node says of itself every heartbeat.
+
+    `echo`: the last pulse heard from the receiver. `stands`: it would be primary if it were asked to. `asks`: my log
+    lost what was durable; name a commit point. `owed`: that commit point. `full`: the configuration itself, for who
+    has an older one.
+    """
+
+    epoch: Count
+    state: State
+    last: Gtid
+    durable: Gtid
+    committed: Gtid
+    config: ConfigId
+    pulse: Pulse
+    echo: Pulse
+    asks: bool = False
+    stands: bool = False
+    owed: Gtid | None = None
+    full: GroupConfig | None = None
+    holds: dict[str, int] = {}
+
+
+class Lead(Packet, frozen=True):
+    """The primary of `epoch` steps down: stand now."""
+
+    epoch: Count
+
+
+class Begin(Packet, frozen=True):
+    """A client begins a transaction."""
+
+    number: Count
+    shard: str = ""
+
+
+class Part(Packet, frozen=True):
+    """A fragment of it."""
+
+    number: Count
+    raw: bytes
+
+
+class Commit(Packet, frozen=True):
+    """It is complete; answer when `w` is met, or after `wtimeout_ms` (0: never)."""
+
+    number: Count
+    event_id: str
+    w: int | str
+    wtimeout_ms: Count = 0
+
+
+class CommitAnswer(Packet, frozen=True):
+    """What became of a commit or of a question: `kind` is a word of `tranlog.replication.rules.concern`."""
+
+    number: Count
+    kind: str
+    gtid: Gtid
+    written_to: tuple[str, ...] = ()
+    waited_ms: Count = 0
+    primary: str = ""
+
+
+class AskConcern(Packet, frozen=True):
+    """Is `w` met for this GTID?"""
+
+    number: Count
+    gtid: Gtid
+    w: int | str
+    wtimeout_ms: Count = 0
+
+
+class WaitConsistent(Packet, frozen=True):
+    """Answer when this node's log is so far: `kind` is at_least, within or latest."""
+
+    number: Count
+    kind: str
+    gtid: Gtid = NO_GTID
+    lag_ms: Count = 0
+    timeout_ms: Count = 0
+
+
+class Who(Packet, frozen=True):
+    """Who is primary?"""
+
+    number: Count
+
+
+class Find(Packet, frozen=True):
+    """Which transaction has this event id? The primary walks no further back than `after`."""
+
+    number: Count
+    event_id: str
+    after: Gtid
+
+
+class Files(Packet, frozen=True):
+    """A restore asks for the list of segments, or answers with it: name, bytes, CRC-32."""
+
+    number: Count
+    names: tuple[tuple[str, int, int], ...] = ()
+
+
+class File(Packet, frozen=True):
+    """A part of a segment that is restored."""
+
+    number: Count
+    name: str
+    offset: Count
+    raw: bytes
+
+
+KINDS: dict[int, type[Packet]] = {
+    1: Hello,
+    2: Join,
+    3: Welcome,
+    4: JoinRefused,
+    8: Where,
+    9: Here,
+    10: Follow,
+    11: Records,
+    12: SpillChunk,
+    13: ChunksGone,
+    14: Ack,
+    15: AckRelay,
+    16: PreVote,
+    17: Vote,
+    18: Voted,
+    19: Heartbeat,
+    20: Lead,
+    24: Begin,
+    25: Part,
+    26: Commit,
+    27: CommitAnswer,
+    28: AskConcern,
+    29: WaitConsistent,
+    30: Who,
+    31: Find,
+    32: Files,
+    33: File,
+}
+"""Each packet's kind in the frame."""
+
+_KIND_OF = {packet: kind for kind, packet in KINDS.items()}
+WITH_RAW = frozenset(kind for kind, packet in KINDS.items() if packet.__struct_fields__[-1] == "raw")
+"""Kinds whose last field stands behind the array, as it is."""
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(packet) for kind, packet in KINDS.items()
+}
+
+
+def encode(packet: Packet) -> bytes:
+    """Return a packet's frame."""
+    kind = _KIND_OF[type(packet)]
+    if kind not in WITH_RAW:
+        body = _ENCODER.encode(packet)
+    else:
+        raw: bytes = packet.raw  # type: ignore[attr-defined]
+        head = _ENCODER.encode(msgspec.structs.replace(packet, raw=b""))
+        body = HEAD.pack(len(head)) + head + raw
+    return FRAME.pack(len(body), kind, 0, 0) + body
+
+
+def frame_size(head: bytes, *, first: bool = False) -> int:
+    """Return the length of the whole frame, given its first eight bytes. Raises PacketError.
+
+    `first`: of a connection, where nobody is known yet.
+    """
+    if len(head) < FRAME.size:
+        raise PacketError(kind="frame", why=f"{len(head)} bytes are no head of a frame, which has {FRAME.size}")
+    length, kind, flags, zero = FRAME.unpack_from(head)
+    if kind not in KINDS:
+        raise PacketError(kind=str(kind), why="there is no such kind in this version of the protocol")
+    name = KINDS[kind].__name__
+    if flags or zero:
+        raise PacketError(kind=name, why="bytes that must be zero are not")
+    most = FIRST_BYTES_MAX if first else CONTROL_BYTES_MAX + (RAW_BYTES_MAX if kind in WITH_RAW else 0)
+    if length > most:
+        raise PacketError(kind=name, why=f"{length} bytes, and at most {most} are allowed")
+    return FRAME.size + int(length)
+
+
+def decode(frame: bytes, *, first: bool = False) -> Packet:
+    """Return the packet of a whole frame. Raises PacketError for whatever is not one."""
+    size = frame_size(frame, first=first)
+    kind = frame[4]
+    name = KINDS[kind].__name__
+    if size != len(frame):
+        raise PacketError(kind=name, why=f"{len(frame)} bytes, and its head says {size}")
+    body = memoryview(frame)[FRAME.size :]
+    raw = None
+    if kind in WITH_RAW:
+        if len(body) < HEAD.size:
+            raise PacketError(kind=name, why="it ends in the length of its array")
+        (length,) = HEAD.unpack_from(body)
+        if length > len(body) - HEAD.size:
+            raise PacketError(kind=name, why=f"its array has {length} bytes, and {len(body) - HEAD.size} are there")
+        body, raw = body[HEAD.size : HEAD.size + length], bytes(body[HEAD.size + length :])
+    try:
+        packet: Packet = _DECODERS[kind].decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise PacketError(kind=name, why=str(exc)) from exc
+    return packet if raw is None else msgspec.structs.replace(packet, raw=raw)

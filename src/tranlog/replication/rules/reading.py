@@ -1,0 +1,117 @@
+"""Which node a reader goes to, and what it waits for there.
+
+Each waiter is judged by itself, so none with a lax wish is kept by one with a strict wish.
+
+Source: vlsn-index (consistency).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import msgspec
+
+from tranlog.ids import Gtid
+from tranlog.replication.rules.config import NO_NODE, NodeId
+from tranlog.replication.rules.packets import PRIMARY, READABLE
+
+
+class Preference(Enum):
+    """Where reads go."""
+
+    PRIMARY = "primary"
+    PRIMARY_PREFERRED = "primaryPreferred"
+    REPLICA = "replica"
+    REPLICA_PREFERRED = "replicaPreferred"
+    NEAREST = "nearest"
+
+
+class Readable(msgspec.Struct, frozen=True):
+    """A node that might be read. `ping_ms`: how far away it is."""
+
+    node: NodeId
+    state: int
+    ping_ms: int = 0
+    hidden: bool = False
+    tags: dict[str, str] = {}
+
+
+def choose_node(
+    nodes: Sequence[Readable], preference: Preference, tag_sets: Sequence[dict[str, str]] = ({},)
+) -> NodeId:
+    """Return the node to read, NO_NODE where none fits.
+
+    Of the first tag set that any node has, the nearest. The primary has to fit a tag set only with `nearest`.
+    """
+    readable = [one for one in nodes if one.state in READABLE and not one.hidden]
+    primary = [one for one in readable if one.state == PRIMARY]
+    replicas = _fitting([one for one in readable if one.state != PRIMARY], tag_sets)
+    match preference:
+        case Preference.PRIMARY:
+            found = primary
+        case Preference.PRIMARY_PREFERRED:
+            found = primary or replicas
+        case Preference.REPLICA:
+            found = replicas
+        case Preference.REPLICA_PREFERRED:
+            found = replicas or primary
+        case Preference.NEAREST:
+            found = _fitting(readable, tag_sets)
+    return min(found, key=lambda one: (one.ping_ms, one.node)).node if found else NO_NODE
+
+
+def _fitting(nodes: Sequence[Readable], tag_sets: Sequence[dict[str, str]]) -> list[Readable]:
+    for tags in tag_sets:
+        found = [one for one in nodes if tags.items() <= one.tags.items()]
+        if found:
+            return found
+    return []
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How far a node's log is for its readers.
+
+    `committed` as its readers see it; `fresh_at`: wall clock, ms, at which the primary said that this was all; `epoch`
+    and `confirmed`: this node is the primary of that epoch, and its beat of that number was answered by a majority.
+    """
+
+    committed: Gtid
+    fresh_at: int
+    is_primary: bool = False
+    epoch: int = 0
+    confirmed: int = 0
+
+
+class AtLeast(msgspec.Struct, frozen=True):
+    """Wait until the log holds what its reader wrote itself."""
+
+    gtid: Gtid
+
+
+class Within(msgspec.Struct, frozen=True):
+    """Wait until the log is at most so far behind."""
+
+    lag_ms: int
+
+
+class Latest(msgspec.Struct, frozen=True):
+    """Read at the primary, once a majority has answered a beat that it sent after `asked`."""
+
+    asked: int
+
+
+Consistency = None | AtLeast | Within | Latest
+
+
+def may_read(wish: Consistency, position: Position, wall: int) -> bool:
+    """Whether a reader may go on now."""
+    match wish:
+        case None:
+            return True
+        case AtLeast(gtid=gtid):
+            return position.committed >= gtid
+        case Within(lag_ms=lag):
+            return wall - position.fresh_at <= lag
+        case Latest(asked=asked):
+            return position.is_primary and position.confirmed > asked and position.committed.epoch == position.epoch

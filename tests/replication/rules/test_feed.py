@@ -1,0 +1,236 @@
+"""Feeding: docs/protocol.md, "The order of things"; conformance/tokumx.md A5."""
+
+from __future__ import annotations
+
+import pytest
+
+from fix_group import HEARTBEAT, A, Alone, B, C, group, gtid, log_of, of, plain
+from tranlog.replication.rules.config import NO_NODE, NodeId
+from tranlog.replication.rules.effects import KeepAlive, KeepFrom, Put, Restore, Send
+from tranlog.replication.rules.feed import Candidate, Feeder, Intake, choose_source
+from tranlog.replication.rules.packets import (
+    NO_GTID,
+    PRIMARY,
+    REPLICA,
+    RESTORING,
+    ROLLBACK,
+    Follow,
+    Here,
+    Records,
+    SpillChunk,
+    Where,
+)
+from tranlog.testing.model_log import ModelLog
+
+
+def follow(after: tuple[int, int], credit: int = 1 << 20, number: int = 1, delay_ms: int = 0) -> Follow:
+    return Follow(number=number, after=gtid(*after), credit=credit, delay_ms=delay_ms)
+
+
+def pumped(feeder: Feeder, log: ModelLog, wall: int = 0) -> list[Records | SpillChunk]:
+    effects = [one for one in feeder.pump(log, gtid(1, 1), 1, wall) if isinstance(one, Send)]
+    return [one.packet for one in effects if isinstance(one.packet, Records | SpillChunk)]
+
+
+def test_records_come_under_credit_and_go_on_with_acks() -> None:
+    log, feeder = log_of(*[1] * 50), Feeder()
+    feeder.begin(B, follow((1, 4), credit=100), log)
+    first = pumped(feeder, log)
+    assert first[0].after == gtid(1, 4) and first[-1].last < gtid(1, 49)  # type: ignore[union-attr]
+    assert not pumped(feeder, log)
+    feeder.acked(B, gtid(1, 4), 1 << 20)
+    (rest,) = pumped(feeder, log)
+    assert isinstance(rest, Records) and rest.after == first[-1].last and rest.last == gtid(1, 49)  # type: ignore[union-attr]
+
+
+def test_a_batch_names_only_what_it_holds_as_committed() -> None:
+    log, feeder = log_of(1, 1, 1, 1), Feeder()
+    feeder.begin(B, follow((1, 0), credit=1), log)
+    assert [one.committed for one in pumped(feeder, log)] == [gtid(1, 1)]  # type: ignore[union-attr]
+
+
+def test_chunks_come_before_the_record_that_refers_to_them() -> None:
+    log, feeder = log_of(1), Feeder()
+    log.append("large", 0, chunks=(b"1", b"2"))
+    feeder.begin(B, follow((1, 0)), log)
+    assert [type(one) for one in pumped(feeder, log)] == [SpillChunk, SpillChunk, Records]
+    assert not pumped(feeder, log)
+
+
+def test_records_without_their_chunks_are_asked_for_again() -> None:
+    """conformance/tokumx.md 13, 33: a referring record is only there with all its chunks."""
+    log = ModelLog()
+    source = log_of(1)
+    source.append("large", 0, chunks=(b"1",))
+    raw, last = source.raw(-1, 1, 1000)
+    with pytest.raises(ValueError, match="refers to chunks"):
+        log.put(raw, 0)
+    node = Alone(A, group(A, B))
+    node.beat(B, state=PRIMARY, epoch=1, last=last)
+    node.wait(1)
+    node.core.intake.streaming = True
+    node.core.unusable()
+    assert not node.core.intake.streaming and of(
+        Where, [(one.to, one.packet) for one in node.carry_out() if isinstance(one, Send)]
+    )
+
+
+def test_a_delayed_follower_gets_what_is_old_enough() -> None:
+    log, feeder = log_of(1, 1, 1), Feeder()
+    log.times = [0, 1000, 2000]
+    feeder.begin(B, follow((0, -1), delay_ms=1500), log)
+    assert not pumped(feeder, log, wall=1499)
+    assert [one.last for one in pumped(feeder, log, wall=2500)] == [gtid(1, 1)]  # type: ignore[union-attr]
+    assert [one.last for one in pumped(feeder, log, wall=1000)] == [gtid(1, 2)]  # type: ignore[union-attr]  # set back
+
+
+def test_what_was_lost_on_the_way_is_noticed() -> None:
+    node = Alone(A, group(A, B), log_of(1))
+    node.beat(B, state=PRIMARY, epoch=1, last=gtid(1, 5))
+    node.wait(1)
+    intake = node.core.intake
+    intake.streaming = True
+
+    def records(after: int) -> Records:
+        log = log_of(*[1] * 6)
+        raw, last = log.raw(after, after + 1, 1)
+        return Records(number=intake.number, after=gtid(1, after), last=last, committed=NO_GTID, epoch=1, raw=raw)
+
+    first = records(0)
+    node.get(B, first)
+    assert node.log.last == gtid(1, 1)
+    node.get(B, first)  # twice
+    assert node.log.last == gtid(1, 1) and intake.streaming
+    assert of(Where, node.get(B, records(3)))
+    assert node.log.last == gtid(1, 1) and node.core.intake == Intake(B, intake.number, False, 1, None, gtid(1, 1))
+    node.get(B, records(1))  # of the stream that was given up: another number
+    intake.number -= 1
+    node.get(B, records(1))
+    assert node.log.last == gtid(1, 1)
+
+
+def test_a_stream_that_stands_still_is_begun_again() -> None:
+    node = Alone(A, group(A, B), log_of(1))
+    node.beat(B, state=PRIMARY, epoch=1, last=gtid(1, 5))
+    asked = [of(Where, node.beat(B, state=PRIMARY, last=gtid(1, 5)) + node.wait(HEARTBEAT)) for _ in range(9)]
+    assert sum(map(len, asked)) == 2
+
+
+def test_a_follower_that_a_purge_has_passed_restores() -> None:
+    source, node = log_of(*[1] * 9, begin=5), Alone(A, group(A, B), log_of(1, 1))
+    feeder = Feeder()
+    feeder.begin(B, follow((1, 6)), source)
+    source.purge(8, hard=True)
+    effects = list(feeder.pump(source, NO_GTID, 1, 0))
+    assert effects == [KeepFrom("node.b", None)] and not feeder.streams
+    node.beat(B, state=PRIMARY, epoch=1, last=source.last)
+    node.wait(1)
+    number = node.core.intake.number
+    node.get(B, Here(number=number, asked=gtid(1, 1), found=NO_GTID, h=0, first=5, last=source.last, epoch=1))
+    assert [one for one in node.done if isinstance(one, Restore)] == [Restore(B)]
+    assert node.core.mind.state == RESTORING and node.disk.owing and node.disk.had == gtid(1, 1)
+    node.log.become(source)
+    node.core.rolled_back()
+    node.wait(1)
+    assert node.core.mind.state == REPLICA and not node.disk.owing  # it ends no earlier than it did
+
+
+def test_a_search_holds_the_log_until_the_followers_hold_has_begun() -> None:
+    """vlsn-index I37, and the document's question whether deletion is to be off."""
+    node = Alone(A, group(A, B), log_of(*[1] * 9, begin=3))
+    node.core.step(B, Where(number=4, gtid=gtid(1, 5), h=0), 0)
+    first = node.carry_out()
+    assert first[0] == KeepFrom("search.b", 3) and isinstance(first[1], Send)  # before the answer leaves
+    node.core.step(B, follow((1, 5), number=4), 0)
+    assert [one for one in node.carry_out() if isinstance(one, KeepFrom)] == [
+        KeepFrom("node.b", 6),
+        KeepFrom("search.b", None),
+    ]
+
+
+def test_the_hold_of_a_search_that_leads_to_nothing_ends() -> None:
+    node = Alone(A, group(A, B), log_of(1, 1))
+    node.get(B, Where(number=4, gtid=gtid(1, 5), h=0))
+    for _ in range(30):
+        node.wait(HEARTBEAT)
+    assert KeepFrom("search.b", None) in node.done
+
+
+def test_only_primaries_and_replicas_feed() -> None:
+    node = Alone(A, group(A, B), log_of(1, 1))
+    for state in (ROLLBACK, RESTORING):
+        node.core.mind.state = state
+        assert not node.get(B, Where(number=1, gtid=gtid(1, 0), h=0)) and not node.get(B, follow((1, 0)))
+
+
+CHAIN = group(A, B, C, plain(NodeId("h"), hidden=True, priority=0), plain(NodeId("d"), delay_ms=9, priority=0))
+
+
+def source_of(
+    *alive: tuple[str, int, int, int], primary: str = "", wish: str = "", chaining: bool = True, own: str = "a"
+) -> str:
+    config = group(*CHAIN.members, chaining=chaining)
+    told = [Candidate(NodeId(node), state, epoch, gtid(1, seqno)) for node, state, epoch, seqno in alive]
+    return choose_source(config, NodeId(own), gtid(1, 5), 3, told, NodeId(primary), NodeId(wish))
+
+
+def test_whom_a_node_follows() -> None:
+    b, c, h, d = ("b", REPLICA, 3, 9), ("c", PRIMARY, 3, 9), ("h", REPLICA, 3, 9), ("d", REPLICA, 3, 9)
+    assert source_of(b, c, primary="c") == "c"
+    assert source_of(b, c, primary="c", wish="b") == "b"
+    assert source_of(b, c, primary="c", wish="b", chaining=False) == "b"  # a wish outranks it
+    assert source_of(("b", REPLICA, 3, 5), c, primary="c", wish="b") == "c"  # not ahead
+    assert source_of(("b", REPLICA, 2, 9), c, primary="c", wish="b") == "c"  # of an older epoch
+    assert source_of(("b", ROLLBACK, 3, 9), c, primary="c", wish="b") == "c"
+    assert source_of(d, c, primary="c", wish="d") == "c"  # more delayed
+    assert source_of(b, primary="c") == "b"  # the primary cannot be reached
+    assert source_of(b, primary="c", chaining=False) == NO_NODE
+    assert source_of(h, d, primary="c") == NO_NODE
+
+
+def test_without_a_primary_any_node_ahead_will_do() -> None:
+    """Else the only one that can be elected might never catch up with the one that has everything."""
+    for node in ("h", "d", "b"):
+        assert source_of((node, REPLICA, 3, 9), chaining=False) == node
+
+
+def test_a_source_is_left_when_another_is_30_s_ahead() -> None:
+    node = Alone(A, group(A, B, C), log_of(1))
+    node.core.sync_from(B)
+
+    def beats(times: int) -> None:
+        for _ in range(times):
+            node.beat(B, last=gtid(1, 5), epoch=1)
+            node.beat(C, last=gtid(1, 9), epoch=1, state=PRIMARY)
+            node.wait(1000)
+
+    beats(20)
+    assert node.core.intake.source == B
+    beats(20)
+    assert node.core.intake.source == C
+
+
+def test_an_idle_primary_writes_a_no_op() -> None:
+    """conformance/tokumx.md A5.10: every keep_alive_s, and not while it writes anyway."""
+    node = Alone(A, group(A, keep_alive_s=10))
+    node.wait()
+    for _ in range(3):
+        node.wait(9000)
+        node.write()
+    assert not [one for one in node.done if isinstance(one, KeepAlive)]
+    node.wait(10_000)
+    assert [one for one in node.done if isinstance(one, KeepAlive)] == [KeepAlive()]
+
+
+def test_bytes_are_passed_on_as_they_came() -> None:
+    """vlsn-index I46: a log that is fed on gives the same stream."""
+    first = log_of(1, 1, 2)
+    raw, _ = first.raw(-1, 2, 1 << 20)
+    second = ModelLog()
+    second.put(raw, 99)
+    assert second.raw(-1, 2, 1 << 20)[0] == raw and second.hashes == first.hashes
+    node = Alone(A, group(A, B))
+    node.core.intake.streaming = True
+    node.core.intake.source = B
+    node.get(B, Records(number=0, after=NO_GTID, last=gtid(2, 2), committed=NO_GTID, epoch=2, raw=raw))
+    assert Put(raw) in node.done
