@@ -47,6 +47,8 @@ DTX_START, TX_START, PREPARE, COMMIT, ROLLBACK, END_TX, DELETE_TX = 0x21, 0x22, 
 FIRST: Final = 1
 LAST: Final = 2
 WHOLE: Final = FIRST | LAST
+ACKED, REJECTED, PURGED, QUEUE_GONE, EXPIRED = range(5)
+"""Reasons of a Dequeue."""
 PROOFS: Final = frozenset((SYNC, CHECKPOINT))
 CONTROL: Final = frozenset((OPEN, SYNC, NEXT, CHECKPOINT))
 """Records that belong to no group."""
@@ -235,8 +237,11 @@ def encode(record_type: int, flags: int, epoch: int, place: Lsn, undo_prev: Lsn,
     return raw + _CRC.pack(crc32(raw))
 
 
-def parse(raw: memoryview, offset: int, number: int, epoch: int) -> QueueRecord | Stopped:
-    """Read what stands at an offset of a container, which is all of `raw`. `epoch` is that of the record before."""
+def parse(raw: memoryview, offset: int, number: int, epoch: int, *, start: int = 0) -> QueueRecord | Stopped:
+    """Read what stands at an offset of `raw`, which is a container's bytes from `start` on.
+
+    `epoch` is that of the record before.
+    """
     left = len(raw) - offset
     if left < OVERHEAD:
         return Stopped("no record has room there", bad=any(raw[offset:]))
@@ -251,7 +256,7 @@ def parse(raw: memoryview, offset: int, number: int, epoch: int) -> QueueRecord 
     end = offset + length - _CRC.size
     if _CRC.unpack_from(raw, end)[0] != crc32(raw[offset:end]):
         return Stopped("the checksum of the record is wrong", bad=True)
-    if place != number << 32 | offset:
+    if place != number << 32 | start + offset:
         return Stopped(f"a record of {lsn_text(Lsn(place))}, which is another use of the container", bad=False)
     if its_epoch < epoch:
         return Stopped(f"a record of epoch {its_epoch}, behind one of epoch {epoch}", bad=False)

@@ -1,0 +1,280 @@
+"""The working parts of an open store under one lock: journal, state, queues in memory, content.
+
+Owns how an operation becomes a group of records and what it does to the queues in memory, in that order: a group that
+found no room has changed nothing. Names and threads that wait are `store`'s.
+
+Source: docs/format.md, "Groups, order, what a recovery believes".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from tranlog.clock import Clock
+from tranlog.errors import NotHeldError
+from tranlog.ids import Lsn, lsn_text
+from tranlog.queues.files.catalogue import Catalogue
+from tranlog.queues.files.journal import QueueJournal
+from tranlog.queues.rules import records
+from tranlog.queues.rules.containers import Need, largest_section
+from tranlog.queues.rules.records import (
+    CHUNK,
+    CHUNK_BODY,
+    DELETE,
+    DEQUEUE,
+    DEQUEUE_BODY,
+    ENQUEUE,
+    ENQUEUE_BODY,
+    FIRST,
+    LAST,
+    OVERHEAD,
+    PURGED,
+    QUEUE_GONE,
+    SECTION_BYTES,
+    START,
+    START_BODY,
+    WHOLE,
+)
+from tranlog.queues.rules.state import NO_LSN, Message, QueuePlace, QueueState, in_order, section_start
+from tranlog.queues.waiting import QueueRow
+
+_START_BYTES = OVERHEAD + START_BODY.size
+_ENQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size
+_DEQUEUE_BYTES = 2 * OVERHEAD + DEQUEUE_BODY.size
+
+
+class Delivery:
+    """A message that was taken from a queue and is held until it is answered. Threads: any, one at a time.
+
+    `redelivered`: it was taken before. `attempts`: how often it came back.
+    """
+
+    __slots__ = ("_core", "message", "place", "queue", "redelivered")
+
+    def __init__(self, core: StoreCore, queue: str, message: Message, place: QueuePlace, redelivered: bool) -> None:
+        self._core = core
+        self.queue = queue
+        self.message = message
+        self.place = place
+        self.redelivered = redelivered
+
+    @property
+    def id(self) -> Lsn:
+        """The message's persistence id."""
+        return self.message.id
+
+    @property
+    def attempts(self) -> int:
+        """How often it came back."""
+        return self.place.attempts
+
+    @property
+    def header(self) -> bytes:
+        """The header that it was published with."""
+        return b"".join(self.sections())[: self.message.header_length]
+
+    @property
+    def content(self) -> bytes:
+        """All of its content. `sections` needs less memory for a large one."""
+        return b"".join(self.sections())[self.message.header_length :]
+
+    def sections(self) -> Iterator[bytes]:
+        """Read header and content, one behind the other, in parts of up to 64 KiB."""
+        return self._core.read(self.message)
+
+    def __str__(self) -> str:
+        return f"message {lsn_text(self.id)} of queue {self.queue!r}"
+
+
+class StoreCore:
+    """An open store. `journal.lock` guards everything here and is held by whoever calls, but for `read`."""
+
+    def __init__(
+        self, journal: QueueJournal, state: QueueState, catalogue: Catalogue, clock: Clock, content_bytes: int
+    ) -> None:
+        self.journal = journal
+        self.state = state
+        self.catalogue = catalogue
+        self.held: dict[QueuePlace, Delivery] = {}
+        """What was taken and not answered."""
+        self.section_bytes = largest_section(journal.files.container_bytes, SECTION_BYTES)
+        self.recovered = journal.place
+        """What was published before this place counts as redelivered."""
+        self._clock = clock
+        self._room = content_bytes  # for content in memory
+        self._rows = {queue_id: QueueRow(row) for queue_id, row in in_order(state.messages.values()).items()}
+
+    def row(self, queue_id: int) -> QueueRow:
+        """Return what waits on a queue."""
+        found = self._rows.get(queue_id)
+        if found is None:
+            found = self._rows[queue_id] = QueueRow()
+        return found
+
+    def catalogue_changed(self) -> None:
+        """Have the log say what the catalogue's counter is now."""
+        self.journal.counter = self.catalogue.counter
+        self.journal.sync_due = True
+
+    # --- putting -------------------------------------------------------------------------------------
+
+    def start(self, flags: int, header_length: int, total_length: int, section: bytes) -> Message:
+        """Put a Start, and begin its message once it is in the log."""
+        stored_at = self._clock.now_ms()
+        body = START_BODY.pack(0, stored_at, header_length, total_length) + section
+        place = self.journal.put(START, flags, NO_LSN, body)
+        message = self.state.start(place, stored_at, header_length, total_length, len(section))
+        if len(section) == total_length and total_length <= self._room:
+            self._room -= total_length
+            message.content = section
+        return message
+
+    def publish_small(
+        self, header_length: int, raw: bytes, queues: Sequence[int], expires_at: int, priority: int
+    ) -> Message:
+        """Put a message that fits one section on queues, as one group."""
+        journal = self.journal
+        journal.admit(_START_BYTES + len(raw) + len(queues) * _ENQUEUE_BYTES, Need.PUBLISH)
+        message = self.start(FIRST, header_length, len(raw), raw)
+        try:
+            self.enqueue(message, queues, expires_at, priority)
+        except BaseException:
+            self.forget(message)  # its group is cut off, and counts for nothing
+            raise
+        return message
+
+    def begin_large(self, header_length: int, total_length: int, section: bytes) -> Message:
+        """Put the first section of a message, which counts for nothing before it is on a queue."""
+        self.journal.admit(_START_BYTES + len(section), Need.PUBLISH)
+        return self.start(WHOLE, header_length, total_length, section)
+
+    def add_section(self, message: Message, section: bytes, flags: int = WHOLE, behind: int = 0) -> None:
+        """Put the next section of a message. `behind`: how many Enqueues follow in its group."""
+        journal = self.journal
+        journal.admit(OVERHEAD + CHUNK_BODY.size + len(section) + behind * _ENQUEUE_BYTES, Need.PUBLISH)
+        place = journal.put(CHUNK, flags, message.id, CHUNK_BODY.pack(message.got) + section)
+        self.state.chunk(place, message.id, message.got, len(section))
+
+    def enqueue(self, message: Message, queues: Sequence[int], expires_at: int, priority: int, first: int = 0) -> None:
+        """Put the Enqueues that end a group, then the message on the queues. `first`: FIRST where they begin it."""
+        put, places = self.journal.put, []
+        for number, queue_id in enumerate(queues, start=1):
+            body = ENQUEUE_BODY.pack(queue_id, 0, expires_at, priority)
+            flags = (first if number == 1 else 0) | (LAST if number == len(queues) else 0)
+            places.append(put(ENQUEUE, flags, message.id, body))
+        for place, queue_id in zip(places, queues, strict=True):
+            found = self.state.enqueue(place, message.id, queue_id, NO_LSN, expires_at, priority)
+            assert found is not None, "it was started before"
+            self.row(queue_id).add(message, found)
+
+    def forget(self, message: Message) -> None:
+        """Forget a message: it is deleted, or never was."""
+        if message.content is not None:
+            self._room += len(message.content)
+            message.content = None
+        self.state.delete(message.id)
+
+    def delete(self, message: Message, need: Need = Need.DRAIN) -> None:
+        """Delete a message that is on no queue."""
+        self.journal.admit(OVERHEAD, need)
+        self.journal.put(DELETE, WHOLE, message.id, b"")
+        self.forget(message)
+
+    def dequeue(self, message: Message, place: QueuePlace, reason: int) -> None:
+        """Take a message off a queue, for good; its last place takes the message along."""
+        journal = self.journal
+        journal.admit(_DEQUEUE_BYTES, Need.DRAIN)
+        last = len(message.places) == 1
+        body = DEQUEUE_BODY.pack(place.queue_id, 0, reason)
+        journal.put(DEQUEUE, FIRST if last else WHOLE, message.id, body)
+        if last:
+            journal.put(DELETE, LAST, message.id, b"")
+        self.state.dequeue(message.id, place.queue_id, NO_LSN)
+        if last:
+            self.forget(message)
+
+    def come_back(self, message: Message, place: QueuePlace) -> None:
+        """Put a message that was taken back into its queue, and count that."""
+        attempts = place.attempts + 1
+        self.journal.admit(OVERHEAD + records.ATTEMPT_BODY.size, Need.DRAIN)
+        body = records.ATTEMPT_BODY.pack(place.queue_id, attempts)
+        self.journal.put(records.ATTEMPT, WHOLE, message.id, body)
+        self.state.attempt(message.id, place.queue_id, attempts)
+        self.row(place.queue_id).add(message, place)
+
+    # --- taking --------------------------------------------------------------------------------------
+
+    def take(self, queue: str, queue_id: int) -> Delivery:
+        """Take the next message of a queue that has one."""
+        message = self.row(queue_id).take()
+        place = message.place_on(queue_id)
+        assert place is not None and place.free, "what waits on a queue is on it"
+        redelivered = place.attempts > 0 or message.id < self.recovered
+        delivery = self.held[place] = Delivery(self, queue, message, place, redelivered)
+        return delivery
+
+    def check_held(self, delivery: Delivery) -> None:
+        """Raise NotHeldError where a delivery was answered, or its message is gone."""
+        if self.held.get(delivery.place) is not delivery:
+            raise NotHeldError(what=str(delivery), why="it is not held")
+
+    def clear(self, queue_id: int) -> int:
+        """Take what waits on a queue off it; return how many messages that were."""
+        found = self.row(queue_id).clear()
+        for number, message in enumerate(found):
+            place = message.place_on(queue_id)
+            assert place is not None
+            try:
+                self.dequeue(message, place, PURGED)
+            except BaseException:
+                for rest in found[number:]:
+                    on = rest.place_on(queue_id)
+                    assert on is not None
+                    self.row(queue_id).add(rest, on)
+                raise
+        return len(found)
+
+    def drop_queue(self, queue_id: int) -> None:
+        """Take everything off a queue that the catalogue does not have any more."""
+        self._rows.pop(queue_id, None)
+        touched = [(one, place) for one in self.state.messages.values() for place in one.places]
+        for message, place in touched:
+            if place.queue_id == queue_id:
+                self.held.pop(place, None)
+                self.dequeue(message, place, QUEUE_GONE)
+
+    # --- content -------------------------------------------------------------------------------------
+
+    def read(self, message: Message) -> Iterator[bytes]:
+        """Read a message's header and content in parts. The lock is not held between them."""
+        if message.content is not None:
+            yield message.content
+            return
+        number = 0
+        while True:
+            with self.journal.lock:
+                chunks = message.chunks or ()
+                if number > len(chunks):
+                    return
+                if self.state.messages.get(message.id) is not message:
+                    raise NotHeldError(what=f"message {lsn_text(message.id)}", why="it is gone")
+                record = self.journal.files.read_record(chunks[number - 1] if number else message.stands)
+            begin = section_start(record)
+            assert begin is not None
+            yield bytes(record.body[begin:])
+            number += 1
+
+
+def sections_of(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
+    """Return the same bytes in parts of exactly `size`, but for the last one."""
+    kept = bytearray()
+    for piece in pieces:
+        view = memoryview(piece)
+        while len(kept) + len(view) >= size:
+            wanted = size - len(kept)
+            yield bytes(kept) + bytes(view[:wanted])
+            kept.clear()
+            view = view[wanted:]
+        kept += view
+    if kept:
+        yield bytes(kept)

@@ -1,0 +1,258 @@
+"""What the tests of the message store share: a program's life on a store, and the states that it went through.
+
+The log is one total order of groups, each whole or not there, so what a crash leaves is the state after some group:
+none that was told to be durable is behind it. The catalogue is apart: what it returned from is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tranlog.queues.core import Delivery
+from tranlog.queues.options import QueueStoreOptions
+from tranlog.queues.store import MessageStore
+from tranlog.testing.clock import ManualClock
+from tranlog.testing.disk import SimDisk
+from tranlog.testing.sqlite_disk import SimVfs
+
+PATH = "/store"
+State = dict[int, tuple[tuple[int, int], ...]]
+"""By a queue's id what is on it, in order: which message, and how often it came back."""
+
+
+def content_of(number: int, seed: int) -> bytes:
+    """Return the content of a message of a life, told from all others."""
+    rng = random.Random(seed * 1_000_003 + number)
+    size = rng.choice((0, 1, 30, 200, 900, 2_500, 6_000, 14_000))
+    return b"%d:" % number + rng.randbytes(size)
+
+
+def options(seed: int) -> QueueStoreOptions:
+    rng = random.Random(seed)
+    return QueueStoreOptions(
+        container_bytes=rng.choice((12_288, 16_384, 24_576)),
+        initial_containers=rng.choice((2, 3)),
+        write_buffers=1,
+        content_bytes=rng.choice((0, 5_000, 1_000_000)),
+        ack_sync_s=None,  # no thread, whose calls would come at another moment in each run
+    )
+
+
+@contextlib.contextmanager
+def opened(disk: SimDisk, seed: int) -> Iterator[MessageStore]:
+    """Open a store on a simulated disk; what it leaves open is let go, as the end of a process does."""
+    vfs = SimVfs(disk)
+    store = None
+    try:
+        store = MessageStore.open(PATH, options=options(seed), disk=disk, clock=ManualClock(), connect=vfs.connect)
+        yield store
+    finally:
+        if store is not None:
+            store._catalogue.close()
+        vfs.unregister()
+
+
+@dataclass(slots=True)
+class QueueLedger:
+    """The states that the log went through, and how many of them are known to be durable.
+
+    `ids` are the queues that the catalogue has for certain, by name; `maybe` the names of which that is not known.
+    """
+
+    seed: int
+    states: list[State] = field(default_factory=lambda: [{}])
+    floor: int = 0
+    ids: dict[str, int] = field(default_factory=dict)
+    maybe: set[str] = field(default_factory=set)
+    epochs: list[int] = field(default_factory=list)
+    made: int = 0
+
+    def now(self) -> dict[int, list[tuple[int, int]]]:
+        return {queue: list(row) for queue, row in self.states[-1].items()}
+
+    def then(self, state: dict[int, list[tuple[int, int]]]) -> None:
+        """Note the state after the next group, before the store is asked for it."""
+        self.states.append({queue: tuple(row) for queue, row in state.items() if row})
+
+    def durable(self) -> None:
+        """Take note that all of them are durable."""
+        self.states = self.states[-1:]
+        self.floor = 0
+
+    def remove(self, queue_id: int, number: int) -> None:
+        state = self.now()
+        state[queue_id] = [one for one in state[queue_id] if one[0] != number]
+        self.then(state)
+
+
+def number_of(delivery: Delivery, seed: int) -> int:
+    """Return which message that is; its content is whole."""
+    raw = delivery.content
+    number = int(raw[: raw.index(b":")])
+    assert raw == content_of(number, seed), "a message came back with other bytes"
+    assert delivery.header == b"h%d" % number
+    return number
+
+
+def look_into(store: MessageStore, seed: int) -> State:
+    """Return what is on the queues of a store that was just opened, by reading all of it."""
+    found = {}
+    for queue in store._catalogue.queues.values():
+        row = []
+        for message in store._core.row(queue.id):
+            place = message.place_on(queue.id)
+            assert place is not None
+            delivery = Delivery(store._core, queue.name, message, place, True)
+            row.append((number_of(delivery, seed), place.attempts))
+        if row:
+            found[queue.id] = tuple(row)
+    return found
+
+
+def check_opened(store: MessageStore, ledger: QueueLedger) -> None:
+    """Hold what an opening found against the ledger, and go on from there."""
+    assert store.recovered.epoch not in ledger.epochs and store.recovered.epoch > max(ledger.epochs, default=0)
+    ledger.epochs.append(store.recovered.epoch)
+    ids = {queue.name: queue.id for queue in store._catalogue.queues.values()}
+    for name in ids.keys() | ledger.ids.keys():
+        if name not in ledger.maybe:
+            assert ids.get(name) == ledger.ids.get(name), f"queue {name}"
+    found = look_into(store, ledger.seed)
+    known = set(ids.values())
+    wanted = [{queue: row for queue, row in state.items() if queue in known} for state in ledger.states[ledger.floor :]]
+    assert found in wanted, f"{found} is none of {wanted}"
+    ledger.states, ledger.floor, ledger.ids, ledger.maybe = [found], 0, ids, set()
+    check_space(store)
+
+
+def check_space(store: MessageStore) -> None:
+    """Nothing stands below the lowest container, and nothing is counted that is not there."""
+    state = store._core.state
+    live: dict[int, int] = {}
+    for place in (*(one.stands for one in state.messages.values()), *(one for one in state.transactions)):
+        live[place >> 32] = live.get(place >> 32, 0) + 1
+    assert dict(state.live) == live
+    assert min(live, default=store._journal.buffer.number) >= store._files.in_use[0]
+    for message in state.messages.values():
+        assert message.complete and message.places, "recovery leaves no message that is on no queue"
+
+
+class QueueLife:
+    """A program on a store: declares, publishes, takes, answers, purges, deletes, closes."""
+
+    def __init__(self, disk: SimDisk, ledger: QueueLedger, seed: int) -> None:
+        self.disk = disk
+        self.ledger = ledger
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.held: list[tuple[Delivery, int]] = []
+        self.store: MessageStore
+
+    def live(self, steps: int) -> None:
+        left = steps
+        while left:
+            with opened(self.disk, self.seed) as self.store:
+                check_opened(self.store, self.ledger)
+                self.held.clear()
+                for _ in range(min(left, self.rng.randrange(5, 25))):
+                    left -= 1
+                    self.step()
+                self.store.close()
+                self.ledger.durable()
+
+    def step(self) -> None:
+        step = self.rng.randrange(20)
+        if not self.ledger.ids or step == 0:
+            self.declare()
+        elif step < 8:
+            self.publish()
+        elif step < 12:
+            self.take()
+        elif step < 16:
+            self.answer()
+        elif step == 16:
+            self.store.sync()
+            self.ledger.durable()
+        elif step == 17:
+            self.purge()
+        elif step == 18 and len(self.ledger.ids) > 1:
+            self.delete()
+        else:
+            self.publish()
+
+    def some(self) -> str:
+        return self.rng.choice(sorted(self.ledger.ids))
+
+    def declare(self) -> None:
+        name = self.rng.choice(("a", "b", "ü\0", "d"))
+        self.ledger.maybe.add(name)
+        self.ledger.ids[name] = self.store.declare(name)
+        self.ledger.maybe.discard(name)
+
+    def delete(self) -> None:
+        name = self.some()
+        self.ledger.maybe.add(name)
+        queue_id = self.ledger.ids[name]
+        self.held = [one for one in self.held if one[0].place.queue_id != queue_id]
+        self.store.delete(name)
+        del self.ledger.ids[name]
+        self.ledger.maybe.discard(name)
+        state = self.ledger.now()
+        state.pop(queue_id, None)
+        self.ledger.then(state)
+        self.ledger.durable()
+
+    def new_message(self) -> tuple[int, bytes]:
+        self.ledger.made += 1
+        return self.ledger.made, content_of(self.ledger.made, self.seed)
+
+    def publish(self) -> None:
+        number, content = self.new_message()
+        names = self.rng.sample(sorted(self.ledger.ids), self.rng.randrange(1, min(3, len(self.ledger.ids)) + 1))
+        state = self.ledger.now()
+        for name in names:
+            state.setdefault(self.ledger.ids[name], []).append((number, 0))
+        self.ledger.then(state)
+        wait = self.rng.random() < 0.5
+        self.store.publish(content, queues=names, header=b"h%d" % number, wait=wait)
+        if wait:
+            self.ledger.durable()
+
+    def take(self) -> None:
+        delivery = self.store.get(self.some())
+        if delivery is not None:
+            number = number_of(delivery, self.seed)
+            held = {one for other, one in self.held if other.place.queue_id == delivery.place.queue_id}
+            row = self.ledger.states[-1][delivery.place.queue_id]
+            assert number == next(one for one, _ in row if one not in held), "taken out of order"
+            self.held.append((delivery, number))
+
+    def answer(self) -> None:
+        if not self.held:
+            return
+        delivery, number = self.held.pop(self.rng.randrange(len(self.held)))
+        if self.rng.random() < 0.3:
+            state = self.ledger.now()
+            queue_id = delivery.place.queue_id
+            state[queue_id] = [(one, times + (one == number)) for one, times in state[queue_id]]
+            self.ledger.then(state)
+            self.store.requeue(delivery)
+            return
+        self.ledger.remove(delivery.place.queue_id, number)
+        wait = self.rng.random() < 0.4
+        (self.store.ack if self.rng.random() < 0.8 else self.store.reject)(delivery, wait=wait)
+        if wait:
+            self.ledger.durable()
+
+    def purge(self) -> None:
+        name = self.some()
+        queue_id = self.ledger.ids[name]
+        held = {number for delivery, number in self.held if delivery.place.queue_id == queue_id}
+        for number, _ in self.ledger.now().get(queue_id, []):
+            if number not in held:
+                self.ledger.remove(queue_id, number)
+        self.store.purge(name)
+        self.ledger.durable()
