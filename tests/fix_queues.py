@@ -14,13 +14,27 @@ from dataclasses import dataclass, field
 from tranlog.queues.core import Delivery
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.store import MessageStore
+from tranlog.queues.transaction import BranchSession, StoreTransaction
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 from tranlog.testing.sqlite_disk import SimVfs
 
 PATH = "/store"
-State = dict[int, tuple[tuple[int, int], ...]]
-"""By a queue's id what is on it, in order: which message, and how often it came back."""
+Entry = tuple[int, int, int]
+"""Which message, how often it came back, and the branch in doubt that takes it, 0 for none."""
+State = dict[int, tuple[Entry, ...]]
+"""By a queue's id what is on it, in order. By a branch in doubt, negative: queue and message of each publish."""
+Rows = dict[int, list[Entry]]
+Seen = tuple[dict[int, tuple[tuple[int, int], ...]], list[int]]
+"""What can be seen of a state: what waits on each queue, and which branches are in doubt."""
+
+
+def seen_of(state: State, known: set[int]) -> Seen:
+    """Return what can be seen of a state, on the queues that are known."""
+    rows = {queue: tuple((one, times) for one, times, by in row if not by) for queue, row in state.items() if queue > 0}
+    return {queue: row for queue, row in rows.items() if row and queue in known}, sorted(
+        -one for one in state if one < 0
+    )
 
 
 def content_of(number: int, seed: int) -> bytes:
@@ -64,23 +78,21 @@ class QueueLedger:
 
     seed: int
     states: list[State] = field(default_factory=lambda: [{}])
-    floor: int = 0
     ids: dict[str, int] = field(default_factory=dict)
     maybe: set[str] = field(default_factory=set)
     epochs: list[int] = field(default_factory=list)
     made: int = 0
 
-    def now(self) -> dict[int, list[tuple[int, int]]]:
+    def now(self) -> Rows:
         return {queue: list(row) for queue, row in self.states[-1].items()}
 
-    def then(self, state: dict[int, list[tuple[int, int]]]) -> None:
+    def then(self, state: Rows) -> None:
         """Note the state after the next group, before the store is asked for it."""
-        self.states.append({queue: tuple(row) for queue, row in state.items() if row})
+        self.states.append({queue: tuple(row) for queue, row in state.items()})
 
     def durable(self) -> None:
         """Take note that all of them are durable."""
         self.states = self.states[-1:]
-        self.floor = 0
 
     def remove(self, queue_id: int, number: int) -> None:
         state = self.now()
@@ -97,7 +109,7 @@ def number_of(delivery: Delivery, seed: int) -> int:
     return number
 
 
-def look_into(store: MessageStore, seed: int) -> State:
+def look_into(store: MessageStore, seed: int) -> Seen:
     """Return what is on the queues of a store that was just opened, by reading all of it."""
     found = {}
     for queue in store._catalogue.queues.values():
@@ -109,7 +121,7 @@ def look_into(store: MessageStore, seed: int) -> State:
             row.append((number_of(delivery, seed), place.attempts))
         if row:
             found[queue.id] = tuple(row)
-    return found
+    return found, sorted(int(xid) for xid in store.tpc_recover())
 
 
 def check_opened(store: MessageStore, ledger: QueueLedger) -> None:
@@ -122,9 +134,11 @@ def check_opened(store: MessageStore, ledger: QueueLedger) -> None:
             assert ids.get(name) == ledger.ids.get(name), f"queue {name}"
     found = look_into(store, ledger.seed)
     known = set(ids.values())
-    wanted = [{queue: row for queue, row in state.items() if queue in known} for state in ledger.states[ledger.floor :]]
+    wanted = [seen_of(state, known) for state in ledger.states]
     assert found in wanted, f"{found} is none of {wanted}"
-    ledger.states, ledger.floor, ledger.ids, ledger.maybe = [found], 0, ids, set()
+    state = ledger.states[wanted.index(found)]
+    left = {queue: row for queue, row in state.items() if queue < 0 or queue in known}
+    ledger.states, ledger.ids, ledger.maybe = [left], ids, set()
     check_space(store)
 
 
@@ -164,7 +178,7 @@ class QueueLife:
                 self.ledger.durable()
 
     def step(self) -> None:
-        step = self.rng.randrange(20)
+        step = self.rng.randrange(28)
         if not self.ledger.ids or step == 0:
             self.declare()
         elif step < 8:
@@ -180,8 +194,12 @@ class QueueLife:
             self.purge()
         elif step == 18 and len(self.ledger.ids) > 1:
             self.delete()
-        else:
-            self.publish()
+        elif step < 24:
+            self.transact()
+        elif step < 26:
+            self.prepare()
+        elif step < 28:
+            self.decide()
 
     def some(self) -> str:
         return self.rng.choice(sorted(self.ledger.ids))
@@ -214,7 +232,7 @@ class QueueLife:
         names = self.rng.sample(sorted(self.ledger.ids), self.rng.randrange(1, min(3, len(self.ledger.ids)) + 1))
         state = self.ledger.now()
         for name in names:
-            state.setdefault(self.ledger.ids[name], []).append((number, 0))
+            state.setdefault(self.ledger.ids[name], []).append((number, 0, 0))
         self.ledger.then(state)
         wait = self.rng.random() < 0.5
         self.store.publish(content, queues=names, header=b"h%d" % number, wait=wait)
@@ -227,7 +245,8 @@ class QueueLife:
             number = number_of(delivery, self.seed)
             held = {one for other, one in self.held if other.place.queue_id == delivery.place.queue_id}
             row = self.ledger.states[-1][delivery.place.queue_id]
-            assert number == next(one for one, _ in row if one not in held), "taken out of order"
+            waiting = (one for one, _, branch in row if not branch and one not in held)
+            assert number == next(waiting), "taken out of order"
             self.held.append((delivery, number))
 
     def answer(self) -> None:
@@ -235,10 +254,7 @@ class QueueLife:
             return
         delivery, number = self.held.pop(self.rng.randrange(len(self.held)))
         if self.rng.random() < 0.3:
-            state = self.ledger.now()
-            queue_id = delivery.place.queue_id
-            state[queue_id] = [(one, times + (one == number)) for one, times in state[queue_id]]
-            self.ledger.then(state)
+            self.comes_back(delivery.place.queue_id, number)
             self.store.requeue(delivery)
             return
         self.ledger.remove(delivery.place.queue_id, number)
@@ -247,12 +263,89 @@ class QueueLife:
         if wait:
             self.ledger.durable()
 
+    def comes_back(self, queue_id: int, number: int) -> None:
+        """Note that a message goes back to its queue."""
+        state = self.ledger.now()
+        state[queue_id] = [(one, times + (one == number), by) for one, times, by in state[queue_id]]
+        self.ledger.then(state)
+
+    def work(self, on: StoreTransaction | BranchSession) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Publish and answer in a transaction; return queue and message of what it puts, and of what it takes."""
+        puts, takes = [], []
+        for _ in range(self.rng.randrange(4)):
+            number, content = self.new_message()
+            names = self.rng.sample(sorted(self.ledger.ids), self.rng.randrange(1, min(3, len(self.ledger.ids)) + 1))
+            on.publish(content, queues=names, header=b"h%d" % number)
+            puts += [(self.ledger.ids[name], number) for name in names]
+        for _ in range(min(len(self.held), self.rng.randrange(4))):
+            delivery, number = self.held.pop(self.rng.randrange(len(self.held)))
+            on.ack(delivery)
+            takes.append((delivery.place.queue_id, number))
+        return puts, takes
+
+    def transact(self) -> None:
+        """A transaction of this store."""
+        transaction = self.store.transaction()
+        puts, takes = self.work(transaction)
+        if self.rng.random() < 0.3:
+            for queue_id, number in takes:
+                self.comes_back(queue_id, number)
+            transaction.rollback()
+            return
+        state = self.ledger.now()
+        for queue_id, number in takes:
+            state[queue_id] = [one for one in state[queue_id] if one[0] != number]
+        for queue_id, number in puts:
+            state.setdefault(queue_id, []).append((number, 0, 0))
+        self.ledger.then(state)
+        wait = self.rng.random() < 0.6
+        transaction.commit(wait=wait)
+        if wait:
+            self.ledger.durable()
+
+    def prepare(self) -> None:
+        """A branch of a distributed transaction, up to Prepare."""
+        self.ledger.made += 1
+        branch = self.ledger.made
+        session = self.store.session()
+        session.tpc_begin(b"%d" % branch)
+        puts, takes = self.work(session)
+        state = self.ledger.now()
+        for queue_id, number in takes:
+            state[queue_id] = [(one, times, branch if one == number else by) for one, times, by in state[queue_id]]
+        state[-branch] = [(queue_id, number, 0) for queue_id, number in puts]
+        self.ledger.then(state)
+        session.tpc_prepare()
+        self.ledger.durable()
+
+    def decide(self) -> None:
+        """The outcome of a branch that is in doubt."""
+        branches = [-one for one in self.ledger.states[-1] if one < 0]
+        if not branches:
+            return self.prepare()
+        branch = self.rng.choice(branches)
+        state = self.ledger.now()
+        puts = state.pop(-branch)
+        commits = self.rng.random() < 0.6
+        for queue_id in [one for one in state if one > 0]:
+            row = state[queue_id]
+            if commits:
+                state[queue_id] = [one for one in row if one[2] != branch]
+            else:
+                state[queue_id] = [(one, times, 0 if by == branch else by) for one, times, by in row]
+        for queue_id, number, _ in puts:
+            if commits and queue_id in self.ledger.ids.values():
+                state.setdefault(queue_id, []).append((number, 0, 0))
+        self.ledger.then(state)
+        (self.store.tpc_commit if commits else self.store.tpc_rollback)(b"%d" % branch)
+        self.ledger.durable()
+
     def purge(self) -> None:
         name = self.some()
         queue_id = self.ledger.ids[name]
         held = {number for delivery, number in self.held if delivery.place.queue_id == queue_id}
-        for number, _ in self.ledger.now().get(queue_id, []):
-            if number not in held:
+        for number, _, branch in self.ledger.now().get(queue_id, []):
+            if number not in held and not branch:
                 self.ledger.remove(queue_id, number)
         self.store.purge(name)
         self.ledger.durable()

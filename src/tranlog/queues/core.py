@@ -78,6 +78,10 @@ class Delivery:
         """All of its content. `sections` needs less memory for a large one."""
         return b"".join(self.sections())[self.message.header_length :]
 
+    def message_back(self) -> None:
+        """Put it back where it was; the store's lock is held."""
+        self._core.come_back(self.message, self.place)
+
     def sections(self) -> Iterator[bytes]:
         """Read header and content, one behind the other, in parts of up to 64 KiB."""
         return self._core.read(self.message)
@@ -118,15 +122,25 @@ class StoreCore:
 
     # --- putting -------------------------------------------------------------------------------------
 
+    def now_ms(self) -> int:
+        """Return the time for a record's stamp."""
+        return self._clock.now_ms()
+
     def start(self, flags: int, header_length: int, total_length: int, section: bytes) -> Message:
         """Put a Start, and begin its message once it is in the log."""
         stored_at = self._clock.now_ms()
         body = START_BODY.pack(0, stored_at, header_length, total_length) + section
         place = self.journal.put(START, flags, NO_LSN, body)
-        message = self.state.start(place, stored_at, header_length, total_length, len(section))
-        if len(section) == total_length and total_length <= self._room:
-            self._room -= total_length
-            message.content = section
+        if len(section) == total_length:
+            return self.started(place, stored_at, header_length, section)
+        return self.state.start(place, stored_at, header_length, total_length, len(section))
+
+    def started(self, place: Lsn, stored_at: int, header_length: int, raw: bytes) -> Message:
+        """Begin a message that stands in the log, whole, in one section; keep its content if there is room."""
+        message = self.state.start(place, stored_at, header_length, len(raw), len(raw))
+        if len(raw) <= self._room:
+            self._room -= len(raw)
+            message.content = raw
         return message
 
     def publish_small(

@@ -8,8 +8,8 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid; docs/format.md, "The mes
 
 from __future__ import annotations
 
+import contextlib
 import os
-import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -17,36 +17,18 @@ from typing import Self
 import apsw
 
 from tranlog.clock import Clock, SystemClock
-from tranlog.disk import Disk, DiskLock, OsDisk
-from tranlog.errors import CatalogueError, StoreDamagedError
+from tranlog.disk import Disk, OsDisk
+from tranlog.errors import TransactionStateError
 from tranlog.ids import Lsn
-from tranlog.log.files.directory import directory_of, join, make_directory, sign_lock, storage_error, take_lock
-from tranlog.log.files.ownership import OwnedDisk, Ownership
+from tranlog.log.files.directory import directory_of
 from tranlog.log.writing.flushing import Flushing
-from tranlog.queues.core import Delivery, StoreCore, sections_of
-from tranlog.queues.files.catalogue import Catalogue
-from tranlog.queues.files.containers import ContainerFiles
-from tranlog.queues.files.journal import QueueJournal
-from tranlog.queues.files.recovering import (
-    StoreOpening,
-    StoreRecovery,
-    check_catalogue,
-    create_containers,
-    read_headers,
-    scan_log,
-)
+from tranlog.queues.core import Delivery, StoreCore
+from tranlog.queues.opening import OpenedStore, open_store
 from tranlog.queues.options import QueueStoreOptions
-from tranlog.queues.rules.records import (
-    ACKED,
-    CATALOGUE_NAME,
-    FIRST,
-    REJECTED,
-    STORE_ID_BYTES,
-    STORE_LOCK_NAME,
-    container_name,
-)
-from tranlog.queues.rules.recovery import next_epoch
-from tranlog.queues.rules.state import Message, QueueState
+from tranlog.queues.publishing import MessagePublishing
+from tranlog.queues.rules.branches import Branches, CallRefused
+from tranlog.queues.rules.records import ACKED, REJECTED
+from tranlog.queues.transaction import BranchSession, StoreTransaction, TransactionWork, decide, in_doubt
 
 _LOOK_S = 0.5
 """Whoever waits for a message looks so often whether the store was closed."""
@@ -59,20 +41,20 @@ class MessageStore:
     DiskFullError where there is no room for more: then messages can still be taken and answered.
     """
 
-    def __init__(self, path: str, disk: Disk, clock: Clock, options: QueueStoreOptions, lock_file: DiskLock) -> None:
+    def __init__(self, opened: OpenedStore) -> None:
         """For `open` only."""
-        self.path = path
-        self._clock = clock
-        self._options = options
-        self._ownership = Ownership(path, lock_file, lost=lambda: None, lock_name=STORE_LOCK_NAME)
-        self._disk = OwnedDisk(disk, self._ownership)
+        self.path = opened.files.path
+        self.recovered = opened.recovered
+        self._opened = opened
+        self._clock = opened.clock
+        self._catalogue = opened.catalogue
+        self._files = opened.files
+        self._core = opened.core
+        self._journal = opened.core.journal
+        self._publishing = MessagePublishing(opened.core)
+        self._branches: Branches[TransactionWork] = Branches()
         self._flushing: Flushing | None = None
         self._closed = False
-        self._catalogue: Catalogue
-        self._files: ContainerFiles
-        self._core: StoreCore
-        self._journal: QueueJournal
-        self.recovered: StoreRecovery
 
     # --- opening and closing -------------------------------------------------------------------------
 
@@ -96,61 +78,11 @@ class MessageStore:
         options.check()
         disk = OsDisk() if disk is None else disk
         clock = SystemClock() if clock is None else clock
-        directory = directory_of(path)
-        try:
-            make_directory(directory, disk)
-            lock_file = take_lock(directory, disk, STORE_LOCK_NAME)
-            store = cls(directory, disk, clock, options, lock_file)
-            try:
-                store._recover(connect)
-                sign_lock(directory, store._disk, STORE_LOCK_NAME)
-            except BaseException:
-                store._let_go()
-                raise
-        except OSError as exc:
-            raise storage_error(exc, directory) from exc
+        store = cls(open_store(directory_of(path), options, disk, clock, connect))
         if options.ack_sync_s is not None:
-            store._flushing = Flushing(store._sync_acks, interval_s=options.ack_sync_s, name=directory)
+            store._flushing = Flushing(store._sync_acks, interval_s=options.ack_sync_s, name=store.path)
             store._flushing.start()
         return store
-
-    def _recover(self, connect: Callable[[str], apsw.Connection]) -> None:
-        disk, options = self._disk, self._options
-        path = join(self.path, CATALOGUE_NAME)
-        self._files = files = ContainerFiles(
-            self.path, disk, container_bytes=options.container_bytes, store_id=bytes(STORE_ID_BYTES)
-        )
-        files.list()
-        if files.in_use and not disk.exists(path):
-            raise CatalogueError(path=path, why="it is missing, and there are containers with messages")
-        self._catalogue = catalogue = Catalogue(path, connect)
-        new_id = None if files.in_use else os.urandom(STORE_ID_BYTES)
-        catalogue.load(new_id, self._clock.now_ms())
-        created = catalogue.epoch == 0
-        if created:
-            disk.sync_dir(posixpath.dirname(self.path) or ".")  # its own entry, too
-        if not files.in_use:
-            if not created:
-                why = f"it is missing, and the catalogue was opened in epoch {catalogue.epoch}"
-                raise StoreDamagedError(path=self.path, file=container_name(1), offset=0, why=why)
-            files.store_id = catalogue.store_id
-            create_containers(files, options.initial_containers, now_ms=self._clock.now_ms())
-        headers = read_headers(files)
-        state = QueueState()
-        scan = scan_log(files, state)
-        check_catalogue(path, scan, files, catalogue)
-        self._journal = journal = QueueJournal(
-            files,
-            self._clock,
-            self._ownership,
-            state,
-            initial_containers=options.initial_containers,
-            write_buffers=options.write_buffers,
-        )
-        epoch = next_epoch(scan, headers, catalogue.epoch)
-        opening = StoreOpening(disk, self._clock, files, catalogue, scan, epoch)
-        self.recovered = opening.run(journal, created=created)
-        self._core = StoreCore(journal, state, catalogue, self._clock, options.content_bytes)
 
     def close(self) -> None:
         """Make everything durable and end. What is held is on its queues when the store is opened again.
@@ -165,20 +97,14 @@ class MessageStore:
             self._flushing.stop()
             self._flushing.join()
         try:
-            if self._ownership.lost is None:
+            if self._journal.is_open:
                 self._commit()
                 self._journal.end_cleanly()
         finally:
             with self._journal.lock:
-                if self._ownership.lost is None:
+                if self._journal.is_open:
                     self._journal.stop()
-            self._let_go()
-
-    def _let_go(self) -> None:
-        for name in ("_catalogue", "_files"):
-            if hasattr(self, name):
-                getattr(self, name).close()
-        self._ownership.release()
+            self._opened.let_go()
 
     def __enter__(self) -> Self:
         return self
@@ -259,74 +185,73 @@ class MessageStore:
         Content in parts needs its `length` in bytes. Without `wait` it is durable with the next sync, and `sync` waits
         for that. Raises UnknownQueueError, ValueError where the parts are not as long as they were said to be.
         """
-        names = list(dict.fromkeys(queues))
-        if not names:
-            raise ValueError("a message is published to at least one queue")
-        if isinstance(content, bytes | bytearray | memoryview):
-            length, parts = len(content), iter((content,))
-        elif length is None:
-            raise ValueError("content in parts needs its length")
-        else:
-            parts = iter(content)
-        total = len(header) + length
-        if total <= self._core.section_bytes:
-            raw = b"".join((header, *parts))
-            _check_length(len(raw), total)
-            with self._journal.lock, self._journal:
-                ids = self._ids(names)
-                message = self._core.publish_small(len(header), raw, ids, expires_at, priority)
-        else:
-            message = self._publish_large(parts, names, header, total, expires_at, priority)
+        message = self._publishing.publish(content, queues, length, header, expires_at, priority)
         if wait:
             self._commit()
         return message.id
 
-    def _ids(self, queues: Iterable[str]) -> list[int]:
+    def transaction(self) -> StoreTransaction:
+        """Begin a transaction of this store."""
         self._journal.check_open()
-        return [self._catalogue.queue(name).id for name in queues]
+        return StoreTransaction(self)
 
-    def _publish_large(
-        self,
-        parts: Iterator[bytes | memoryview],
-        names: Sequence[str],
-        header: bytes,
-        total: int,
-        expires_at: int,
-        priority: int,
-    ) -> Message:
-        """Put a message section by section; others go on in between. The last one decides."""
-        core, journal = self._core, self._journal
-        sections = sections_of(_joined(header, parts), core.section_bytes)
-        message: Message | None = None
-        try:
-            with journal.lock, journal:
-                self._ids(names)
-            section = next(sections)
-            for following in sections:
-                _check_length((message.got if message else 0) + len(section) + 1, total, least=0)
-                with journal.lock, journal:
-                    if message is None:
-                        message = core.begin_large(len(header), total, section)
-                    else:
-                        core.add_section(message, section)
-                section = following
-            _check_length((message.got if message else 0) + len(section), total)
-            assert message is not None, "it is larger than one section"
-            with journal.lock, journal:
-                ids = self._ids(names)
-                core.add_section(message, section, FIRST, behind=len(ids))
-                core.enqueue(message, ids, expires_at, priority)
-        except BaseException:
-            if message is not None:
-                with journal.lock, journal:
-                    if self._ownership.lost is None and not message.places:
-                        core.delete(message)
-            raise
-        return message
+    def _take_answers(self, work: TransactionWork, deliveries: Sequence[Delivery], reason: int) -> None:
+        with self._journal.lock, self._journal:
+            self._journal.check_open()
+            work.answer(self._core, deliveries, reason)
 
     def sync(self) -> None:
         """Return when everything that any call has done so far is durable."""
         self._commit()
+
+    # --- distributed transactions ----------------------------------------------------------------------
+
+    def session(self) -> BranchSession:
+        """Return a session, which works in branches of distributed transactions."""
+        return BranchSession(self, self._branches)
+
+    def tpc_recover(self) -> list[bytes]:
+        """Return the xids of what is prepared and not decided, in the order in which they were prepared."""
+        with self._journal.lock:
+            return list(in_doubt(self._core))
+
+    def tpc_commit(self, xid: bytes) -> None:
+        """Commit what is prepared under this xid, by whomever; durable. Raises TransactionStateError."""
+        with self._deciding(xid):
+            self._decide(xid, commit=True)
+        self.sync()
+
+    def tpc_rollback(self, xid: bytes) -> None:
+        """Roll back what is prepared under this xid, by whomever; durable. Raises TransactionStateError."""
+        with self._deciding(xid):
+            self._decide(xid, commit=False)
+        self.sync()
+
+    def _decide(self, xid: bytes, *, commit: bool) -> None:
+        found = in_doubt(self._core).get(xid)
+        if found is None:
+            not_yet = self._branches.find(xid) is not None
+            raise CallRefused("it is not prepared" if not_yet else "it is not known")
+        decide(self._core, found, commit=commit)
+
+    @contextlib.contextmanager
+    def _deciding(self, xid: bytes) -> Iterator[StoreCore]:
+        """Hold the lock for a step of a branch, and have what it must not do be an error of ours."""
+        with self._journal.lock, self._journal:
+            self._journal.check_open()
+            self._expire()
+            try:
+                yield self._core
+            except CallRefused as exc:
+                raise TransactionStateError(what=f"transaction {xid!r}", why=str(exc)) from exc
+
+    def _expire(self) -> None:
+        for work in self._branches.expire(self._clock.monotonic()):
+            work.undo(self._core)
+
+    def monotonic(self) -> float:
+        """Return the store's clock, for timeouts."""
+        return self._clock.monotonic()
 
     # --- taking --------------------------------------------------------------------------------------
 
@@ -340,6 +265,7 @@ class MessageStore:
         while True:
             with journal.lock, journal:
                 journal.check_open()
+                self._expire()
                 queue_id = self._catalogue.queue(queue).id
                 first = self._core.row(queue_id).first()
                 if first is not None and first[0] < journal.shown:
@@ -392,14 +318,3 @@ class MessageStore:
                 self._core.come_back(delivery.message, delivery.place)
                 del self._core.held[delivery.place]
             self._journal.changed.notify_all()
-
-
-def _joined(header: bytes, parts: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    yield header
-    yield from parts
-
-
-def _check_length(found: int, total: int, *, least: int | None = None) -> None:
-    """Raise ValueError where content is not as long as was said."""
-    if not (total if least is None else least) <= found <= total:
-        raise ValueError(f"header and content have {found} bytes so far, and {total} were announced")

@@ -111,6 +111,11 @@ class QueueJournal:
         self.stop(error)
         return error
 
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can be written."""
+        return self._ownership.lost is None
+
     def check_open(self) -> None:
         """Raise LogClosedError where nothing may be written any more."""
         if self._ownership.lost is not None:
