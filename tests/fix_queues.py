@@ -102,6 +102,8 @@ class QueueLedger:
 
 def number_of(delivery: Delivery, seed: int) -> int:
     """Return which message that is; its content is whole."""
+    with delivery._core.journal.lock:
+        delivery._core.journal.write()  # what nobody was handed out may be in memory alone
     raw = delivery.content
     number = int(raw[: raw.index(b":")])
     assert raw == content_of(number, seed), "a message came back with other bytes"
@@ -154,6 +156,22 @@ def check_space(store: MessageStore) -> None:
         assert message.complete and message.places, "recovery leaves no message that is on no queue"
 
 
+def check_run(life: QueueLife) -> None:
+    """Hold a store that runs against the ledger: what waits and what is held, in order, and what is in doubt."""
+    held = {(delivery.place.queue_id, number) for delivery, number in life.held}
+    row = {
+        queue: tuple(one for one in entries if (queue, one[0]) not in held)
+        for queue, entries in life.ledger.states[-1].items()
+    }
+    assert look_into(life.store, life.seed) == seen_of(row, set(life.ledger.ids.values()))
+    live: dict[int, int] = {}
+    state = life.store._core.state
+    for place in (*(one.stands for one in state.messages.values()), *state.transactions):
+        live[place >> 32] = live.get(place >> 32, 0) + 1
+    assert dict(state.live) == live
+    assert state.live_bytes == sum(one.total_length for one in state.messages.values())
+
+
 class QueueLife:
     """A program on a store: declares, publishes, takes, answers, purges, deletes, closes."""
 
@@ -178,7 +196,7 @@ class QueueLife:
                 self.ledger.durable()
 
     def step(self) -> None:
-        step = self.rng.randrange(28)
+        step = self.rng.randrange(30)
         if not self.ledger.ids or step == 0:
             self.declare()
         elif step < 8:
@@ -200,6 +218,8 @@ class QueueLife:
             self.prepare()
         elif step < 28:
             self.decide()
+        elif step < 30:
+            self.move_some()
 
     def some(self) -> str:
         return self.rng.choice(sorted(self.ledger.ids))
@@ -339,6 +359,14 @@ class QueueLife:
         self.ledger.then(state)
         (self.store.tpc_commit if commits else self.store.tpc_rollback)(b"%d" % branch)
         self.ledger.durable()
+
+    def move_some(self) -> None:
+        """Move messages forward, whether that is worth it or not."""
+        core = self.store._core
+        with core.journal.lock, core.journal:
+            movable, _, _ = core.state.pinning(core.state.lowest(core.journal.buffer.number))
+            for message in movable:
+                core.move(message)
 
     def purge(self) -> None:
         name = self.some()

@@ -518,3 +518,84 @@ def test_a_sync_that_fails_closes_the_store(simulated: MessageStore, disk: SimDi
         simulated.publish(b"z", queues=["a"])
     with pytest.raises(LogClosedError):
         simulated.get("a")
+
+
+# --- the base, and what is old ---------------------------------------------------------------------------
+
+
+def flow(store: MessageStore, count: int, held: int = 10) -> int:
+    """Publish and consume so many messages, a few at a time; return how many containers there were at most."""
+    most = 0
+    for number in range(0, count, held):
+        for _ in range(held):
+            store.publish(b"x" * 100, queues=["a"], wait=False)
+        deliveries = [store.get("a") for _ in range(held)]
+        store.ack(*(one for one in deliveries if one is not None))
+        if number % 100 == 0:
+            most = max(most, len(store._files.in_use) + len(store._files.free))
+    store.sync()
+    return most
+
+
+def test_an_old_message_is_moved_and_keeps_its_id_and_its_place(store: MessageStore, path: Path) -> None:
+    """The trap of D:67-72: one message that stays must not make the log grow."""
+    old = [store.publish(b"old %d" % number * 100, queues=["b", "a"], header=b"h") for number in range(3)]
+    large = store.publish(b"large" * 1_000, queues=["b"])
+    assert store.purge("a") == 3
+    for number in range(3):
+        store.publish(b"young %d" % number, queues=["b"])
+    assert flow(store, 3_000) <= 6
+    assert store._core.state.messages[old[0]].stands > old[0]
+    assert store._core.state.messages[large].stands > large
+    store.close()
+    with MessageStore.open(path) as reopened:
+        wanted = [*(b"old %d" % number * 100 for number in range(3)), b"large" * 1_000]
+        wanted += [b"young %d" % number for number in range(3)]
+        delivery = reopened.get("b")
+        assert delivery is not None and (delivery.id, delivery.header) == (old[0], b"h")
+        reopened.requeue(delivery)
+        assert drain(reopened, "b") == wanted
+
+
+def test_what_cannot_be_moved_is_told(store: MessageStore) -> None:
+    """A branch in doubt holds its containers, and says so."""
+    kept = store.publish(b"kept", queues=["b"])
+    assert store.pinned() == []
+    session = store.session()
+    session.tpc_begin(b"xid")
+    delivery = store.get("b")
+    assert delivery is not None
+    session.ack(delivery)
+    session.tpc_prepare()
+    before = len(store._files.in_use)
+    flow(store, 1_000)
+    assert len(store._files.in_use) > before + 5
+    found = {one.what: one for one in store.pinned()}
+    assert found["branch"].xid == b"xid"
+    assert (found["message"].id, found["message"].queues) == (kept, ("b",))
+    assert found["branch"].held_bytes == found["message"].held_bytes > 5 * 12_288
+    store.tpc_commit(b"xid")
+    flow(store, 500)
+    assert len(store._files.in_use) + len(store._files.free) <= 6
+    assert store.pinned() == []
+
+
+def test_containers_are_bounded_over_many_uses(store: MessageStore) -> None:
+    assert flow(store, 5_000) <= 4
+    assert store._journal.buffer.number > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_million_messages_through_two_containers(path: Path, stays: bool) -> None:
+    """Document, "Testing": stress the extension of containers, and the base's way."""
+    options = QueueStoreOptions(container_bytes=512 * 1024)
+    with MessageStore.open(path, options=options) as store:
+        store.declare("a")
+        store.declare("b")
+        if stays:
+            for number in range(10):
+                store.publish(b"%d" % number, queues=["b"])
+        assert flow(store, 1_000_000, held=100) <= (6 if stays else 4)
+        assert len(drain(store, "b")) == (10 if stays else 0)

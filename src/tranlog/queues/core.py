@@ -8,15 +8,16 @@ Source: docs/format.md, "Groups, order, what a recovery believes".
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 from tranlog.clock import Clock
-from tranlog.errors import NotHeldError
+from tranlog.errors import DiskFullError, NotHeldError
 from tranlog.ids import Lsn, lsn_text
 from tranlog.queues.files.catalogue import Catalogue
 from tranlog.queues.files.journal import QueueJournal
 from tranlog.queues.rules import records
-from tranlog.queues.rules.containers import Need, largest_section
+from tranlog.queues.rules.containers import Need, largest_section, to_be_emptied
 from tranlog.queues.rules.records import (
     CHUNK,
     CHUNK_BODY,
@@ -27,6 +28,9 @@ from tranlog.queues.rules.records import (
     ENQUEUE_BODY,
     FIRST,
     LAST,
+    MOVE,
+    MOVE_BODY,
+    MOVE_PLACE,
     OVERHEAD,
     PURGED,
     QUEUE_GONE,
@@ -37,6 +41,8 @@ from tranlog.queues.rules.records import (
 )
 from tranlog.queues.rules.state import NO_LSN, Message, QueuePlace, QueueState, in_order, section_start
 from tranlog.queues.waiting import QueueRow
+
+logger = logging.getLogger(__name__)
 
 _START_BYTES = OVERHEAD + START_BODY.size
 _ENQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size
@@ -104,6 +110,7 @@ class StoreCore:
         self.section_bytes = largest_section(journal.files.container_bytes, SECTION_BYTES)
         self.recovered = journal.place
         """What was published before this place counts as redelivered."""
+        journal.tidy = self.tidy
         self._clock = clock
         self._room = content_bytes  # for content in memory
         self._rows = {queue_id: QueueRow(row) for queue_id, row in in_order(state.messages.values()).items()}
@@ -216,6 +223,55 @@ class StoreCore:
         self.state.attempt(message.id, place.queue_id, attempts)
         self.row(place.queue_id).add(message, place)
 
+    # --- space ---------------------------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """Move what is left in the oldest container forward, where it holds back more than it is."""
+        files, state = self.journal.files, self.state
+        newest = self.journal.buffer.number
+        lowest = state.lowest(newest)
+        if not to_be_emptied(newest - lowest, state.live_bytes, files.container_bytes, self.journal.initial):
+            return
+        movable, fixed, undecided = state.pinning(lowest)
+        if fixed or undecided:
+            return  # it would not be empty
+        try:
+            for message in movable:
+                self.move(message)
+        except DiskFullError:
+            logger.warning("The oldest container is not emptied: there is no room. path=%s", files.path)
+
+    def move(self, message: Message) -> None:
+        """Write a message again, with its places, behind everything; its id stays."""
+        journal = self.journal
+        places = b"".join(
+            MOVE_PLACE.pack(one.queue_id, one.visible, one.enqueued, one.expires_at, one.priority, one.attempts)
+            for one in message.places
+        )
+        sections = self._stored(message)
+        head = MOVE_BODY.pack(message.stored_at, message.header_length, message.total_length, len(message.places))
+        size = message.total_length + len(places) + (OVERHEAD + MOVE_BODY.size) * (1 + len(message.chunks or ()))
+        journal.admit(size, Need.DRAIN)
+        last = len(message.chunks or ())
+        moved: list[tuple[Lsn, int]] = []
+        for number, section in enumerate(sections):
+            flags = (FIRST if number == 0 else 0) | (LAST if number == last else 0)
+            if number == 0:
+                moved.append((journal.put(MOVE, flags, message.id, head + places + section), len(section)))
+            else:
+                at = sum(length for _, length in moved)
+                moved.append((journal.put(CHUNK, flags, message.id, CHUNK_BODY.pack(at) + section), len(section)))
+        place, length = moved[0]
+        self.state.move(place, message, length)
+        for place, length in moved[1:]:
+            self.state.chunk(place, message.id, message.got, length)
+
+    def _stored(self, message: Message) -> Iterator[bytes]:
+        """Read a message's sections from the log, with the lock."""
+        self.journal.write()
+        for place in (message.stands, *(message.chunks or ())):
+            yield self._section(place)
+
     # --- taking --------------------------------------------------------------------------------------
 
     def take(self, queue: str, queue_id: int) -> Delivery:
@@ -272,11 +328,15 @@ class StoreCore:
                     return
                 if self.state.messages.get(message.id) is not message:
                     raise NotHeldError(what=f"message {lsn_text(message.id)}", why="it is gone")
-                record = self.journal.files.read_record(chunks[number - 1] if number else message.stands)
-            begin = section_start(record)
-            assert begin is not None
-            yield bytes(record.body[begin:])
+                section = self._section(chunks[number - 1] if number else message.stands)
+            yield section
             number += 1
+
+    def _section(self, place: Lsn) -> bytes:
+        record = self.journal.files.read_record(place)
+        begin = section_start(record)
+        assert begin is not None, "a message's sections are Start, Move and Chunk"
+        return bytes(record.body[begin:])
 
 
 def sections_of(pieces: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import apsw
 
@@ -29,6 +29,22 @@ from tranlog.queues.publishing import MessagePublishing
 from tranlog.queues.rules.branches import Branches, CallRefused
 from tranlog.queues.rules.records import ACKED, REJECTED
 from tranlog.queues.transaction import BranchSession, StoreTransaction, TransactionWork, decide, in_doubt
+
+
+class Pinned(NamedTuple):
+    """What stands in the oldest container and cannot be moved: `what` is "message", "branch" or "transaction".
+
+    A message is on its way in, or a transaction without outcome touches it; a branch is in doubt: decide it.
+    `age_ms` is None where nothing says it. `held_bytes`: of the containers behind it.
+    """
+
+    what: str
+    id: Lsn
+    xid: bytes
+    queues: tuple[str, ...]
+    age_ms: int | None
+    held_bytes: int
+
 
 _LOOK_S = 0.5
 """Whoever waits for a message looks so often whether the store was closed."""
@@ -158,6 +174,24 @@ class MessageStore:
                 queue.name: (len(self._core.row(queue.id)), held.get(queue.id, 0))
                 for queue in self._catalogue.queues.values()
             }
+
+    def pinned(self) -> list[Pinned]:
+        """Return what keeps the oldest container from being emptied, and so every container behind it."""
+        with self._journal.lock:
+            state, newest = self._core.state, self._journal.buffer.number
+            lowest = state.lowest(newest)
+            _, messages, undecided = state.pinning(lowest)
+            held_bytes = (newest - lowest) * self._files.container_bytes
+            names = {queue.id: queue.name for queue in self._catalogue.queues.values()}
+            now_ms = self._clock.now_ms()
+            found = [
+                Pinned("branch" if one.xid else "transaction", one.id, one.xid, (), None, held_bytes)
+                for one in undecided
+            ]
+            for one in messages:
+                queues = tuple(names.get(place.queue_id, "") for place in one.places)
+                found.append(Pinned("message", one.id, b"", queues, now_ms - one.stored_at, held_bytes))
+            return found
 
     def purge(self, queue: str) -> int:
         """Take off a queue what waits on it; return how many messages that were. Raises UnknownQueueError."""

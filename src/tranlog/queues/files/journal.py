@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 from tranlog.clock import Clock
@@ -76,10 +77,13 @@ class QueueJournal:
         self.sync_due = True
         self.reserved = 0
         self.syncs = OneSync()
+        self.tidy: Callable[[], None] = lambda: None
+        """Called after a sync for which containers were begun, to empty the oldest. Raises what `put` does."""
+        self._tidied = 0  # the newest container when that was called last
         self._clock = clock
         self._ownership = ownership
         self._state = state
-        self._initial = initial_containers
+        self.initial = initial_containers
         self._pending_most = write_buffers * _BUFFER_BYTES
         self._needed = 0  # the lowest container that was needed when the last sync began
 
@@ -249,7 +253,7 @@ class QueueJournal:
         try:
             for number in to_give_back(files.in_use[0], min(needed, self.buffer.number)):
                 files.give_back(number)
-            for number in to_remove(len(files.in_use), files.free, self._initial):
+            for number in to_remove(len(files.in_use), files.free, self.initial):
                 files.remove(number)
         except OSError as exc:
             raise self.stop_for(exc, "giving a container back") from exc
@@ -288,6 +292,9 @@ class QueueJournal:
         self.give_back(self._needed)
         self.commits.wake(self.durable)
         self.changed.notify_all()
+        if self.buffer.number != self._tidied:
+            self._tidied = self.buffer.number
+            self.tidy()
 
     def sync_failed(self, failure: OSError) -> DiskFailedError:
         """For `GroupCommit` only."""

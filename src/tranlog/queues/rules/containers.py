@@ -59,6 +59,11 @@ def largest_section(container_bytes: int, wanted: int) -> int:
     return min(wanted, (container_bytes - HEADER_BYTES) // 3)
 
 
+def to_be_emptied(full: int, live_bytes: int, container_bytes: int, initial: int) -> bool:
+    """Whether what is left in the oldest container is to be moved: of many that are full not half is needed."""
+    return full >= max(initial, LEAST_KEPT) and 2 * live_bytes < full * (container_bytes - HEADER_BYTES)
+
+
 def to_give_back(lowest: int, needed: int) -> range:
     """Return the numbers of the containers that are not needed any more, lowest first."""
     return range(lowest, needed)

@@ -110,12 +110,25 @@ class QueueState:
         self.positions: dict[bytes, NamedPosition] = {}
         self.live: Counter[int] = Counter()
         """By container: messages that stand there, and undecided transactions that began there."""
+        self.live_bytes = 0
+        """Of header and content of all messages."""
 
     # --- space ---------------------------------------------------------------------------------------
 
     def lowest(self, otherwise: int) -> int:
         """Return the number of the lowest container that is still needed."""
         return min(self.live, default=otherwise)
+
+    def pinning(self, number: int) -> tuple[list[Message], list[Message], list[QueueTransaction]]:
+        """Return what stands in a container: messages that can be moved, those that cannot, undecided transactions."""
+        movable: list[Message] = []
+        fixed: list[Message] = []
+        for message in self.messages.values():
+            if lsn_segment(message.stands) == number:
+                free = message.complete and message.places and all(place.free for place in message.places)
+                (movable if free else fixed).append(message)
+        started = (one for one in self.transactions.values() if one.started)
+        return movable, fixed, [one for one in started if lsn_segment(one.id) == number]
 
     def _hold(self, place: Lsn) -> None:
         self.live[lsn_segment(place)] += 1
@@ -131,6 +144,7 @@ class QueueState:
     def start(self, place: Lsn, stored_at: int, header_length: int, total_length: int, size: int) -> Message:
         """Begin a message with `size` bytes of it."""
         message = self.messages[place] = Message(place, stored_at, header_length, total_length)
+        self.live_bytes += total_length
         self._hold(place)
         self._add(message, size)
         return message
@@ -186,6 +200,7 @@ class QueueState:
         """End a message."""
         message = self.messages.pop(message_id, None)
         if message is not None:
+            self.live_bytes -= message.total_length
             self._let_go(message.stands)
 
     def move(self, place: Lsn, message: Message, size: int) -> None:
@@ -193,6 +208,7 @@ class QueueState:
         known = self.messages.get(message.id)
         if known is None:
             known = self.messages[message.id] = message
+            self.live_bytes += message.total_length
         else:
             self._let_go(known.stands)
         known.stands = place
