@@ -545,8 +545,8 @@ def test_an_old_message_is_moved_and_keeps_its_id_and_its_place(store: MessageSt
     for number in range(3):
         store.publish(b"young %d" % number, queues=["b"])
     assert flow(store, 3_000) <= 6
-    assert store._core.state.messages[old[0]].stands > old[0]
-    assert store._core.state.messages[large].stands > large
+    assert old[0] is not None and store._core.state.messages[old[0]].stands > old[0]
+    assert large is not None and store._core.state.messages[large].stands > large
     store.close()
     with MessageStore.open(path) as reopened:
         wanted = [*(b"old %d" % number * 100 for number in range(3)), b"large" * 1_000]
@@ -599,3 +599,47 @@ def test_a_million_messages_through_two_containers(path: Path, stays: bool) -> N
                 store.publish(b"%d" % number, queues=["b"])
         assert flow(store, 1_000_000, held=100) <= (6 if stays else 4)
         assert len(drain(store, "b")) == (10 if stays else 0)
+
+
+# --- exchanges -------------------------------------------------------------------------------------------
+
+
+def test_a_message_goes_where_its_bindings_lead_over_a_restart(store: MessageStore, path: Path) -> None:
+    """client_persistence: topic exchange, fanout; AlternateExchange on an exchange recovered."""
+    store.declare("lost")
+    store.declare_exchange("spare", "fanout")
+    store.declare_exchange("x", "topic", alternate="spare")
+    store.bind("x", queue="a", key="orders.#")
+    store.bind("x", queue="b", key="*.paid")
+    store.bind("spare", queue="lost")
+    store.close()
+    with MessageStore.open(path) as reopened:
+        assert reopened.route("x", "orders.paid") == ["a", "b"]
+        assert reopened.publish(b"1", exchange="x", key="orders.paid") is not None
+        reopened.publish(b"2", exchange="x", key="elsewhere")
+        reopened.publish(b"3", key="b")
+        assert reopened.publish(b"4", key="nowhere") is None
+        assert [drain(reopened, queue) for queue in ("a", "b", "lost")] == [[b"1"], [b"1", b"3"], [b"2"]]
+        reopened.unbind("x", queue="a", key="orders.#")
+        assert reopened.route("x", "orders.new") == ["lost"]
+        reopened.delete("lost")
+        assert reopened.route("x", "orders.new") == []
+        reopened.delete_exchange("x")
+        with pytest.raises(UnknownQueueError, match="exchange 'x'"):
+            reopened.publish(b"5", exchange="x", key="k")
+
+
+def test_headers_and_exchanges_in_a_row(store: MessageStore) -> None:
+    store.declare_exchange("h", "headers")
+    store.declare_exchange("f", "fanout")
+    store.bind("h", destination="f", arguments={"kind": "pdf", "x-match": "any"})
+    store.bind("f", destination="h")
+    store.bind("f", queue="a")
+    assert store.route("h", "", {"kind": "pdf"}) == ["a"]
+    assert store.route("h", "", {"kind": "txt"}) == []
+    with pytest.raises(DeclaredOtherwiseError, match="x-match 'odd'"):
+        store.bind("h", queue="a", arguments={"x-match": "odd"})
+    with pytest.raises(DeclaredOtherwiseError, match="type 'odd'"):
+        store.declare_exchange("y", "odd")
+    store.unbind("h", destination="f", arguments={"x-match": "any", "kind": "pdf"})
+    assert store.route("h", "", {"kind": "pdf"}) == []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -23,11 +23,13 @@ from tranlog.ids import Lsn
 from tranlog.log.files.directory import directory_of
 from tranlog.log.writing.flushing import Flushing
 from tranlog.queues.core import Delivery, StoreCore
+from tranlog.queues.definitions import StoreDefinitions
 from tranlog.queues.opening import OpenedStore, open_store
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.publishing import MessagePublishing
 from tranlog.queues.rules.branches import Branches, CallRefused
 from tranlog.queues.rules.records import ACKED, REJECTED
+from tranlog.queues.rules.routing import DEFAULT_EXCHANGE
 from tranlog.queues.transaction import BranchSession, StoreTransaction, TransactionWork, decide, in_doubt
 
 
@@ -50,7 +52,7 @@ _LOOK_S = 0.5
 """Whoever waits for a message looks so often whether the store was closed."""
 
 
-class MessageStore:
+class MessageStore(StoreDefinitions):
     """An open store. Threads: any number, for every method.
 
     Methods raise LogClosedError once it is closed, DiskFailedError where a write or a sync fails, which closes it, and
@@ -63,10 +65,8 @@ class MessageStore:
         self.recovered = opened.recovered
         self._opened = opened
         self._clock = opened.clock
-        self._catalogue = opened.catalogue
         self._files = opened.files
-        self._core = opened.core
-        self._journal = opened.core.journal
+        super().__init__(opened.core)
         self._publishing = MessagePublishing(opened.core)
         self._branches: Branches[TransactionWork] = Branches()
         self._flushing: Flushing | None = None
@@ -114,7 +114,7 @@ class MessageStore:
             self._flushing.join()
         try:
             if self._journal.is_open:
-                self._commit()
+                self.sync()
                 self._journal.end_cleanly()
         finally:
             with self._journal.lock:
@@ -130,50 +130,13 @@ class MessageStore:
     ) -> None:
         self.close()
 
-    def _commit(self) -> None:
-        """Return when everything that was put so far is durable."""
-        with self._journal.lock:
-            target = self._journal.place
-        self._journal.commit(target)
-
     def _sync_acks(self) -> None:
         with self._journal.lock:
             behind = self._journal.durable < self._journal.place
         if behind:
-            self._commit()
+            self.sync()
 
-    # --- queues --------------------------------------------------------------------------------------
-
-    def declare(self, queue: str, *, arguments: bytes = b"") -> int:
-        """Create a queue if it is missing; return its id, which is never given out again.
-
-        Raises DeclaredOtherwiseError where it is there with other arguments, CatalogueError.
-        """
-        with self._journal.lock, self._journal:
-            self._journal.check_open()
-            found = self._catalogue.declare_queue(queue, arguments)
-            self._core.catalogue_changed()
-            return found.id
-
-    def delete(self, queue: str) -> None:
-        """Delete a queue with its bindings and messages. Raises UnknownQueueError, CatalogueError."""
-        with self._journal.lock, self._journal:
-            self._journal.check_open()
-            found = self._catalogue.delete_queue(queue)
-            self._core.catalogue_changed()
-            self._core.drop_queue(found.id)
-        self._commit()
-
-    def queues(self) -> dict[str, tuple[int, int]]:
-        """Return by queue how many messages wait on it, and how many are held."""
-        with self._journal.lock:
-            held: dict[int, int] = {}
-            for place in self._core.held:
-                held[place.queue_id] = held.get(place.queue_id, 0) + 1
-            return {
-                queue.name: (len(self._core.row(queue.id)), held.get(queue.id, 0))
-                for queue in self._catalogue.queues.values()
-            }
+    # --- looking, purging ----------------------------------------------------------------------------
 
     def pinned(self) -> list[Pinned]:
         """Return what keeps the oldest container from being emptied, and so every container behind it."""
@@ -198,7 +161,7 @@ class MessageStore:
         with self._journal.lock, self._journal:
             self._journal.check_open()
             count = self._core.clear(self._catalogue.queue(queue).id)
-        self._commit()
+        self.sync()
         return count
 
     # --- publishing ----------------------------------------------------------------------------------
@@ -207,21 +170,30 @@ class MessageStore:
         self,
         content: bytes | Iterable[bytes | memoryview],
         *,
-        queues: Sequence[str],
+        queues: Sequence[str] | None = None,
+        exchange: str = DEFAULT_EXCHANGE,
+        key: str = "",
+        headers: Mapping[str, object] | None = None,
         length: int | None = None,
         header: bytes = b"",
         expires_at: int = 0,
         priority: int = 0,
         wait: bool = True,
-    ) -> Lsn:
+    ) -> Lsn | None:
         """Put a message on all of these queues or on none; return its id, once that is durable.
 
+        Without `queues` those to which `route` leads by exchange, key and headers; None where that is none. They are
+        not kept with the message: what a consumer is to know of them stands in its `header`.
         Content in parts needs its `length` in bytes. Without `wait` it is durable with the next sync, and `sync` waits
         for that. Raises UnknownQueueError, ValueError where the parts are not as long as they were said to be.
         """
+        if queues is None:
+            queues = self.route(exchange, key, headers)
+            if not queues:
+                return None
         message = self._publishing.publish(content, queues, length, header, expires_at, priority)
         if wait:
-            self._commit()
+            self.sync()
         return message.id
 
     def transaction(self) -> StoreTransaction:
@@ -233,10 +205,6 @@ class MessageStore:
         with self._journal.lock, self._journal:
             self._journal.check_open()
             work.answer(self._core, deliveries, reason)
-
-    def sync(self) -> None:
-        """Return when everything that any call has done so far is durable."""
-        self._commit()
 
     # --- distributed transactions ----------------------------------------------------------------------
 
@@ -340,7 +308,7 @@ class MessageStore:
                 self._core.dequeue(delivery.message, delivery.place, reason)
                 del self._core.held[delivery.place]
         if wait:
-            self._commit()
+            self.sync()
 
     def requeue(self, *deliveries: Delivery) -> None:
         """Put these messages back where they were in their queues. Raises as `ack`."""
