@@ -25,16 +25,18 @@ Entry = tuple[int, int, int]
 State = dict[int, tuple[Entry, ...]]
 """By a queue's id what is on it, in order. By a branch in doubt, negative: queue and message of each publish."""
 Rows = dict[int, list[Entry]]
-Seen = tuple[dict[int, tuple[tuple[int, int], ...]], list[int]]
-"""What can be seen of a state: what waits on each queue, and which branches are in doubt."""
+PRODUCER = 0
+"""Stands for a queue: the number at which the producer stands that publishes once."""
+Seen = tuple[dict[int, tuple[tuple[int, int], ...]], list[int], int]
+"""What can be seen of a state: what waits on each queue, which branches are in doubt, where the producer stands."""
 
 
 def seen_of(state: State, known: set[int]) -> Seen:
     """Return what can be seen of a state, on the queues that are known."""
     rows = {queue: tuple((one, times) for one, times, by in row if not by) for queue, row in state.items() if queue > 0}
-    return {queue: row for queue, row in rows.items() if row and queue in known}, sorted(
-        -one for one in state if one < 0
-    )
+    doubt = sorted(-one for one in state if one < 0)
+    producer = state[PRODUCER][0][0] if PRODUCER in state else 0
+    return {queue: row for queue, row in rows.items() if row and queue in known}, doubt, producer
 
 
 def content_of(number: int, seed: int) -> bytes:
@@ -102,8 +104,6 @@ class QueueLedger:
 
 def number_of(delivery: Delivery, seed: int) -> int:
     """Return which message that is; its content is whole."""
-    with delivery._core.journal.lock:
-        delivery._core.journal.write()  # what nobody was handed out may be in memory alone
     raw = delivery.content
     number = int(raw[: raw.index(b":")])
     assert raw == content_of(number, seed), "a message came back with other bytes"
@@ -123,7 +123,7 @@ def look_into(store: MessageStore, seed: int) -> Seen:
             row.append((number_of(delivery, seed), place.attempts))
         if row:
             found[queue.id] = tuple(row)
-    return found, sorted(int(xid) for xid in store.tpc_recover())
+    return found, sorted(int(xid) for xid in store.tpc_recover()), store.producers().get("p", 0)
 
 
 def check_opened(store: MessageStore, ledger: QueueLedger) -> None:
@@ -139,7 +139,7 @@ def check_opened(store: MessageStore, ledger: QueueLedger) -> None:
     wanted = [seen_of(state, known) for state in ledger.states]
     assert found in wanted, f"{found} is none of {wanted}"
     state = ledger.states[wanted.index(found)]
-    left = {queue: row for queue, row in state.items() if queue < 0 or queue in known}
+    left = {queue: row for queue, row in state.items() if queue <= 0 or queue in known}
     ledger.states, ledger.ids, ledger.maybe = [left], ids, set()
     check_space(store)
 
@@ -196,7 +196,7 @@ class QueueLife:
                 self.ledger.durable()
 
     def step(self) -> None:
-        step = self.rng.randrange(30)
+        step = self.rng.randrange(33)
         if not self.ledger.ids or step == 0:
             self.declare()
         elif step < 8:
@@ -220,6 +220,8 @@ class QueueLife:
             self.decide()
         elif step < 30:
             self.move_some()
+        elif step < 33:
+            self.publish_once()
 
     def some(self) -> str:
         return self.rng.choice(sorted(self.ledger.ids))
@@ -258,6 +260,23 @@ class QueueLife:
         self.store.publish(content, queues=names, header=b"h%d" % number, wait=wait)
         if wait:
             self.ledger.durable()
+
+    def publish_once(self) -> None:
+        """The next number of a producer, or one that it is not sure of."""
+        state = self.ledger.now()
+        at = state[PRODUCER][0][0] if PRODUCER in state else 0
+        repeats = self.rng.random() < 0.3
+        number, content = self.new_message()
+        names = self.rng.sample(sorted(self.ledger.ids), self.rng.randrange(0, min(2, len(self.ledger.ids)) + 1))
+        if not repeats:
+            for name in names:
+                state.setdefault(self.ledger.ids[name], []).append((number, 0, 0))
+            state[PRODUCER] = [(at + 1, 0, 0)]
+            self.ledger.then(state)
+        mine = at + (not repeats)
+        message = self.store.publish_once("p", mine, content, queues=names, header=b"h%d" % number)
+        assert (message is None) == (repeats or not names)
+        self.ledger.durable()
 
     def take(self) -> None:
         delivery = self.store.get(self.some())

@@ -643,3 +643,66 @@ def test_headers_and_exchanges_in_a_row(store: MessageStore) -> None:
         store.declare_exchange("y", "odd")
     store.unbind("h", destination="f", arguments={"x-match": "any", "kind": "pdf"})
     assert store.route("h", "", {"kind": "pdf"}) == []
+
+
+# --- producers that repeat themselves --------------------------------------------------------------------
+
+
+def test_each_number_of_a_producer_is_stored_once(store: MessageStore, path: Path) -> None:
+    first = store.publish_once("p", 0, b"0", queues=["a", "b"])
+    assert first is not None
+    assert store.publish_once("p", 0, b"again", queues=["a"]) is None
+    assert store.publish_once("p", 5, b"5" * 9_000, queues=["a"]) is not None
+    assert store.publish_once("p", 5, b"5" * 9_000, queues=["a"]) is None
+    assert store.publish_once("p", 3, b"late", queues=["a"]) is None
+    assert store.publish_once("other", 3, b"3", key="nowhere") is None
+    store.close()
+    with MessageStore.open(path, options=SMALL) as reopened:
+        assert reopened.producers() == {"p": 5, "other": 3}
+        assert reopened.publish_once("p", 5, b"5", queues=["a"]) is None
+        assert reopened.publish_once("p", 6, b"6", queues=["a"]) is not None
+        reopened.forget_producer("p")
+        with pytest.raises(UnknownQueueError, match="'p'"):
+            reopened.forget_producer("p")
+        flow(reopened, 500)  # over several containers, whose first record has the names
+    with MessageStore.open(path) as reopened:
+        assert reopened.producers() == {"other": 3}
+
+
+def test_a_producer_keeps_its_number_when_its_messages_are_gone(store: MessageStore, path: Path) -> None:
+    """A mutant that does not carry positions over from one container to the next is found by this."""
+    store.publish_once("p", 7, b"x", queues=["a"])
+    drain(store, "a")
+    assert flow(store, 1_000) <= 4
+    assert store._files.in_use[0] > 1
+    store.close()
+    with MessageStore.open(path) as reopened:
+        assert reopened.producers() == {"p": 7}
+
+
+def test_a_producer_that_cannot_be_is_refused(store: MessageStore) -> None:
+    for name in ("", "x" * 256):
+        with pytest.raises(DeclaredOtherwiseError, match="its name"):
+            store.publish_once(name, 1, b"x", queues=["a"])
+    with pytest.raises(ValueError, match="a number is"):
+        store.publish_once("p", -1, b"x", queues=["a"])
+    with suppress(DeclaredOtherwiseError):
+        for number in range(1_001):
+            store.publish_once(f"a name of some length {number}", 1, b"x", queues=["a"])
+    assert 10 < len(store.producers()) < 1_000
+    with pytest.raises(DeclaredOtherwiseError, match="forget some"):
+        store.publish_once("one more of some length", 1, b"x", queues=["a"])
+    assert "one more" not in store.producers()
+
+
+def test_threads_that_repeat_each_other_store_it_once(store: MessageStore) -> None:
+    threads = [
+        threading.Thread(target=store.publish_once, args=("p", 1, b"x" * 20_000), kwargs={"queues": ["a"]})
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert drain(store, "a") == [b"x" * 20_000]
+    assert not store._core.state.messages

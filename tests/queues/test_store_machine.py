@@ -47,7 +47,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         rng=st.randoms(use_true_random=False),
-        step=st.sampled_from(("answer", "transact", "prepare", "decide", "purge", "declare", "move_some")),
+        step=st.sampled_from(
+            ("answer", "transact", "prepare", "decide", "purge", "declare", "move_some", "publish_once")
+        ),
     )
     def step(self, rng: random.Random, step: str) -> None:
         self.life.rng = rng

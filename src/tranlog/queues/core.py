@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 from tranlog.clock import Clock
-from tranlog.errors import DiskFullError, NotHeldError
+from tranlog.errors import DeclaredOtherwiseError, DiskFullError, NotHeldError
 from tranlog.ids import Lsn, lsn_text
 from tranlog.queues.files.catalogue import Catalogue
 from tranlog.queues.files.journal import QueueJournal
@@ -32,12 +32,17 @@ from tranlog.queues.rules.records import (
     MOVE_BODY,
     MOVE_PLACE,
     OVERHEAD,
+    POSITION,
+    POSITION_BYTES_MOST,
+    POSITIONS_MOST,
     PURGED,
     QUEUE_GONE,
     SECTION_BYTES,
     START,
     START_BODY,
     WHOLE,
+    ProducerStep,
+    encode_position,
 )
 from tranlog.queues.rules.state import NO_LSN, Message, QueuePlace, QueueState, in_order, section_start
 from tranlog.queues.waiting import QueueRow
@@ -151,14 +156,21 @@ class StoreCore:
         return message
 
     def publish_small(
-        self, header_length: int, raw: bytes, queues: Sequence[int], expires_at: int, priority: int
+        self,
+        header_length: int,
+        raw: bytes,
+        queues: Sequence[int],
+        expires_at: int,
+        priority: int,
+        once: ProducerStep | None,
     ) -> Message:
         """Put a message that fits one section on queues, as one group."""
         journal = self.journal
-        journal.admit(_START_BYTES + len(raw) + len(queues) * _ENQUEUE_BYTES, Need.PUBLISH)
+        behind = len(queues) * _ENQUEUE_BYTES + (POSITION_BYTES_MOST if once else 0)
+        journal.admit(_START_BYTES + len(raw) + behind, Need.PUBLISH)
         message = self.start(FIRST, header_length, len(raw), raw)
         try:
-            self.enqueue(message, queues, expires_at, priority)
+            self.enqueue(message, queues, expires_at, priority, once)
         except BaseException:
             self.forget(message)  # its group is cut off, and counts for nothing
             raise
@@ -176,17 +188,38 @@ class StoreCore:
         place = journal.put(CHUNK, flags, message.id, CHUNK_BODY.pack(message.got) + section)
         self.state.chunk(place, message.id, message.got, len(section))
 
-    def enqueue(self, message: Message, queues: Sequence[int], expires_at: int, priority: int, first: int = 0) -> None:
-        """Put the Enqueues that end a group, then the message on the queues. `first`: FIRST where they begin it."""
+    def enqueue(
+        self, message: Message, queues: Sequence[int], expires_at: int, priority: int, once: ProducerStep | None
+    ) -> None:
+        """Put the records that end a publish's group, then the message on the queues."""
         put, places = self.journal.put, []
         for number, queue_id in enumerate(queues, start=1):
             body = ENQUEUE_BODY.pack(queue_id, 0, expires_at, priority)
-            flags = (first if number == 1 else 0) | (LAST if number == len(queues) else 0)
+            flags = LAST if number == len(queues) and once is None else 0
             places.append(put(ENQUEUE, flags, message.id, body))
+        if once is not None:
+            self.stand(once, LAST)
         for place, queue_id in zip(places, queues, strict=True):
             found = self.state.enqueue(place, message.id, queue_id, NO_LSN, expires_at, priority)
             assert found is not None, "it was started before"
             self.row(queue_id).add(message, found)
+
+    def stand(self, once: ProducerStep, flags: int) -> None:
+        """Put where a producer stands; at the end of its publish's group, or alone."""
+        self.journal.put(POSITION, flags, NO_LSN, encode_position(*once))
+        self.state.stand(*once)
+
+    def has_seen(self, once: ProducerStep) -> bool:
+        """Whether a publish was there before. Raises DeclaredOtherwiseError for a name that there is no room for."""
+        known = self.state.positions.get(once.name)
+        if known is not None:
+            return once.position.number <= known.number
+        size = sum(len(name) for name in self.state.positions) + len(once.name)
+        count = len(self.state.positions) + 1
+        if count > POSITIONS_MOST or size + 22 * count > self.section_bytes:
+            why = f"there are {count - 1} producers, and their names are in each container: forget some"
+            raise DeclaredOtherwiseError(what=f"producer {once.name.decode()!r}", why=why)
+        return False
 
     def forget(self, message: Message) -> None:
         """Forget a message: it is deleted, or never was."""
@@ -268,7 +301,6 @@ class StoreCore:
 
     def _stored(self, message: Message) -> Iterator[bytes]:
         """Read a message's sections from the log, with the lock."""
-        self.journal.write()
         for place in (message.stands, *(message.chunks or ())):
             yield self._section(place)
 
@@ -333,6 +365,8 @@ class StoreCore:
             number += 1
 
     def _section(self, place: Lsn) -> bytes:
+        if place >= self.journal.buffer.unwritten:
+            self.journal.write()  # a message that was moved stands in memory at first
         record = self.journal.files.read_record(place)
         begin = section_start(record)
         assert begin is not None, "a message's sections are Start, Move and Chunk"

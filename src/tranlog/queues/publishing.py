@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tranlog.queues.core import StoreCore, sections_of
-from tranlog.queues.rules.records import FIRST, WHOLE
+from tranlog.queues.rules.containers import Need
+from tranlog.queues.rules.records import FIRST, POSITION_BYTES_MOST, WHOLE, ProducerStep
 from tranlog.queues.rules.state import Message
 from tranlog.queues.transaction import TransactionWork, WaitingPublish
 
@@ -30,10 +31,11 @@ class MessagePublishing:
         header: bytes,
         expires_at: int,
         priority: int,
-    ) -> Message:
-        """Put a message on queues; see `MessageStore.publish`."""
+        once: ProducerStep | None = None,
+    ) -> Message | None:
+        """Put a message on queues; see `MessageStore.publish`. None where it was there before."""
         names = list(dict.fromkeys(queues))
-        if not names:
+        if not names and once is None:
             raise ValueError("a message is published to at least one queue")
         if isinstance(content, bytes | bytearray | memoryview):
             length, parts = len(content), iter((content,))
@@ -41,16 +43,25 @@ class MessagePublishing:
             raise ValueError("content in parts needs its length")
         else:
             parts = iter(content)
-        total = len(header) + length
-        if total <= self._core.section_bytes:
-            raw = b"".join((header, *parts))
-            _check_length(len(raw), total)
-            with self._core.journal.lock, self._core.journal:
+        total, core = len(header) + length, self._core
+        if total <= core.section_bytes or not names:
+            raw = b"".join((header, *parts)) if names else b""
+            _check_length(len(raw), total, least=total if names else 0)
+            with core.journal.lock, core.journal:
                 ids = self._ids(names)
-                message = self._core.publish_small(len(header), raw, ids, expires_at, priority)
-        else:
-            message = self._large(parts, names, header, total, expires_at, priority)
-        return message
+                if once is not None:
+                    if core.has_seen(once):
+                        return None
+                    if not ids:
+                        core.journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
+                        core.stand(once, WHOLE)
+                        return None
+                return core.publish_small(len(header), raw, ids, expires_at, priority, once)
+        if once is not None:
+            with core.journal.lock:
+                if core.has_seen(once):
+                    return None
+        return self._large(parts, names, header, total, expires_at, priority, once=once)
 
     def _ids(self, queues: Iterable[str]) -> list[int]:
         self._core.journal.check_open()
@@ -87,8 +98,12 @@ class MessagePublishing:
         priority: int,
         *,
         decide: bool = True,
-    ) -> Message:
-        """Put a message section by section; others go on in between. The last one decides, if this is to decide."""
+        once: ProducerStep | None = None,
+    ) -> Message | None:
+        """Put a message section by section; others go on in between. The last one decides, if this is to decide.
+
+        None where another thread has published it meanwhile.
+        """
         core, journal = self._core, self._core.journal
         sections = sections_of(_joined(header, parts), core.section_bytes)
         message: Message | None = None
@@ -107,10 +122,13 @@ class MessagePublishing:
             _check_length((message.got if message else 0) + len(section), total)
             assert message is not None, "it is larger than one section"
             with journal.lock, journal:
+                if once is not None and core.has_seen(once):
+                    core.delete(message)
+                    return None
                 ids = self._ids(names) if decide else []
-                core.add_section(message, section, FIRST if ids else WHOLE, behind=len(ids))
+                core.add_section(message, section, FIRST if ids else WHOLE, behind=len(ids) + 7 * (once is not None))
                 if ids:
-                    core.enqueue(message, ids, expires_at, priority)
+                    core.enqueue(message, ids, expires_at, priority, once)
         except BaseException:
             if message is not None:
                 with journal.lock, journal:

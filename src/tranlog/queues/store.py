@@ -18,7 +18,7 @@ import apsw
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
-from tranlog.errors import TransactionStateError
+from tranlog.errors import DeclaredOtherwiseError, TransactionStateError, UnknownQueueError
 from tranlog.ids import Lsn
 from tranlog.log.files.directory import directory_of
 from tranlog.log.writing.flushing import Flushing
@@ -28,7 +28,17 @@ from tranlog.queues.opening import OpenedStore, open_store
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.publishing import MessagePublishing
 from tranlog.queues.rules.branches import Branches, CallRefused
-from tranlog.queues.rules.records import ACKED, REJECTED
+from tranlog.queues.rules.containers import Need
+from tranlog.queues.rules.records import (
+    ACKED,
+    PART_FORGOTTEN,
+    POSITION_BYTES_MOST,
+    PRODUCER_BYTES_MOST,
+    REJECTED,
+    WHOLE,
+    NamedPosition,
+    ProducerStep,
+)
 from tranlog.queues.rules.routing import DEFAULT_EXCHANGE
 from tranlog.queues.transaction import BranchSession, StoreTransaction, TransactionWork, decide, in_doubt
 
@@ -192,9 +202,58 @@ class MessageStore(StoreDefinitions):
             if not queues:
                 return None
         message = self._publishing.publish(content, queues, length, header, expires_at, priority)
+        assert message is not None, "only publish_once has seen a message before"
         if wait:
             self.sync()
         return message.id
+
+    def publish_once(
+        self,
+        name: str,
+        number: int,
+        content: bytes | Iterable[bytes | memoryview],
+        *,
+        queues: Sequence[str] | None = None,
+        exchange: str = DEFAULT_EXCHANGE,
+        key: str = "",
+        headers: Mapping[str, object] | None = None,
+        length: int | None = None,
+        header: bytes = b"",
+        expires_at: int = 0,
+        priority: int = 0,
+    ) -> Lsn | None:
+        """Publish number `number` of the producer `name`, once, over crashes of either side; durable when it returns.
+
+        Numbers rise: one that is not above all before it was there before, which is what None says; or it leads to
+        no queue. Raises as `publish`, DeclaredOtherwiseError for a name that can be none, ValueError for a number.
+        """
+        raw = name.encode()
+        if not 0 < len(raw) <= PRODUCER_BYTES_MOST:
+            why = f"its name has {len(raw)} bytes, not 1 to {PRODUCER_BYTES_MOST}"
+            raise DeclaredOtherwiseError(what=f"producer {name!r}", why=why)
+        if not 0 <= number < 1 << 63:
+            raise ValueError(f"a number is 0 to 2^63 - 1, not {number}")
+        if queues is None:
+            queues = self.route(exchange, key, headers)
+        once = ProducerStep(raw, NamedPosition(number))
+        message = self._publishing.publish(content, queues, length, header, expires_at, priority, once)
+        self.sync()
+        return None if message is None else message.id
+
+    def producers(self) -> dict[str, int]:
+        """Return by name of those that publish once the number up to which their messages are here."""
+        with self._journal.lock:
+            return {name.decode(): one.number for name, one in self._core.state.positions.items()}
+
+    def forget_producer(self, name: str) -> None:
+        """Forget a producer: its numbers begin anew. Durable. Raises UnknownQueueError."""
+        with self._journal.lock, self._journal:
+            self._journal.check_open()
+            if name.encode() not in self._core.state.positions:
+                raise UnknownQueueError(what=f"producer {name!r}")
+            self._journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
+            self._core.stand(ProducerStep(name.encode(), NamedPosition(0, 0, PART_FORGOTTEN)), WHOLE)
+        self.sync()
 
     def transaction(self) -> StoreTransaction:
         """Begin a transaction of this store."""

@@ -37,6 +37,11 @@ class RecordBuffer:
         """The place behind everything."""
         return lsn(self.number, self.end)
 
+    @property
+    def unwritten(self) -> Lsn:
+        """The place from which on nothing is written."""
+        return lsn(self.number, self.written)
+
     def put(self, record_type: int, flags: int, epoch: int, undo_prev: Lsn, body: bytes) -> Lsn:
         """Put a record that has room; return its place."""
         place = lsn(self.number, self.end)

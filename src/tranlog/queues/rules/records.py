@@ -185,8 +185,22 @@ class NamedPosition(NamedTuple):
     """Up to where a producer's work is in the store: a number, and an epoch and a part of it where it needs them."""
 
     number: int
-    epoch: int
-    part: int
+    epoch: int = 0
+    part: int = 0
+
+
+class ProducerStep(NamedTuple):
+    """A publish that counts once: whose it is, and where its producer stands with it."""
+
+    name: bytes
+    position: NamedPosition
+
+
+PART_FORGOTTEN: Final = 0xFFFFFFFF
+"""The part of a Position whose name is forgotten."""
+PRODUCER_BYTES_MOST: Final = 255
+POSITION_BYTES_MOST: Final = 30 + 22 + PRODUCER_BYTES_MOST
+"""Of a whole record."""
 
 
 def container_name(number: int) -> str:

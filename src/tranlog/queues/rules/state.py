@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from tranlog.ids import Lsn, lsn_segment, lsn_text
 from tranlog.queues.rules import records
-from tranlog.queues.rules.records import NamedPosition, QueueRecord
+from tranlog.queues.rules.records import PART_FORGOTTEN, NamedPosition, QueueRecord
 
 NO_LSN = Lsn(0)
 
@@ -279,6 +279,13 @@ class QueueState:
 
     # --- recovery ------------------------------------------------------------------------------------
 
+    def stand(self, name: bytes, position: NamedPosition) -> None:
+        """Note where a producer stands, or forget it."""
+        if position.part == PART_FORGOTTEN:
+            self.positions.pop(name, None)
+        else:
+            self.positions[name] = position
+
     def abort_open(self) -> list[Lsn]:
         """Roll back what has neither outcome nor Prepare; return their ids."""
         found = [one.id for one in self.transactions.values() if not one.prepared]
@@ -345,7 +352,8 @@ def _attempt(state: QueueState, record: QueueRecord, section: int) -> None:
 
 
 def _position(state: QueueState, record: QueueRecord, section: int) -> None:
-    state.positions |= positions_of(record)
+    for name, position in positions_of(record).items():
+        state.stand(name, position)
 
 
 _APPLY: dict[int, Callable[[QueueState, QueueRecord, int], object]] = {
