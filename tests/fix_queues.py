@@ -265,7 +265,7 @@ class QueueLife:
         """The next number of a producer, or one that it is not sure of."""
         state = self.ledger.now()
         at = state[PRODUCER][0][0] if PRODUCER in state else 0
-        repeats = self.rng.random() < 0.3
+        repeats = at > 0 and self.rng.random() < 0.3
         number, content = self.new_message()
         names = self.rng.sample(sorted(self.ledger.ids), self.rng.randrange(0, min(2, len(self.ledger.ids)) + 1))
         if not repeats:

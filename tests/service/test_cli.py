@@ -39,6 +39,8 @@ COMMANDS = (
     *("tables", "tables create", "position", "position get", "position set", "position reset"),
     *("hold", "hold list", "hold drop"),
     *("log", "log segments", "log info", "log add", "log trim"),
+    *("queue", "queue containers", "queue dump", "queue verify", "queue list", "queue pinned"),
+    *("queue in-doubt", "queue in-doubt list", "queue in-doubt commit", "queue in-doubt rollback"),
 )
 
 

@@ -82,8 +82,10 @@ class Catalogue:
     `queues` and `exchanges` are by name. `counter` rises with each change, `epoch` is that of the last opening.
     """
 
-    def __init__(self, path: str, connect: Callable[[str], apsw.Connection] = apsw.Connection) -> None:
-        """Open it, or create its tables where it has none. Raises CatalogueError."""
+    def __init__(
+        self, path: str, connect: Callable[[str], apsw.Connection] = apsw.Connection, *, reading: bool = False
+    ) -> None:
+        """Open it by `connect`; with `reading` only to read it. Raises CatalogueError."""
         self.path = path
         self.store_id = b""
         self.counter = 0
@@ -92,11 +94,12 @@ class Catalogue:
         self.exchanges: dict[str, Exchange] = {}
         self.bindings: list[QueueBinding] = []
         with self._told():
-            self._connection = connect(path)
+            self._connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY) if reading else connect(path)
         try:
             with self._told():
                 self._run(f"pragma busy_timeout = {_BUSY_MS}")
-                self._run("pragma journal_mode = delete")
+                if not reading:
+                    self._run("pragma journal_mode = delete")
                 self._run("pragma synchronous = extra")
                 self._run("pragma foreign_keys = on")
                 self._run("pragma temp_store = memory")

@@ -39,6 +39,7 @@ from tranlog.pipeline.upkeep.position import Move, read_rows, reset_position, se
 from tranlog.pipeline.upkeep.tables import tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
 from tranlog.service.commands.orders import Authority, Host, PipelineName, SecretFile, add_orders, config_of, show_view
+from tranlog.service.commands.queues import queue_app
 from tranlog.service.commands.top import add_top
 from tranlog.service.commands.verifying import add_verify
 from tranlog.service.config import template as template_module
@@ -84,6 +85,7 @@ app.add_typer(tables_app, name="tables", invoke_without_command=True)
 app.add_typer(position_app, name="position", invoke_without_command=True)
 app.add_typer(log_app, name="log", invoke_without_command=True)
 app.add_typer(hold_app, name="hold", invoke_without_command=True)
+app.add_typer(queue_app, name="queue", invoke_without_command=True)
 add_orders(app)
 add_top(app)
 add_verify(app)
