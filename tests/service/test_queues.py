@@ -69,10 +69,12 @@ def test_containers_and_records_are_shown_and_nothing_is_changed(mail: Mail) -> 
         lines = mail("dump", path)[1].splitlines()
         assert sum(" Start " in line for line in lines) == 31
         transactions = mail("dump", path, "--stream", "transaction")[1].splitlines()
-        assert [line.split()[-2:][0] for line in transactions if "Dtx-Start" in line] == ["10", "1"]
+        assert [line.split()[-1] for line in transactions if "Dtx-Start" in line] == ["xid_bytes=10", "xid_bytes=1"]
         message = next(iter(store._core.state.messages))
         (start, enqueue) = mail("dump", path, "--object", lsn_text(message))[1].splitlines()
         assert " first Start " in start and f"Enqueue of {lsn_text(message)}" in enqueue
+        found = json.loads(mail("dump", path, "--object", lsn_text(message), "--json")[1].splitlines()[0])
+        assert (found["lsn"], found["record"], found["total_length"]) == (lsn_text(message), "Start", 400)
         assert mail.json("verify", path)["messages"] == 30 + 1
         assert {name: (mail.path / name).read_bytes() for name in os.listdir(mail.path)} == before
         code, _, err = mail("list", path)

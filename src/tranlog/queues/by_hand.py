@@ -28,7 +28,6 @@ from tranlog.queues.rules.records import (
     QueueRecord,
     first_lsn,
     parse,
-    record_text,
     stream_of,
 )
 from tranlog.queues.rules.state import QueueState
@@ -122,10 +121,10 @@ def list_containers(path: str, *, disk: Disk | None = None) -> list[ContainerLoo
 
 def dump_store(
     path: str, *, stream: str | None = None, thing: Lsn | None = None, disk: Disk | None = None
-) -> Iterator[str]:
-    """Return a line for each record: of all, of a stream, or of one message or transaction by its LSN.
+) -> Iterator[QueueRecord]:
+    """Return the records: all, those of a stream, or of one message or transaction by its LSN.
 
-    Raises LogMissingError, StoreDamagedError for a header that is damaged; a record that is ends the lines.
+    Raises LogMissingError, StoreDamagedError for a header that is damaged; a record that is ends them.
     """
     files = _files_of(path, disk)
     read_headers(files)
@@ -135,7 +134,7 @@ def dump_store(
             epoch = record.epoch
             wanted = stream is None or stream_of(record.record_type) == stream
             if wanted and (thing is None or thing in (record.lsn, record.undo_prev)):
-                yield record_text(record)
+                yield record
 
 
 def verify_store(path: str, *, disk: Disk | None = None) -> StoreVerdict:

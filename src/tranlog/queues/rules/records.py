@@ -327,23 +327,36 @@ def parse_positions(body: memoryview, record_type: int) -> dict[bytes, NamedPosi
     return found
 
 
-def record_text(record: QueueRecord) -> str:
-    """Return one line for people: place, epoch, name, group, object, and what the body says."""
+_LSN_FIELDS: Final = frozenset(("durable_lsn", "transaction", "end"))
+
+
+def record_fields(record: QueueRecord) -> dict[str, object]:
+    """Return what a record says, by name; of its first field without a fixed size the number of bytes from there on."""
     name, fields = BODIES[record.record_type]
-    told, at = [], 0
+    told: dict[str, object] = {
+        "lsn": lsn_text(record.lsn),
+        "epoch": record.epoch,
+        "group": {0: "", FIRST: "first", LAST: "last", WHOLE: "whole"}[record.flags & WHOLE],
+        "record": name,
+        "of": lsn_text(record.undo_prev) if record.undo_prev else "",
+    }
+    at = 0
     for field, size in fields:
         if not size:
-            told.append(f"{len(record.body) - at} bytes")
+            told[f"{field}_bytes"] = len(record.body) - at
             break
         value = int.from_bytes(record.body[at : at + size], "big")
-        told.append(f"{field}={lsn_text(Lsn(value)) if field in _LSN_FIELDS else value}")
+        told[field] = lsn_text(Lsn(value)) if field in _LSN_FIELDS else value
         at += size
-    group = {0: "", FIRST: " first", LAST: " last", WHOLE: " whole"}[record.flags & WHOLE]
-    of = f" of {lsn_text(record.undo_prev)}" if record.undo_prev else ""
-    return " ".join((f"{lsn_text(record.lsn)} epoch {record.epoch}{group} {name}{of}", *told))
+    return told
 
 
-_LSN_FIELDS = {"durable_lsn", "transaction", "end"}
+def record_text(record: QueueRecord) -> str:
+    """Return one line for people: place, epoch, name, group, object, and what the body says."""
+    fields = record_fields(record)
+    place, epoch, group, name, of = (fields.pop(one) for one in ("lsn", "epoch", "group", "record", "of"))
+    told = [f"{place} epoch {epoch}", group, name, of and f"of {of}", *(f"{one}={fields[one]}" for one in fields)]
+    return " ".join(str(one) for one in told if one)
 
 
 def stream_of(record_type: int) -> str:

@@ -16,7 +16,7 @@ import typer
 
 from tranlog.ids import Lsn, lsn, lsn_text
 from tranlog.queues.by_hand import dump_store, list_containers, open_by_hand, verify_store
-from tranlog.queues.rules.records import BODIES, stream_of
+from tranlog.queues.rules.records import BODIES, record_fields, record_text, stream_of
 from tranlog.service.frame.command import AsJson, new_app, print_json, require_command
 
 queue_app = new_app(help="A message store on the disk.\n\n\b\nExample:\n  tranlog queue list mail")
@@ -80,6 +80,7 @@ def dump(
         str | None,
         typer.Option("--object", "-object", metavar="LSN", help="Only the message or transaction that begins there."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print the records, one a line: place, epoch, what it is and of which message or transaction.
 
@@ -92,8 +93,11 @@ def dump(
     """
     if stream is not None and stream not in _STREAMS:
         raise typer.BadParameter(f"is none of {', '.join(_STREAMS)}", param_hint="--stream")
-    for line in dump_store(directory, stream=stream, thing=None if thing is None else _lsn_of(thing)):
-        print(line)
+    for record in dump_store(directory, stream=stream, thing=None if thing is None else _lsn_of(thing)):
+        if as_json:
+            print_json(record_fields(record))
+        else:
+            print(record_text(record))
 
 
 @queue_app.command("verify")
