@@ -118,13 +118,13 @@ class StoreCore:
         journal.tidy = self.tidy
         self._clock = clock
         self._room = content_bytes  # for content in memory
-        self._rows = {queue_id: QueueRow(row) for queue_id, row in in_order(state.messages.values()).items()}
+        self._rows = {queue_id: QueueRow(queue_id, row) for queue_id, row in in_order(state.messages.values()).items()}
 
     def row(self, queue_id: int) -> QueueRow:
         """Return what waits on a queue."""
         found = self._rows.get(queue_id)
         if found is None:
-            found = self._rows[queue_id] = QueueRow()
+            found = self._rows[queue_id] = QueueRow(queue_id)
         return found
 
     def catalogue_changed(self) -> None:
@@ -202,7 +202,7 @@ class StoreCore:
         for place, queue_id in zip(places, queues, strict=True):
             found = self.state.enqueue(place, message.id, queue_id, NO_LSN, expires_at, priority)
             assert found is not None, "it was started before"
-            self.row(queue_id).add(message, found)
+            self.row(queue_id).add(message)
 
     def stand(self, once: ProducerStep, flags: int) -> None:
         """Put where a producer stands; at the end of its publish's group, or alone."""
@@ -254,7 +254,7 @@ class StoreCore:
         body = records.ATTEMPT_BODY.pack(place.queue_id, attempts)
         self.journal.put(records.ATTEMPT, WHOLE, message.id, body)
         self.state.attempt(message.id, place.queue_id, attempts)
-        self.row(place.queue_id).add(message, place)
+        self.row(place.queue_id).add(message)
 
     # --- space ---------------------------------------------------------------------------------------
 
@@ -330,9 +330,7 @@ class StoreCore:
                 self.dequeue(message, place, PURGED)
             except BaseException:
                 for rest in found[number:]:
-                    on = rest.place_on(queue_id)
-                    assert on is not None
-                    self.row(queue_id).add(rest, on)
+                    self.row(queue_id).add(rest)
                 raise
         return len(found)
 

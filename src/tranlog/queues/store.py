@@ -329,7 +329,8 @@ class MessageStore(StoreDefinitions):
                 self._expire()
                 queue_id = self._catalogue.queue(queue).id
                 first = self._core.row(queue_id).first()
-                if first is not None and first[0] < journal.shown:
+                place = None if first is None else first.place_on(queue_id)
+                if place is not None and place.visible < journal.shown:
                     return self._core.take(queue, queue_id)
                 target = journal.place
                 if first is None:

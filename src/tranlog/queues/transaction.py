@@ -153,7 +153,7 @@ def finish(core: StoreCore, transaction: QueueTransaction, decided: Lsn, *, comm
     else:
         changed = core.state.roll_back(transaction.id)
     for message, place in changed:
-        core.row(place.queue_id).add(message, place)
+        core.row(place.queue_id).add(message)
     gone = [one for one in messages if not one.places and one.id in core.state.messages]
     try:
         for message in gone:

@@ -68,13 +68,17 @@ class Message:
         self.total_length = total_length
         self.got = 0
         self.chunks: list[Lsn] | None = None
-        self.places: list[QueuePlace] = []
+        self.places: tuple[QueuePlace, ...] = ()
         self.content: bytes | None = None
 
     @property
     def complete(self) -> bool:
         """Whether all of its content is there."""
         return self.got == self.total_length
+
+    def leave(self, place: QueuePlace) -> None:
+        """Take it off a place."""
+        self.places = tuple(one for one in self.places if one is not place)
 
     def place_on(self, queue_id: int) -> QueuePlace | None:
         """Return its place on a queue."""
@@ -143,6 +147,8 @@ class QueueState:
 
     def start(self, place: Lsn, stored_at: int, header_length: int, total_length: int, size: int) -> Message:
         """Begin a message with `size` bytes of it."""
+        if size == total_length:
+            size = total_length  # one object of the two, for each message that waits
         message = self.messages[place] = Message(place, stored_at, header_length, total_length)
         self.live_bytes += total_length
         self._hold(place)
@@ -162,7 +168,7 @@ class QueueState:
         self._add(message, size)
 
     def _add(self, message: Message, size: int) -> None:
-        message.got += size
+        message.got = message.got + size if message.got else size
         if message.got > message.total_length:
             raise Contradiction(f"message {lsn_text(message.id)} is longer than the {message.total_length} it said")
 
@@ -176,7 +182,7 @@ class QueueState:
         if message.place_on(queue_id) is not None:
             raise Contradiction(f"message {lsn_text(message_id)} is put on queue {queue_id} twice")
         found = QueuePlace(queue_id, place, place, expires_at, priority)
-        message.places.append(found)
+        message.places += (found,)
         if transaction:
             found.enqueuing = transaction
             self._transaction(transaction).operations.append((message, found, True))
@@ -189,7 +195,7 @@ class QueueState:
         if message is None or place is None:
             return
         if not transaction:
-            message.places.remove(place)
+            message.leave(place)
             return
         if not place.free:
             raise Contradiction(f"two transactions take message {lsn_text(message_id)} off queue {queue_id}")
@@ -261,7 +267,7 @@ class QueueState:
                 on.enqueuing, on.visible = NO_LSN, place
                 shown.append((message, on))
             else:
-                message.places.remove(on)
+                message.leave(on)
         return shown
 
     def roll_back(self, transaction: Lsn) -> list[tuple[Message, QueuePlace]]:
@@ -271,7 +277,7 @@ class QueueState:
             if on not in message.places:
                 continue
             if puts:
-                message.places.remove(on)
+                message.leave(on)
             else:
                 on.dequeuing = NO_LSN
                 freed.append((message, on))
@@ -299,7 +305,7 @@ class QueueState:
         for message in self.messages.values():
             if any(place.queue_id not in queues for place in message.places):
                 dropped += [(message, one.queue_id) for one in message.places if one.queue_id not in queues]
-                message.places = [place for place in message.places if place.queue_id in queues]
+                message.places = tuple(place for place in message.places if place.queue_id in queues)
         return dropped
 
     def homeless(self) -> list[Message]:
@@ -343,7 +349,7 @@ def _move(state: QueueState, record: QueueRecord, section: int) -> None:
     for number in range(count):
         at = records.MOVE_BODY.size + number * records.MOVE_PLACE.size
         queue_id, visible, enqueued, *rest = records.MOVE_PLACE.unpack_from(record.body, at)
-        message.places.append(QueuePlace(queue_id, Lsn(visible), Lsn(enqueued), *rest))
+        message.places += (QueuePlace(queue_id, Lsn(visible), Lsn(enqueued), *rest),)
     state.move(record.lsn, message, section)
 
 
@@ -396,13 +402,11 @@ def positions_of(record: QueueRecord) -> dict[bytes, NamedPosition]:
         raise Contradiction(str(exc)) from exc
 
 
-def in_order(messages: Iterable[Message]) -> dict[int, list[tuple[Lsn, Lsn, Message]]]:
+def in_order(messages: Iterable[Message]) -> dict[int, list[Message]]:
     """Return by queue what waits on it, in its order; nothing that a transaction is at."""
-    rows: dict[int, list[tuple[Lsn, Lsn, Message]]] = {}
+    rows: dict[int, list[tuple[tuple[Lsn, Lsn], Message]]] = {}
     for message in messages:
         for place in message.places:
             if place.free:
-                rows.setdefault(place.queue_id, []).append((*place.order, message))
-    for row in rows.values():
-        row.sort(key=lambda one: one[:2])
-    return rows
+                rows.setdefault(place.queue_id, []).append((place.order, message))
+    return {queue: [one for _, one in sorted(row, key=lambda one: one[0])] for queue, row in rows.items()}
