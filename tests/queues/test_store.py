@@ -706,3 +706,35 @@ def test_threads_that_repeat_each_other_store_it_once(store: MessageStore) -> No
         thread.join()
     assert drain(store, "a") == [b"x" * 20_000]
     assert not store._core.state.messages
+
+
+@pytest.mark.parametrize(("priority", "expires_at"), [(256, 0), (-1, 0), (0, -1), (0, 1 << 63)])
+def test_what_no_record_can_say_is_refused_and_the_store_goes_on(
+    store: MessageStore, priority: int, expires_at: int
+) -> None:
+    for publish in (store.publish, store.transaction().publish):
+        with pytest.raises(ValueError, match=r"priority|expires_at"):
+            publish(b"x", queues=["a"], priority=priority, expires_at=expires_at)
+    with pytest.raises(AttributeError):
+        store.declare(7)  # type: ignore[arg-type]
+    store.publish(b"y", queues=["a"], priority=255, expires_at=(1 << 63) - 1)
+    assert drain(store, "a") == [b"y"]
+
+
+def test_a_message_whose_time_is_over_is_dropped(simulated: MessageStore) -> None:
+    clock = simulated._clock
+    assert isinstance(clock, ManualClock)
+    soon = clock.now_ms() + 1_000
+    simulated.publish(b"soon", queues=["a"], expires_at=soon, priority=3)
+    simulated.publish(b"soon, too", queues=["a"], expires_at=soon)
+    simulated.publish(b"never", queues=["a"])
+    delivery = simulated.get("a")
+    assert delivery is not None and (delivery.content, delivery.priority) == (b"soon", 3)
+    clock.advance(1.0)
+    other = simulated.get("a")
+    assert other is not None and other.content == b"never"
+    simulated.requeue(delivery, other)
+    other = simulated.get("a")
+    assert other is not None and other.content == b"never"
+    simulated.ack(other)
+    assert not simulated._core.state.messages

@@ -26,6 +26,7 @@ from tranlog.queues.rules.records import (
     DEQUEUE_BODY,
     ENQUEUE,
     ENQUEUE_BODY,
+    EXPIRED,
     FIRST,
     LAST,
     MOVE,
@@ -78,6 +79,11 @@ class Delivery:
     def attempts(self) -> int:
         """How often it came back."""
         return self.place.attempts
+
+    @property
+    def priority(self) -> int:
+        """What its publisher said; a queue's order does not go by it."""
+        return self.place.priority
 
     @property
     def header(self) -> bytes:
@@ -234,8 +240,8 @@ class StoreCore:
         self.journal.put(DELETE, WHOLE, message.id, b"")
         self.forget(message)
 
-    def dequeue(self, message: Message, place: QueuePlace, reason: int) -> None:
-        """Take a message off a queue, for good; its last place takes the message along."""
+    def dequeue(self, message: Message, place: QueuePlace, reason: int, row: QueueRow | None = None) -> None:
+        """Take a message off a queue, for good; its last place takes the message along. `row`: it is first there."""
         journal = self.journal
         journal.admit(_DEQUEUE_BYTES, Need.DRAIN)
         last = len(message.places) == 1
@@ -243,6 +249,8 @@ class StoreCore:
         journal.put(DEQUEUE, FIRST if last else WHOLE, message.id, body)
         if last:
             journal.put(DELETE, LAST, message.id, b"")
+        if row is not None:
+            row.take()
         self.state.dequeue(message.id, place.queue_id, NO_LSN)
         if last:
             self.forget(message)
@@ -314,6 +322,16 @@ class StoreCore:
         redelivered = place.attempts > 0 or message.id < self.recovered
         delivery = self.held[place] = Delivery(self, queue, message, place, redelivered)
         return delivery
+
+    def drop_expired(self, queue_id: int) -> None:
+        """Take off a queue those at its head whose time is over."""
+        row = self.row(queue_id)
+        while (message := row.first()) is not None:
+            place = message.place_on(queue_id)
+            assert place is not None
+            if not 0 < place.expires_at <= self._clock.now_ms():
+                return
+            self.dequeue(message, place, EXPIRED, row)
 
     def check_held(self, delivery: Delivery) -> None:
         """Raise NotHeldError where a delivery was answered, or its message is gone."""

@@ -38,7 +38,7 @@ class StoreDefinitions:
 
     def declare(self, queue: str, *, arguments: bytes = b"") -> int:
         """Create a queue if it is missing; return its id, which is never given out again."""
-        with self._journal.lock, self._journal:
+        with self._journal.lock:
             self._journal.check_open()
             found = self._catalogue.declare_queue(queue, arguments)
             self._core.catalogue_changed()
@@ -46,11 +46,12 @@ class StoreDefinitions:
 
     def delete(self, queue: str) -> None:
         """Delete a queue with its bindings and messages."""
-        with self._journal.lock, self._journal:
+        with self._journal.lock:
             self._journal.check_open()
             found = self._catalogue.delete_queue(queue)
             self._core.catalogue_changed()
-            self._core.drop_queue(found.id)
+            with self._journal:
+                self._core.drop_queue(found.id)
         self.sync()
 
     def declare_exchange(self, exchange: str, kind: str, *, alternate: str | None = None) -> int:
@@ -61,7 +62,7 @@ class StoreDefinitions:
         why = check_exchange(kind)
         if why is not None:
             raise DeclaredOtherwiseError(what=f"exchange {exchange!r}", why=why)
-        with self._journal.lock, self._journal:
+        with self._journal.lock:
             self._journal.check_open()
             found = self._catalogue.declare_exchange(exchange, kind, alternate=alternate)
             self._core.catalogue_changed()
@@ -69,7 +70,7 @@ class StoreDefinitions:
 
     def delete_exchange(self, exchange: str) -> None:
         """Delete an exchange with its bindings."""
-        with self._journal.lock, self._journal:
+        with self._journal.lock:
             self._journal.check_open()
             self._catalogue.delete_exchange(exchange)
             self._core.catalogue_changed()
@@ -87,7 +88,7 @@ class StoreDefinitions:
 
         `arguments` are what a headers exchange asks of a message's headers, with `x-match`.
         """
-        with self._journal.lock, self._journal:
+        with self._journal.lock:
             self._journal.check_open()
             why = check_arguments(self._catalogue.exchange(exchange).type, arguments or {})
             if why is not None:
@@ -106,7 +107,7 @@ class StoreDefinitions:
         arguments: Mapping[str, object] | None = None,
     ) -> None:
         """Remove a binding: the one with all of these."""
-        with self._journal.lock, self._journal:
+        with self._journal.lock:
             self._journal.check_open()
             raw = _encoded(arguments)
             self._catalogue.unbind(exchange, queue=queue, destination=destination, key=key, arguments=raw)

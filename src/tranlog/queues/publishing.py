@@ -37,6 +37,7 @@ class MessagePublishing:
         names = list(dict.fromkeys(queues))
         if not names and once is None:
             raise ValueError("a message is published to at least one queue")
+        _check_stamps(expires_at, priority)
         if isinstance(content, bytes | bytearray | memoryview):
             length, parts = len(content), iter((content,))
         elif length is None:
@@ -81,6 +82,7 @@ class MessagePublishing:
         names = list(dict.fromkeys(queues))
         if not names:
             raise ValueError("a message is published to at least one queue")
+        _check_stamps(expires_at, priority)
         total, written = len(header) + len(content), None
         if total > core.section_bytes:
             written = self._large(iter((content,)), names, header, total, 0, 0, decide=False)
@@ -141,6 +143,14 @@ class MessagePublishing:
 def _joined(header: bytes, parts: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     yield header
     yield from parts
+
+
+def _check_stamps(expires_at: int, priority: int) -> None:
+    """Raise ValueError for what no record can say."""
+    if not 0 <= expires_at < 1 << 63:
+        raise ValueError(f"expires_at is in ms since 1970, or 0 for never, not {expires_at}")
+    if not 0 <= priority <= 255:
+        raise ValueError(f"a priority is 0 to 255, not {priority}")
 
 
 def _check_length(found: int, total: int, *, least: int | None = None) -> None:

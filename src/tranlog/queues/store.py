@@ -194,6 +194,9 @@ class MessageStore(StoreDefinitions):
 
         Without `queues` those to which `route` leads by exchange, key and headers; None where that is none. They are
         not kept with the message: what a consumer is to know of them stands in its `header`.
+
+        A message that is first on its queue at `expires_at`, ms since 1970, or later is dropped; 0 is never. `priority`
+        is for consumers alone.
         Content in parts needs its `length` in bytes. Without `wait` it is durable with the next sync, and `sync` waits
         for that. Raises UnknownQueueError, ValueError where the parts are not as long as they were said to be.
         """
@@ -328,6 +331,7 @@ class MessageStore(StoreDefinitions):
                 journal.check_open()
                 self._expire()
                 queue_id = self._catalogue.queue(queue).id
+                self._core.drop_expired(queue_id)
                 first = self._core.row(queue_id).first()
                 place = None if first is None else first.place_on(queue_id)
                 if place is not None and place.visible < journal.shown:
