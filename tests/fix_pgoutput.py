@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tranlog.change import TableMap
 from tranlog.source.postgres.messages import RelationMessage, TypeMessage, parse_message
-from tranlog.source.postgres.rows import TableLayout
+from tranlog.source.postgres.rows import PostgresTableLayout
 from tranlog.source.postgres.values import PostgresType, column_of, value_encoder
 
 GOLDEN = Path(__file__).parent / "golden" / "postgres"
@@ -47,7 +47,7 @@ class Tables:
 
     def __init__(self, *, by_key: bool = True) -> None:
         self.by_key = by_key
-        self.layouts: dict[int, TableLayout] = {}
+        self.layouts: dict[int, PostgresTableLayout] = {}
         self._types: dict[int, PostgresType] = {}
 
     def note(self, raw: bytes, *, streamed: bool) -> None:
@@ -63,7 +63,7 @@ class Tables:
                     )
                     kind = self._types.get(column.type_oid, plain)
                     columns.append(column_of(column.name, kind, nullable=True))
-                self.layouts[message.oid] = TableLayout(
+                self.layouts[message.oid] = PostgresTableLayout(
                     table=TableMap(
                         schema=message.schema,
                         table=message.table,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tranlog.service.config.exposure import Exposure
-from tranlog.service.process.api import Part
+from tranlog.service.process.api import ServedPart
 from tranlog.service.process.server import Server, open_port
 
 
@@ -27,7 +27,7 @@ class Idle:
 
 
 @contextmanager
-def at_port(*parts: Part, exposure: Exposure | None = None) -> Iterator[str]:
+def at_port(*parts: ServedPart, exposure: Exposure | None = None) -> Iterator[str]:
     """Serve parts at a port of loopback while the block runs; give its address."""
     with Server(parts, [open_port("control", "127.0.0.1:0", exposure or Exposure())]) as server:
         yield server.doors[0].address

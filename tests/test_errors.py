@@ -62,6 +62,7 @@ def test_all_are_found() -> None:
     assert {kind.__name__ for kind in FAMILIES} == {
         "LogError",
         "PipelineError",
+        "QueueError",
         "ReplicationError",
         "SourceError",
         "TargetError",

@@ -30,6 +30,7 @@ from tranlog.log.rules import bucket, index
 from tranlog.log.writing.log import Log
 from tranlog.payload import FIRST_UNKNOWN_TAG, PACKED_VERSION, Payload, encode, encode_row, encode_table_map
 from tranlog.pipeline.applying import in_flight
+from tranlog.queues.rules import records as queue_records
 from tranlog.shard import ShardRule, ShardRuleKind
 from tranlog.source import packer
 from tranlog.source.packer import TransactionPacker
@@ -89,12 +90,13 @@ def page() -> str:
 @pytest.mark.parametrize(
     "name", ["HEADER_FIELDS", "EVENT_FIELDS", "ROTATE_FIELDS", "SYNC_FIELDS", "MARK_FIELDS", "EXTENSION_ITEM_FIELDS"]
     + ["TABLE_ITEM_FIELDS", "POSITIONS_FIELDS", "TABLE_HEADER_FIELDS", "FRAME_FIELDS", "BUCKET_FIELDS", "RANGE_FIELDS"]
-    + ["REFERENCE_FIELDS", "SPILL_HEADER_FIELDS", "CHUNK_FIELDS", "SPILL_TABLE_FIELDS", "TABLE_REFERENCE_FIELDS"],
+    + ["REFERENCE_FIELDS", "SPILL_HEADER_FIELDS", "CHUNK_FIELDS", "SPILL_TABLE_FIELDS", "TABLE_REFERENCE_FIELDS"]
+    + ["CONTAINER_FIELDS", "RECORD_FIELDS", "PLACE_FIELDS"],
 )  # fmt: skip
 def test_offsets_and_sizes_are_the_constants(page: str, name: str) -> None:
     wanted: list[tuple[str, str, str]] = []
     offset: int | None = 0
-    homes = (log_format, positions, bucket, index, index_table, spill)
+    homes = (log_format, positions, bucket, index, index_table, spill, queue_records)
     for field, size in next(getattr(home, name) for home in homes if hasattr(home, name)):
         wanted.append(("…" if offset is None else str(offset), str(size) if size else "n", field))
         offset = None if size == 0 or offset is None else offset + size
@@ -153,6 +155,31 @@ def test_the_directory_is_the_constants(page: str) -> None:
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
         assert name.strip("`").startswith(value)
     assert segment_name(1) in page
+
+
+def test_a_store_is_written_as_the_page_says(page: str) -> None:
+    for name, _, constant in rows_under(page, "### A store's directory"):
+        home = queue_records if hasattr(queue_records, constant.strip("`")) else directory
+        assert name.strip("`").startswith(getattr(home, constant.strip("`")))
+    shown = {int(row[0], 16): (row[1], row[2]) for row in rows_under(page, "### Bodies")}
+    assert shown == {
+        number: (name, ", ".join(f"{field} {size or 'n'}" for field, size in fields))
+        for number, (name, fields) in queue_records.BODIES.items()
+    }
+    sizes = {name: sum(size for _, size in getattr(queue_records, f"{name}_FIELDS")) for name in ("RECORD", "PLACE")}
+    assert sizes == {"RECORD": queue_records.OVERHEAD, "PLACE": queue_records.MOVE_PLACE.size}
+    header = queue_records.ContainerHeader(8192, bytes(range(16)), 7, 3, queue_records.first_lsn(6), 99)
+    raw = queue_records.encode_header(header)
+    offset = 0
+    for (name, size), value in zip(
+        queue_records.CONTAINER_FIELDS,
+        (b"TLQUEUE1", 1, 0, *header, crc32(raw[:56])),
+        strict=True,
+    ):
+        field = raw[offset : offset + size]
+        assert (field if isinstance(value, bytes) else int.from_bytes(field, "big")) == value, name
+        offset += size
+    assert len(raw) == 4096 and not any(raw[offset:])
 
 
 def test_the_limits_are_the_constants(page: str) -> None:

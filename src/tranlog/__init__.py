@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from tranlog.pipeline.pipeline import Pipeline
     from tranlog.pipeline.spark.session import build_session
     from tranlog.pipeline.status.view import PipelineStatus
+    from tranlog.queues.core import Delivery
+    from tranlog.queues.options import QueueStoreOptions
+    from tranlog.queues.store import MessageStore
     from tranlog.service.process.client import RunningPipeline
     from tranlog.source.packer import pack
     from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
@@ -60,6 +63,7 @@ __all__ = [
     "Column",
     "Cursor",
     "Delay",
+    "Delivery",
     "DropColumns",
     "EachBatch",
     "EachTransaction",
@@ -72,11 +76,13 @@ __all__ = [
     "LogicalType",
     "MaskBy",
     "MaskColumns",
+    "MessageStore",
     "OnStatement",
     "Op",
     "Pipeline",
     "PipelineStatus",
     "PresentRows",
+    "QueueStoreOptions",
     "Rename",
     "RowChange",
     "RunningPipeline",
@@ -141,6 +147,9 @@ _HOMES = {
     "pipeline.pipeline": ("Pipeline",),
     "pipeline.spark.session": ("build_session",),
     "pipeline.status.view": ("PipelineStatus",),
+    "queues.core": ("Delivery",),
+    "queues.options": ("QueueStoreOptions",),
+    "queues.store": ("MessageStore",),
     "service.process.client": ("RunningPipeline",),
     "source.packer": ("pack",),
     "source.sqlite": (

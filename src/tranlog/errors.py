@@ -621,6 +621,86 @@ class TargetAheadError(TargetError):
     )
 
 
+# --- the message store -----------------------------------------------------------------------------------
+
+
+class QueueError(TranlogError):
+    """The message store, its queues, or what was asked of them."""
+
+
+@dataclass(eq=False, kw_only=True)
+class StoreDamagedError(QueueError):
+    """A store's files are not what was written: nothing was changed."""
+
+    path: str
+    file: str
+    offset: int
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"the message store at {self.path} is damaged: {self.file}, offset {self.offset}: {self.why}. Nothing was "
+            "changed. Restore log and catalogue together from a copy"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class CatalogueError(QueueError):
+    """A store's catalogue cannot be used, or does not belong to its log."""
+
+    path: str
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"the catalogue of the message store at {self.path} cannot be used: {self.why}. Nothing was changed. "
+            "Restore log and catalogue together, or mend what is in the way"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class UnknownQueueError(QueueError):
+    """A queue, exchange or binding that is not in the catalogue."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return f"there is no {self.what}. Nothing was changed; name another, or create it first"
+
+
+@dataclass(eq=False, kw_only=True)
+class DeclaredOtherwiseError(QueueError):
+    """A name that cannot be given, or is taken by something with other properties."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what} was not declared: {self.why}. Nothing was changed; name another"
+
+
+@dataclass(eq=False, kw_only=True)
+class NotHeldError(QueueError):
+    """A delivery that is not held any more: answered already, or taken back."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}. Nothing was changed; take the message again"
+
+
+@dataclass(eq=False, kw_only=True)
+class TransactionStateError(QueueError):
+    """A transaction was asked for something that its state does not allow."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}. Nothing was changed; start another, or see which are in doubt"
+
+
 # --- the pipeline ----------------------------------------------------------------------------------------
 
 

@@ -50,7 +50,12 @@ COMMANDS = (
     *("tables", "tables create", "position", "position get", "position set", "position reset"),
     *("hold", "hold list", "hold drop"),
     *("log", "log segments", "log info", "log add", "log trim"),
+    *("queue", "queue containers", "queue dump", "queue verify", "queue list", "queue pinned"),
+    *("queue in-doubt", "queue in-doubt list", "queue in-doubt commit", "queue in-doubt rollback"),
 )
+
+GROUPS = ("", "tables", "position", "hold", "log", "queue", "queue in-doubt")
+"""Those that only name other commands."""
 
 
 class Shop:
@@ -111,7 +116,12 @@ def test_every_command_explains_itself_with_an_example(command: str, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    "command", [one for one in COMMANDS if one not in ("", "config", "tables", "position", "hold", "log")]
+    "command",
+    [
+        one
+        for one in COMMANDS
+        if one not in ("", "config", "tables", "position", "hold", "log", "source", "queue", "queue in-doubt")
+    ],
 )
 def test_every_command_speaks_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*command.split(), "--help"]) == 0

@@ -19,7 +19,7 @@ from tranlog.pipeline.rules.channels import PlanOptions, ShardBy
 from tranlog.pipeline.rules.states import State
 from tranlog.service.commands.orders import _reloaded
 from tranlog.service.config.config import load
-from tranlog.service.process.api import Within
+from tranlog.service.process.api import WithinTime
 from tranlog.service.process.operating import Operator
 from tranlog.service.process.reloading import PLAN_KEYS, ConfigFile
 
@@ -118,7 +118,7 @@ def test_a_reload_from_request_to_answer(conf: Path, tmp_path: Path, monkeypatch
     config = load(str(conf), environ={})
     operation = operation_of(config.pipeline.apply_options(log_dir=config.log_dir, target=config.wanted_target()))
     operator = Operator(operation, LogOptions(), reread=file_of(conf).read_again)
-    ask = Within(timeout_s=WAIT_S)
+    ask = WithinTime(timeout_s=WAIT_S)
     with running(operation) as operated:
         operated.come_to(State.ONLINE, last)
         answer = msgspec.to_builtins(operator.reload(ask))

@@ -27,7 +27,7 @@ from tranlog.errors import ConfigError, ControlError, PipelineHeldError
 from tranlog.service.config.exposure import Exposure, Role, check_exposure, is_loopback, read_secrets
 from tranlog.service.frame.exits import Told
 from tranlog.service.process import api, client, server
-from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, Within, get, post
+from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime, get, post
 from tranlog.service.process.client import RunningPipeline
 from tranlog.service.process.server import Door, Server, open_port, open_socket
 from tranlog.service.process.sockets import socket_paths
@@ -61,7 +61,7 @@ class Echo(Idle):
         return {"asked": msgspec.to_builtins(asked)}
 
     @post("/flush", role=Role.READ)
-    def flush(self, asked: Within) -> dict[str, Any]:
+    def flush(self, asked: WithinTime) -> dict[str, Any]:
         return {"asked": msgspec.to_builtins(asked)}
 
     @post("/wait", role=Role.READ)
@@ -99,7 +99,7 @@ def door(tmp_path: Path) -> Iterator[Door]:
     [
         ("/online", GoOnline(until_seqno=5, skip_seqno="1,2-3", from_seqno=1)),
         ("/offline", GoOffline(immediate=True)),
-        ("/flush", Within(timeout_s=1.5)),
+        ("/flush", WithinTime(timeout_s=1.5)),
         ("/flush", {}),
     ],
 )
@@ -149,8 +149,8 @@ def test_the_document_has_every_operation_and_what_it_takes() -> None:
     others = {"/livez", "/readyz", "/metrics"}
     assert found["paths"].keys() == {spec.path for spec in api.operations(Echo)} | others
     flush = found["paths"]["/flush"]["post"]
-    assert flush["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Within"}
-    assert found["components"]["schemas"]["Within"]["additionalProperties"] is False
+    assert flush["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/WithinTime"}
+    assert found["components"]["schemas"]["WithinTime"]["additionalProperties"] is False
     assert [one["name"] for one in found["paths"]["/look/{name}"]["get"]["parameters"]] == ["name"]
 
 

@@ -58,30 +58,30 @@ def make_directory(path: str, disk: Disk) -> None:
     disk.make_dir(path)
 
 
-def take_lock(path: str, disk: Disk) -> DiskLock:
-    """Lock the log for its one writer. Raises LogLockedError naming the holder, and OSError."""
+def take_lock(path: str, disk: Disk, name: str = LOCK_NAME) -> DiskLock:
+    """Lock the log for its one writer by its lock file. Raises LogLockedError naming the holder, and OSError."""
     try:
         try:
-            return disk.lock(join(path, LOCK_NAME))
+            return disk.lock(join(path, name))
         except BlockingIOError:
             gc.collect()  # of a log that nobody could close: an exception came before its opening returned
-            return disk.lock(join(path, LOCK_NAME))
+            return disk.lock(join(path, name))
     except NotADirectoryError as exc:
         raise LogMissingError(path=path, why="it is not a directory") from exc
     except BlockingIOError as exc:
-        raise LogLockedError(path=path, holder=read_holder(path, disk)) from exc
+        raise LogLockedError(path=path, holder=read_holder(path, disk, name)) from exc
 
 
-def sign_lock(path: str, disk: Disk) -> None:
+def sign_lock(path: str, disk: Disk, name: str = LOCK_NAME) -> None:
     """Write into the lock file who holds it, for messages."""
-    with closing(disk.open(join(path, LOCK_NAME), write=True)) as file:
+    with closing(disk.open(join(path, name), write=True)) as file:
         file.pwrite(f"pid {os.getpid()}".ljust(_HOLDER_BYTES - 1).encode() + b"\n", 0)
 
 
-def read_holder(path: str, disk: Disk) -> str:
+def read_holder(path: str, disk: Disk, name: str = LOCK_NAME) -> str:
     """Return what the last writer of the log at `path` left in its lock file: `pid 4711`; `unknown` without it."""
     try:
-        file = disk.open(join(path, LOCK_NAME))
+        file = disk.open(join(path, name))
     except OSError:
         return "unknown"
     try:

@@ -32,8 +32,9 @@ class Ownership:
     `lost`: why nothing may be written any more, None while it may.
     """
 
-    def __init__(self, path: str, lock: DiskLock, *, lost: Callable[[], None]) -> None:
+    def __init__(self, path: str, lock: DiskLock, *, lost: Callable[[], None], lock_name: str = LOCK_NAME) -> None:
         """`lost` is called by whichever thread finds it out or says it, before anything is raised."""
+        self._lock_name = lock_name
         self._path = path
         self._lock = lock
         self._on_loss = lost
@@ -68,7 +69,7 @@ class Ownership:
         if self.lost is not None:
             raise closed_by(self.lost) from self.lost
         if not self._lock.held(look=look):
-            error = LogLockedError(path=self._path, holder=f"{LOCK_NAME} was replaced or removed under this one")
+            error = LogLockedError(path=self._path, holder=f"{self._lock_name} was replaced or removed under this one")
             self.lose(error)
             logger.error("The log is closed for writing. path=%s why=%s", self._path, error)
             raise error

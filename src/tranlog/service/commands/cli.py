@@ -51,6 +51,7 @@ from tranlog.service.commands.orders import (
     config_of,
     show_view,
 )
+from tranlog.service.commands.queues import queue_app
 from tranlog.service.commands.top import add_top
 from tranlog.service.commands.verifying import add_verify
 from tranlog.service.config.config import DEFAULT_FILE, Config
@@ -95,6 +96,7 @@ app.add_typer(log_app, name="log", invoke_without_command=True)
 app.add_typer(hold_app, name="hold", invoke_without_command=True)
 add_configuring(app)
 app.add_typer(source_app, name="source", invoke_without_command=True)
+app.add_typer(queue_app, name="queue", invoke_without_command=True)
 add_orders(app)
 add_top(app)
 add_verify(app)

@@ -35,7 +35,7 @@ from tranlog.service.commands.status import source_text
 from tranlog.service.config.config import NO_OPTIONS, Config, find_file, load
 from tranlog.service.frame.command import AsJson, Progress, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
-from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, Within
+from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime
 from tranlog.service.process.client import GRACE_S, RunningPipeline, writer_of
 from tranlog.service.process.operating import parse_time
 from tranlog.source.kinds import source_kind
@@ -274,7 +274,7 @@ def flush(
     Example:
       tranlog flush --timeout 30
     """
-    found = asks("/flush", Within(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
+    found = asks("/flush", WithinTime(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
     if as_json:
         print_json(found)
     else:
@@ -300,7 +300,7 @@ def reload(
       tranlog reload
       tranlog -service shop reload --timeout 600
     """
-    found = asks("/reload", Within(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
+    found = asks("/reload", WithinTime(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
     if as_json:
         print_json(found)
     else:

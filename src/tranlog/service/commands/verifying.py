@@ -21,7 +21,7 @@ from tranlog.service.commands.orders import Ask, Timeout, config_of, reaching
 from tranlog.service.config.config import Config
 from tranlog.service.frame.command import AsJson, Progress, print_json, say
 from tranlog.service.frame.exits import ExitCode, Told
-from tranlog.service.process.api import Within
+from tranlog.service.process.api import WithinTime
 from tranlog.service.process.client import GRACE_S
 from tranlog.source.kinds import source_kind
 from tranlog.target.options import open_target
@@ -110,7 +110,7 @@ def check(
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_s
     try:
-        found = asks("/flush", Within(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
+        found = asks("/flush", WithinTime(timeout_s=timeout_s), timeout_s=timeout_s + GRACE_S)
     except Told:
         say("check: the pipeline is not online; comparing as it stands")
         found = {"seqno": -1, "reached": False}

@@ -76,7 +76,7 @@ class WaitFor(_Body, frozen=True):
     timeout_s: Seconds = 60.0
 
 
-class Within(_Body, frozen=True):
+class WithinTime(_Body, frozen=True):
     """How long it may take."""
 
     timeout_s: Seconds = 60.0
@@ -196,7 +196,7 @@ class Line(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 # --- operations ------------------------------------------------------------------------------------------
 
 
-class Part(Protocol):
+class ServedPart(Protocol):
     """What one process does: its operations, and these."""
 
     def progress(self) -> object:

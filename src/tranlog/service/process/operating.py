@@ -159,7 +159,7 @@ class Operator:
         return _also(api.Waited, self.state(), reached=came)
 
     @api.post("/flush", role=Role.READ)
-    def flush(self, asked: api.Within) -> api.Flushed:
+    def flush(self, asked: api.WithinTime) -> api.Flushed:
         """Wait until everything that the log holds by now is in the target. Raises as `wait`."""
         with open_readable(self._operation.options.log_dir) as reader:
             seqno = reader.range().committed_seqno
@@ -167,7 +167,7 @@ class Operator:
         return _also(api.Flushed, self.state(), seqno=seqno, reached=came)
 
     @api.post("/reload")
-    def reload(self, asked: api.Within) -> api.Reloaded:
+    def reload(self, asked: api.WithinTime) -> api.Reloaded:
         """Go on by the plan that the file has now. Raises ConfigError, EngineError, StateError; all goes on then."""
         if self._reread is None:
             raise ConfigError(option="reload", value=None, why="the process was started without a configuration file")
@@ -396,7 +396,7 @@ def _also(kind: type[StateT], state: OperationState, **more: Any) -> StateT:
 
 @contextlib.contextmanager
 def _served(
-    parts: Sequence[api.Part],
+    parts: Sequence[api.ServedPart],
     sockets: Sequence[tuple[str, bool]],
     log_dir: str,
     options: OperatingOptions,
@@ -443,7 +443,7 @@ def operated(
     apply = operation.options
     if not os.path.isdir(apply.log_dir):  # the socket's folder is not what creates it
         raise LogMissingError(path=apply.log_dir, why="the directory does not exist")
-    parts: list[api.Part] = [operator] if capturing is None else [operator, capturing]
+    parts: list[api.ServedPart] = [operator] if capturing is None else [operator, capturing]
     sockets = [(apply.pipeline, apply.take_over)] + ([] if capturing is None else [(CAPTURE_NAME, True)])
     with _served(parts, sockets, apply.log_dir, options, runtime_dir):
         yield operator

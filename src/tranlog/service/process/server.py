@@ -236,7 +236,7 @@ async def _streamed(part: Any, work: Callable[[], object]) -> AsyncIterator[str]
 class _Answers:
     """The ASGI application of one process: its parts' operations, and what every process answers."""
 
-    def __init__(self, parts: Sequence[api.Part]) -> None:
+    def __init__(self, parts: Sequence[api.ServedPart]) -> None:
         every: list[Any] = [_Process(parts), *parts]
         specs = {spec: part for part in every for spec in api.operations(type(part))}
         document, families = msgspec.json.encode(api.document(specs)), itertools.chain.from_iterable
@@ -286,7 +286,7 @@ class _Answers:
 class _Process:
     """The part that every process has."""
 
-    def __init__(self, parts: Sequence[api.Part]) -> None:
+    def __init__(self, parts: Sequence[api.ServedPart]) -> None:
         self._parts = parts
         self._since_ms = round(time.time() * 1000)
 
@@ -343,7 +343,7 @@ class _Peer(H11Protocol):
 class Server:
     """Answers at some doors until closed. Threads: its own; `close` by whoever opened it."""
 
-    def __init__(self, parts: Sequence[api.Part], doors: Sequence[Door]) -> None:
+    def __init__(self, parts: Sequence[api.ServedPart], doors: Sequence[Door]) -> None:
         self.doors = doors
         self._config = uvicorn.Config(
             _Answers(parts),

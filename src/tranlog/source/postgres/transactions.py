@@ -1,7 +1,7 @@
 """From the messages of a stream to whole transactions.
 
 Owns where a transaction begins and ends, the parts of streamed ones that come in between, and what a rollback of a
-savepoint takes back. Rows are decoded later. Pure: where messages wait is the caller's `MessageStore`. The hard idea:
+savepoint takes back. Rows are decoded later. Pure: where messages wait is the caller's `MessageSpool`. The hard idea:
 nothing is handed on before the commit is there. The server sends a large transaction in parts while it is open, several
 at a time, and takes parts of it back by the number of their subtransaction.
 
@@ -31,7 +31,7 @@ from tranlog.source.postgres.messages import (
 )
 
 
-class MessageStore(Protocol):
+class MessageSpool(Protocol):
     """Where the messages of one transaction wait for its commit."""
 
     def append(self, event: bytes) -> None:
@@ -63,7 +63,7 @@ class WholeTransaction(msgspec.Struct, frozen=True, kw_only=True):
     end_lsn: int
     timestamp: int
     size: int
-    messages: MessageStore
+    messages: MessageSpool
     streamed: bool = False
     taken_back: frozenset[int] = frozenset()
     announces: bool = False
@@ -83,7 +83,7 @@ class _Open:
 
     __slots__ = ("announces", "messages", "size", "taken_back")
 
-    def __init__(self, messages: MessageStore) -> None:
+    def __init__(self, messages: MessageSpool) -> None:
         self.messages = messages
         self.size = 0
         self.announces = False
@@ -101,7 +101,7 @@ class TransactionAssembler:
     exception nothing more may be fed. Raises: UnsupportedEventError, MessageFormatError, and what the stores raise.
     """
 
-    def __init__(self, *, new_store: Callable[[], MessageStore], memory_bytes: int, transaction_bytes_max: int) -> None:
+    def __init__(self, *, new_store: Callable[[], MessageSpool], memory_bytes: int, transaction_bytes_max: int) -> None:
         self._new_store = new_store
         self._memory_bytes = memory_bytes
         self._limit = transaction_bytes_max

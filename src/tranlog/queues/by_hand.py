@@ -1,0 +1,171 @@
+"""A message store as an operator looks at it: its containers, its records, whether all is right.
+
+Owns reading a store's files without the lock and without changing a byte: beside a process that has it open, what is
+shown is what was written when the file was read. What is damaged is told by the recovery's own judgement.
+
+Source: docs/format.md, "The message store".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tranlog.disk import Disk, OsDisk
+from tranlog.errors import LogMissingError, LogUnreadableError
+from tranlog.ids import Lsn, lsn
+from tranlog.log.files.directory import directory_of, join
+from tranlog.queues.files.catalogue import Catalogue
+from tranlog.queues.files.containers import ContainerFiles
+from tranlog.queues.files.recovering import check_catalogue, read_headers, scan_log
+from tranlog.queues.options import QueueStoreOptions
+from tranlog.queues.rules.records import (
+    CATALOGUE_NAME,
+    HEADER_BYTES,
+    NEXT,
+    STORE_ID_BYTES,
+    QueueRecord,
+    first_lsn,
+    parse,
+    stream_of,
+)
+from tranlog.queues.rules.state import QueueState
+from tranlog.queues.store import MessageStore
+
+
+class ContainerLook(msgspec.Struct, frozen=True, kw_only=True):
+    """A container as it stands on the disk. A free one has a number and nothing else.
+
+    `last_lsn` is that of its last record, `written_bytes` counts header and records, `needed` the messages and
+    undecided transactions that stand there, `needed_bytes` the header and content of those messages.
+    """
+
+    number: int
+    free: bool
+    epoch: int = 0
+    first_lsn: int = 0
+    last_lsn: int = 0
+    written_bytes: int = 0
+    needed: int = 0
+    needed_bytes: int = 0
+
+
+class StoreVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check of a whole store found right. `torn`: what stands at the end, where a crash left it so."""
+
+    containers: int
+    messages: int
+    in_doubt: int
+    queues: int
+    unknown_queues: int
+    torn: str
+
+
+def _files_of(path: str, disk: Disk | None) -> ContainerFiles:
+    """Return the files of a store. Raises LogMissingError, LogUnreadableError."""
+    disk = OsDisk() if disk is None else disk
+    files = ContainerFiles(directory_of(path), disk, container_bytes=0, store_id=bytes(STORE_ID_BYTES))
+    try:
+        files.list()
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        raise LogMissingError(path=files.path, why="there is no such directory") from exc
+    except OSError as exc:
+        raise LogUnreadableError(path=files.path, why=exc.strerror or str(exc)) from exc
+    if not files.in_use:
+        raise LogMissingError(path=files.path, why="it holds no container (queue.*)")
+    return files
+
+
+def _records(files: ContainerFiles, number: int, epoch: int = 0) -> Iterator[QueueRecord]:
+    """Go over the records of a container, up to whatever is none."""
+    raw, offset = memoryview(files.read(number)), HEADER_BYTES
+    while isinstance(found := parse(raw, offset, number, epoch), QueueRecord):
+        yield found
+        epoch = found.epoch
+        offset += found.length
+        if found.record_type == NEXT:
+            return
+
+
+def list_containers(path: str, *, disk: Disk | None = None) -> list[ContainerLook]:
+    """Return a store's containers, those in use first. Raises as `verify_store`, but for the catalogue."""
+    files = _files_of(path, disk)
+    headers = read_headers(files)
+    state = QueueState()
+    scan_log(files, state)
+    needed: dict[int, int] = {}
+    for message in state.messages.values():
+        number = message.stands >> 32
+        needed[number] = needed.get(number, 0) + message.total_length
+    found = []
+    for header in headers:
+        last, written = first_lsn(header.number), HEADER_BYTES
+        for record in _records(files, header.number):
+            last = record.lsn
+            written += record.length
+        found.append(
+            ContainerLook(
+                number=header.number,
+                free=False,
+                epoch=header.epoch,
+                first_lsn=first_lsn(header.number),
+                last_lsn=last if written > HEADER_BYTES else 0,
+                written_bytes=written,
+                needed=state.live.get(header.number, 0),
+                needed_bytes=needed.get(header.number, 0),
+            )
+        )
+    return found + [ContainerLook(number=number, free=True) for number in files.free]
+
+
+def dump_store(
+    path: str, *, stream: str | None = None, thing: Lsn | None = None, disk: Disk | None = None
+) -> Iterator[QueueRecord]:
+    """Return the records: all, those of a stream, or of one message or transaction by its LSN.
+
+    Raises LogMissingError, StoreDamagedError for a header that is damaged; a record that is ends them.
+    """
+    files = _files_of(path, disk)
+    read_headers(files)
+    epoch = 0
+    for number in files.in_use:
+        for record in _records(files, number, epoch):
+            epoch = record.epoch
+            wanted = stream is None or stream_of(record.record_type) == stream
+            if wanted and (thing is None or thing in (record.lsn, record.undo_prev)):
+                yield record
+
+
+def verify_store(path: str, *, disk: Disk | None = None) -> StoreVerdict:
+    """Check every container, every record, and log against catalogue. Raises StoreDamagedError, CatalogueError."""
+    files = _files_of(path, disk)
+    read_headers(files)
+    state = QueueState()
+    scan = scan_log(files, state)
+    where = join(files.path, CATALOGUE_NAME)
+    catalogue = Catalogue(where, reading=True)
+    try:
+        catalogue.load(None, 0)
+        check_catalogue(where, scan, files, catalogue)
+        known = {queue.id for queue in catalogue.queues.values()}
+        queues = len(known)
+    finally:
+        catalogue.close()
+    state.abort_open()
+    unknown = state.drop_unknown(known)
+    end = lsn(scan.end_number, scan.end_offset)
+    return StoreVerdict(
+        containers=len(files.in_use),
+        messages=len(state.messages) - len(state.homeless()),
+        in_doubt=len(state.transactions),
+        queues=queues,
+        unknown_queues=len({queue for _, queue in unknown}),
+        torn=f"{end >> 32}:{end & 0xFFFFFFFF}: {scan.stop.why}" if scan.stop is not None and scan.stop.bad else "",
+    )
+
+
+def open_by_hand(path: str) -> MessageStore:
+    """Open a store that is there, for one command. Raises as `MessageStore.open`."""
+    _files_of(path, None)
+    return MessageStore.open(path, options=QueueStoreOptions(ack_sync_s=None))

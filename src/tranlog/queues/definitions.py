@@ -1,0 +1,148 @@
+"""What a store has by name: queues, exchanges, bindings; and where a message goes by them.
+
+Owns the calls that change the catalogue, and the order of catalogue and log: a queue is there before the first record
+that names it, and gone before the first record that takes a message off it for that.
+
+Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, first section and "Recovery".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tranlog.errors import DeclaredOtherwiseError, UnknownQueueError
+from tranlog.queues.core import StoreCore
+from tranlog.queues.rules.routing import Router, check_arguments, check_exchange
+
+
+class StoreDefinitions:
+    """The named things of an open store. Threads: any, for every method. Each change is durable when it returns.
+
+    Methods raise UnknownQueueError for a name that is not there, DeclaredOtherwiseError for one that is there with
+    other properties or can be none, CatalogueError, LogClosedError.
+    """
+
+    def __init__(self, core: StoreCore) -> None:
+        self._core = core
+        self._catalogue = core.catalogue
+        self._journal = core.journal
+        self._router: tuple[int, Router] | None = None  # with the catalogue's counter then
+
+    def sync(self) -> None:
+        """Return when everything that any call has done so far is durable."""
+        with self._journal.lock:
+            target = self._journal.place
+        self._journal.commit(target)
+
+    def declare(self, queue: str, *, arguments: bytes = b"") -> int:
+        """Create a queue if it is missing; return its id, which is never given out again."""
+        with self._journal.lock:
+            self._journal.check_open()
+            found = self._catalogue.declare_queue(queue, arguments)
+            self._core.catalogue_changed()
+            return found.id
+
+    def delete(self, queue: str) -> None:
+        """Delete a queue with its bindings and messages."""
+        with self._journal.lock:
+            self._journal.check_open()
+            found = self._catalogue.delete_queue(queue)
+            self._core.catalogue_changed()
+            with self._journal:
+                self._core.drop_queue(found.id)
+        self.sync()
+
+    def declare_exchange(self, exchange: str, kind: str, *, alternate: str | None = None) -> int:
+        """Create an exchange if it is missing: direct, fanout, topic or headers; return its id.
+
+        What none of its bindings is for goes to the exchange `alternate`, if that is there then.
+        """
+        why = check_exchange(kind)
+        if why is not None:
+            raise DeclaredOtherwiseError(what=f"exchange {exchange!r}", why=why)
+        with self._journal.lock:
+            self._journal.check_open()
+            found = self._catalogue.declare_exchange(exchange, kind, alternate=alternate)
+            self._core.catalogue_changed()
+            return found.id
+
+    def delete_exchange(self, exchange: str) -> None:
+        """Delete an exchange with its bindings."""
+        with self._journal.lock:
+            self._journal.check_open()
+            self._catalogue.delete_exchange(exchange)
+            self._core.catalogue_changed()
+
+    def bind(
+        self,
+        exchange: str,
+        *,
+        queue: str | None = None,
+        destination: str | None = None,
+        key: str = "",
+        arguments: Mapping[str, object] | None = None,
+    ) -> None:
+        """Bind an exchange to a queue, or to another exchange, its `destination`; one that is there stays.
+
+        `arguments` are what a headers exchange asks of a message's headers, with `x-match`.
+        """
+        with self._journal.lock:
+            self._journal.check_open()
+            why = check_arguments(self._catalogue.exchange(exchange).type, arguments or {})
+            if why is not None:
+                raise DeclaredOtherwiseError(what=f"binding of exchange {exchange!r}", why=why)
+            raw = _encoded(arguments)
+            self._catalogue.bind(exchange, queue=queue, destination=destination, key=key, arguments=raw)
+            self._core.catalogue_changed()
+
+    def unbind(
+        self,
+        exchange: str,
+        *,
+        queue: str | None = None,
+        destination: str | None = None,
+        key: str = "",
+        arguments: Mapping[str, object] | None = None,
+    ) -> None:
+        """Remove a binding: the one with all of these."""
+        with self._journal.lock:
+            self._journal.check_open()
+            raw = _encoded(arguments)
+            self._catalogue.unbind(exchange, queue=queue, destination=destination, key=key, arguments=raw)
+            self._core.catalogue_changed()
+
+    def route(self, exchange: str, key: str, headers: Mapping[str, object] | None = None) -> list[str]:
+        """Return the queues to which a message would go. The exchange without a name leads to the queue named `key`."""
+        with self._journal.lock:
+            catalogue = self._catalogue
+            if self._router is None or self._router[0] != catalogue.counter:
+                ids = {queue.name: queue.id for queue in catalogue.queues.values()}
+                router = Router(ids, catalogue.exchanges.values(), catalogue.bindings, _decoded)
+                self._router = catalogue.counter, router
+            names = {queue.id: queue.name for queue in catalogue.queues.values()}
+            try:
+                found = self._router[1].route(exchange, key, headers or {})
+            except KeyError:
+                raise UnknownQueueError(what=f"exchange {exchange!r}") from None
+            return [names[queue_id] for queue_id in found]
+
+    def queues(self) -> dict[str, tuple[int, int]]:
+        """Return by queue how many messages wait on it, and how many are held."""
+        with self._journal.lock:
+            held: dict[int, int] = {}
+            for place in self._core.held:
+                held[place.queue_id] = held.get(place.queue_id, 0) + 1
+            return {
+                queue.name: (len(self._core.row(queue.id)), held.get(queue.id, 0))
+                for queue in self._catalogue.queues.values()
+            }
+
+
+def _encoded(arguments: Mapping[str, object] | None) -> bytes:
+    return msgspec.json.encode(dict(arguments), order="sorted") if arguments else b""
+
+
+def _decoded(raw: bytes) -> dict[str, object]:
+    return msgspec.json.decode(raw, type=dict[str, object]) if raw else {}

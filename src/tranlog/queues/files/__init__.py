@@ -1,0 +1,1 @@
+"""What lies on disk: containers, the journal in them, the catalogue beside them."""

@@ -1,0 +1,324 @@
+"""The journal of a store: records appended in groups, one sync for many, containers taken, added and given back.
+
+Owns the place where the next record goes, the bytes in front of the disk, and what is durable. What the records mean
+is `rules.state`'s. The hard idea: a record is put into memory under the store's lock and has its place at once; the
+first one that waits for it writes and syncs for all who came before. A Sync record names the end that an earlier sync
+covered, and stands in front of the next record, so that whoever finds it can tell a torn tail from damage.
+
+Source: docs/format.md, "The message store"; docs/decisions/0009.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from tranlog.clock import Clock
+from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, TranlogError
+from tranlog.group_commit import GroupCommit, Sync
+from tranlog.ids import Lsn
+from tranlog.log.files.directory import DISK_FULL
+from tranlog.log.files.ownership import Ownership, closed_by
+from tranlog.queues.files.containers import ContainerFiles
+from tranlog.queues.files.syncing import OneSync
+from tranlog.queues.rules.buffer import RecordBuffer
+from tranlog.queues.rules.containers import SYNC_BYTES, Need, kept_back, room, room_of_one, to_give_back, to_remove
+from tranlog.queues.rules.records import (
+    CHECKPOINT,
+    HEADER_BYTES,
+    NEXT,
+    NEXT_BODY,
+    NEXT_BYTES,
+    OVERHEAD,
+    PROOF_BODY,
+    SYNC,
+    container_name,
+    encode_checkpoint,
+    first_lsn,
+)
+from tranlog.queues.rules.state import QueueState
+
+logger = logging.getLogger(__name__)
+
+_BUFFER_BYTES = 64 * 1024
+
+
+class QueueJournal:
+    """The writing end of a store's log. `lock` guards it and everything that its records add up to.
+
+    `durable` is the place up to which everything is durable, `place` the one behind the last record. `counter` is the
+    catalogue's. `reserved`: bytes that the outcomes of prepared transactions take.
+    """
+
+    def __init__(
+        self,
+        files: ContainerFiles,
+        clock: Clock,
+        ownership: Ownership,
+        state: QueueState,
+        *,
+        initial_containers: int,
+        write_buffers: int,
+    ) -> None:
+        """Writes nothing before `open`."""
+        self.files = files
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        """Told when something became durable or free, or the store closed."""
+        self.commits = GroupCommit(self, self.lock, self)
+        self.durable = Lsn(0)
+        self.buffer = RecordBuffer(0, HEADER_BYTES)
+        self.ahead: list[int] = []
+        """Containers with a number, behind the newest, that have no record yet."""
+        self.epoch = 0
+        self.counter = 0
+        self.sync_due = True
+        self.reserved = 0
+        self.syncs = OneSync()
+        self.tidy: Callable[[], None] = lambda: None
+        """Called after a sync for which containers were begun, to empty the oldest. Raises what `put` does."""
+        self._tidied = 0  # the newest container when that was called last
+        self._clock = clock
+        self._ownership = ownership
+        self._state = state
+        self.initial = initial_containers
+        self._pending_most = write_buffers * _BUFFER_BYTES
+        self._needed = 0  # the lowest container that was needed when the last sync began
+
+    # --- what may be done ----------------------------------------------------------------------------
+
+    def __enter__(self) -> None:
+        self.commits.over()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and not issubclass(kind, TranlogError):
+            self.stop(LogClosedError(f"{kind.__name__} came in the midst of a step of its writer"))
+
+    def stop(self, error: DiskFailedError | LogClosedError | None = None) -> None:
+        """Have nothing written any more: because of an error, which leaves what a crash would, or at the end."""
+        if self._ownership.lost is None:
+            self._ownership.lose(error or LogClosedError())
+            if error is not None:
+                logger.error("The message store is closed for writing. path=%s why=%s", self.files.path, error)
+        self.commits.leader = 0
+        self.commits.wake(everybody=True)
+        self.changed.notify_all()
+
+    def stop_for(self, failure: OSError, what: str) -> DiskFailedError:
+        """Close the store for writing, and return the error for it."""
+        name = container_name(self.buffer.number) if self.buffer.number else ""
+        error = DiskFailedError(path=f"{self.files.path}/{name}", why=f"{what}: {failure.strerror or failure}")
+        self.stop(error)
+        return error
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything can be written."""
+        return self._ownership.lost is None
+
+    def check_open(self) -> None:
+        """Raise LogClosedError where nothing may be written any more."""
+        if self._ownership.lost is not None:
+            raise closed_by(self._ownership.lost) from self._ownership.lost
+
+    # --- opening -------------------------------------------------------------------------------------
+
+    def open(self, number: int, end: int, *, epoch: int, proven: Lsn, counter: int) -> None:
+        """Go on at a place. `proven`: up to where everything is known to be durable."""
+        self.buffer.go(number, end)
+        self.epoch = epoch
+        self.durable = proven
+        self.counter = counter
+        self.ahead = [other for other in self.files.in_use if other > number]
+        self._needed = self.files.in_use[0]
+        if end == HEADER_BYTES:
+            self._put_checkpoint(proven)
+
+    # --- appending -----------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> Lsn:
+        """The place behind everything that was put."""
+        return self.buffer.place
+
+    def _checkpoint_bytes(self) -> int:
+        return OVERHEAD + PROOF_BODY.size + 2 + sum(22 + len(name) for name in self._state.positions)
+
+    @property
+    def shown(self) -> Lsn:
+        """The place up to which all groups are durable as a whole."""
+        return self.buffer.shown(self.durable)
+
+    def admit(self, size: int, need: Need) -> None:
+        """Return if a group of so many bytes has room; a container is added for it where none is left.
+
+        Raises DiskFullError, nothing being written, and LogClosedError, DiskFailedError.
+        """
+        self.check_open()
+        each, checkpoint = self.files.container_bytes, self._checkpoint_bytes()
+        kept = kept_back(need, room_of_one(each, checkpoint), self.reserved)
+        while room(each, self.buffer.end, len(self.ahead), checkpoint) - kept < size + SYNC_BYTES:
+            if not self._grow():
+                if not self._state.live:  # the newest is free, too, once the next one is begun
+                    kept = kept_back(Need.DRAIN, 0, self.reserved)
+                    if room(each, self.buffer.end, len(self.ahead), checkpoint) - kept >= size + SYNC_BYTES:
+                        return
+                raise DiskFullError(path=self.files.path)
+
+    def put(self, record_type: int, flags: int, undo_prev: Lsn, body: bytes) -> Lsn:
+        """Put a record behind the others; return its place. Raises DiskFullError where no container can be had.
+
+        A group that ends so is one that was cut off. Raises DiskFailedError, LogClosedError.
+        """
+        size = OVERHEAD + len(body)
+        if self.buffer.end + size + (SYNC_BYTES if self.sync_due else 0) + NEXT_BYTES > self.files.container_bytes:
+            self._roll(size)
+        if self.sync_due:
+            self._prove(self.durable)
+        place = self._put(record_type, flags, undo_prev, body)
+        self.buffer.grouped(place, flags)
+        return place
+
+    def _put(self, record_type: int, flags: int, undo_prev: Lsn, body: bytes) -> Lsn:
+        place = self.buffer.put(record_type, flags, self.epoch, undo_prev, body)
+        if self.buffer.end - self.buffer.written >= self._pending_most:
+            self.write()
+        return place
+
+    def _prove(self, durable: Lsn) -> None:
+        self.sync_due = False
+        self._put(SYNC, 0, Lsn(0), PROOF_BODY.pack(durable, self._clock.now_ms(), self.counter))
+
+    def _put_checkpoint(self, durable: Lsn) -> None:
+        self.sync_due = False
+        now_ms, positions = self._clock.now_ms(), self._state.positions
+        self._put(CHECKPOINT, 0, Lsn(0), encode_checkpoint(durable, now_ms, self.counter, positions))
+
+    def write(self) -> None:
+        """Write what is pending. Raises DiskFailedError."""
+        raw = self.buffer.pending(self.files.container_bytes)
+        if not raw:
+            return
+        try:
+            self.files.file(self.buffer.number).pwrite(raw, self.buffer.written)
+        except OSError as exc:
+            raise self.stop_for(exc, "write") from exc
+        self.buffer.wrote()
+
+    # --- containers ----------------------------------------------------------------------------------
+
+    def _grow(self) -> bool:
+        """Have one more container ahead; False where the disk is full and none is free."""
+        files = self.files
+        try:
+            if not files.free:
+                try:
+                    files.make_free()
+                except OSError as exc:
+                    if exc.errno in DISK_FULL:
+                        logger.warning("No container can be added: the disk is full. path=%s", files.path)
+                        return False
+                    raise
+            number = self.buffer.number + len(self.ahead) + 1
+            base = first_lsn(self._state.lowest(self.buffer.number))
+            files.take(number, epoch=self.epoch, base=base, now_ms=self._clock.now_ms())
+        except OSError as exc:
+            raise self.stop_for(exc, "adding a container") from exc
+        self.ahead.append(number)
+        return True
+
+    def _roll(self, size: int) -> None:
+        """Go on in the next container, for a record of `size` bytes. What is put so far is durable then."""
+        self.check_open()
+        if not self.ahead and not self._grow():
+            raise DiskFullError(path=self.files.path)
+        self._put(NEXT, 0, Lsn(0), NEXT_BODY.pack(self.buffer.number + 1))
+        self.write()
+        try:
+            self.syncs.sync(self.files.file(self.buffer.number))
+        except OSError as exc:
+            raise self.stop_for(exc, "sync") from exc
+        self.durable = self.place
+        self.buffer.go(self.ahead.pop(0))
+        self._put_checkpoint(self.durable)
+        assert self.buffer.end + size + NEXT_BYTES <= self.files.container_bytes, "no record is larger than a container"
+
+    def give_back(self, needed: int) -> None:
+        """Have the containers below `needed` free again, and remove some where many are unused."""
+        files = self.files
+        try:
+            for number in to_give_back(files.in_use[0], min(needed, self.buffer.number)):
+                files.give_back(number)
+            for number in to_remove(len(files.in_use), files.free, self.initial):
+                files.remove(number)
+        except OSError as exc:
+            raise self.stop_for(exc, "giving a container back") from exc
+
+    # --- one sync for many ---------------------------------------------------------------------------
+
+    def commit(self, target: Lsn) -> None:
+        """Return when everything before `target` is durable. The lock is not held."""
+        with self.lock, self:
+            turn = self.commits.take_turn(target)
+        self.commits.wait(turn, target)
+
+    def reach(self, target: int) -> int:
+        """For `GroupCommit` only."""
+        self.check_open()
+        return target
+
+    def may_sync(self, target: int) -> bool:
+        """For `GroupCommit` only."""
+        return True
+
+    def begin_sync(self) -> Sync:
+        """For `GroupCommit` only: write what everybody has put."""
+        self.write()
+        file = self.files.file(self.buffer.number)
+        self._needed = self._state.lowest(self.buffer.number)
+        return Sync(lambda: self.syncs.sync(file), self.place)
+
+    def synced(self, place: int) -> None:
+        """For `GroupCommit` only."""
+        self.commits.over()
+        self.check_open()
+        if place > self.durable:
+            self.durable = Lsn(place)
+            self.sync_due = True
+        self.give_back(self._needed)
+        self.commits.wake(self.durable)
+        self.changed.notify_all()
+        if self.buffer.number != self._tidied:
+            self._tidied = self.buffer.number
+            self.tidy()
+
+    def sync_failed(self, failure: OSError) -> DiskFailedError:
+        """For `GroupCommit` only."""
+        self.commits.over()
+        return self.stop_for(failure, "sync")
+
+    def look_again(self) -> None:
+        """For `GroupCommit` only."""
+        self.commits.drop_broken_off()
+
+    # --- the end -------------------------------------------------------------------------------------
+
+    def end_cleanly(self) -> None:
+        """Say in the log that everything in it is durable. Everything that was put is. Raises as `put`."""
+        with self.lock, self:
+            self.check_open()
+            if self.buffer.end + SYNC_BYTES + NEXT_BYTES > self.files.container_bytes:
+                try:
+                    self._roll(SYNC_BYTES)
+                except DiskFullError:
+                    return  # the next opening finds a whole log all the same
+            self._prove(self.place)
+            self.write()
+            try:
+                self.syncs.sync(self.files.file(self.buffer.number))
+            except OSError as exc:
+                raise self.stop_for(exc, "sync") from exc

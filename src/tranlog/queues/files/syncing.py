@@ -1,0 +1,34 @@
+"""Syncs of a store's containers, one at a time.
+
+The system tells an open file once that bytes of it were lost. Where two threads sync it, one of them is told, and the
+other one must not take its own sync for good.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from tranlog.disk import DiskFile
+
+
+class OneSync:
+    """Syncs files; after one that failed, none is good. Threads: any. `count` is how many there were."""
+
+    __slots__ = ("_failure", "_lock", "count")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failure: OSError | None = None
+        self.count = 0
+
+    def sync(self, file: DiskFile) -> None:
+        """Return when the file's bytes are durable. Raises OSError."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                file.sync()
+            except OSError as exc:
+                self._failure = exc
+                raise
+            self.count += 1

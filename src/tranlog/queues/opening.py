@@ -1,0 +1,137 @@
+"""Opening a message store: the lock, the catalogue, the containers, and what a crash left of them.
+
+Owns the order in which the parts of a store are opened, and letting go of them. Nothing is changed before the lock is
+taken, and nothing that exists before it has been judged.
+
+Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, "Recovery".
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import apsw
+
+from tranlog.clock import Clock
+from tranlog.disk import Disk
+from tranlog.errors import CatalogueError, StoreDamagedError
+from tranlog.log.files.directory import join, make_directory, sign_lock, storage_error, take_lock
+from tranlog.log.files.ownership import OwnedDisk, Ownership
+from tranlog.queues.core import StoreCore
+from tranlog.queues.files.catalogue import Catalogue
+from tranlog.queues.files.containers import ContainerFiles
+from tranlog.queues.files.journal import QueueJournal
+from tranlog.queues.files.recovering import (
+    StoreOpening,
+    StoreRecovery,
+    check_catalogue,
+    create_containers,
+    read_headers,
+    scan_log,
+)
+from tranlog.queues.options import QueueStoreOptions
+from tranlog.queues.rules.records import CATALOGUE_NAME, STORE_ID_BYTES, STORE_LOCK_NAME, container_name
+from tranlog.queues.rules.recovery import next_epoch
+from tranlog.queues.rules.state import QueueState
+from tranlog.queues.transaction import in_doubt, outcome_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedStore:
+    """The parts of an open store."""
+
+    ownership: Ownership
+    clock: Clock
+    files: ContainerFiles
+    catalogue: Catalogue
+    core: StoreCore
+    recovered: StoreRecovery
+
+    def let_go(self) -> None:
+        """Close the files and give the lock back."""
+        self.catalogue.close()
+        self.files.close()
+        self.ownership.release()
+
+
+def open_store(
+    path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, connect: Callable[[str], apsw.Connection]
+) -> OpenedStore:
+    """Take the lock, mend what a crash left, begin an epoch; see `MessageStore.open`."""
+    try:
+        make_directory(path, disk)
+        lock_file = take_lock(path, disk, STORE_LOCK_NAME)
+        ownership = Ownership(path, lock_file, lost=lambda: None, lock_name=STORE_LOCK_NAME)
+        owned = OwnedDisk(disk, ownership)
+        files = ContainerFiles(path, owned, container_bytes=options.container_bytes, store_id=bytes(STORE_ID_BYTES))
+        catalogue = None
+        try:
+            files.list()
+            catalogue = _open_catalogue(files, owned, clock, connect)
+            opened = _recover(files, catalogue, owned, ownership, clock, options)
+            sign_lock(path, owned, STORE_LOCK_NAME)
+        except BaseException:
+            if catalogue is not None:
+                catalogue.close()
+            files.close()
+            ownership.release()
+            raise
+    except OSError as exc:
+        raise storage_error(exc, path) from exc
+    return opened
+
+
+def _open_catalogue(
+    files: ContainerFiles, disk: Disk, clock: Clock, connect: Callable[[str], apsw.Connection]
+) -> Catalogue:
+    path = join(files.path, CATALOGUE_NAME)
+    if files.in_use and not disk.exists(path):
+        raise CatalogueError(path=path, why="it is missing, and there are containers with messages")
+    catalogue = Catalogue(path, connect)
+    try:
+        catalogue.load(None if files.in_use else os.urandom(STORE_ID_BYTES), clock.now_ms())
+    except BaseException:
+        catalogue.close()
+        raise
+    return catalogue
+
+
+def _recover(
+    files: ContainerFiles,
+    catalogue: Catalogue,
+    disk: Disk,
+    ownership: Ownership,
+    clock: Clock,
+    options: QueueStoreOptions,
+) -> OpenedStore:
+    created = catalogue.epoch == 0
+    if created:
+        disk.sync_dir(posixpath.dirname(files.path) or ".")  # its own entry, too
+    if not files.in_use:
+        if not created:
+            why = f"it is missing, and the catalogue was opened in epoch {catalogue.epoch}"
+            raise StoreDamagedError(path=files.path, file=container_name(1), offset=0, why=why)
+        files.store_id = catalogue.store_id
+        create_containers(files, options.initial_containers, now_ms=clock.now_ms())
+    headers = read_headers(files)
+    state = QueueState()
+    scan = scan_log(files, state)
+    check_catalogue(catalogue.path, scan, files, catalogue)
+    journal = QueueJournal(
+        files,
+        clock,
+        ownership,
+        state,
+        initial_containers=options.initial_containers,
+        write_buffers=options.write_buffers,
+    )
+    opening = StoreOpening(disk, clock, files, catalogue, scan, next_epoch(scan, headers, catalogue.epoch))
+    recovered = opening.run(journal, created=created)
+    core = StoreCore(journal, state, catalogue, clock, options.content_bytes)
+    journal.reserved = sum(outcome_bytes(len(one.operations)) for one in in_doubt(core).values())
+    return OpenedStore(
+        ownership=ownership, clock=clock, files=files, catalogue=catalogue, core=core, recovered=recovered
+    )

@@ -1,0 +1,44 @@
+"""How a message store is set up.
+
+Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, "Plugin Options".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tranlog.errors import ConfigError
+from tranlog.queues.rules.records import CONTAINER_BYTES_LEAST, CONTAINER_BYTES_MOST, PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStoreOptions:
+    """Sizes of a store. Those of containers only matter for a new one: a store that exists keeps its own.
+
+    `container_bytes`: of each container, a multiple of 4,096. `initial_containers`: how many a new store has, and
+    below how many it never goes. `write_buffers`: so many pending buffers of 64 KiB are written without waiting for a
+    commit. `content_bytes`: how much content of waiting messages is kept in memory; the rest is read back.
+    `ack_sync_s`: acknowledgements that nobody waits for are durable after so many seconds; None: with the next sync.
+    """
+
+    container_bytes: int = 1 << 20
+    initial_containers: int = 2
+    write_buffers: int = 10
+    content_bytes: int = 128 << 20
+    ack_sync_s: float | None = 0.05
+
+    def check(self) -> None:
+        """Raise ConfigError for a value that is none."""
+        for name, least, most in (
+            ("container_bytes", CONTAINER_BYTES_LEAST, CONTAINER_BYTES_MOST),
+            ("initial_containers", 2, 1 << 20),
+            ("write_buffers", 1, 1 << 14),
+            ("content_bytes", 0, 1 << 50),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not least <= value <= most:
+                raise ConfigError(option=name, value=value, why=f"it has to be {least} to {most}")
+        if self.container_bytes % PAGE_BYTES:
+            raise ConfigError(
+                option="container_bytes", value=self.container_bytes, why=f"it has to be a multiple of {PAGE_BYTES}"
+            )

@@ -1,0 +1,1 @@
+"""What decides: bytes in, values out; no disk, no clock, no lock."""

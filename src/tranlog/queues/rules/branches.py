@@ -1,0 +1,148 @@
+"""Distributed transactions before they are prepared: who works in which branch, and what may be asked of it when.
+
+Owns the order of the calls. What a branch has done is `transaction`'s, what a prepared one becomes is the log's. The
+hard idea: several sessions may work in one branch, and nothing is decided before each has ended its part.
+
+Source: The XA Specification, "State tables"; PEP 249, "Optional Two-Phase Commit Extensions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from tranlog.queues.rules.records import XID_BYTES_MOST
+
+W = TypeVar("W")
+
+TIMEOUT_S = 60.0
+TIMEOUT_MOST_S = 86_400.0
+
+
+class CallRefused(Exception):
+    """A call that the branch's state does not allow."""
+
+
+class Branch(Generic[W]):
+    """A branch that is not prepared. `sessions`: those that work in it; True while one has suspended its part.
+
+    `doomed`: why it can only be rolled back; empty while it can be committed.
+    """
+
+    __slots__ = ("begun_at", "doomed", "sessions", "timeout_s", "work", "xid")
+
+    def __init__(self, xid: bytes, work: W, begun_at: float) -> None:
+        self.xid = xid
+        self.work = work
+        self.begun_at = begun_at
+        self.timeout_s = TIMEOUT_S
+        self.doomed = ""
+        self.sessions: dict[Hashable, bool] = {}
+
+
+class Branches(Generic[W]):
+    """The branches that are not prepared, by xid. Times are seconds that never go back."""
+
+    def __init__(self) -> None:
+        self._branches: dict[bytes, Branch[W]] = {}
+
+    def find(self, xid: bytes) -> Branch[W] | None:
+        """Return one that is there."""
+        return self._branches.get(xid)
+
+    def _known(self, xid: bytes) -> Branch[W]:
+        found = self._branches.get(xid)
+        if found is None:
+            raise CallRefused("it is not known")
+        return found
+
+    def begin(self, session: Hashable, xid: bytes, work: W, *, now: float, prepared: bool) -> Branch[W]:
+        """Begin a branch and work in it. `prepared`: one of that xid waits for its outcome."""
+        if not 0 < len(xid) <= XID_BYTES_MOST:
+            raise CallRefused(f"an xid has 1 to {XID_BYTES_MOST} bytes, not {len(xid)}")
+        if prepared or xid in self._branches:
+            raise CallRefused("it is known already; join it, or decide it first")
+        self._free(session)
+        made = self._branches[xid] = Branch(xid, work, now)
+        made.sessions[session] = False
+        return made
+
+    def join(self, session: Hashable, xid: bytes) -> Branch[W]:
+        """Work in a branch that another session has begun."""
+        found = self._known(xid)
+        self._free(session)
+        if session in found.sessions:
+            raise CallRefused("this session works in it already; resume it")
+        found.sessions[session] = False
+        return found
+
+    def resume(self, session: Hashable, xid: bytes) -> Branch[W]:
+        """Work again in a branch that this session has suspended."""
+        found = self._known(xid)
+        self._free(session)
+        if found.sessions.get(session) is not True:
+            raise CallRefused("this session has not suspended it")
+        found.sessions[session] = False
+        return found
+
+    def _free(self, session: Hashable) -> None:
+        at = self.current(session)
+        if at is not None:
+            raise CallRefused(f"the session works in {at.xid!r}; end that first")
+
+    def current(self, session: Hashable) -> Branch[W] | None:
+        """Return the branch in which a session works."""
+        for branch in self._branches.values():
+            if branch.sessions.get(session) is False:
+                return branch
+        return None
+
+    def end(self, session: Hashable, xid: bytes, *, suspend: bool, fail: bool) -> None:
+        """End a session's part of a branch, for now or for good; with `fail` it can only be rolled back."""
+        found = self._known(xid)
+        if session not in found.sessions:
+            raise CallRefused("this session does not work in it")
+        if suspend:
+            if found.sessions[session]:
+                raise CallRefused("this session has suspended it already")
+            found.sessions[session] = True
+            return
+        if fail:
+            found.doomed = found.doomed or "a session ended it as failed"
+        del found.sessions[session]
+
+    def leave(self, session: Hashable) -> None:
+        """End a session: what it works in, or has suspended, can only be rolled back."""
+        for branch in self._branches.values():
+            if branch.sessions.pop(session, None) is not None:
+                branch.doomed = branch.doomed or "a session that worked in it was closed"
+
+    def to_decide(self, xid: bytes, *, commit: bool) -> Branch[W]:
+        """Return a branch whose sessions have all ended their part, for prepare and one-phase commit, or rollback."""
+        found = self._known(xid)
+        if found.sessions:
+            raise CallRefused(f"{len(found.sessions)} sessions work in it; end their part first")
+        if commit and found.doomed:
+            raise CallRefused(f"it can only be rolled back: {found.doomed}")
+        return found
+
+    def forget(self, xid: bytes) -> None:
+        """Forget one that is prepared or over."""
+        self._branches.pop(xid, None)
+
+    def set_timeout(self, xid: bytes, seconds: float) -> None:
+        """Have a branch end by itself after so many seconds."""
+        if not 0 < seconds <= TIMEOUT_MOST_S:
+            raise CallRefused(f"a timeout is above 0 and at most {TIMEOUT_MOST_S:.0f} seconds, not {seconds}")
+        self._known(xid).timeout_s = seconds
+
+    def timeout(self, xid: bytes) -> float:
+        """Return after how many seconds a branch ends by itself."""
+        return self._known(xid).timeout_s
+
+    def expire(self, now: float) -> list[W]:
+        """Doom the branches whose time is over; return their work, which is to be undone."""
+        over = [one for one in self._branches.values() if now - one.begun_at > one.timeout_s and not one.doomed]
+        for branch in over:
+            branch.doomed = f"its {branch.timeout_s:g} seconds were over"
+        return [branch.work for branch in over]

@@ -1,0 +1,74 @@
+"""What was put behind a store's log and is not written yet, and the places that it has.
+
+Owns the place of each record in the newest container, and where groups begin and end. The hard idea: a group may be in
+two containers, of which the first is durable earlier; until all of it is, nothing of it is shown.
+"""
+
+from __future__ import annotations
+
+from tranlog.ids import Lsn, lsn, lsn_segment
+from tranlog.queues.rules.records import FIRST, HEADER_BYTES, encode
+
+_END = bytes(4)
+"""A record_length of 0: what stands behind the last record."""
+
+
+class RecordBuffer:
+    """The end of the newest container, `number`. The store's lock guards it.
+
+    `end` is the offset behind everything, `written` behind what is written.
+    """
+
+    __slots__ = ("_group", "_pieces", "_spanning", "end", "number", "written")
+
+    def __init__(self, number: int, end: int) -> None:
+        self._group = Lsn(0)  # where the last group begins
+        self._spanning = (Lsn(0), Lsn(0))  # begin and end of the last one that is in more than one container
+        self._pieces: list[bytes] = []
+        self.go(number, end)
+
+    def go(self, number: int, end: int = HEADER_BYTES) -> None:
+        """Go on in a container; nothing is pending."""
+        self.number = number
+        self.end = self.written = end
+
+    @property
+    def place(self) -> Lsn:
+        """The place behind everything."""
+        return lsn(self.number, self.end)
+
+    @property
+    def unwritten(self) -> Lsn:
+        """The place from which on nothing is written."""
+        return lsn(self.number, self.written)
+
+    def put(self, record_type: int, flags: int, epoch: int, undo_prev: Lsn, body: bytes) -> Lsn:
+        """Put a record that has room; return its place."""
+        place = lsn(self.number, self.end)
+        raw = encode(record_type, flags, epoch, place, undo_prev, body)
+        self._pieces.append(raw)
+        self.end += len(raw)
+        return place
+
+    def grouped(self, place: Lsn, flags: int) -> None:
+        """Take note that the record put last, at `place`, belongs to a group."""
+        if flags & FIRST:
+            self._group = place
+        elif lsn_segment(self._group) != self.number:
+            self._spanning = self._group, self.place
+
+    def shown(self, durable: Lsn) -> Lsn:
+        """Return up to where all groups are durable as a whole."""
+        begin, end = self._spanning
+        return begin if begin < durable < end else durable
+
+    def pending(self, container_bytes: int) -> bytes:
+        """Return what is to be written at `written`, with the end behind it; empty for nothing."""
+        if not self._pieces:
+            return b""
+        return b"".join(self._pieces) + _END[: container_bytes - self.end]
+
+    def wrote(self) -> None:
+        """Take note that it is written."""
+        self._pieces.clear()
+        self.written = self.end

@@ -1,0 +1,85 @@
+"""Containers as numbers: which are given back, which go, and how much room the others have.
+
+Owns these decisions; the files are `files.containers`'s. The hard idea: the last container that can be had is kept
+for those who make room, so a full disk stops publishers and lets consumers drain.
+
+Source: docs/format.md, "Groups, order, what a recovery believes"; Design for Hybrid SQL/CLFS-Based Store in Qpid,
+"CLFS Capabilities".
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from tranlog.queues.rules.records import HEADER_BYTES, NEXT_BYTES, OVERHEAD, PROOF_BODY
+
+LEAST_KEPT = 3
+"""So many containers are never removed."""
+
+
+class Need(enum.Enum):
+    """What room is asked for."""
+
+    PUBLISH = enum.auto()
+    """It adds to the store: refused while the last container that can be had is not there to spare."""
+    DRAIN = enum.auto()
+    """It makes room, as an acknowledgement does."""
+    OUTCOME = enum.auto()
+    """It decides what is prepared, and has its room reserved."""
+
+
+def room(container_bytes: int, end: int, ahead: int, checkpoint: int) -> int:
+    """Return how many bytes of records fit: behind `end` of the newest container, and in so many ahead of it.
+
+    `checkpoint`: bytes of the record that begins each container.
+    """
+    here = container_bytes - end - NEXT_BYTES
+    return max(here, 0) + ahead * room_of_one(container_bytes, checkpoint)
+
+
+def room_of_one(container_bytes: int, checkpoint: int) -> int:
+    """Return how many bytes of records fit into an empty container."""
+    return container_bytes - HEADER_BYTES - NEXT_BYTES - checkpoint
+
+
+def kept_back(need: Need, container_room: int, outcomes: int) -> int:
+    """Return how many bytes have to stay for others. `outcomes`: what the outcomes of all prepared ones take."""
+    match need:
+        case Need.PUBLISH:
+            return container_room + outcomes
+        case Need.DRAIN:
+            return outcomes
+        case Need.OUTCOME:
+            return 0
+
+
+def largest_section(container_bytes: int, wanted: int) -> int:
+    """Return how much content one record holds: `wanted`, or a fair part of a small container."""
+    return min(wanted, (container_bytes - HEADER_BYTES) // 3)
+
+
+def to_be_emptied(full: int, live_bytes: int, container_bytes: int, initial: int) -> bool:
+    """Whether what is left in the oldest container is to be moved: of many that are full not half is needed."""
+    return full >= max(initial, LEAST_KEPT) and 2 * live_bytes < full * (container_bytes - HEADER_BYTES)
+
+
+def to_give_back(lowest: int, needed: int) -> range:
+    """Return the numbers of the containers that are not needed any more, lowest first."""
+    return range(lowest, needed)
+
+
+def to_remove(in_use: int, free: Sequence[int], initial: int) -> list[int]:
+    """Return the free containers that go: while there are more than at the start, and half of them are unused.
+
+    Three stay in any case: one that is written, one ahead of it, and one to be emptied.
+    """
+    gone: list[int] = []
+    rest = sorted(free)
+    while in_use + len(rest) > max(initial, LEAST_KEPT) and 2 * len(rest) >= in_use + len(rest):
+        gone.append(rest.pop())
+    return gone
+
+
+SYNC_BYTES = OVERHEAD + PROOF_BODY.size
+"""Of a Sync record."""

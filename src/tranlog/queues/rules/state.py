@@ -1,0 +1,412 @@
+"""What the records of a store add up to: messages, their places on queues, transactions without outcome, positions.
+
+Owns the effect of each record, the same when it is written and when it is recovered, and the count of what each
+container still holds. The hard idea: what a transaction did to a message is noted at the place itself, so an outcome
+is one record, and a place that a transaction is at is nobody else's.
+
+Source: docs/format.md, "Bodies"; Design for Hybrid SQL/CLFS-Based Store in Qpid, "In-Memory Objects".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+
+from tranlog.ids import Lsn, lsn_segment, lsn_text
+from tranlog.queues.rules import records
+from tranlog.queues.rules.records import PART_FORGOTTEN, NamedPosition, QueueRecord
+
+NO_LSN = Lsn(0)
+
+
+class Contradiction(Exception):
+    """A record that contradicts those before it."""
+
+
+class QueuePlace:
+    """A message on a queue. `enqueuing`, `dequeuing`: the undecided transaction that puts it there, or takes it."""
+
+    __slots__ = ("attempts", "dequeuing", "enqueued", "enqueuing", "expires_at", "priority", "queue_id", "visible")
+
+    def __init__(
+        self, queue_id: int, visible: Lsn, enqueued: Lsn, expires_at: int, priority: int, attempts: int = 0
+    ) -> None:
+        self.queue_id = queue_id
+        self.visible = visible
+        self.enqueued = enqueued
+        self.expires_at = expires_at
+        self.priority = priority
+        self.attempts = attempts
+        self.enqueuing = NO_LSN
+        self.dequeuing = NO_LSN
+
+    @property
+    def order(self) -> tuple[Lsn, Lsn]:
+        """What a queue is ordered by."""
+        return self.visible, self.enqueued
+
+    @property
+    def free(self) -> bool:
+        """Whether no transaction is at it."""
+        return not (self.enqueuing or self.dequeuing)
+
+
+class Message:
+    """A message in the log. `id` is the LSN of its Start, `stands` that or the LSN of its last Move.
+
+    `got`: bytes of header and content that are there, of `total_length`. `chunks`: where those behind the first
+    section stand. `content`: header and content, as far as they are kept in memory.
+    """
+
+    __slots__ = ("chunks", "content", "got", "header_length", "id", "places", "stands", "stored_at", "total_length")
+
+    def __init__(self, message_id: Lsn, stored_at: int, header_length: int, total_length: int) -> None:
+        self.id = message_id
+        self.stands = message_id
+        self.stored_at = stored_at
+        self.header_length = header_length
+        self.total_length = total_length
+        self.got = 0
+        self.chunks: list[Lsn] | None = None
+        self.places: tuple[QueuePlace, ...] = ()
+        self.content: bytes | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its content is there."""
+        return self.got == self.total_length
+
+    def leave(self, place: QueuePlace) -> None:
+        """Take it off a place."""
+        self.places = tuple(one for one in self.places if one is not place)
+
+    def place_on(self, queue_id: int) -> QueuePlace | None:
+        """Return its place on a queue."""
+        for place in self.places:
+            if place.queue_id == queue_id:
+                return place
+        return None
+
+
+class QueueTransaction:
+    """A transaction without outcome. `id` is the LSN of its start, `xid` empty for a local one.
+
+    `operations`: the messages and places that it touches, in order; True for what it puts there.
+    """
+
+    __slots__ = ("id", "operations", "prepared", "started", "xid")
+
+    def __init__(self, transaction_id: Lsn, xid: bytes = b"", *, started: bool = False) -> None:
+        self.id = transaction_id
+        self.xid = xid
+        self.prepared = False
+        self.started = started
+        self.operations: list[tuple[Message, QueuePlace, bool]] = []
+
+
+class QueueState:
+    """Everything that the log says. One thread at a time; the store's lock guards it."""
+
+    def __init__(self) -> None:
+        self.messages: dict[Lsn, Message] = {}
+        self.transactions: dict[Lsn, QueueTransaction] = {}
+        """Those without outcome."""
+        self.positions: dict[bytes, NamedPosition] = {}
+        self.live: Counter[int] = Counter()
+        """By container: messages that stand there, and undecided transactions that began there."""
+        self.live_bytes = 0
+        """Of header and content of all messages."""
+
+    # --- space ---------------------------------------------------------------------------------------
+
+    def lowest(self, otherwise: int) -> int:
+        """Return the number of the lowest container that is still needed."""
+        return min(self.live, default=otherwise)
+
+    def pinning(self, number: int) -> tuple[list[Message], list[Message], list[QueueTransaction]]:
+        """Return what stands in a container: messages that can be moved, those that cannot, undecided transactions."""
+        movable: list[Message] = []
+        fixed: list[Message] = []
+        for message in self.messages.values():
+            if lsn_segment(message.stands) == number:
+                free = message.complete and message.places and all(place.free for place in message.places)
+                (movable if free else fixed).append(message)
+        started = (one for one in self.transactions.values() if one.started)
+        return movable, fixed, [one for one in started if lsn_segment(one.id) == number]
+
+    def _hold(self, place: Lsn) -> None:
+        self.live[lsn_segment(place)] += 1
+
+    def _let_go(self, place: Lsn) -> None:
+        number = lsn_segment(place)
+        self.live[number] -= 1
+        if not self.live[number]:
+            del self.live[number]
+
+    # --- messages ------------------------------------------------------------------------------------
+
+    def start(self, place: Lsn, stored_at: int, header_length: int, total_length: int, size: int) -> Message:
+        """Begin a message with `size` bytes of it."""
+        if size == total_length:
+            size = total_length  # one object of the two, for each message that waits
+        message = self.messages[place] = Message(place, stored_at, header_length, total_length)
+        self.live_bytes += total_length
+        self._hold(place)
+        self._add(message, size)
+        return message
+
+    def chunk(self, place: Lsn, message_id: Lsn, at: int, size: int) -> None:
+        """Add the next bytes of a message."""
+        message = self.messages.get(message_id)
+        if message is None:
+            return
+        if at != message.got:
+            raise Contradiction(f"a Chunk at byte {at} of message {lsn_text(message_id)}, which has {message.got}")
+        if message.chunks is None:
+            message.chunks = []
+        message.chunks.append(place)
+        self._add(message, size)
+
+    def _add(self, message: Message, size: int) -> None:
+        message.got = message.got + size if message.got else size
+        if message.got > message.total_length:
+            raise Contradiction(f"message {lsn_text(message.id)} is longer than the {message.total_length} it said")
+
+    def enqueue(
+        self, place: Lsn, message_id: Lsn, queue_id: int, transaction: Lsn, expires_at: int, priority: int
+    ) -> QueuePlace | None:
+        """Put a message on a queue; None where the message is gone."""
+        message = self.messages.get(message_id)
+        if message is None:
+            return None
+        if message.place_on(queue_id) is not None:
+            raise Contradiction(f"message {lsn_text(message_id)} is put on queue {queue_id} twice")
+        found = QueuePlace(queue_id, place, place, expires_at, priority)
+        message.places += (found,)
+        if transaction:
+            found.enqueuing = transaction
+            self._transaction(transaction).operations.append((message, found, True))
+        return found
+
+    def dequeue(self, message_id: Lsn, queue_id: int, transaction: Lsn) -> None:
+        """Take a message off a queue, or note that a transaction does."""
+        message = self.messages.get(message_id)
+        place = None if message is None else message.place_on(queue_id)
+        if message is None or place is None:
+            return
+        if not transaction:
+            message.leave(place)
+            return
+        if not place.free:
+            raise Contradiction(f"two transactions take message {lsn_text(message_id)} off queue {queue_id}")
+        place.dequeuing = transaction
+        self._transaction(transaction).operations.append((message, place, False))
+
+    def delete(self, message_id: Lsn) -> None:
+        """End a message."""
+        message = self.messages.pop(message_id, None)
+        if message is not None:
+            self.live_bytes -= message.total_length
+            self._let_go(message.stands)
+
+    def move(self, place: Lsn, message: Message, size: int) -> None:
+        """Have a message stand at `place`, with its first `size` bytes; its Chunks follow."""
+        known = self.messages.get(message.id)
+        if known is None:
+            known = self.messages[message.id] = message
+            self.live_bytes += message.total_length
+        else:
+            self._let_go(known.stands)
+        known.stands = place
+        known.chunks = None
+        known.got = 0
+        self._hold(place)
+        self._add(known, size)
+
+    def attempt(self, message_id: Lsn, queue_id: int, attempts: int) -> None:
+        """Note how often a message came back to a queue."""
+        message = self.messages.get(message_id)
+        place = None if message is None else message.place_on(queue_id)
+        if place is not None:
+            place.attempts = attempts
+
+    # --- transactions --------------------------------------------------------------------------------
+
+    def begin(self, place: Lsn, xid: bytes = b"") -> QueueTransaction:
+        """Begin a transaction."""
+        made = self.transactions[place] = QueueTransaction(place, xid, started=True)
+        self._hold(place)
+        return made
+
+    def _transaction(self, transaction: Lsn) -> QueueTransaction:
+        """Return one that has no outcome yet; where its start is not there, it began below the base."""
+        found = self.transactions.get(transaction)
+        if found is None:
+            found = self.transactions[transaction] = QueueTransaction(transaction)
+        return found
+
+    def prepare(self, transaction: Lsn) -> None:
+        """Have a transaction wait for its outcome, whatever comes."""
+        self._transaction(transaction).prepared = True
+
+    def _decide(self, transaction: Lsn) -> list[tuple[Message, QueuePlace, bool]]:
+        found = self.transactions.pop(transaction, None)
+        if found is None:
+            return []
+        if found.started:
+            self._let_go(transaction)
+        return found.operations
+
+    def commit(self, place: Lsn, transaction: Lsn) -> list[tuple[Message, QueuePlace]]:
+        """Carry a transaction out; return what became visible."""
+        shown = []
+        for message, on, puts in self._decide(transaction):
+            if on not in message.places:  # its queue was deleted meanwhile
+                continue
+            if puts:
+                on.enqueuing, on.visible = NO_LSN, place
+                shown.append((message, on))
+            else:
+                message.leave(on)
+        return shown
+
+    def roll_back(self, transaction: Lsn) -> list[tuple[Message, QueuePlace]]:
+        """Take a transaction back; return what is free again."""
+        freed = []
+        for message, on, puts in self._decide(transaction):
+            if on not in message.places:
+                continue
+            if puts:
+                message.leave(on)
+            else:
+                on.dequeuing = NO_LSN
+                freed.append((message, on))
+        return freed
+
+    # --- recovery ------------------------------------------------------------------------------------
+
+    def stand(self, name: bytes, position: NamedPosition) -> None:
+        """Note where a producer stands, or forget it."""
+        if position.part == PART_FORGOTTEN:
+            self.positions.pop(name, None)
+        else:
+            self.positions[name] = position
+
+    def abort_open(self) -> list[Lsn]:
+        """Roll back what has neither outcome nor Prepare; return their ids."""
+        found = [one.id for one in self.transactions.values() if not one.prepared]
+        for transaction in found:
+            self.roll_back(transaction)
+        return found
+
+    def drop_unknown(self, queues: Collection[int]) -> list[tuple[Message, int]]:
+        """Take messages off queues that are not among these; return each message and queue."""
+        dropped = []
+        for message in self.messages.values():
+            if any(place.queue_id not in queues for place in message.places):
+                dropped += [(message, one.queue_id) for one in message.places if one.queue_id not in queues]
+                message.places = tuple(place for place in message.places if place.queue_id in queues)
+        return dropped
+
+    def homeless(self) -> list[Message]:
+        """Return the messages that are on no queue, or not complete."""
+        return [one for one in self.messages.values() if not (one.places and one.complete)]
+
+    def apply(self, record: QueueRecord, section: int) -> None:
+        """Apply a record of a whole group. `section`: bytes of content in it, which its body here may lack.
+
+        Raises Contradiction.
+        """
+        apply = _APPLY.get(record.record_type)
+        if apply is not None:
+            apply(self, record, section)
+
+
+def _start(state: QueueState, record: QueueRecord, section: int) -> None:
+    kind, stored_at, header_length, total_length = records.START_BODY.unpack_from(record.body)
+    if kind:
+        raise Contradiction(f"a Start of kind {kind}, which this release does not know")
+    state.start(record.lsn, stored_at, header_length, total_length, section)
+
+
+def _chunk(state: QueueState, record: QueueRecord, section: int) -> None:
+    state.chunk(record.lsn, record.undo_prev, records.CHUNK_BODY.unpack_from(record.body)[0], section)
+
+
+def _enqueue(state: QueueState, record: QueueRecord, section: int) -> None:
+    queue_id, transaction, expires_at, priority = records.ENQUEUE_BODY.unpack(record.body)
+    state.enqueue(record.lsn, record.undo_prev, queue_id, Lsn(transaction), expires_at, priority)
+
+
+def _dequeue(state: QueueState, record: QueueRecord, section: int) -> None:
+    queue_id, transaction, _ = records.DEQUEUE_BODY.unpack(record.body)
+    state.dequeue(record.undo_prev, queue_id, Lsn(transaction))
+
+
+def _move(state: QueueState, record: QueueRecord, section: int) -> None:
+    stored_at, header_length, total_length, count = records.MOVE_BODY.unpack_from(record.body)
+    message = Message(record.undo_prev, stored_at, header_length, total_length)
+    for number in range(count):
+        at = records.MOVE_BODY.size + number * records.MOVE_PLACE.size
+        queue_id, visible, enqueued, *rest = records.MOVE_PLACE.unpack_from(record.body, at)
+        message.places += (QueuePlace(queue_id, Lsn(visible), Lsn(enqueued), *rest),)
+    state.move(record.lsn, message, section)
+
+
+def _attempt(state: QueueState, record: QueueRecord, section: int) -> None:
+    state.attempt(record.undo_prev, *records.ATTEMPT_BODY.unpack(record.body))
+
+
+def _position(state: QueueState, record: QueueRecord, section: int) -> None:
+    for name, position in positions_of(record).items():
+        state.stand(name, position)
+
+
+_APPLY: dict[int, Callable[[QueueState, QueueRecord, int], object]] = {
+    records.POSITION: _position,
+    records.START: _start,
+    records.CHUNK: _chunk,
+    records.ENQUEUE: _enqueue,
+    records.DEQUEUE: _dequeue,
+    records.DELETE: lambda state, record, _: state.delete(record.undo_prev),
+    records.MOVE: _move,
+    records.ATTEMPT: _attempt,
+    records.DTX_START: lambda state, record, _: state.begin(record.lsn, bytes(record.body)),
+    records.TX_START: lambda state, record, _: state.begin(record.lsn),
+    records.PREPARE: lambda state, record, _: state.prepare(record.undo_prev),
+    records.COMMIT: lambda state, record, _: state.commit(record.lsn, record.undo_prev),
+    records.ROLLBACK: lambda state, record, _: state.roll_back(record.undo_prev),
+}
+"""What a record does; End and the transaction's Delete change nothing that the outcome has not."""
+
+
+def section_start(record: QueueRecord) -> int | None:
+    """Return where in a record's body its section begins; None for one without."""
+    match record.record_type:
+        case records.START:
+            return records.START_BODY.size
+        case records.CHUNK:
+            return records.CHUNK_BODY.size
+        case records.MOVE:
+            count = records.MOVE_BODY.unpack_from(record.body)[3]
+            return records.MOVE_BODY.size + int(count) * records.MOVE_PLACE.size
+        case _:
+            return None
+
+
+def positions_of(record: QueueRecord) -> dict[bytes, NamedPosition]:
+    """Return the positions in a Position or a Checkpoint. Raises Contradiction."""
+    try:
+        return records.parse_positions(record.body, record.record_type)
+    except ValueError as exc:
+        raise Contradiction(str(exc)) from exc
+
+
+def in_order(messages: Iterable[Message]) -> dict[int, list[Message]]:
+    """Return by queue what waits on it, in its order; nothing that a transaction is at."""
+    rows: dict[int, list[tuple[tuple[Lsn, Lsn], Message]]] = {}
+    for message in messages:
+        for place in message.places:
+            if place.free:
+                rows.setdefault(place.queue_id, []).append((place.order, message))
+    return {queue: [one for _, one in sorted(row, key=lambda one: one[0])] for queue, row in rows.items()}

@@ -1,0 +1,386 @@
+"""The message store: durable queues in a log, opened by one process at a time, for any number of threads.
+
+Owns opening and closing, names, waiting, and when a call returns: once what it asked for is durable. How an operation
+becomes records is `core`'s, what a crash left is judged by `rules.recovery`.
+
+Source: Design for Hybrid SQL/CLFS-Based Store in Qpid; docs/format.md, "The message store".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import apsw
+
+from tranlog.clock import Clock, SystemClock
+from tranlog.disk import Disk, OsDisk
+from tranlog.errors import DeclaredOtherwiseError, TransactionStateError, UnknownQueueError
+from tranlog.ids import Lsn
+from tranlog.log.files.directory import directory_of
+from tranlog.log.writing.flushing import Flushing
+from tranlog.queues.core import Delivery, StoreCore
+from tranlog.queues.definitions import StoreDefinitions
+from tranlog.queues.opening import OpenedStore, open_store
+from tranlog.queues.options import QueueStoreOptions
+from tranlog.queues.publishing import MessagePublishing
+from tranlog.queues.rules.branches import Branches, CallRefused
+from tranlog.queues.rules.containers import Need
+from tranlog.queues.rules.records import (
+    ACKED,
+    PART_FORGOTTEN,
+    POSITION_BYTES_MOST,
+    PRODUCER_BYTES_MOST,
+    REJECTED,
+    WHOLE,
+    NamedPosition,
+    ProducerStep,
+)
+from tranlog.queues.rules.routing import DEFAULT_EXCHANGE
+from tranlog.queues.transaction import BranchSession, StoreTransaction, TransactionWork, decide, in_doubt
+
+
+class Pinned(NamedTuple):
+    """What stands in the oldest container and cannot be moved: `what` is "message", "branch" or "transaction".
+
+    A message is on its way in, or a transaction without outcome touches it; a branch is in doubt: decide it.
+    `age_ms` is None where nothing says it. `held_bytes`: of the containers behind it.
+    """
+
+    what: str
+    id: Lsn
+    xid: bytes
+    queues: tuple[str, ...]
+    age_ms: int | None
+    held_bytes: int
+
+
+_LOOK_S = 0.5
+"""Whoever waits for a message looks so often whether the store was closed."""
+
+
+class MessageStore(StoreDefinitions):
+    """An open store. Threads: any number, for every method.
+
+    Methods raise LogClosedError once it is closed, DiskFailedError where a write or a sync fails, which closes it, and
+    DiskFullError where there is no room for more: then messages can still be taken and answered.
+    """
+
+    def __init__(self, opened: OpenedStore) -> None:
+        """For `open` only."""
+        self.path = opened.files.path
+        self.recovered = opened.recovered
+        self._opened = opened
+        self._clock = opened.clock
+        self._files = opened.files
+        super().__init__(opened.core)
+        self._publishing = MessagePublishing(opened.core)
+        self._branches: Branches[TransactionWork] = Branches()
+        self._flushing: Flushing | None = None
+        self._closed = False
+
+    # --- opening and closing -------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        options: QueueStoreOptions | None = None,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        connect: Callable[[str], apsw.Connection] = apsw.Connection,
+    ) -> Self:
+        """Take the lock, mend what a crash left, begin an epoch. A new store is created; its parent has to exist.
+
+        `connect` opens the catalogue by its path. Raises LogLockedError, StoreDamagedError, CatalogueError,
+        LogMissingError, LogUnreadableError, DiskFullError, DiskFailedError, ConfigError: a store that cannot be
+        opened as it was left is not opened.
+        """
+        options = QueueStoreOptions() if options is None else options
+        options.check()
+        disk = OsDisk() if disk is None else disk
+        clock = SystemClock() if clock is None else clock
+        store = cls(open_store(directory_of(path), options, disk, clock, connect))
+        if options.ack_sync_s is not None:
+            store._flushing = Flushing(store._sync_acks, interval_s=options.ack_sync_s, name=store.path)
+            store._flushing.start()
+        return store
+
+    def close(self) -> None:
+        """Make everything durable and end. What is held is on its queues when the store is opened again.
+
+        Twice is harmless. Raises what writing raises; the store is closed then, too.
+        """
+        with self._journal.lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._flushing is not None:
+            self._flushing.stop()
+            self._flushing.join()
+        try:
+            if self._journal.is_open:
+                self.sync()
+                self._journal.end_cleanly()
+        finally:
+            with self._journal.lock:
+                if self._journal.is_open:
+                    self._journal.stop()
+            self._opened.let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sync_acks(self) -> None:
+        with self._journal.lock:
+            behind = self._journal.durable < self._journal.place
+        if behind:
+            self.sync()
+
+    # --- looking, purging ----------------------------------------------------------------------------
+
+    def pinned(self) -> list[Pinned]:
+        """Return what keeps the oldest container from being emptied, and so every container behind it."""
+        with self._journal.lock:
+            state, newest = self._core.state, self._journal.buffer.number
+            lowest = state.lowest(newest)
+            _, messages, undecided = state.pinning(lowest)
+            held_bytes = (newest - lowest) * self._files.container_bytes
+            names = {queue.id: queue.name for queue in self._catalogue.queues.values()}
+            now_ms = self._clock.now_ms()
+            found = [
+                Pinned("branch" if one.xid else "transaction", one.id, one.xid, (), None, held_bytes)
+                for one in undecided
+            ]
+            for one in messages:
+                queues = tuple(names.get(place.queue_id, "") for place in one.places)
+                found.append(Pinned("message", one.id, b"", queues, now_ms - one.stored_at, held_bytes))
+            return found
+
+    def purge(self, queue: str) -> int:
+        """Take off a queue what waits on it; return how many messages that were. Raises UnknownQueueError."""
+        with self._journal.lock, self._journal:
+            self._journal.check_open()
+            count = self._core.clear(self._catalogue.queue(queue).id)
+        self.sync()
+        return count
+
+    # --- publishing ----------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        content: bytes | Iterable[bytes | memoryview],
+        *,
+        queues: Sequence[str] | None = None,
+        exchange: str = DEFAULT_EXCHANGE,
+        key: str = "",
+        headers: Mapping[str, object] | None = None,
+        length: int | None = None,
+        header: bytes = b"",
+        expires_at: int = 0,
+        priority: int = 0,
+        wait: bool = True,
+    ) -> Lsn | None:
+        """Put a message on all of these queues or on none; return its id, once that is durable.
+
+        Without `queues` those to which `route` leads by exchange, key and headers; None where that is none. They are
+        not kept with the message: what a consumer is to know of them stands in its `header`.
+
+        A message that is first on its queue at `expires_at`, ms since 1970, or later is dropped; 0 is never. `priority`
+        is for consumers alone.
+        Content in parts needs its `length` in bytes. Without `wait` it is durable with the next sync, and `sync` waits
+        for that. Raises UnknownQueueError, ValueError where the parts are not as long as they were said to be.
+        """
+        if queues is None:
+            queues = self.route(exchange, key, headers)
+            if not queues:
+                return None
+        message = self._publishing.publish(content, queues, length, header, expires_at, priority)
+        assert message is not None, "only publish_once has seen a message before"
+        if wait:
+            self.sync()
+        return message.id
+
+    def publish_once(
+        self,
+        name: str,
+        number: int,
+        content: bytes | Iterable[bytes | memoryview],
+        *,
+        queues: Sequence[str] | None = None,
+        exchange: str = DEFAULT_EXCHANGE,
+        key: str = "",
+        headers: Mapping[str, object] | None = None,
+        length: int | None = None,
+        header: bytes = b"",
+        expires_at: int = 0,
+        priority: int = 0,
+    ) -> Lsn | None:
+        """Publish number `number` of the producer `name`, once, over crashes of either side; durable when it returns.
+
+        Numbers rise: one that is not above all before it was there before, which is what None says; or it leads to
+        no queue. Raises as `publish`, DeclaredOtherwiseError for a name that can be none, ValueError for a number.
+        """
+        raw = name.encode()
+        if not 0 < len(raw) <= PRODUCER_BYTES_MOST:
+            why = f"its name has {len(raw)} bytes, not 1 to {PRODUCER_BYTES_MOST}"
+            raise DeclaredOtherwiseError(what=f"producer {name!r}", why=why)
+        if not 0 <= number < 1 << 63:
+            raise ValueError(f"a number is 0 to 2^63 - 1, not {number}")
+        if queues is None:
+            queues = self.route(exchange, key, headers)
+        once = ProducerStep(raw, NamedPosition(number))
+        message = self._publishing.publish(content, queues, length, header, expires_at, priority, once)
+        self.sync()
+        return None if message is None else message.id
+
+    def producers(self) -> dict[str, int]:
+        """Return by name of those that publish once the number up to which their messages are here."""
+        with self._journal.lock:
+            return {name.decode(): one.number for name, one in self._core.state.positions.items()}
+
+    def forget_producer(self, name: str) -> None:
+        """Forget a producer: its numbers begin anew. Durable. Raises UnknownQueueError."""
+        with self._journal.lock, self._journal:
+            self._journal.check_open()
+            if name.encode() not in self._core.state.positions:
+                raise UnknownQueueError(what=f"producer {name!r}")
+            self._journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
+            self._core.stand(ProducerStep(name.encode(), NamedPosition(0, 0, PART_FORGOTTEN)), WHOLE)
+        self.sync()
+
+    def transaction(self) -> StoreTransaction:
+        """Begin a transaction of this store."""
+        self._journal.check_open()
+        return StoreTransaction(self)
+
+    def _take_answers(self, work: TransactionWork, deliveries: Sequence[Delivery], reason: int) -> None:
+        with self._journal.lock, self._journal:
+            self._journal.check_open()
+            work.answer(self._core, deliveries, reason)
+
+    # --- distributed transactions ----------------------------------------------------------------------
+
+    def session(self) -> BranchSession:
+        """Return a session, which works in branches of distributed transactions."""
+        return BranchSession(self, self._branches)
+
+    def tpc_recover(self) -> list[bytes]:
+        """Return the xids of what is prepared and not decided, in the order in which they were prepared."""
+        with self._journal.lock:
+            return list(in_doubt(self._core))
+
+    def tpc_commit(self, xid: bytes) -> None:
+        """Commit what is prepared under this xid, by whomever; durable. Raises TransactionStateError."""
+        with self._deciding(xid):
+            self._decide(xid, commit=True)
+        self.sync()
+
+    def tpc_rollback(self, xid: bytes) -> None:
+        """Roll back what is prepared under this xid, by whomever; durable. Raises TransactionStateError."""
+        with self._deciding(xid):
+            self._decide(xid, commit=False)
+        self.sync()
+
+    def _decide(self, xid: bytes, *, commit: bool) -> None:
+        found = in_doubt(self._core).get(xid)
+        if found is None:
+            not_yet = self._branches.find(xid) is not None
+            raise CallRefused("it is not prepared" if not_yet else "it is not known")
+        decide(self._core, found, commit=commit)
+
+    @contextlib.contextmanager
+    def _deciding(self, xid: bytes) -> Iterator[StoreCore]:
+        """Hold the lock for a step of a branch, and have what it must not do be an error of ours."""
+        with self._journal.lock, self._journal:
+            self._journal.check_open()
+            self._expire()
+            try:
+                yield self._core
+            except CallRefused as exc:
+                raise TransactionStateError(what=f"transaction {xid!r}", why=str(exc)) from exc
+
+    def _expire(self) -> None:
+        for work in self._branches.expire(self._clock.monotonic()):
+            work.undo(self._core)
+
+    def monotonic(self) -> float:
+        """Return the store's clock, for timeouts."""
+        return self._clock.monotonic()
+
+    # --- taking --------------------------------------------------------------------------------------
+
+    def get(self, queue: str, *, timeout_s: float | None = 0.0) -> Delivery | None:
+        """Take the next message of a queue; None where none comes in so many seconds, None waits for ever.
+
+        Only what is durable is handed out; this waits for the sync of what is not. Raises UnknownQueueError.
+        """
+        journal = self._journal
+        until = None if timeout_s is None else self._clock.monotonic() + timeout_s
+        while True:
+            with journal.lock, journal:
+                journal.check_open()
+                self._expire()
+                queue_id = self._catalogue.queue(queue).id
+                self._core.drop_expired(queue_id)
+                first = self._core.row(queue_id).first()
+                place = None if first is None else first.place_on(queue_id)
+                if place is not None and place.visible < journal.shown:
+                    return self._core.take(queue, queue_id)
+                target = journal.place
+                if first is None:
+                    left = _LOOK_S if until is None else min(until - self._clock.monotonic(), _LOOK_S)
+                    if left <= 0:
+                        return None
+                    journal.changed.wait(left)
+            if first is not None:
+                journal.commit(target)
+
+    def consume(self, queue: str) -> Iterator[Delivery]:
+        """Take one message of a queue after the other, for ever; each waits for the next. Raises as `get`."""
+        while True:
+            delivery = self.get(queue, timeout_s=None)
+            assert delivery is not None
+            yield delivery
+
+    def ack(self, *deliveries: Delivery, wait: bool = False) -> None:
+        """Have these messages done with: they leave their queues. With `wait`, once that is durable.
+
+        Raises NotHeldError, nothing being done with any of them.
+        """
+        self._answer(deliveries, ACKED, wait)
+
+    def reject(self, *deliveries: Delivery, wait: bool = False) -> None:
+        """Have these messages leave their queues undone. Raises as `ack`."""
+        self._answer(deliveries, REJECTED, wait)
+
+    def _answer(self, deliveries: Sequence[Delivery], reason: int, wait: bool) -> None:
+        with self._journal.lock, self._journal:
+            self._journal.check_open()
+            for delivery in deliveries:
+                self._core.check_held(delivery)
+            for delivery in dict.fromkeys(deliveries):
+                self._core.dequeue(delivery.message, delivery.place, reason)
+                del self._core.held[delivery.place]
+        if wait:
+            self.sync()
+
+    def requeue(self, *deliveries: Delivery) -> None:
+        """Put these messages back where they were in their queues. Raises as `ack`."""
+        with self._journal.lock, self._journal:
+            self._journal.check_open()
+            for delivery in deliveries:
+                self._core.check_held(delivery)
+            for delivery in dict.fromkeys(deliveries):
+                self._core.come_back(delivery.message, delivery.place)
+                del self._core.held[delivery.place]
+            self._journal.changed.notify_all()

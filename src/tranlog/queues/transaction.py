@@ -1,0 +1,376 @@
+"""Publishes and answers that count together: as a transaction of this store, or as a branch of a distributed one.
+
+Owns what is collected before it is decided, and how it is written: as one group, so that whatever its size one record
+decides. The hard idea: nothing of it is in the log before, but for content too large to wait in memory; so what is
+broken off has nothing to be undone there.
+
+Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, "Transaction Log Records"; PEP 249, "Optional Two-Phase Commit
+Extensions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from tranlog.errors import DiskFullError, TransactionStateError, UnknownQueueError
+from tranlog.ids import Lsn
+from tranlog.queues.core import Delivery, StoreCore
+from tranlog.queues.rules.branches import Branch, Branches, CallRefused
+from tranlog.queues.rules.containers import Need
+from tranlog.queues.rules.records import (
+    ACKED,
+    COMMIT,
+    DELETE_TX,
+    DEQUEUE,
+    DEQUEUE_BODY,
+    DTX_START,
+    END_TX,
+    ENQUEUE,
+    ENQUEUE_BODY,
+    FIRST,
+    LAST,
+    OVERHEAD,
+    PREPARE,
+    REJECTED,
+    ROLLBACK,
+    START,
+    START_BODY,
+    TX_START,
+    WHOLE,
+)
+from tranlog.queues.rules.state import NO_LSN, Message, QueueTransaction
+
+if TYPE_CHECKING:
+    from tranlog.queues.store import MessageStore
+
+
+class WaitingPublish(NamedTuple):
+    """A publish that waits: its bytes, or the message that has them in the log already."""
+
+    header_length: int
+    raw: bytes
+    written: Message | None
+    queues: list[int]
+    expires_at: int
+    priority: int
+
+
+class TransactionWork:
+    """What a transaction has collected. The store's lock guards it."""
+
+    __slots__ = ("answers", "publishes")
+
+    def __init__(self) -> None:
+        self.publishes: list[WaitingPublish] = []
+        self.answers: list[tuple[Delivery, int]] = []
+
+    def size(self) -> int:
+        """Return how many bytes its group takes, at most."""
+        size = 3 * OVERHEAD + 1024
+        for one in self.publishes:
+            size += len(one.raw) + OVERHEAD + START_BODY.size + len(one.queues) * (OVERHEAD + ENQUEUE_BODY.size)
+        return size + len(self.answers) * (OVERHEAD + DEQUEUE_BODY.size)
+
+    def answer(self, core: StoreCore, deliveries: Iterable[Delivery], reason: int) -> None:
+        """Take deliveries: nobody else can answer them. Raises NotHeldError, nothing being taken."""
+        wanted = list(dict.fromkeys(deliveries))
+        for delivery in wanted:
+            core.check_held(delivery)
+        for delivery in wanted:
+            del core.held[delivery.place]
+            self.answers.append((delivery, reason))
+
+    def undo(self, core: StoreCore) -> None:
+        """Put back what it took, and delete what it has in the log."""
+        answers, self.answers = self.answers, []
+        publishes, self.publishes = self.publishes, []
+        for delivery, _ in answers:
+            if delivery.place in delivery.message.places:
+                delivery.message_back()
+        for one in publishes:
+            if one.written is not None:
+                core.delete(one.written)
+        core.journal.changed.notify_all()
+
+    def write(self, core: StoreCore, xid: bytes | None) -> Lsn:
+        """Put it as one group: with an xid up to Prepare, else up to Commit, and carry that out. Return its id.
+
+        Raises UnknownQueueError where a queue was deleted meanwhile, and what the journal raises; it is as it was then.
+        """
+        journal, state = core.journal, core.state
+        known = {queue.id for queue in core.catalogue.queues.values()}
+        for one in self.publishes:
+            if not known.issuperset(one.queues):
+                raise UnknownQueueError(what="queue any more for a message of the transaction")
+        answers = [one for one in self.answers if one[0].place in one[0].message.places]
+        outcome = 0 if xid is None else outcome_bytes(len(self.publishes) + len(answers))
+        journal.admit(self.size() + outcome, Need.PUBLISH if self.publishes else Need.DRAIN)
+        put = journal.put
+        transaction = put(TX_START, FIRST, NO_LSN, b"") if xid is None else put(DTX_START, FIRST, NO_LSN, xid)
+        stored_at = core.now_ms()
+        placed = []
+        for one in self.publishes:
+            start = NO_LSN if one.written is None else one.written.id
+            if one.written is None:
+                body = START_BODY.pack(0, stored_at, one.header_length, len(one.raw)) + one.raw
+                start = put(START, 0, NO_LSN, body)
+            for queue_id in one.queues:
+                body = ENQUEUE_BODY.pack(queue_id, transaction, one.expires_at, one.priority)
+                placed.append((one, start, queue_id, put(ENQUEUE, 0, start, body)))
+        for delivery, reason in answers:
+            body = DEQUEUE_BODY.pack(delivery.place.queue_id, transaction, reason)
+            put(DEQUEUE, 0, delivery.message.id, body)
+        decided = put(COMMIT if xid is None else PREPARE, LAST, transaction, b"")
+        # All of it is in the log: from here on nothing can be refused.
+        state.begin(transaction, xid or b"")
+        for one, start, queue_id, place in placed:
+            if start not in state.messages:
+                core.started(start, stored_at, one.header_length, one.raw)
+            state.enqueue(place, start, queue_id, transaction, one.expires_at, one.priority)
+        for delivery, _ in answers:
+            state.dequeue(delivery.message.id, delivery.place.queue_id, transaction)
+        self.publishes, self.answers = [], []
+        if xid is None:
+            finish(core, state.transactions[transaction], decided, commit=True, need=Need.DRAIN)
+        else:
+            state.prepare(transaction)
+            journal.reserved += outcome
+        return transaction
+
+
+def outcome_bytes(operations: int) -> int:
+    """Return how many bytes the outcome of a prepared transaction takes, at most."""
+    return (operations + 4) * (OVERHEAD + 4)
+
+
+def finish(core: StoreCore, transaction: QueueTransaction, decided: Lsn, *, commit: bool, need: Need) -> None:
+    """Carry out an outcome that is in the log at `decided`: what is visible, what is free, what is deleted."""
+    messages = list(dict.fromkeys(message for message, _, _ in transaction.operations))
+    if commit:
+        changed = core.state.commit(decided, transaction.id)
+    else:
+        changed = core.state.roll_back(transaction.id)
+    for message, place in changed:
+        core.row(place.queue_id).add(message)
+    gone = [one for one in messages if not one.places and one.id in core.state.messages]
+    try:
+        for message in gone:
+            core.delete(message, need)
+        core.journal.admit(2 * OVERHEAD, need)
+        core.journal.put(END_TX, WHOLE, transaction.id, b"")
+        core.journal.put(DELETE_TX, WHOLE, transaction.id, b"")
+    except DiskFullError:  # the outcome is in the log; the next opening deletes what is on no queue
+        for message in gone:
+            core.forget(message)
+    core.journal.changed.notify_all()
+
+
+def in_doubt(core: StoreCore) -> dict[bytes, QueueTransaction]:
+    """Return what is prepared and not decided, by xid."""
+    return {one.xid: one for one in core.state.transactions.values() if one.prepared}
+
+
+def decide(core: StoreCore, transaction: QueueTransaction, *, commit: bool) -> None:
+    """Put the outcome of a prepared transaction, and carry it out."""
+    core.journal.reserved -= outcome_bytes(len(transaction.operations))
+    core.journal.admit(OVERHEAD, Need.OUTCOME)
+    decided = core.journal.put(COMMIT if commit else ROLLBACK, WHOLE, transaction.id, b"")
+    finish(core, transaction, decided, commit=commit, need=Need.OUTCOME)
+
+
+class StoreTransaction:
+    """A transaction of one store. Threads: one at a time. As a context it is committed, or rolled back by an exception.
+
+    Nobody sees what it publishes before it is committed, and what it answers nobody else can take.
+    """
+
+    def __init__(self, store: MessageStore) -> None:
+        """For `MessageStore.transaction` only."""
+        self._store = store
+        self._work = TransactionWork()
+        self._over = False
+
+    def publish(
+        self,
+        content: bytes,
+        *,
+        queues: Sequence[str],
+        header: bytes = b"",
+        expires_at: int = 0,
+        priority: int = 0,
+    ) -> None:
+        """Publish once it is committed. Raises as `MessageStore.publish`, TransactionStateError."""
+        self._check()
+        self._store._publishing.collect(self._work, content, queues, header, expires_at, priority)
+
+    def ack(self, *deliveries: Delivery) -> None:
+        """Have these messages done with once it is committed. Raises NotHeldError, TransactionStateError."""
+        self._check()
+        self._store._take_answers(self._work, deliveries, ACKED)
+
+    def reject(self, *deliveries: Delivery) -> None:
+        """As `ack`, undone."""
+        self._check()
+        self._store._take_answers(self._work, deliveries, REJECTED)
+
+    def commit(self, *, wait: bool = True) -> None:
+        """Have all of it count; return once that is durable, or with `wait` off at once.
+
+        Raises UnknownQueueError where a queue was deleted meanwhile: it can be rolled back then. TransactionStateError.
+        """
+        self._check()
+        with self._store._journal.lock, self._store._journal:
+            if self._work.publishes or self._work.answers:
+                self._work.write(self._store._core, None)
+            self._over = True
+        if wait:
+            self._store.sync()
+
+    def rollback(self) -> None:
+        """Have nothing of it count: what it answered is on its queue again."""
+        self._check()
+        with self._store._journal.lock, self._store._journal:
+            self._over = True
+            self._work.undo(self._store._core)
+
+    def _check(self) -> None:
+        if self._over:
+            raise TransactionStateError(what="the transaction", why="it is over")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._over:
+            return
+        if kind is None:
+            self.commit()
+        elif self._store._journal.is_open:
+            self.rollback()
+
+
+class BranchSession:
+    """Somebody who works in branches of distributed transactions, one at a time. Threads: one at a time.
+
+    The names are those of Python's DB-API. Methods raise TransactionStateError where the branch's state does not allow
+    them, nothing being changed.
+    """
+
+    def __init__(self, store: MessageStore, branches: Branches[TransactionWork]) -> None:
+        """For `MessageStore.session` only."""
+        self._store = store
+        self._branches = branches
+        self._xid = b""  # of the branch that it began, joined or resumed last
+
+    def tpc_begin(self, xid: bytes, *, join: bool = False, resume: bool = False) -> None:
+        """Begin a branch; with `join` work in another session's, with `resume` again in one that was suspended."""
+        with self._store._deciding(xid) as core:
+            if join:
+                self._branches.join(self, xid)
+            elif resume:
+                self._branches.resume(self, xid)
+            else:
+                now = self._store.monotonic()
+                prepared = xid in in_doubt(core)
+                self._branches.begin(self, xid, TransactionWork(), now=now, prepared=prepared)
+            self._xid = xid
+
+    def tpc_end(self, xid: bytes | None = None, *, suspend: bool = False, fail: bool = False) -> None:
+        """End this session's part of a branch; with `suspend` for now, with `fail` so that it can only roll back."""
+        xid = self._xid if xid is None else xid
+        with self._store._deciding(xid):
+            self._branches.end(self, xid, suspend=suspend, fail=fail)
+
+    def publish(
+        self, content: bytes, *, queues: Sequence[str], header: bytes = b"", expires_at: int = 0, priority: int = 0
+    ) -> None:
+        """Publish in the branch. Raises as `MessageStore.publish`."""
+        self._store._publishing.collect(self._current().work, content, queues, header, expires_at, priority)
+
+    def ack(self, *deliveries: Delivery) -> None:
+        """Have these messages done with in the branch. Raises NotHeldError."""
+        self._store._take_answers(self._current().work, deliveries, ACKED)
+
+    def _current(self) -> Branch[TransactionWork]:
+        with self._store._deciding(self._xid):
+            found = self._branches.current(self)
+            if found is None:
+                raise CallRefused("this session works in no branch; begin one")
+            if found.doomed:
+                raise CallRefused(f"it can only be rolled back: {found.doomed}")
+            return found
+
+    def tpc_prepare(self) -> None:
+        """Have the branch that this session began last wait for its outcome, whatever comes; durable.
+
+        A session that still works in it has ended its part by this, if it is the only one.
+        """
+        with self._store._deciding(self._xid) as core:
+            self._end_own()
+            branch = self._branches.to_decide(self._xid, commit=True)
+            branch.work.write(core, self._xid)
+            self._branches.forget(self._xid)
+        self._store.sync()
+
+    def tpc_commit(self, xid: bytes | None = None) -> None:
+        """Commit: without an xid the session's own branch, prepared or, if it is not, in one phase; durable.
+
+        With an xid a prepared one, whoever prepared it.
+        """
+        if xid is None:
+            with self._store._deciding(self._xid) as core:
+                if self._branches.find(self._xid) is not None:
+                    self._end_own()
+                    self._branches.to_decide(self._xid, commit=True).work.write(core, None)
+                    self._branches.forget(self._xid)
+                else:
+                    self._store._decide(self._xid, commit=True)
+            self._store.sync()
+            return
+        self._store.tpc_commit(xid)
+
+    def tpc_rollback(self, xid: bytes | None = None) -> None:
+        """Roll back: without an xid the session's own branch, with one a prepared one; durable."""
+        if xid is None:
+            with self._store._deciding(self._xid) as core:
+                if self._branches.find(self._xid) is not None:
+                    self._end_own()
+                    self._branches.to_decide(self._xid, commit=False).work.undo(core)
+                    self._branches.forget(self._xid)
+                else:
+                    self._store._decide(self._xid, commit=False)
+            self._store.sync()
+            return
+        self._store.tpc_rollback(xid)
+
+    def _end_own(self) -> None:
+        """End this session's part, where it is the only one: the DB-API knows no other way."""
+        found = self._branches.find(self._xid)
+        if found is not None and found.sessions == {self: False}:
+            self._branches.end(self, self._xid, suspend=False, fail=False)
+
+    def tpc_recover(self) -> list[bytes]:
+        """Return the xids of what is prepared and not decided."""
+        return self._store.tpc_recover()
+
+    def set_timeout(self, seconds: float) -> None:
+        """Have the branch be undone after so many seconds, unless it is prepared then."""
+        with self._store._deciding(self._xid):
+            self._branches.set_timeout(self._xid, seconds)
+
+    def timeout(self) -> float:
+        """Return after how many seconds the branch is undone."""
+        with self._store._deciding(self._xid):
+            return self._branches.timeout(self._xid)
+
+    def close(self) -> None:
+        """End the session. What it works in can only be rolled back, and is, if nobody else works in it."""
+        with self._store._deciding(self._xid) as core:
+            self._branches.leave(self)
+            found = self._branches.find(self._xid)
+            if found is not None and found.doomed and not found.sessions:
+                found.work.undo(core)

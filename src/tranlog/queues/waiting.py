@@ -1,0 +1,67 @@
+"""What waits on a queue, in its order, and what was taken from it.
+
+Owns the order in memory and what is handed out next. The hard idea: what becomes visible comes in rising order, so it
+goes behind the others; only what comes back needs to be sorted in, and that is little.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from tranlog.ids import Lsn
+from tranlog.queues.rules.state import Message
+
+_Order = tuple[Lsn, Lsn]
+
+
+class QueueRow:
+    """The messages that wait on one queue. The store's lock guards it. `len` is how many."""
+
+    __slots__ = ("_back", "_queue_id", "_row")
+
+    def __init__(self, queue_id: int, row: Iterable[Message] = ()) -> None:
+        """`row` is in order."""
+        self._queue_id = queue_id
+        self._row: deque[Message] = deque(row)
+        self._back: list[tuple[_Order, Message]] = []  # a heap; no two have the same order
+
+    def __len__(self) -> int:
+        return len(self._row) + len(self._back)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Go over the messages in order."""
+        return heapq.merge(self._row, (one for _, one in sorted(self._back)), key=self._order)
+
+    def _order(self, message: Message) -> _Order:
+        place = message.place_on(self._queue_id)
+        assert place is not None, "what waits on a queue is on it"
+        return place.order
+
+    def add(self, message: Message) -> None:
+        """Put a message where it belongs."""
+        order = self._order(message)
+        if self._row and order < self._order(self._row[-1]):
+            heapq.heappush(self._back, (order, message))
+        else:
+            self._row.append(message)
+
+    def first(self) -> Message | None:
+        """Return the next one."""
+        if self._back and (not self._row or self._back[0][0] < self._order(self._row[0])):
+            return self._back[0][1]
+        return self._row[0] if self._row else None
+
+    def take(self) -> Message:
+        """Remove the next one."""
+        if self._back and (not self._row or self._back[0][0] < self._order(self._row[0])):
+            return heapq.heappop(self._back)[1]
+        return self._row.popleft()
+
+    def clear(self) -> list[Message]:
+        """Remove all; return them in order."""
+        found = list(self)
+        self._row.clear()
+        self._back.clear()
+        return found

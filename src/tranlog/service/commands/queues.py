@@ -1,0 +1,231 @@
+"""`tranlog queue`: a message store on the disk, looked at and mended by hand.
+
+Owns the commands' words and their output; what a store is belongs to `queues`. Commands that only look need no lock;
+the others open the store, and so need its owner stopped.
+
+Source: Design for Hybrid SQL/CLFS-Based Store in Qpid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tranlog.ids import Lsn, lsn, lsn_text
+from tranlog.queues.by_hand import dump_store, list_containers, open_by_hand, verify_store
+from tranlog.queues.rules.records import BODIES, record_fields, record_text, stream_of
+from tranlog.service.frame.command import AsJson, new_app, print_json, require_command
+
+queue_app = new_app(help="A message store on the disk.\n\n\b\nExample:\n  tranlog queue list mail")
+in_doubt_app = new_app(help="What waits for its outcome.\n\n\b\nExample:\n  tranlog queue in-doubt list mail")
+queue_app.add_typer(in_doubt_app, name="in-doubt", invoke_without_command=True)
+_STREAMS = sorted({stream_of(number) for number in BODIES})
+
+StoreDir = Annotated[str, typer.Argument(metavar="DIR", help="The store's directory.")]
+Xid = Annotated[str, typer.Argument(metavar="XID", help="As `tranlog queue in-doubt list` shows it.")]
+
+
+@queue_app.callback()
+def _queue(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+@in_doubt_app.callback()
+def _in_doubt(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+@queue_app.command("containers")
+def containers(directory: StoreDir, as_json: AsJson = False) -> None:
+    """List the containers: in use or free, what is written there, what of it is still needed.
+
+    It may run beside the store's owner.
+
+    \b
+    Example:
+      tranlog queue containers mail
+    """
+    found = list_containers(directory)
+    if as_json:
+        print_json({"containers": [msgspec.structs.asdict(one) for one in found]})
+        return
+    for one in found:
+        if one.free:
+            print(f"{one.number:10d}  free")
+            continue
+        records = f"{lsn_text(Lsn(one.first_lsn))} to {lsn_text(Lsn(one.last_lsn))}" if one.last_lsn else "no record"
+        print(
+            f"{one.number:10d}  epoch {one.epoch}  {records}  written {one.written_bytes}  "
+            f"needed {one.needed} ({one.needed_bytes} bytes)"
+        )
+
+
+def _lsn_of(text: str) -> Lsn:
+    number, colon, offset = text.partition(":")
+    if not (colon and number.isdecimal() and offset.isdecimal()) or max(int(number), int(offset)) >= 1 << 32:
+        raise typer.BadParameter("an LSN reads CONTAINER:OFFSET, as 3:4096", param_hint="--object")
+    return lsn(int(number), int(offset))
+
+
+@queue_app.command("dump")
+def dump(
+    directory: StoreDir,
+    stream: Annotated[
+        str | None, typer.Option("--stream", "-stream", metavar="NAME", help="Only control, message or transaction.")
+    ] = None,
+    thing: Annotated[
+        str | None,
+        typer.Option("--object", "-object", metavar="LSN", help="Only the message or transaction that begins there."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the records, one a line: place, epoch, what it is and of which message or transaction.
+
+    It may run beside the store's owner.
+
+    \b
+    Example:
+      tranlog queue dump mail --stream transaction
+      tranlog queue dump mail --object 3:4153
+    """
+    if stream is not None and stream not in _STREAMS:
+        raise typer.BadParameter(f"is none of {', '.join(_STREAMS)}", param_hint="--stream")
+    for record in dump_store(directory, stream=stream, thing=None if thing is None else _lsn_of(thing)):
+        if as_json:
+            print_json(record_fields(record))
+        else:
+            print(record_text(record))
+
+
+@queue_app.command("verify")
+def verify(directory: StoreDir, as_json: AsJson = False) -> None:
+    """Check every container and record, and the log against the catalogue.
+
+    What is wrong is said with container and offset, exit code 3. It may run beside the store's owner.
+
+    \b
+    Example:
+      tranlog queue verify mail
+    """
+    found = verify_store(directory)
+    if as_json:
+        print_json(msgspec.structs.asdict(found))
+        return
+    print(
+        f"{found.containers} containers, {found.messages} messages, {found.queues} queues, "
+        f"{found.in_doubt} transactions in doubt: all right"
+    )
+    if found.unknown_queues:
+        print(f"messages on {found.unknown_queues} queues that were deleted go when the store is opened")
+    if found.torn:
+        print(f"the last write is not whole, as a crash leaves it, at {found.torn}")
+
+
+@queue_app.command("list")
+def list_queues(directory: StoreDir, as_json: AsJson = False) -> None:
+    """List the queues, with how many messages wait on each.
+
+    \b
+    Example:
+      tranlog queue list mail
+    """
+    with open_by_hand(directory) as store:
+        found = store.queues()
+    if as_json:
+        print_json({"queues": [{"name": name, "waiting": waiting} for name, (waiting, _) in found.items()]})
+        return
+    for name, (waiting, _) in found.items():
+        print(f"{waiting:10d}  {name}")
+
+
+@queue_app.command("pinned")
+def pinned(directory: StoreDir, as_json: AsJson = False) -> None:
+    """Show what keeps the oldest container from being used again, and how many bytes that holds back.
+
+    A branch is in doubt: commit it or roll it back. A message that one touches goes with it.
+
+    \b
+    Example:
+      tranlog queue pinned mail
+    """
+    with open_by_hand(directory) as store:
+        found = store.pinned()
+    if as_json:
+        rows = [{**one._asdict(), "id": lsn_text(one.id), "xid": _text(one.xid)} for one in found]
+        print_json({"pinned": rows})
+        return
+    for one in found:
+        age = "" if one.age_ms is None else f"  {one.age_ms / 1000:.0f} s old"
+        where = f"  on {', '.join(one.queues)}" if one.queues else ""
+        xid = f"  xid {_text(one.xid)}" if one.xid else ""
+        print(f"{one.what} {lsn_text(one.id)}{xid}{where}{age}  holds {one.held_bytes} bytes back")
+
+
+def _text(xid: bytes) -> str:
+    """Return an xid as people read and type it: its text, or hex with 0x where it is none."""
+    try:
+        text = xid.decode()
+    except UnicodeDecodeError:
+        return f"0x{xid.hex()}"
+    return text if text.isprintable() and not text.startswith("0x") else f"0x{xid.hex()}"
+
+
+def _xid(text: str) -> bytes:
+    if not text.startswith("0x"):
+        return text.encode()
+    try:
+        return bytes.fromhex(text[2:])
+    except ValueError as exc:
+        raise typer.BadParameter(f"{text} is no hex", param_hint="XID") from exc
+
+
+@in_doubt_app.command("list")
+def in_doubt_list(directory: StoreDir, as_json: AsJson = False) -> None:
+    """List the xids of what is prepared and not decided.
+
+    \b
+    Example:
+      tranlog queue in-doubt list mail
+    """
+    with open_by_hand(directory) as store:
+        found = [_text(xid) for xid in store.tpc_recover()]
+    if as_json:
+        print_json({"in_doubt": found})
+        return
+    for xid in found:
+        print(xid)
+
+
+def _decide(directory: str, xid: str, outcome: str, as_json: bool) -> None:
+    with open_by_hand(directory) as store:
+        call: Callable[[bytes], None] = store.tpc_commit if outcome == "committed" else store.tpc_rollback
+        call(_xid(xid))
+    if as_json:
+        print_json({"xid": xid, "outcome": outcome})
+        return
+    print(f"{outcome} {xid}")
+
+
+@in_doubt_app.command("commit")
+def in_doubt_commit(directory: StoreDir, xid: Xid, as_json: AsJson = False) -> None:
+    """Commit what is prepared under an xid.
+
+    \b
+    Example:
+      tranlog queue in-doubt commit mail 'transfer 7'
+    """
+    _decide(directory, xid, "committed", as_json)
+
+
+@in_doubt_app.command("rollback")
+def in_doubt_rollback(directory: StoreDir, xid: Xid, as_json: AsJson = False) -> None:
+    """Roll back what is prepared under an xid.
+
+    \b
+    Example:
+      tranlog queue in-doubt rollback mail 'transfer 7'
+    """
+    _decide(directory, xid, "rolled back", as_json)

@@ -1,0 +1,202 @@
+"""The catalogue of a message store: what is declared stays, ids are never given out twice, each change is one commit.
+
+Conformance A1 of the message store.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from fix_effort import Effort
+from tranlog.errors import CatalogueError, DeclaredOtherwiseError, UnknownQueueError
+from tranlog.queues.files.catalogue import Catalogue
+from tranlog.testing.disk import PowerCut, SimDisk
+from tranlog.testing.sqlite_disk import SimVfs
+
+STORE = bytes(range(16))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "catalogue.db")
+
+
+@pytest.fixture
+def catalogue(path: str) -> Iterator[Catalogue]:
+    made = Catalogue(path)
+    made.load(STORE, 5)
+    yield made
+    made.close()
+
+
+def again(path: str) -> Catalogue:
+    found = Catalogue(path)
+    found.load(None, 0)
+    found.close()
+    return found
+
+
+def test_what_was_declared_is_there_again(catalogue: Catalogue, path: str) -> None:
+    """store.py: testDurableQueues, testDurableExchange, testDurableBindings; SimpleTest: ExchangeBindAndUnbind."""
+    queue = catalogue.declare_queue("q\0'ü", b"args")
+    catalogue.declare_exchange("x", "topic", alternate="y", arguments=b"more")
+    catalogue.declare_exchange("y", "fanout")
+    catalogue.bind("x", queue="q\0'ü", key="it's.*", arguments=b"1")
+    catalogue.bind("x", destination="y", key="")
+    found = again(path)
+    assert found.queues == catalogue.queues == {"q\0'ü": queue}
+    assert found.exchanges == catalogue.exchanges
+    assert found.exchanges["x"].alternate == "y"
+    assert found.bindings == catalogue.bindings
+    assert len(found.bindings) == 2
+    assert (found.store_id, found.counter) == (STORE, 6)
+
+
+def test_an_id_is_never_given_out_twice(catalogue: Catalogue) -> None:
+    """A1.10: records of a deleted queue must not attach to a new one."""
+    first = catalogue.declare_queue("q")
+    assert first.id > 0
+    assert catalogue.declare_queue("q") == first
+    catalogue.delete_queue("q")
+    assert catalogue.declare_queue("q").id > first.id
+
+
+def test_deleting_takes_bindings_along(catalogue: Catalogue, path: str) -> None:
+    """A1.5, A1.6; SimpleTest: ExchangeImplicitUnbind; persistence.py: test_queue_deletion."""
+    catalogue.declare_queue("q")
+    catalogue.declare_queue("r")
+    catalogue.declare_exchange("x", "direct")
+    catalogue.declare_exchange("y", "direct")
+    for queue in ("q", "r"):
+        catalogue.bind("x", queue=queue, key="k")
+    catalogue.bind("y", destination="x", key="k")
+    catalogue.delete_queue("q")
+    assert len(catalogue.bindings) == 2
+    catalogue.delete_exchange("x")
+    assert catalogue.bindings == again(path).bindings == []
+
+
+def test_a_binding_is_there_once_and_unbound_by_all_that_it_is(catalogue: Catalogue) -> None:
+    """A1.7, A1.11: the ancestor stored duplicates and broke at a quote in a key."""
+    catalogue.declare_queue("q")
+    catalogue.declare_exchange("x", "direct")
+    one = catalogue.bind("x", queue="q", key="'; drop table queue; --")
+    assert catalogue.bind("x", queue="q", key="'; drop table queue; --") == one
+    catalogue.bind("x", queue="q", key="'; drop table queue; --", arguments=b"2")
+    catalogue.unbind("x", queue="q", key="'; drop table queue; --")
+    assert [binding.arguments for binding in catalogue.bindings] == [b"2"]
+    with pytest.raises(UnknownQueueError, match="binding of exchange 'x' to 'q'"):
+        catalogue.unbind("x", queue="q", key="'; drop table queue; --")
+
+
+@pytest.mark.parametrize("name", ["", "ü" * 128, "\ud800"], ids=["empty", "long", "no UTF-8"])
+def test_a_name_that_none_can_have_is_refused(catalogue: Catalogue, name: str) -> None:
+    """A1.9: the ancestor logged an error and went on."""
+    counter = catalogue.counter
+    with pytest.raises(DeclaredOtherwiseError, match="its name"):
+        catalogue.declare_queue(name)
+    with pytest.raises(DeclaredOtherwiseError, match="its name"):
+        catalogue.declare_exchange(name, "direct")
+    assert catalogue.counter == counter
+
+
+def test_other_properties_are_refused(catalogue: Catalogue) -> None:
+    catalogue.declare_queue("q", b"1")
+    catalogue.declare_exchange("x", "direct")
+    with pytest.raises(DeclaredOtherwiseError, match="other arguments"):
+        catalogue.declare_queue("q", b"2")
+    with pytest.raises(DeclaredOtherwiseError, match="other properties"):
+        catalogue.declare_exchange("x", "fanout")
+    for call in (catalogue.delete_queue, catalogue.delete_exchange, catalogue.queue, catalogue.exchange):
+        with pytest.raises(UnknownQueueError, match="nowhere"):
+            call("nowhere")
+
+
+def test_each_change_raises_the_counter_by_one(catalogue: Catalogue) -> None:
+    counters = [catalogue.counter]
+    catalogue.declare_queue("q")
+    counters.append(catalogue.counter)
+    catalogue.declare_queue("q")
+    counters.append(catalogue.counter)
+    catalogue.note_epoch(7)
+    counters.append(catalogue.counter)
+    assert counters == [1, 2, 2, 3]
+    assert catalogue.epoch == 7
+
+
+def test_a_locked_or_newer_catalogue_is_refused(catalogue: Catalogue, path: str) -> None:
+    """Bad input: locked, of a newer format, empty, none."""
+    other = apsw.Connection(path)
+    list(other.execute("pragma busy_timeout = 0; begin exclusive"))
+    catalogue._run("pragma busy_timeout = 0")
+    with pytest.raises(CatalogueError, match="locked"):
+        catalogue.declare_queue("q")
+    list(other.execute("rollback; update store set format = 2"))
+    other.close()
+    with pytest.raises(CatalogueError, match="format 2"):
+        again(path)
+    Path(path).write_bytes(b"no database" * 1000)
+    with pytest.raises(CatalogueError, match="not a database"):
+        again(path)
+    Path(path).write_bytes(b"")
+    with pytest.raises(CatalogueError, match="it is empty"):
+        again(path)
+
+
+def changes(disk: SimDisk, done: list[str]) -> None:
+    """Create a catalogue and change it; note what returned."""
+    vfs = SimVfs(disk)
+    catalogue = None
+    try:
+        catalogue = Catalogue("/s/catalogue.db", vfs.connect)
+        catalogue.load(STORE, 5)
+        for name in "abcd":
+            catalogue.declare_queue(name)
+            done.append(f"+{name}")
+        catalogue.delete_queue("b")
+        done.append("-b")
+    finally:
+        if catalogue is not None:
+            catalogue.close()
+        vfs.unregister()
+
+
+def test_sqlite_keeps_what_it_committed_when_the_power_goes(effort: Effort) -> None:
+    """Cut at each call of SQLite's own; after it, what returned is there, and one more change at most."""
+
+    def made() -> SimDisk:
+        disk = SimDisk()
+        disk.make_dir("/s")
+        disk.sync_dir("/")
+        return disk
+
+    whole = made()
+    all_done: list[str] = []
+    changes(whole, all_done)
+    assert whole.calls > 100
+    for cut in range(3, whole.calls + 1, effort(5, 1, 1)):
+        for fate in range(effort(1, 3, 9)):
+            disk, done = made(), list[str]()
+            disk.cut_at = cut
+            try:
+                changes(disk, done)
+            except (CatalogueError, PowerCut):
+                assert disk.dead
+            left = disk.after_crash(random.Random(cut * 10 + fate))
+            vfs = SimVfs(left)
+            catalogue = Catalogue("/s/catalogue.db", vfs.connect)
+            catalogue.load(STORE, 6)
+            possible = []
+            for count in (len(done), len(done) + 1):
+                names: set[str] = set()
+                for change in all_done[:count]:
+                    (names.add if change[0] == "+" else names.discard)(change[1])
+                possible.append(names)
+            assert set(catalogue.queues) in possible, f"cut={cut} fate={fate}"
+            catalogue.close()
+            vfs.unregister()

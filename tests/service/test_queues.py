@@ -1,0 +1,130 @@
+"""`tranlog queue`: a message store on the disk, by commands alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tranlog.ids import lsn_text
+from tranlog.queues.options import QueueStoreOptions
+from tranlog.queues.store import MessageStore
+from tranlog.service.commands import cli
+
+
+class Mail:
+    """A store, and commands on it."""
+
+    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.path = path
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        code = cli.main(["queue", *words])
+        told = self._capsys.readouterr()
+        assert "Traceback" not in told.err, told.err
+        return int(code), told.out, told.err
+
+    def json(self, *words: str) -> dict:
+        code, out, err = self(*words, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    def open(self) -> MessageStore:
+        return MessageStore.open(self.path, options=QueueStoreOptions(container_bytes=16_384))
+
+
+@pytest.fixture
+def mail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Mail:
+    made = Mail(tmp_path / "mail", capsys)
+    with made.open() as store:
+        store.declare("a")
+        store.declare("b")
+        for number in range(30):
+            store.publish(b"%d" % number * 400, queues=["a"])
+        session = store.session()
+        session.tpc_begin(b"transfer 7")
+        session.publish(b"x", queues=["b"])
+        session.tpc_prepare()
+        session.tpc_begin(b"\xff")
+        session.tpc_prepare()
+    return made
+
+
+def test_containers_and_records_are_shown_and_nothing_is_changed(mail: Mail) -> None:
+    """Also beside the owner: it needs no lock."""
+    path = str(mail.path)
+    with mail.open() as store:
+        store.sync()
+        before = {name: (mail.path / name).read_bytes() for name in os.listdir(mail.path)}
+        found = mail.json("containers", path)["containers"]
+        assert [one["number"] for one in found if not one["free"]] == store._files.in_use
+        assert sum(one["needed"] for one in found) == 31 + 2
+        assert sum(one["needed_bytes"] for one in found) == sum(
+            one.total_length for one in store._core.state.messages.values()
+        )
+        assert "needed" in mail("containers", path)[1]
+        lines = mail("dump", path)[1].splitlines()
+        assert sum(" Start " in line for line in lines) == 31
+        transactions = mail("dump", path, "--stream", "transaction")[1].splitlines()
+        assert [line.split()[-1] for line in transactions if "Dtx-Start" in line] == ["xid_bytes=10", "xid_bytes=1"]
+        message = next(iter(store._core.state.messages))
+        (start, enqueue) = mail("dump", path, "--object", lsn_text(message))[1].splitlines()
+        assert " first Start " in start and f"Enqueue of {lsn_text(message)}" in enqueue
+        found = json.loads(mail("dump", path, "--object", lsn_text(message), "--json")[1].splitlines()[0])
+        assert (found["lsn"], found["record"], found["total_length"]) == (lsn_text(message), "Start", 400)
+        assert mail.json("verify", path)["messages"] == 30 + 1
+        assert {name: (mail.path / name).read_bytes() for name in os.listdir(mail.path)} == before
+        code, _, err = mail("list", path)
+        assert code == 4 and "held by another writer" in err
+
+
+def test_what_is_in_doubt_is_listed_and_decided(mail: Mail) -> None:
+    path = str(mail.path)
+    assert mail.json("in-doubt", "list", path) == {"in_doubt": ["transfer 7", "0xff"]}
+    assert mail("in-doubt", "commit", path, "transfer 7") == (0, "committed transfer 7\n", "")
+    assert mail("in-doubt", "rollback", path, "0xff")[0] == 0
+    assert mail("in-doubt", "list", path)[1] == ""
+    assert mail.json("list", path) == {"queues": [{"name": "a", "waiting": 30}, {"name": "b", "waiting": 1}]}
+    code, _, err = mail("in-doubt", "commit", path, "nobody's")
+    assert code == 3 and "not known" in err
+    assert mail("in-doubt", "commit", path, "0xzz")[0] == 2
+
+
+def test_what_is_pinned_is_told(mail: Mail) -> None:
+    path = str(mail.path)
+    assert mail.json("pinned", path)["pinned"] == []
+    with mail.open() as store:
+        store.purge("a")
+    (message, one, two) = sorted(
+        mail.json("pinned", path)["pinned"], key=lambda row: (row["what"] == "branch", row["xid"])
+    )
+    assert (message["what"], message["queues"]) == ("message", ["b"])
+    assert (one["xid"], two["xid"]) == ("0xff", "transfer 7")
+    assert "xid transfer 7" in mail("pinned", path)[1]
+
+
+def test_a_damaged_store_is_told_with_container_and_offset(mail: Mail) -> None:
+    path = str(mail.path)
+    assert mail("verify", path)[1].endswith("2 transactions in doubt: all right\n")
+    first = min(name for name in os.listdir(path) if name.startswith("queue."))
+    raw = bytearray((mail.path / first).read_bytes())
+    raw[6_000] ^= 1
+    (mail.path / first).write_bytes(raw)
+    for command in (["verify"], ["containers"], ["list"]):
+        code, out, err = mail(*command, path)
+        assert (code, out) == (3, "")
+        assert f"{first}, offset" in err and "checksum" in err
+
+
+def test_what_is_no_store_is_told(mail: Mail, tmp_path: Path) -> None:
+    for command in (["verify"], ["containers"], ["dump"], ["list"], ["pinned"], ["in-doubt", "list"]):
+        code, _, err = mail(*command, str(tmp_path / "nowhere"))
+        assert code == 4 and "no such directory" in err
+        assert not (tmp_path / "nowhere").exists()
+    code, _, err = mail("verify", str(tmp_path))
+    assert code == 4 and "holds no container" in err
+    assert mail("dump", str(mail.path), "--stream", "odd")[0] == 2
+    assert mail("dump", str(mail.path), "--object", "7")[0] == 2
