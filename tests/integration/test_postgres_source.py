@@ -469,7 +469,7 @@ def test_a_server_that_restarts_or_is_killed_is_followed_on(
 
 def standby_of(primary: PostgresServer) -> PostgresServer:
     """Return a standby that is not started, made by pg_basebackup; close it."""
-    made = PostgresServer(options={**LOGICAL, "hot_standby_feedback": True})
+    made = PostgresServer(options={**LOGICAL, "hot_standby_feedback": True, "wal_keep_size": "64MB"})
     made._run(
         [
             *(

@@ -74,7 +74,10 @@ def test_a_large_transaction_shows_how_far_it_is(tmp_path: Path, postgres, postg
             target.query(f"UPDATE public.gate SET upto = {upto}")
         lines = [line for line in told().splitlines() if " is in seqno " in line]
         status = RunningPipeline.find(conf=str(conf)).status()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        scrape = urllib.request.Request(
+            f"http://127.0.0.1:{port}/metrics", headers={"Accept": "application/openmetrics-text"}
+        )
+        with urllib.request.urlopen(scrape, timeout=60) as answer:
             metrics = read_openmetrics(answer.read().decode())
         target.query(f"UPDATE public.gate SET upto = {ROWS}")
         wait_until(lambda: target.query("SELECT count(*) FROM public.audit") == [(ROWS,)])
