@@ -585,6 +585,20 @@ def test_containers_are_bounded_over_many_uses(store: MessageStore) -> None:
     assert store._journal.buffer.number > 100
 
 
+@pytest.mark.parametrize("initial", [2, 3, 4, 9])
+def test_a_container_given_back_takes_no_other_ones_name(path: Path, initial: int) -> None:
+    """A store of four or more: the first ones were back before the last ones were ever used."""
+    options = QueueStoreOptions(container_bytes=12_288, initial_containers=initial, ack_sync_s=None)
+    with MessageStore.open(path, options=options) as store:
+        store.declare("a")
+        for _ in range(15):
+            flow(store, 100)
+            names = [records.container_name(one) for one in store._files.in_use]
+            names += [records.free_name(one) for one in store._files.free]
+            assert containers(path) == sorted(names) and len(names) >= initial
+        assert store._journal.buffer.number > 2 * initial
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stays", [False, True])
