@@ -343,6 +343,23 @@ def test_a_branch_is_undone_when_its_time_is_over(machine: Machine, store: Messa
     assert store.tpc_recover() == [b"y"]
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_what_is_reserved_for_an_outcome_is_what_it_gives_back(machine: Machine, restarts: int) -> None:
+    """Each queue of a publish is an operation."""
+    store = machine.store
+    store.publish(b"x", queues=["a", "b"])
+    session = store.session()
+    session.tpc_begin(b"one")
+    session.publish(b"y", queues=["a", "b"])
+    session.ack(take(store, "a"))
+    session.tpc_prepare()
+    for _ in range(restarts):
+        store = machine.kill()
+    assert store._journal.reserved > 0
+    store.tpc_commit(b"one")
+    assert store._journal.reserved == 0
+
+
 def test_an_outcome_has_its_room_on_a_full_disk(machine: Machine, store: MessageStore) -> None:
     for number in range(20):
         store.publish(b"%d" % number, queues=["a"])
