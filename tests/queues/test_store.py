@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -435,6 +435,36 @@ def test_a_catalogue_of_another_time_or_store_is_refused(path: Path, tmp_path: P
     refused(path, CatalogueError, "that of the store")
     (path / records.CATALOGUE_NAME).unlink()
     refused(path, CatalogueError, "it is missing")
+
+
+CHANGES: dict[str, Callable[[MessageStore], object]] = {
+    "declare": lambda store: store.declare("later"),
+    "delete": lambda store: store.delete("b"),
+    "declare_exchange": lambda store: store.declare_exchange("y", "topic"),
+    "delete_exchange": lambda store: store.delete_exchange("x"),
+    "bind": lambda store: store.bind("x", queue="b"),
+    "unbind": lambda store: store.unbind("x", queue="a"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_log_says_of_each_change_to_the_catalogue_before_it_goes_on(
+    store: MessageStore, path: Path, tmp_path: Path, change: str
+) -> None:
+    """docs/format.md: a Sync stands before the first record after one. No sync of the log comes in between here."""
+    store.declare_exchange("x", "fanout")
+    store.bind("x", queue="a")
+    store.publish(b"before", queues=["a"], wait=False)
+    old = tmp_path / "old.db"
+    shutil.copy(path / records.CATALOGUE_NAME, old)
+    CHANGES[change](store)
+    store.publish(b"after", queues=["later" if change == "declare" else "a"])
+    ended = tmp_path / "ended"
+    shutil.copytree(path, ended)  # as a kill of its process leaves it
+    with MessageStore.open(shutil.copytree(ended, tmp_path / "right")) as reopened:
+        assert (reopened.recovered.messages, reopened.recovered.dropped) == (2, 0)
+    shutil.copy(old, ended / records.CATALOGUE_NAME)
+    refused(ended, CatalogueError, "the catalogue is an older copy")
 
 
 def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
