@@ -338,7 +338,10 @@ def found(disk: SimDisk, rng: random.Random) -> View:
     with RunningStore(disk) as store:
         assert store.recovered.clean and not (store.recovered.dropped or store.recovered.deleted)
         assert view(store) == last
-        assert all(message.complete and message.places for message in store._core.state.messages.values())
+        known = {queue.id for queue in store._catalogue.queues.values()}
+        for message in store._core.state.messages.values():
+            assert message.complete and message.places, "a message that is on no queue"
+            assert known.issuperset(place.queue_id for place in message.places), "one on a queue that is gone"
         if b"xid" not in last[1]:
             store.session().tpc_begin(b"xid")  # it is free
     return last
