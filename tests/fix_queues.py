@@ -50,7 +50,7 @@ def options(seed: int) -> QueueStoreOptions:
     rng = random.Random(seed)
     return QueueStoreOptions(
         container_bytes=rng.choice((12_288, 16_384, 24_576)),
-        initial_containers=rng.choice((2, 3)),
+        initial_containers=rng.choice((2, 3, 5)),
         write_buffers=1,
         content_bytes=rng.choice((0, 5_000, 1_000_000)),
         ack_sync_s=None,  # no thread, whose calls would come at another moment in each run

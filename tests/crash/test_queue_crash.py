@@ -13,8 +13,9 @@ import pytest
 
 from fix_crash import replayable
 from fix_effort import Effort, few_of
-from fix_queues import QueueLedger, QueueLife, check_opened, opened
+from fix_queues import PATH, QueueLedger, QueueLife, check_opened, opened
 from tranlog.errors import TranlogError
+from tranlog.queues.rules.records import container_name
 from tranlog.testing.disk import PowerCut, SimDisk
 
 STEPS = 60
@@ -146,6 +147,32 @@ def test_a_cut_at_every_call_loses_nothing(seed: int) -> None:
         for fate in range(3):
             with replayable(f"run_once(seed={seed}, cut={cut}, fate={fate}, steps={STEPS})"):
                 run_once(seed, cut, fate, STEPS)
+
+
+@pytest.mark.parametrize("fate", few_of(range(12), few=3))
+def test_what_was_cut_off_once_is_not_found_again(fate: int) -> None:
+    """The end of the log is followed by zeros before anything is written there, whatever the disk keeps of that."""
+    disk, rubbish = SimDisk(), random.Random(fate).randbytes(2_000)
+    with opened(disk, 0) as store:
+        store.declare("a")
+        store.publish(b"kept", queues=["a"])
+        place = store._journal.place
+    disk.kill()
+    path = f"{PATH}/{container_name(place >> 32)}"
+    raw, end = disk.content(path), place & 0xFFFF_FFFF
+    disk.set_content(path, raw[:end] + rubbish + raw[end + len(rubbish) :])
+    with opened(disk, 0) as store:
+        assert store.recovered.cut is not None
+        assert disk.content(store.recovered.cut) == rubbish
+        assert not any(disk.content(path)[store._journal.place & 0xFFFF_FFFF :])
+        store.publish(b"some more than one sector" * 60, queues=["a"], wait=False)
+        store._journal.write()
+    disk = disk.after_crash(random.Random(fate))
+    with opened(disk, 0) as store:
+        assert store.recovered.messages in (1, 2)
+        if store.recovered.cut is not None:
+            cut = disk.content(store.recovered.cut)
+            assert not any(rubbish[at : at + 32] in cut for at in range(0, len(rubbish), 32)), "cut off twice"
 
 
 def test_what_a_failing_call_leaves_is_no_more_than_a_crash(effort: Effort) -> None:

@@ -6,6 +6,7 @@ widen its own window (a pause where a kill would do harm), and never does more h
 
 from __future__ import annotations
 
+from mutants.queue_rules import QUEUES
 from mutants.replication_rules import REPLICATION
 from mutants.rewriting import Edit, Mutant
 
@@ -228,6 +229,7 @@ MUTANTS = {
         OUTBOX_FREED_BEFORE_SYNC,
         ACKNOWLEDGED_BEFORE_SYNC,
         *REPLICATION,
+        *QUEUES,
     )
 }
 """By the name that `TRANLOG_MUTANT` takes."""

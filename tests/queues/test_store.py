@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -437,6 +437,36 @@ def test_a_catalogue_of_another_time_or_store_is_refused(path: Path, tmp_path: P
     refused(path, CatalogueError, "it is missing")
 
 
+CHANGES: dict[str, Callable[[MessageStore], object]] = {
+    "declare": lambda store: store.declare("later"),
+    "delete": lambda store: store.delete("b"),
+    "declare_exchange": lambda store: store.declare_exchange("y", "topic"),
+    "delete_exchange": lambda store: store.delete_exchange("x"),
+    "bind": lambda store: store.bind("x", queue="b"),
+    "unbind": lambda store: store.unbind("x", queue="a"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_log_says_of_each_change_to_the_catalogue_before_it_goes_on(
+    store: MessageStore, path: Path, tmp_path: Path, change: str
+) -> None:
+    """docs/format.md: a Sync stands before the first record after one. No sync of the log comes in between here."""
+    store.declare_exchange("x", "fanout")
+    store.bind("x", queue="a")
+    store.publish(b"before", queues=["a"], wait=False)
+    old = tmp_path / "old.db"
+    shutil.copy(path / records.CATALOGUE_NAME, old)
+    CHANGES[change](store)
+    store.publish(b"after", queues=["later" if change == "declare" else "a"])
+    ended = tmp_path / "ended"
+    shutil.copytree(path, ended)  # as a kill of its process leaves it
+    with MessageStore.open(shutil.copytree(ended, tmp_path / "right")) as reopened:
+        assert (reopened.recovered.messages, reopened.recovered.dropped) == (2, 0)
+    shutil.copy(old, ended / records.CATALOGUE_NAME)
+    refused(ended, CatalogueError, "the catalogue is an older copy")
+
+
 def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogMissingError, match="does not exist"):
         MessageStore.open(tmp_path / "a" / "b")
@@ -583,6 +613,20 @@ def test_what_cannot_be_moved_is_told(store: MessageStore) -> None:
 def test_containers_are_bounded_over_many_uses(store: MessageStore) -> None:
     assert flow(store, 5_000) <= 4
     assert store._journal.buffer.number > 100
+
+
+@pytest.mark.parametrize("initial", [2, 3, 4, 9])
+def test_a_container_given_back_takes_no_other_ones_name(path: Path, initial: int) -> None:
+    """A store of four or more: the first ones were back before the last ones were ever used."""
+    options = QueueStoreOptions(container_bytes=12_288, initial_containers=initial, ack_sync_s=None)
+    with MessageStore.open(path, options=options) as store:
+        store.declare("a")
+        for _ in range(15):
+            flow(store, 100)
+            names = [records.container_name(one) for one in store._files.in_use]
+            names += [records.free_name(one) for one in store._files.free]
+            assert containers(path) == sorted(names) and len(names) >= initial
+        assert store._journal.buffer.number > 2 * initial
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from tranlog.errors import DiskFullError, NotHeldError, TransactionStateError, U
 from tranlog.queues.core import Delivery
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.rules.branches import TIMEOUT_MOST_S
+from tranlog.queues.rules.records import ACKED, DEQUEUE, DEQUEUE_BODY, TX_START, WHOLE
+from tranlog.queues.rules.state import NO_LSN
 from tranlog.queues.store import MessageStore
 from tranlog.queues.transaction import BranchSession
 from tranlog.testing.clock import ManualClock
@@ -174,6 +176,25 @@ def test_what_is_prepared_waits_for_its_outcome(machine: Machine, commits: bool,
     assert (contents(store, "a"), contents(store, "b")) == wanted
     assert store.tpc_recover() == []
     assert store._journal.reserved == 0
+
+
+def test_what_recovery_rolled_back_is_so_in_the_log(machine: Machine) -> None:
+    """A transaction without outcome took a message; after it another one may take that, and the log is still right."""
+    store = machine.store
+    store.publish(b"x", queues=["a"])
+    with store._journal.lock, store._journal:
+        transaction = store._journal.put(TX_START, WHOLE, NO_LSN, b"")
+        taken = DEQUEUE_BODY.pack(store._catalogue.queue("a").id, transaction, ACKED)
+        store._journal.put(DEQUEUE, WHOLE, next(iter(store._core.state.messages)), taken)
+    store.sync()
+    store = machine.kill()
+    assert store.recovered.rolled_back == 1
+    with store.transaction() as second:
+        second.ack(take(store, "a"))
+        second.publish(b"y", queues=["b"])
+    store = machine.kill()
+    assert (contents(store, "a"), contents(store, "b")) == ([], [b"y"])
+    assert store.recovered.rolled_back == 0
 
 
 def test_a_branch_without_operations_is_in_doubt_too(machine: Machine) -> None:
@@ -341,6 +362,23 @@ def test_a_branch_is_undone_when_its_time_is_over(machine: Machine, store: Messa
     session.tpc_prepare()
     machine.clock.advance(1_000)
     assert store.tpc_recover() == [b"y"]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_what_is_reserved_for_an_outcome_is_what_it_gives_back(machine: Machine, restarts: int) -> None:
+    """Each queue of a publish is an operation."""
+    store = machine.store
+    store.publish(b"x", queues=["a", "b"])
+    session = store.session()
+    session.tpc_begin(b"one")
+    session.publish(b"y", queues=["a", "b"])
+    session.ack(take(store, "a"))
+    session.tpc_prepare()
+    for _ in range(restarts):
+        store = machine.kill()
+    assert store._journal.reserved > 0
+    store.tpc_commit(b"one")
+    assert store._journal.reserved == 0
 
 
 def test_an_outcome_has_its_room_on_a_full_disk(machine: Machine, store: MessageStore) -> None:

@@ -105,7 +105,8 @@ class TransactionWork:
             if not known.issuperset(one.queues):
                 raise UnknownQueueError(what="queue any more for a message of the transaction")
         answers = [one for one in self.answers if one[0].place in one[0].message.places]
-        outcome = 0 if xid is None else outcome_bytes(len(self.publishes) + len(answers))
+        operations = sum(len(one.queues) for one in self.publishes) + len(answers)
+        outcome = 0 if xid is None else outcome_bytes(operations)
         journal.admit(self.size() + outcome, Need.PUBLISH if self.publishes else Need.DRAIN)
         put = journal.put
         transaction = put(TX_START, FIRST, NO_LSN, b"") if xid is None else put(DTX_START, FIRST, NO_LSN, xid)

@@ -140,14 +140,15 @@ class ContainerFiles:
         self.in_use.append(number)
 
     def give_back(self, number: int) -> None:
-        """Have the lowest one in use be free, durable."""
+        """Have the lowest one in use be free, durable. Its number stays, unless one that was never used has that."""
         file = self._open.pop(number, None)
         if file is not None:
             file.close()
-        self._disk.rename(join(self.path, container_name(number)), join(self.path, free_name(number)))
+        free = max(*self.in_use, *self.free) + 1 if number in self.free else number
+        self._disk.rename(join(self.path, container_name(number)), join(self.path, free_name(free)))
         self._disk.sync_dir(self.path)
         self.in_use.remove(number)
-        self.free.append(number)
+        self.free.append(free)
 
     def remove(self, number: int) -> None:
         """Remove a free one."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tranlog.clock import Clock
 from tranlog.disk import Disk
 from tranlog.errors import CatalogueError, StoreDamagedError
-from tranlog.ids import lsn, lsn_offset, lsn_segment, lsn_text
+from tranlog.ids import Lsn, lsn, lsn_offset, lsn_segment, lsn_text
 from tranlog.log.files.directory import keep_bytes
 from tranlog.queues.files.catalogue import Catalogue
 from tranlog.queues.files.containers import ContainerFiles
@@ -31,6 +31,7 @@ from tranlog.queues.rules.records import (
     OPEN_BODY,
     OVERHEAD,
     QUEUE_GONE,
+    ROLLBACK,
     WHOLE,
     ContainerHeader,
     container_name,
@@ -137,7 +138,7 @@ class StoreOpening:
         rolled_back = state.abort_open()
         dropped = state.drop_unknown({queue.id for queue in self._catalogue.queues.values()})
         self._begin_epoch(journal)
-        deleted = self._let_go(journal, dropped)
+        deleted = self._let_go(journal, rolled_back, dropped)
         for what, count in (("messages on no queue", deleted), ("places on unknown queues", len(dropped))):
             if count:
                 logger.warning("Recovery dropped %s. path=%s count=%d", what, self._files.path, count)
@@ -195,11 +196,14 @@ class StoreOpening:
         journal.counter = self._catalogue.counter
         journal.sync_due = True
 
-    def _let_go(self, journal: QueueJournal, dropped: list[tuple[Message, int]]) -> int:
-        """Say in the log what was dropped, and delete what is on no queue; return how many messages were deleted."""
+    def _let_go(self, journal: QueueJournal, rolled_back: list[Lsn], dropped: list[tuple[Message, int]]) -> int:
+        """Log what was rolled back and dropped, and delete what is on no queue; return how many messages that were."""
         state = self._scan.state
         homeless = state.homeless()
         with journal.lock, journal:
+            for transaction in rolled_back:
+                journal.admit(OVERHEAD, Need.DRAIN)
+                journal.put(ROLLBACK, WHOLE, transaction, b"")
             for message, queue_id in dropped:
                 if message.places:
                     journal.admit(OVERHEAD + DEQUEUE_BODY.size, Need.DRAIN)
