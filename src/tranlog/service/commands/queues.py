@@ -17,6 +17,9 @@ import typer
 from tranlog.ids import Lsn, lsn, lsn_text
 from tranlog.queues.by_hand import dump_store, list_containers, open_by_hand, verify_store
 from tranlog.queues.rules.records import BODIES, record_fields, record_text, stream_of
+from tranlog.service.commands.queue_messages import add_messages
+from tranlog.service.commands.queue_names import add_names
+from tranlog.service.commands.queue_words import StoreDir
 from tranlog.service.frame.command import AsJson, new_app, print_json, require_command
 
 queue_app = new_app(help="A message store on the disk.\n\n\b\nExample:\n  tranlog queue list mail")
@@ -24,8 +27,9 @@ in_doubt_app = new_app(help="What waits for its outcome.\n\n\b\nExample:\n  tran
 queue_app.add_typer(in_doubt_app, name="in-doubt", invoke_without_command=True)
 _STREAMS = sorted({stream_of(number) for number in BODIES})
 
-StoreDir = Annotated[str, typer.Argument(metavar="DIR", help="The store's directory.")]
 Xid = Annotated[str, typer.Argument(metavar="XID", help="As `tranlog queue in-doubt list` shows it.")]
+add_messages(queue_app)
+add_names(queue_app)
 
 
 @queue_app.callback()
@@ -180,6 +184,41 @@ def _xid(text: str) -> bytes:
         return bytes.fromhex(text[2:])
     except ValueError as exc:
         raise typer.BadParameter(f"{text} is no hex", param_hint="XID") from exc
+
+
+@queue_app.command("status")
+def status(directory: StoreDir, as_json: AsJson = False) -> None:
+    """Show how the store stands: queues, containers, what is pinned and in doubt, what its recovery did.
+
+    The recovery is that of this very opening: what a crash left, if nobody has opened the store since.
+
+    \b
+    Example:
+      tranlog queue status mail
+    """
+    with open_by_hand(directory) as store:
+        found = store.status()
+    if as_json:
+        queues = [{"name": name, "waiting": waiting} for name, (waiting, _) in found.queues.items()]
+        in_doubt = [_text(xid) for xid in found.in_doubt]
+        print_json({**msgspec.structs.asdict(found), "queues": queues, "in_doubt": in_doubt})
+        return
+    for name, (waiting, _) in found.queues.items():
+        print(f"{waiting:10d}  {name}")
+    print(
+        f"containers: {found.containers_in_use} in use, {found.containers_free} free, "
+        f"of {found.container_bytes} bytes each"
+    )
+    print(f"pinned: {found.pinned_bytes} bytes")
+    print(f"in doubt: {len(found.in_doubt)}")
+    did = found.recovered
+    end = "the store was closed cleanly" if did.clean else "the store was not closed cleanly"
+    print(
+        f"recovery: {end}; {did.messages} messages, rolled back {did.rolled_back} transactions, "
+        f"cut {did.groups_cut} groups, dropped {did.dropped} places on unknown queues, deleted {did.deleted} messages"
+    )
+    if did.cut is not None:
+        print(f"what was cut off is kept in {did.cut}")
 
 
 @in_doubt_app.command("list")
