@@ -81,3 +81,23 @@ def test_deleting_asks_and_takes_messages_and_bindings_along(mail: Mail, monkeyp
     for words in (["orders", "-y"], ["events", "--exchange"]):
         found = mail.json("delete", path, *words, code=1)
         assert (found["error"]["type"], found["error"]["exit_code"]) == ("UnknownQueueError", 1)
+
+
+def test_a_new_store_has_the_sizes_that_were_asked_for_and_keeps_them(mail: Mail) -> None:
+    path = str(mail.path)
+    asked = ["--container-size", "524289", "--initial-containers", "6", "--max-write-buffers", "3"]
+    assert mail("declare", "--store-dir", path, *asked, "orders")[0] == 0
+    found = mail.json("status", path)
+    assert found["container_bytes"] == 528_384
+    assert found["containers_in_use"] + found["containers_free"] == 6
+    code, out, err = mail("declare", "--store-dir", path, "--container-bytes", "1048576", "orders")
+    assert (code, out) == (0, "declared the queue orders\n")
+    assert err == f"{path} exists and keeps its containers, of 528384 bytes each, and how many it began with\n"
+    assert mail("declare", path, "--initial-containers", "2", "b")[2] == err
+    assert mail("declare", path, "b")[2] == ""
+    found = mail.json("status", path)
+    assert found["containers_in_use"] + found["containers_free"] == 6
+    code, _, err = mail("declare", str(mail.path.parent / "huge"), "--container-size", str(1 << 40), "b")
+    assert code == 2 and "container_bytes" in err and not (mail.path.parent / "huge").exists()
+    for words in ([path], ["--store-dir", path], ["--store-dir", path, path, "b"], ["--initial-containers", "1", path]):
+        assert mail("declare", *words)[0] == 2

@@ -166,10 +166,10 @@ def verify_store(path: str, *, disk: Disk | None = None) -> StoreVerdict:
     )
 
 
-def open_by_hand(path: str) -> MessageStore:
+def open_by_hand(path: str, options: QueueStoreOptions | None = None) -> MessageStore:
     """Open a store that is there, for one command. Raises as `MessageStore.open`."""
     _files_of(path, None)
-    return MessageStore.open(path, options=QueueStoreOptions(ack_sync_s=None))
+    return open_or_make(path, QueueStoreOptions() if options is None else options)
 
 
 def open_or_make(path: str, options: QueueStoreOptions) -> MessageStore:

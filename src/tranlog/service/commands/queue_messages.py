@@ -23,12 +23,15 @@ import typer
 from tranlog.ids import lsn_text
 from tranlog.queues.by_hand import open_by_hand
 from tranlog.queues.core import Delivery
+from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.rules.routing import DEFAULT_EXCHANGE
 from tranlog.service.commands.queue_words import (
+    DEFAULTS,
     HeadersJson,
     QueueName,
     RoutingKey,
     StoreDir,
+    WriteBuffers,
     Yes,
     headers_of,
     names_told,
@@ -63,6 +66,7 @@ def publish(
     ] = DEFAULT_EXCHANGE,
     key: RoutingKey = "",
     headers: HeadersJson = None,
+    write_buffers: WriteBuffers = DEFAULTS.write_buffers,
     as_json: AsJson = False,
 ) -> int:
     """Publish a message; its id is printed once it is durable.
@@ -84,7 +88,7 @@ def publish(
     routed_by = headers_of(headers)
     given = None if body is None else os.fsencode(body)
     with _open_body(file) if given is None else nullcontext((io.BytesIO(given), len(given))) as (raw, length):
-        with names_told(), open_by_hand(directory) as store:
+        with names_told(), open_by_hand(directory, QueueStoreOptions(write_buffers=write_buffers)) as store:
             content = _parts(raw, length, file)
             found = store.publish(
                 content, queues=queues or None, exchange=exchange, key=key, headers=routed_by, length=length

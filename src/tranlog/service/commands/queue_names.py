@@ -11,12 +11,14 @@ from typing import Annotated
 import typer
 
 from tranlog.queues.by_hand import open_by_hand, open_or_make
-from tranlog.queues.options import QueueStoreOptions
+from tranlog.queues.options import QueueStoreOptions, whole_container
 from tranlog.queues.rules.routing import EXCHANGE_TYPES
 from tranlog.service.commands.queue_words import (
+    DEFAULTS,
     HeadersJson,
     RoutingKey,
     StoreDir,
+    WriteBuffers,
     Yes,
     headers_of,
     names_told,
@@ -39,8 +41,13 @@ def add_names(app: typer.Typer) -> None:
 
 
 def declare(
-    directory: StoreDir,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the queue, or of the exchange.")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[DIR] NAME",
+            help="The store's directory, unless --store-dir names it, and the name of the queue or exchange.",
+        ),
+    ],
     exchange: Annotated[
         str | None,
         typer.Option("--exchange", "-exchange", metavar="TYPE", help=f"An exchange: {', '.join(EXCHANGE_TYPES)}."),
@@ -49,23 +56,61 @@ def declare(
         str | None,
         typer.Option("--alternate", "-alternate", metavar="NAME", help="The exchange for what no binding is for."),
     ] = None,
+    store_dir: Annotated[
+        str | None, typer.Option("--store-dir", "-store-dir", metavar="DIR", help="The store's directory.")
+    ] = None,
+    container_size: Annotated[
+        int | None,
+        typer.Option(
+            *("--container-size", "--container-bytes", "-container-size"),
+            metavar="BYTES",
+            min=1,
+            help="Of a new store: of each container, rounded up to 512 KiB and to 4 KiB.",
+            show_default=str(DEFAULTS.container_bytes),
+        ),
+    ] = None,
+    initial_containers: Annotated[
+        int | None,
+        typer.Option(
+            *("--initial-containers", "-initial-containers"),
+            metavar="N",
+            min=2,
+            help="Of a new store: how many containers it has at least.",
+            show_default=str(DEFAULTS.initial_containers),
+        ),
+    ] = None,
+    write_buffers: WriteBuffers = DEFAULTS.write_buffers,
     as_json: AsJson = False,
 ) -> None:
     """Create a queue, or an exchange, if it is missing; a store that is missing too. Its parent has to exist.
 
+    A store that exists keeps its containers: their size and number are then said to be left aside.
+
     \b
     Example:
       tranlog queue declare mail orders
+      tranlog queue declare --store-dir mail --container-size 4194304 --initial-containers 4 orders
       tranlog queue declare mail events --exchange topic
     """
     if exchange is not None and exchange not in EXCHANGE_TYPES:
         raise typer.BadParameter(f"is none of {', '.join(EXCHANGE_TYPES)}", param_hint="--exchange")
     if alternate is not None and exchange is None:
         raise typer.BadParameter("only an exchange has one: name its type by --exchange", param_hint="--alternate")
-    with open_or_make(directory, QueueStoreOptions()) as store:
+    if len(words) != (2 if store_dir is None else 1):
+        raise typer.BadParameter("takes DIR and NAME, or NAME alone with --store-dir", param_hint="[DIR] NAME")
+    directory, name = words if store_dir is None else (store_dir, words[0])
+    options = QueueStoreOptions(
+        container_bytes=whole_container(container_size or DEFAULTS.container_bytes),
+        initial_containers=initial_containers or DEFAULTS.initial_containers,
+        write_buffers=write_buffers,
+    )
+    with open_or_make(directory, options) as store:
         created = store.recovered.created
         if created:
             say(f"made the store {os.path.abspath(directory)}")
+        elif container_size is not None or initial_containers is not None:
+            size = store.status().container_bytes
+            say(f"{directory} exists and keeps its containers, of {size} bytes each, and how many it began with")
         if exchange is None:
             store.declare(name)
         else:

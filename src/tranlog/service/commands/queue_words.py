@@ -13,13 +13,25 @@ import msgspec
 import typer
 
 from tranlog.errors import UnknownQueueError
+from tranlog.queues.options import QueueStoreOptions
 from tranlog.service.frame.exits import ExitCode, Told
 
+DEFAULTS = QueueStoreOptions()
 StoreDir = Annotated[str, typer.Argument(metavar="DIR", help="The store's directory.")]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 RoutingKey = Annotated[str, typer.Option("--key", "-key", metavar="KEY", help="The routing key.")]
 HeadersJson = Annotated[
     str | None, typer.Option("--headers", "-headers", metavar="JSON", help='Headers to route by: {"kind": "order"}.')
+]
+WriteBuffers = Annotated[
+    int,
+    typer.Option(
+        *("--max-write-buffers", "--write-buffers", "-max-write-buffers"),
+        metavar="N",
+        min=1,
+        max=1 << 14,
+        help="Write when so many buffers of 64 KiB wait, without waiting for a commit; for this command alone.",
+    ),
 ]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 
