@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -116,6 +117,25 @@ def test_what_is_pinned_is_told(mail: Mail) -> None:
     assert (message["what"], message["queues"]) == ("message", ["b"])
     assert (one["xid"], two["xid"]) == ("0xff", "transfer 7")
     assert "xid transfer 7" in mail("pinned", path)[1]
+
+
+def test_producers_are_listed_and_removed(mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(mail.path)
+    assert mail("producer", "list", path) == (0, "", "")
+    with mail.open() as store:
+        store.publish_once("till-3", 7, b"x", queues=["a"])
+    assert mail.json("producer", "list", path) == {"producers": [{"name": "till-3", "number": 7}]}
+    assert mail("producer", "list", path)[1].split() == ["7", "till-3"]
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert mail("producer", "remove", path, "till-3")[0] == 1
+    with mail.open() as store:
+        assert store.publish_once("till-3", 7, b"x", queues=["a"]) is None
+    assert mail("producer", "remove", path, "till-3", "-y")[1] == "removed the producer till-3, which was at 7\n"
+    assert mail.json("producer", "list", path) == {"producers": []}
+    code, _, err = mail("producer", "remove", path, "till-3", "-y")
+    assert code == 1 and "there is no producer 'till-3'" in err
+    with mail.open() as store:
+        assert store.publish_once("till-3", 7, b"x", queues=["a"]) is not None
 
 
 def test_a_damaged_store_is_told_with_container_and_offset(mail: Mail) -> None:
