@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from fix_mail import Mail
 from tranlog.ids import lsn_text
-from tranlog.queues.options import QueueStoreOptions
-from tranlog.queues.store import MessageStore
-from tranlog.service.commands import cli
-
-
-class Mail:
-    """A store, and commands on it."""
-
-    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.path = path
-        self._capsys = capsys
-
-    def __call__(self, *words: str) -> tuple[int, str, str]:
-        code = cli.main(["queue", *words])
-        told = self._capsys.readouterr()
-        assert "Traceback" not in told.err, told.err
-        return int(code), told.out, told.err
-
-    def json(self, *words: str) -> dict:
-        code, out, err = self(*words, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    def open(self) -> MessageStore:
-        return MessageStore.open(self.path, options=QueueStoreOptions(container_bytes=16_384))
 
 
 @pytest.fixture
@@ -93,6 +71,41 @@ def test_what_is_in_doubt_is_listed_and_decided(mail: Mail) -> None:
     assert mail("in-doubt", "commit", path, "0xzz")[0] == 2
 
 
+def test_how_a_store_stands_is_told(mail: Mail) -> None:
+    path = str(mail.path)
+    found = mail.json("status", path)
+    assert found["queues"] == [{"name": "a", "waiting": 30}, {"name": "b", "waiting": 0}]
+    assert (found["in_doubt"], found["pinned_bytes"], found["container_bytes"]) == (["transfer 7", "0xff"], 0, 16_384)
+    listed = mail.json("containers", path)["containers"]
+    used = [one for one in listed if not one["free"]]
+    assert (found["containers_in_use"], found["containers_free"]) == (len(used), len(listed) - len(used))
+    assert (found["recovered"]["clean"], found["recovered"]["messages"]) == (True, 31)
+    with mail.open() as store:
+        for _ in range(60):
+            store.publish(b"x" * 500, queues=["a"], wait=False)
+        store.purge("a")
+    held = mail.json("pinned", path)["pinned"][0]["held_bytes"]
+    assert held > 0
+    out = mail("status", path)[1]
+    assert f"pinned: {held} bytes\nin doubt: 2\nrecovery: the store was closed cleanly; 1 messages" in out
+
+
+def test_what_a_crash_left_is_told_by_the_next_opening(mail: Mail, tmp_path: Path) -> None:
+    """A copy of an open store is what a crash of its process leaves."""
+    with mail.open() as store:
+        store.publish(b"x", queues=["a"])
+        shutil.copytree(mail.path, tmp_path / "copy")
+    path = str(tmp_path / "copy")
+    newest = max(name for name in os.listdir(path) if name.startswith("queue."))
+    end = (tmp_path / "copy" / newest).read_bytes().rstrip(b"\0")
+    with (tmp_path / "copy" / newest).open("r+b") as file:
+        file.seek(len(end) + 8)
+        file.write(b"half a record")
+    code, out, err = mail("status", path)
+    assert code == 0 and "recovery: the store was not closed cleanly; 32 messages" in out, err
+    assert mail.json("status", path)["recovered"]["clean"] is True
+
+
 def test_what_is_pinned_is_told(mail: Mail) -> None:
     path = str(mail.path)
     assert mail.json("pinned", path)["pinned"] == []
@@ -104,6 +117,25 @@ def test_what_is_pinned_is_told(mail: Mail) -> None:
     assert (message["what"], message["queues"]) == ("message", ["b"])
     assert (one["xid"], two["xid"]) == ("0xff", "transfer 7")
     assert "xid transfer 7" in mail("pinned", path)[1]
+
+
+def test_producers_are_listed_and_removed(mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(mail.path)
+    assert mail("producer", "list", path) == (0, "", "")
+    with mail.open() as store:
+        store.publish_once("till-3", 7, b"x", queues=["a"])
+    assert mail.json("producer", "list", path) == {"producers": [{"name": "till-3", "number": 7}]}
+    assert mail("producer", "list", path)[1].split() == ["7", "till-3"]
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert mail("producer", "remove", path, "till-3")[0] == 1
+    with mail.open() as store:
+        assert store.publish_once("till-3", 7, b"x", queues=["a"]) is None
+    assert mail("producer", "remove", path, "till-3", "-y")[1] == "removed the producer till-3, which was at 7\n"
+    assert mail.json("producer", "list", path) == {"producers": []}
+    code, _, err = mail("producer", "remove", path, "till-3", "-y")
+    assert code == 1 and "there is no producer 'till-3'" in err
+    with mail.open() as store:
+        assert store.publish_once("till-3", 7, b"x", queues=["a"]) is not None
 
 
 def test_a_damaged_store_is_told_with_container_and_offset(mail: Mail) -> None:

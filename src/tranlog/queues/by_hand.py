@@ -8,6 +8,7 @@ Source: docs/format.md, "The message store".
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import msgspec
@@ -165,7 +166,12 @@ def verify_store(path: str, *, disk: Disk | None = None) -> StoreVerdict:
     )
 
 
-def open_by_hand(path: str) -> MessageStore:
+def open_by_hand(path: str, options: QueueStoreOptions | None = None) -> MessageStore:
     """Open a store that is there, for one command. Raises as `MessageStore.open`."""
     _files_of(path, None)
-    return MessageStore.open(path, options=QueueStoreOptions(ack_sync_s=None))
+    return open_or_make(path, QueueStoreOptions() if options is None else options)
+
+
+def open_or_make(path: str, options: QueueStoreOptions) -> MessageStore:
+    """Open a store for one command; one that is missing is created by these options. Raises as `MessageStore.open`."""
+    return MessageStore.open(path, options=dataclasses.replace(options, ack_sync_s=None))

@@ -316,12 +316,22 @@ class StoreCore:
 
     def take(self, queue: str, queue_id: int) -> Delivery:
         """Take the next message of a queue that has one."""
-        message = self.row(queue_id).take()
+        delivery = self._delivery(queue, queue_id, self.row(queue_id).take())
+        self.held[delivery.place] = delivery
+        return delivery
+
+    def _delivery(self, queue: str, queue_id: int, message: Message) -> Delivery:
         place = message.place_on(queue_id)
         assert place is not None and place.free, "what waits on a queue is on it"
-        redelivered = place.attempts > 0 or message.id < self.recovered
-        delivery = self.held[place] = Delivery(self, queue, message, place, redelivered)
-        return delivery
+        return Delivery(self, queue, message, place, place.attempts > 0 or message.id < self.recovered)
+
+    def waiting(self, queue: str, queue_id: int) -> Iterator[Delivery]:
+        """Go over what `take` would hand out, in order, without taking it. The lock is held meanwhile."""
+        shown, now_ms = self.journal.shown, self._clock.now_ms()
+        for message in self.row(queue_id):
+            found = self._delivery(queue, queue_id, message)
+            if found.place.visible < shown and not 0 < found.place.expires_at <= now_ms:
+                yield found
 
     def drop_expired(self, queue_id: int) -> None:
         """Take off a queue those at its head whose time is over."""

@@ -70,7 +70,7 @@ def open_store(
         catalogue = None
         try:
             files.list()
-            catalogue = _open_catalogue(files, owned, clock, connect)
+            catalogue = _open_catalogue(files, owned, clock, connect, options.initial_containers)
             opened = _recover(files, catalogue, owned, ownership, clock, options)
             sign_lock(path, owned, STORE_LOCK_NAME)
         except BaseException:
@@ -85,14 +85,14 @@ def open_store(
 
 
 def _open_catalogue(
-    files: ContainerFiles, disk: Disk, clock: Clock, connect: Callable[[str], apsw.Connection]
+    files: ContainerFiles, disk: Disk, clock: Clock, connect: Callable[[str], apsw.Connection], initial: int
 ) -> Catalogue:
     path = join(files.path, CATALOGUE_NAME)
     if files.in_use and not disk.exists(path):
         raise CatalogueError(path=path, why="it is missing, and there are containers with messages")
     catalogue = Catalogue(path, connect)
     try:
-        catalogue.load(None if files.in_use else os.urandom(STORE_ID_BYTES), clock.now_ms())
+        catalogue.load(None if files.in_use else os.urandom(STORE_ID_BYTES), clock.now_ms(), initial)
     except BaseException:
         catalogue.close()
         raise
@@ -108,6 +108,7 @@ def _recover(
     options: QueueStoreOptions,
 ) -> OpenedStore:
     created = catalogue.epoch == 0
+    initial = catalogue.initial_containers or options.initial_containers
     if created:
         disk.sync_dir(posixpath.dirname(files.path) or ".")  # its own entry, too
     if not files.in_use:
@@ -115,7 +116,7 @@ def _recover(
             why = f"it is missing, and the catalogue was opened in epoch {catalogue.epoch}"
             raise StoreDamagedError(path=files.path, file=container_name(1), offset=0, why=why)
         files.store_id = catalogue.store_id
-        create_containers(files, options.initial_containers, now_ms=clock.now_ms())
+        create_containers(files, initial, now_ms=clock.now_ms())
     headers = read_headers(files)
     state = QueueState()
     scan = scan_log(files, state)
@@ -125,7 +126,7 @@ def _recover(
         clock,
         ownership,
         state,
-        initial_containers=options.initial_containers,
+        initial_containers=initial,
         write_buffers=options.write_buffers,
     )
     opening = StoreOpening(disk, clock, files, catalogue, scan, next_epoch(scan, headers, catalogue.epoch))

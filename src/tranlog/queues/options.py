@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from tranlog.errors import ConfigError
 from tranlog.queues.rules.records import CONTAINER_BYTES_LEAST, CONTAINER_BYTES_MOST, PAGE_BYTES
 
+OPTION_CONTAINER_BYTES_LEAST = 512 * 1024
+"""What a size of containers that people name is rounded up to. Tests make smaller ones."""
+
+
+def whole_container(size: int) -> int:
+    """Return a size of containers, in bytes, rounded up to 512 KiB and to pages, which are whole sectors."""
+    return -(-max(size, OPTION_CONTAINER_BYTES_LEAST) // PAGE_BYTES) * PAGE_BYTES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStoreOptions:

@@ -9,12 +9,14 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid; docs/format.md, "The mes
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import apsw
+import msgspec
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import Disk, OsDisk
@@ -24,6 +26,7 @@ from tranlog.log.files.directory import directory_of
 from tranlog.log.writing.flushing import Flushing
 from tranlog.queues.core import Delivery, StoreCore
 from tranlog.queues.definitions import StoreDefinitions
+from tranlog.queues.files.recovering import StoreRecovery
 from tranlog.queues.opening import OpenedStore, open_store
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.publishing import MessagePublishing
@@ -56,6 +59,22 @@ class Pinned(NamedTuple):
     queues: tuple[str, ...]
     age_ms: int | None
     held_bytes: int
+
+
+class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How a store stands. `queues`: by name how many messages wait, and how many are held.
+
+    `pinned_bytes`: of the containers that what `MessageStore.pinned` returns holds back. `recovered`: what this opening
+    found and did, the last recovery that there was.
+    """
+
+    queues: dict[str, tuple[int, int]]
+    containers_in_use: int
+    containers_free: int
+    container_bytes: int
+    pinned_bytes: int
+    in_doubt: tuple[bytes, ...]
+    recovered: StoreRecovery
 
 
 _LOOK_S = 0.5
@@ -165,6 +184,29 @@ class MessageStore(StoreDefinitions):
                 queues = tuple(names.get(place.queue_id, "") for place in one.places)
                 found.append(Pinned("message", one.id, b"", queues, now_ms - one.stored_at, held_bytes))
             return found
+
+    def status(self) -> StoreStatus:
+        """Return how the store stands."""
+        with self._journal.lock:
+            self._journal.check_open()
+            return StoreStatus(
+                queues=self.queues(),
+                containers_in_use=len(self._files.in_use),
+                containers_free=len(self._files.free),
+                container_bytes=self._files.container_bytes,
+                pinned_bytes=max((one.held_bytes for one in self.pinned()), default=0),
+                in_doubt=tuple(in_doubt(self._core)),
+                recovered=self.recovered,
+            )
+
+    def peek(self, queue: str, count: int = 1) -> list[Delivery]:
+        """Return the next messages that `get` would hand out, at most `count`, and take none.
+
+        They can be read as long as they are there, and not be answered. Raises UnknownQueueError.
+        """
+        with self._journal.lock:
+            self._journal.check_open()
+            return list(itertools.islice(self._core.waiting(queue, self._catalogue.queue(queue).id), count))
 
     def purge(self, queue: str) -> int:
         """Take off a queue what waits on it; return how many messages that were. Raises UnknownQueueError."""

@@ -90,6 +90,8 @@ class Catalogue:
         self.store_id = b""
         self.counter = 0
         self.epoch = 0
+        self.initial_containers: int | None = None
+        """How many containers the store was made with; None where that is not known."""
         self.queues: dict[str, Queue] = {}
         self.exchanges: dict[str, Exchange] = {}
         self.bindings: list[QueueBinding] = []
@@ -118,8 +120,11 @@ class Catalogue:
     def _run(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
         return list(self._connection.execute(text, values))
 
-    def load(self, new_id: bytes | None, now_ms: int) -> None:
-        """Read it; one without tables becomes a new store's, with this id if there is one. Raises CatalogueError."""
+    def load(self, new_id: bytes | None, now_ms: int, initial_containers: int = 0) -> None:
+        """Read it; one without tables becomes a new store's, with this id if there is one. Raises CatalogueError.
+
+        `initial_containers`: of a new store, which keeps that.
+        """
         with self._told():
             if not self._run("select 1 from sqlite_schema where name = 'store'"):
                 if new_id is None:
@@ -128,6 +133,7 @@ class Catalogue:
                 try:
                     self._run(_TABLES)
                     self._run("insert into store values (?, ?, ?, 1, 0)", new_id, CATALOGUE_FORMAT, now_ms)
+                    self._run("insert into config values ('initial_containers', ?)", initial_containers)
                     self._run("commit")
                 except BaseException:
                     self._roll_back()
@@ -143,6 +149,8 @@ class Catalogue:
             raise CatalogueError(
                 path=self.path, why=f"it has format {found}, and this release knows {CATALOGUE_FORMAT}"
             )
+        kept = self._run("select value from config where name = 'initial_containers'")
+        self.initial_containers = kept[0][0] if kept else None
         queues = self._run("select id, name, arguments from queue")
         exchanges = self._run("select id, name, type, alternate, arguments from exchange")
         bindings = self._run(

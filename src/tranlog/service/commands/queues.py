@@ -17,15 +17,21 @@ import typer
 from tranlog.ids import Lsn, lsn, lsn_text
 from tranlog.queues.by_hand import dump_store, list_containers, open_by_hand, verify_store
 from tranlog.queues.rules.records import BODIES, record_fields, record_text, stream_of
-from tranlog.service.frame.command import AsJson, new_app, print_json, require_command
+from tranlog.service.commands.queue_messages import add_messages
+from tranlog.service.commands.queue_names import add_names
+from tranlog.service.commands.queue_words import StoreDir, Yes, names_told
+from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command
 
 queue_app = new_app(help="A message store on the disk.\n\n\b\nExample:\n  tranlog queue list mail")
 in_doubt_app = new_app(help="What waits for its outcome.\n\n\b\nExample:\n  tranlog queue in-doubt list mail")
+producer_app = new_app(help="Who publishes once.\n\n\b\nExample:\n  tranlog queue producer list mail")
+queue_app.add_typer(producer_app, name="producer", invoke_without_command=True)
 queue_app.add_typer(in_doubt_app, name="in-doubt", invoke_without_command=True)
 _STREAMS = sorted({stream_of(number) for number in BODIES})
 
-StoreDir = Annotated[str, typer.Argument(metavar="DIR", help="The store's directory.")]
 Xid = Annotated[str, typer.Argument(metavar="XID", help="As `tranlog queue in-doubt list` shows it.")]
+add_messages(queue_app)
+add_names(queue_app)
 
 
 @queue_app.callback()
@@ -35,6 +41,11 @@ def _queue(ctx: typer.Context) -> None:
 
 @in_doubt_app.callback()
 def _in_doubt(ctx: typer.Context) -> None:
+    require_command(ctx)
+
+
+@producer_app.callback()
+def _producer(ctx: typer.Context) -> None:
     require_command(ctx)
 
 
@@ -182,6 +193,41 @@ def _xid(text: str) -> bytes:
         raise typer.BadParameter(f"{text} is no hex", param_hint="XID") from exc
 
 
+@queue_app.command("status")
+def status(directory: StoreDir, as_json: AsJson = False) -> None:
+    """Show how the store stands: queues, containers, what is pinned and in doubt, what its recovery did.
+
+    The recovery is that of this very opening: what a crash left, if nobody has opened the store since.
+
+    \b
+    Example:
+      tranlog queue status mail
+    """
+    with open_by_hand(directory) as store:
+        found = store.status()
+    if as_json:
+        queues = [{"name": name, "waiting": waiting} for name, (waiting, _) in found.queues.items()]
+        in_doubt = [_text(xid) for xid in found.in_doubt]
+        print_json({**msgspec.structs.asdict(found), "queues": queues, "in_doubt": in_doubt})
+        return
+    for name, (waiting, _) in found.queues.items():
+        print(f"{waiting:10d}  {name}")
+    print(
+        f"containers: {found.containers_in_use} in use, {found.containers_free} free, "
+        f"of {found.container_bytes} bytes each"
+    )
+    print(f"pinned: {found.pinned_bytes} bytes")
+    print(f"in doubt: {len(found.in_doubt)}")
+    did = found.recovered
+    end = "the store was closed cleanly" if did.clean else "the store was not closed cleanly"
+    print(
+        f"recovery: {end}; {did.messages} messages, rolled back {did.rolled_back} transactions, "
+        f"cut {did.groups_cut} groups, dropped {did.dropped} places on unknown queues, deleted {did.deleted} messages"
+    )
+    if did.cut is not None:
+        print(f"what was cut off is kept in {did.cut}")
+
+
 @in_doubt_app.command("list")
 def in_doubt_list(directory: StoreDir, as_json: AsJson = False) -> None:
     """List the xids of what is prepared and not decided.
@@ -229,3 +275,44 @@ def in_doubt_rollback(directory: StoreDir, xid: Xid, as_json: AsJson = False) ->
       tranlog queue in-doubt rollback mail 'transfer 7'
     """
     _decide(directory, xid, "rolled back", as_json)
+
+
+@producer_app.command("list")
+def producer_list(directory: StoreDir, as_json: AsJson = False) -> None:
+    """List the producers that publish once, with the number up to which their messages are here.
+
+    \b
+    Example:
+      tranlog queue producer list mail
+    """
+    with open_by_hand(directory) as store:
+        found = store.producers()
+    if as_json:
+        print_json({"producers": [{"name": name, "number": number} for name, number in found.items()]})
+        return
+    for name, number in found.items():
+        print(f"{number:20d}  {name}")
+
+
+@producer_app.command("remove")
+def producer_remove(
+    directory: StoreDir,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `tranlog queue producer list` shows it.")],
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget a producer: what it publishes again is there twice. Exit code 1 if there is none, or if you decline.
+
+    \b
+    Example:
+      tranlog queue producer remove mail till-3 -y
+    """
+    with names_told(), open_by_hand(directory) as store:
+        number = store.producers().get(name)
+        if number is not None and not yes:
+            confirm(f"Forget that the messages of {name} up to {number} are here?")
+        store.forget_producer(name)
+    if as_json:
+        print_json({"removed": name, "number": number})
+        return
+    print(f"removed the producer {name}, which was at {number}")

@@ -1,0 +1,270 @@
+"""`tranlog queue publish`, `get`, `peek`, `purge`: the messages of a store.
+
+Owns how a body comes in and goes out: in parts, so that its size does not matter. The hard idea: a message is
+acknowledged after its body has been written, so whoever could not take it finds it again.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import io
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Annotated, BinaryIO
+
+import typer
+
+from tranlog.ids import lsn_text
+from tranlog.queues.by_hand import open_by_hand
+from tranlog.queues.core import Delivery
+from tranlog.queues.options import QueueStoreOptions
+from tranlog.queues.rules.routing import DEFAULT_EXCHANGE
+from tranlog.service.commands.queue_words import (
+    DEFAULTS,
+    HeadersJson,
+    QueueName,
+    RoutingKey,
+    StoreDir,
+    WriteBuffers,
+    Yes,
+    headers_of,
+    names_told,
+)
+from tranlog.service.frame.command import AsJson, confirm, print_json, say
+from tranlog.service.frame.exits import ExitCode
+
+_PART_BYTES = 64 * 1024
+_SHOWN_BYTES = 60
+
+
+def add_messages(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("publish")(publish)
+    app.command("get")(get)
+    app.command("peek")(peek)
+    app.command("purge")(purge)
+
+
+def publish(
+    directory: StoreDir,
+    body: Annotated[str | None, typer.Argument(metavar="[BODY]", help="The body; without it --file.")] = None,
+    file: Annotated[
+        str, typer.Option("--file", "-file", metavar="FILE", help="Read the body from there; - is the standard input.")
+    ] = "-",
+    queues: Annotated[
+        list[str] | None,
+        typer.Option("--queue", "-queue", metavar="NAME", help="Put it on this queue; several: on all or none."),
+    ] = None,
+    exchange: Annotated[
+        str, typer.Option("--exchange", "-exchange", metavar="NAME", help="Route it by this exchange instead.")
+    ] = DEFAULT_EXCHANGE,
+    key: RoutingKey = "",
+    headers: HeadersJson = None,
+    write_buffers: WriteBuffers = DEFAULTS.write_buffers,
+    as_json: AsJson = False,
+) -> int:
+    """Publish a message; its id is printed once it is durable.
+
+    The body is an argument, a file, or the standard input, and may be of any size: what comes by a pipe waits in a
+    temporary file until its length is known. Exit code 1 if it leads to no queue: then it is not stored.
+
+    \b
+    Example:
+      tranlog queue publish mail 'two teas' --queue orders
+      tar c photos | tranlog queue publish mail --exchange events --key photos.new
+    """
+    if body is not None and file != "-":
+        raise typer.BadParameter("the body is given as an argument, too", param_hint="--file")
+    if not queues and not exchange and not key:
+        raise typer.BadParameter("name at least one, or an exchange or a key", param_hint="--queue")
+    if queues and (exchange or key or headers):
+        raise typer.BadParameter("what goes to queues by name is not routed", param_hint="--queue")
+    routed_by = headers_of(headers)
+    given = None if body is None else os.fsencode(body)
+    with _open_body(file) if given is None else nullcontext((io.BytesIO(given), len(given))) as (raw, length):
+        with names_told(), open_by_hand(directory, QueueStoreOptions(write_buffers=write_buffers)) as store:
+            content = _parts(raw, length, file)
+            found = store.publish(
+                content, queues=queues or None, exchange=exchange, key=key, headers=routed_by, length=length
+            )
+    if as_json:
+        print_json({"id": None if found is None else lsn_text(found)})
+    elif found is None:
+        say("the message leads to no queue, and was not stored")
+    else:
+        print(lsn_text(found))
+    return ExitCode.CHECK_FAILED if found is None else ExitCode.DONE
+
+
+@contextmanager
+def _open_body(path: str) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a body's bytes for reading, with how many there are. Raises OSError."""
+    with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        if stat.S_ISREG(found.st_mode):
+            yield file, max(found.st_size - file.tell(), 0)
+            return
+        with tempfile.TemporaryFile() as spool:
+            shutil.copyfileobj(file, spool, _PART_BYTES)
+            length = spool.tell()
+            spool.seek(0)
+            yield spool, length
+
+
+def _parts(file: BinaryIO, length: int, path: str) -> Iterator[bytes]:
+    """Read so many bytes in parts. Raises OSError where there are fewer."""
+    while length:
+        part = file.read(min(length, _PART_BYTES))
+        if not part:
+            raise OSError(errno.EIO, "it became shorter while it was read; nothing was published", path)
+        length -= len(part)
+        yield part
+
+
+def get(
+    directory: StoreDir,
+    queue: QueueName,
+    output: Annotated[
+        str | None, typer.Option("--output", "-output", metavar="FILE", help="Write the body there, durable.")
+    ] = None,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", "-requeue", help="Put it back where it was; that counts as an attempt.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Take the next message of a queue: its body goes to the standard output, as it is, or to a file.
+
+    It is acknowledged when the body has been written, and the command returns when that is durable. With --json the
+    body is in the line, unless --output is given: as text, or in base64 where it is none. Exit code 1 if none waits.
+
+    \b
+    Example:
+      tranlog queue get mail orders --output order.bin
+    """
+    with names_told(), open_by_hand(directory) as store:
+        delivery = store.get(queue)
+        if delivery is not None:
+            fields = _fields(delivery)
+            if output is not None:
+                _write_file(delivery, output)
+            elif as_json:
+                fields |= _body(delivery.content)
+            else:
+                _write(delivery, sys.stdout.buffer)
+            if as_json:
+                print_json({"message": fields})
+                sys.stdout.flush()
+            if requeue:
+                store.requeue(delivery)
+            else:
+                store.ack(delivery, wait=True)
+    if delivery is not None:
+        return ExitCode.DONE
+    if as_json:
+        print_json({"message": None})
+    else:
+        say(f"no message waits on {queue}")
+    return ExitCode.CHECK_FAILED
+
+
+def _content(delivery: Delivery) -> Iterator[bytes]:
+    """Read a message's content, without its header, in parts."""
+    skip = delivery.message.header_length
+    for part in delivery.sections():
+        yield part[skip:]
+        skip = max(skip - len(part), 0)
+
+
+def _write(delivery: Delivery, file: BinaryIO) -> None:
+    for part in _content(delivery):
+        file.write(part)
+    file.flush()
+
+
+def _write_file(delivery: Delivery, path: str) -> None:
+    with open(path, "wb") as file:
+        _write(delivery, file)
+        os.fsync(file.fileno())
+    directory = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _fields(delivery: Delivery) -> dict[str, object]:
+    message = delivery.message
+    return {
+        "id": lsn_text(delivery.id),
+        "queue": delivery.queue,
+        "bytes": message.total_length - message.header_length,
+        "stored_at_ms": message.stored_at,
+        "redelivered": delivery.redelivered,
+        "attempts": delivery.attempts,
+        "priority": delivery.priority,
+    }
+
+
+def _body(raw: bytes) -> dict[str, object]:
+    try:
+        return {"body": raw.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(raw).decode()}
+
+
+def _beginning(delivery: Delivery) -> bytes:
+    found = b""
+    for part in _content(delivery):
+        found += part
+        if len(found) > _SHOWN_BYTES:
+            break
+    return found[:_SHOWN_BYTES]
+
+
+def peek(
+    directory: StoreDir,
+    queue: QueueName,
+    count: Annotated[int, typer.Option("--count", "-count", metavar="N", min=1, help="Show at most N.")] = 10,
+    as_json: AsJson = False,
+) -> int:
+    """Show the next messages of a queue, and how each begins, and take none. Exit code 1 if none waits.
+
+    \b
+    Example:
+      tranlog queue peek mail orders --count 3
+    """
+    with names_told(), open_by_hand(directory) as store:
+        found = [(_fields(one), _beginning(one)) for one in store.peek(queue, count)]
+    if as_json:
+        print_json({"messages": [{**fields, "begins": begins.decode(errors="replace")} for fields, begins in found]})
+    else:
+        for fields, begins in found:
+            came_back = f"  {fields['attempts']} attempts" if fields["attempts"] else ""
+            print(f"{fields['id']}  {fields['bytes']} bytes{came_back}  {str(begins)[2:-1]}")
+        if not found:
+            say(f"no message waits on {queue}")
+    return ExitCode.DONE if found else ExitCode.CHECK_FAILED
+
+
+def purge(directory: StoreDir, queue: QueueName, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Take off a queue what waits on it, for good. Exit code 1 if there is no such queue, or if you decline.
+
+    \b
+    Example:
+      tranlog queue purge mail orders -y
+    """
+    with names_told(), open_by_hand(directory) as store:
+        waiting = store.queues().get(queue, (0, 0))[0]
+        if waiting and not yes:
+            confirm(f"Take {waiting} messages off the queue {queue}?")
+        count = store.purge(queue)
+    if as_json:
+        print_json({"purged": count, "queue": queue})
+        return
+    print(f"took {count} messages off {queue}")

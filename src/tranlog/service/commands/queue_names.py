@@ -1,0 +1,205 @@
+"""`tranlog queue declare`, `delete`, `bind`, `unbind`: what a message store has by name.
+
+Source: Design for Hybrid SQL/CLFS-Based Store in Qpid.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from tranlog.queues.by_hand import open_by_hand, open_or_make
+from tranlog.queues.options import QueueStoreOptions, whole_container
+from tranlog.queues.rules.routing import EXCHANGE_TYPES
+from tranlog.service.commands.queue_words import (
+    DEFAULTS,
+    HeadersJson,
+    RoutingKey,
+    StoreDir,
+    WriteBuffers,
+    Yes,
+    headers_of,
+    names_told,
+)
+from tranlog.service.frame.command import AsJson, confirm, print_json, say
+
+ExchangeName = Annotated[str, typer.Argument(metavar="EXCHANGE", help="The exchange's name.")]
+Destination = Annotated[str, typer.Argument(metavar="NAME", help="The queue, or the exchange, that it leads to.")]
+ToExchange = Annotated[
+    bool, typer.Option("--to-exchange", "-to-exchange", help="NAME is an exchange; without it, a queue.")
+]
+
+
+def add_names(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("declare")(declare)
+    app.command("delete")(delete)
+    app.command("bind")(bind)
+    app.command("unbind")(unbind)
+
+
+def declare(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[DIR] NAME",
+            help="The store's directory, unless --store-dir names it, and the name of the queue or exchange.",
+        ),
+    ],
+    exchange: Annotated[
+        str | None,
+        typer.Option("--exchange", "-exchange", metavar="TYPE", help=f"An exchange: {', '.join(EXCHANGE_TYPES)}."),
+    ] = None,
+    alternate: Annotated[
+        str | None,
+        typer.Option("--alternate", "-alternate", metavar="NAME", help="The exchange for what no binding is for."),
+    ] = None,
+    store_dir: Annotated[
+        str | None, typer.Option("--store-dir", "-store-dir", metavar="DIR", help="The store's directory.")
+    ] = None,
+    container_size: Annotated[
+        int | None,
+        typer.Option(
+            *("--container-size", "--container-bytes", "-container-size"),
+            metavar="BYTES",
+            min=1,
+            help="Of a new store: of each container, rounded up to 512 KiB and to 4 KiB.",
+            show_default=str(DEFAULTS.container_bytes),
+        ),
+    ] = None,
+    initial_containers: Annotated[
+        int | None,
+        typer.Option(
+            *("--initial-containers", "-initial-containers"),
+            metavar="N",
+            min=2,
+            help="Of a new store: how many containers it has at least.",
+            show_default=str(DEFAULTS.initial_containers),
+        ),
+    ] = None,
+    write_buffers: WriteBuffers = DEFAULTS.write_buffers,
+    as_json: AsJson = False,
+) -> None:
+    """Create a queue, or an exchange, if it is missing; a store that is missing too. Its parent has to exist.
+
+    A store that exists keeps its containers: their size and number are then said to be left aside.
+
+    \b
+    Example:
+      tranlog queue declare mail orders
+      tranlog queue declare --store-dir mail --container-size 4194304 --initial-containers 4 orders
+      tranlog queue declare mail events --exchange topic
+    """
+    if exchange is not None and exchange not in EXCHANGE_TYPES:
+        raise typer.BadParameter(f"is none of {', '.join(EXCHANGE_TYPES)}", param_hint="--exchange")
+    if alternate is not None and exchange is None:
+        raise typer.BadParameter("only an exchange has one: name its type by --exchange", param_hint="--alternate")
+    if len(words) != (2 if store_dir is None else 1):
+        raise typer.BadParameter("takes DIR and NAME, or NAME alone with --store-dir", param_hint="[DIR] NAME")
+    directory, name = words if store_dir is None else (store_dir, words[0])
+    options = QueueStoreOptions(
+        container_bytes=whole_container(container_size or DEFAULTS.container_bytes),
+        initial_containers=initial_containers or DEFAULTS.initial_containers,
+        write_buffers=write_buffers,
+    )
+    with open_or_make(directory, options) as store:
+        created = store.recovered.created
+        if created:
+            say(f"made the store {os.path.abspath(directory)}")
+        elif container_size is not None or initial_containers is not None:
+            size = store.status().container_bytes
+            say(f"{directory} exists and keeps its containers, of {size} bytes each, and how many it began with")
+        if exchange is None:
+            store.declare(name)
+        else:
+            store.declare_exchange(name, exchange, alternate=alternate)
+    if as_json:
+        print_json({"declared": name, "exchange": exchange, "store_created": created})
+        return
+    print(f"declared the {'queue' if exchange is None else f'{exchange} exchange'} {name}")
+
+
+def delete(
+    directory: StoreDir,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the queue, or of the exchange.")],
+    exchange: Annotated[bool, typer.Option("--exchange", "-exchange", help="It is an exchange.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a queue with its bindings and messages, or an exchange with its bindings.
+
+    Exit code 1 if there is none, or if you decline.
+
+    \b
+    Example:
+      tranlog queue delete mail orders -y
+    """
+    with names_told(), open_by_hand(directory) as store:
+        waiting = 0
+        if not exchange:
+            waiting = store.queues().get(name, (0, 0))[0]
+            if waiting and not yes:
+                confirm(f"Delete the queue {name} with {waiting} messages?")
+        (store.delete_exchange if exchange else store.delete)(name)
+    if as_json:
+        print_json({"deleted": name, "messages": waiting})
+        return
+    print(f"deleted the exchange {name}" if exchange else f"deleted the queue {name} with {waiting} messages")
+
+
+def bind(
+    directory: StoreDir,
+    exchange: ExchangeName,
+    name: Destination,
+    key: RoutingKey = "",
+    headers: HeadersJson = None,
+    to_exchange: ToExchange = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bind an exchange to a queue, or to another exchange. A binding that is there stays as it is.
+
+    A headers exchange takes --headers, with "x-match" one of all, any, all-with-x, any-with-x. Exit code 1 if a name is
+    not there.
+
+    \b
+    Example:
+      tranlog queue bind mail events orders --key 'orders.#'
+    """
+    arguments = headers_of(headers)
+    with names_told(), open_by_hand(directory) as store:
+        store.bind(exchange, **_end(name, to_exchange), key=key, arguments=arguments)
+    _print_binding("bound", exchange, name, key, as_json)
+
+
+def unbind(
+    directory: StoreDir,
+    exchange: ExchangeName,
+    name: Destination,
+    key: RoutingKey = "",
+    headers: HeadersJson = None,
+    to_exchange: ToExchange = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a binding: the one with this very key and these headers. Exit code 1 if there is none.
+
+    \b
+    Example:
+      tranlog queue unbind mail events orders --key 'orders.#'
+    """
+    arguments = headers_of(headers)
+    with names_told(), open_by_hand(directory) as store:
+        store.unbind(exchange, **_end(name, to_exchange), key=key, arguments=arguments)
+    _print_binding("unbound", exchange, name, key, as_json)
+
+
+def _end(name: str, to_exchange: bool) -> dict[str, str]:
+    return {"destination" if to_exchange else "queue": name}
+
+
+def _print_binding(done: str, exchange: str, name: str, key: str, as_json: bool) -> None:
+    if as_json:
+        print_json({done: {"exchange": exchange, "to": name, "key": key}})
+        return
+    print(f"{done} {exchange} {'to' if done == 'bound' else 'from'} {name}, key {key!r}")

@@ -1,0 +1,53 @@
+"""The words that the commands on a message store share.
+
+Owns what exit code a name has that is not in the store: 1, as nothing is damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tranlog.errors import UnknownQueueError
+from tranlog.queues.options import QueueStoreOptions
+from tranlog.service.frame.exits import ExitCode, Told
+
+DEFAULTS = QueueStoreOptions()
+StoreDir = Annotated[str, typer.Argument(metavar="DIR", help="The store's directory.")]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+RoutingKey = Annotated[str, typer.Option("--key", "-key", metavar="KEY", help="The routing key.")]
+HeadersJson = Annotated[
+    str | None, typer.Option("--headers", "-headers", metavar="JSON", help='Headers to route by: {"kind": "order"}.')
+]
+WriteBuffers = Annotated[
+    int,
+    typer.Option(
+        *("--max-write-buffers", "--write-buffers", "-max-write-buffers"),
+        metavar="N",
+        min=1,
+        max=1 << 14,
+        help="Write when so many buffers of 64 KiB wait, without waiting for a commit; for this command alone.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+
+
+@contextmanager
+def names_told() -> Iterator[None]:
+    """Have a name that is not in the store end the command with exit code 1."""
+    try:
+        yield
+    except UnknownQueueError as exc:
+        raise Told(type(exc).__name__, str(exc), ExitCode.CHECK_FAILED) from exc
+
+
+def headers_of(text: str | None) -> dict[str, object] | None:
+    """Return the headers that an option names. Raises typer.BadParameter."""
+    try:
+        return None if text is None else msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeEncodeError) as exc:
+        raise typer.BadParameter(f"is no JSON object: {exc}", param_hint="--headers") from exc

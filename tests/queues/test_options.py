@@ -1,0 +1,32 @@
+"""The sizes of a store: the document's "Plugin Options"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tranlog.queues.options import QueueStoreOptions, whole_container
+from tranlog.queues.store import MessageStore
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [(1, 524_288), (524_288, 524_288), (524_289, 528_384), (1 << 20, 1 << 20), ((1 << 20) - 1, 1 << 20)],
+)
+def test_a_size_is_rounded_up_to_the_least_and_to_whole_sectors(asked: int, made: int) -> None:
+    assert whole_container(asked) == made
+
+
+def test_a_store_keeps_as_many_containers_as_it_was_made_with(tmp_path: Path) -> None:
+    """Whoever opens it with other options, or none, does not remove them."""
+    made = QueueStoreOptions(container_bytes=16_384, initial_containers=6)
+    MessageStore.open(tmp_path / "s", options=made).close()
+    for options in (None, QueueStoreOptions(initial_containers=2)):
+        with MessageStore.open(tmp_path / "s", options=options) as store:
+            store.declare("a")
+            for _ in range(40):
+                store.publish(b"x" * 1000, queues=["a"])
+            store.purge("a")
+            found = store.status()
+        assert found.containers_in_use + found.containers_free == 6

@@ -1,0 +1,103 @@
+"""`tranlog queue declare`, `delete`, `bind`, `unbind`: what a message store has by name."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from fix_mail import Mail
+from tranlog.queues.store import MessageStore
+
+
+@pytest.fixture
+def mail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Mail:
+    """No store yet."""
+    return Mail(tmp_path / "mail", capsys)
+
+
+def test_declaring_makes_the_store_once_and_its_queues(mail: Mail) -> None:
+    path = str(mail.path)
+    code, out, err = mail("declare", path, "orders")
+    assert (code, out) == (0, "declared the queue orders\n") and "made the store" in err
+    assert mail("declare", path, "orders") == (0, "declared the queue orders\n", "")
+    assert mail.json("declare", path, "events", "--exchange", "topic") == {
+        "declared": "events",
+        "exchange": "topic",
+        "store_created": False,
+    }
+    assert mail.json("list", path) == {"queues": [{"name": "orders", "waiting": 0}]}
+    code, _, err = mail("declare", path, "events", "--exchange", "fanout")
+    assert code == 3 and "other properties" in err
+    assert mail("declare", path, "x", "--exchange", "odd")[0] == 2
+    assert mail("declare", path, "x", "--alternate", "events")[0] == 2
+    assert mail("declare", str(mail.path / "no" / "parent"), "x")[0] == 4
+
+
+def test_a_binding_leads_and_does_not_when_it_is_gone(mail: Mail) -> None:
+    path = str(mail.path)
+    for words in (["orders"], ["events", "--exchange", "topic"], ["all", "--exchange", "fanout", "--alternate", "by"]):
+        assert mail("declare", path, *words)[0] == 0
+    assert mail("declare", path, "by", "--exchange", "headers")[0] == 0
+    assert mail("bind", path, "events", "orders", "--key", "new.#")[1] == "bound events to orders, key 'new.#'\n"
+    assert mail("bind", path, "all", "events", "--to-exchange")[0] == 0
+    assert mail("bind", path, "by", "orders", "--headers", '{"kind": "order", "x-match": "any"}')[0] == 0
+    with MessageStore.open(path) as store:
+        assert store.route("all", "new.tea") == ["orders"]
+        assert store.route("all", "old.tea") == []  # events took it, and has no binding for it
+        assert store.route("by", "", {"kind": "order"}) == ["orders"]
+        assert store.route("by", "", {"kind": "other"}) == []
+    assert mail.json("unbind", path, "events", "orders", "--key", "new.#") == {
+        "unbound": {"exchange": "events", "to": "orders", "key": "new.#"}
+    }
+    assert mail("unbind", path, "by", "orders", "--headers", '{"x-match": "any", "kind": "order"}')[0] == 0
+    assert mail("unbind", path, "all", "events", "--to-exchange")[0] == 0
+    with MessageStore.open(path) as store:
+        assert store.route("events", "new.tea") == store.route("by", "", {"kind": "order"}) == []
+    code, _, err = mail("unbind", path, "events", "orders", "--key", "new.#")
+    assert code == 1 and "there is no binding" in err
+    for words in (["bind", path, "nothing", "orders"], ["bind", path, "events", "nothing"]):
+        assert mail(*words)[0] == 1
+    assert mail("bind", path, "by", "orders", "--headers", "[1]")[0] == 2
+    assert mail("bind", path, "by", "orders", "--headers", '{"x-match": "odd"}')[0] == 3
+
+
+def test_deleting_asks_and_takes_messages_and_bindings_along(mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(mail.path)
+    with mail.open() as store:
+        store.declare("orders")
+        store.declare_exchange("events", "fanout")
+        store.bind("events", queue="orders")
+        store.publish(b"tea", queues=["orders"])
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    code, _, err = mail("delete", path, "orders")
+    assert code == 1 and "Delete the queue orders with 1 messages?" in err and "declined" in err
+    assert mail.json("list", path)["queues"] == [{"name": "orders", "waiting": 1}]
+    assert mail("delete", path, "orders", "-y") == (0, "deleted the queue orders with 1 messages\n", "")
+    assert mail.json("list", path)["queues"] == []
+    assert mail("publish", path, "x", "--exchange", "events")[0] == 1
+    assert mail("delete", path, "events", "--exchange") == (0, "deleted the exchange events\n", "")
+    for words in (["orders", "-y"], ["events", "--exchange"]):
+        found = mail.json("delete", path, *words, code=1)
+        assert (found["error"]["type"], found["error"]["exit_code"]) == ("UnknownQueueError", 1)
+
+
+def test_a_new_store_has_the_sizes_that_were_asked_for_and_keeps_them(mail: Mail) -> None:
+    path = str(mail.path)
+    asked = ["--container-size", "524289", "--initial-containers", "6", "--max-write-buffers", "3"]
+    assert mail("declare", "--store-dir", path, *asked, "orders")[0] == 0
+    found = mail.json("status", path)
+    assert found["container_bytes"] == 528_384
+    assert found["containers_in_use"] + found["containers_free"] == 6
+    code, out, err = mail("declare", "--store-dir", path, "--container-bytes", "1048576", "orders")
+    assert (code, out) == (0, "declared the queue orders\n")
+    assert err == f"{path} exists and keeps its containers, of 528384 bytes each, and how many it began with\n"
+    assert mail("declare", path, "--initial-containers", "2", "b")[2] == err
+    assert mail("declare", path, "b")[2] == ""
+    found = mail.json("status", path)
+    assert found["containers_in_use"] + found["containers_free"] == 6
+    code, _, err = mail("declare", str(mail.path.parent / "huge"), "--container-size", str(1 << 40), "b")
+    assert code == 2 and "container_bytes" in err and not (mail.path.parent / "huge").exists()
+    for words in ([path], ["--store-dir", path], ["--store-dir", path, path, "b"], ["--initial-containers", "1", path]):
+        assert mail("declare", *words)[0] == 2
