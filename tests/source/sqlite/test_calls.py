@@ -119,6 +119,7 @@ def test_an_exception_right_behind_a_commit(place: Place) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a weak reference's callback
 def test_real_signals_at_any_moment(place: Place, effort: Effort) -> None:
     """A timer's handler raises; a program that tries again has all rows once."""
     db = place.db

@@ -32,7 +32,7 @@ import uvicorn
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -218,6 +218,8 @@ async def _body(request: Request, takes: type[ResultT]) -> ResultT:
                 if len(body) > BODY_BYTES_MAX:
                     raise HTTPException(413, f"a body has {BODY_BYTES_MAX} bytes at most")
         return msgspec.json.decode(body or b"{}", type=takes)
+    except ClientDisconnect as exc:
+        raise HTTPException(400, "the body ended before its length") from exc
     except TimeoutError as exc:
         raise HTTPException(408, f"the body did not come within {IDLE_S:.0f} s") from exc
     except (msgspec.DecodeError, ValueError, RecursionError) as exc:
