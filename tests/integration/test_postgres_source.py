@@ -459,7 +459,7 @@ def test_a_server_that_restarts_or_is_killed_is_followed_on(
         server.kill()
         server.start()
         assert [one.rows[0].after for one in follower.wait_for(1)] == [(number, None)]
-    assert follower.source.status().reconnects == 4
+    assert follower.source.status().reconnects >= 4  # a server that is still starting may be lost again
     ours = follower.event_id
     follower.source.close()
     again = follow_postgres(follower.source.options, ours)

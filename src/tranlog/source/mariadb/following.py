@@ -26,13 +26,11 @@ from tranlog.source.mariadb.position import BinlogPosition
 from tranlog.source.mariadb.server_binlog import ServerBinlog
 from tranlog.source.mariadb.stream import BinlogStream
 from tranlog.source.mariadb.transaction import CHECK_FILE, SourceTransaction
+from tranlog.source.reconnecting import PAUSE_SLICE_S, Reconnecting
 from tranlog.source.waiting import WaitingEvents
 
 logger = logging.getLogger(__name__)
 
-_RETRY_FIRST_S: Final = 0.1
-_RETRY_LONGEST_S: Final = 2.0
-_PAUSE_SLICE_S: Final = 0.1
 _BRANCHES_EVERY_S: Final = 10.0
 
 
@@ -56,16 +54,13 @@ class BinlogFollower:
         self._assembler: GroupAssembler | None = None
         self._events: deque[bytes] = deque()
         self._pending: EventGroup | None = None
-        self._lost_at: float | None = None
-        self._retry_s = _RETRY_FIRST_S
+        self.retry = Reconnecting(clock, reconnect_s=options.reconnect_s)
         self._branches = PreparedBranches(options.memory_bytes)
         self._branches_at = 0.0
         self.reads_again = False
         """Whether the stream begins before the position, for the sake of prepared branches, and is not there yet."""
         self.position = BinlogPosition()
         """The end of the last transaction that is done."""
-        self.reconnects = 0
-        """How often a lost connection was opened again."""
         self.stopping = False  # plain, since a signal handler may set it
 
     @property
@@ -86,7 +81,7 @@ class BinlogFollower:
         self.position = position
         self._branches.expect(prepared)
         self.reads_again = True
-        self._lost_at = None
+        self.retry.lost_at = None
         self._connect(accepted=accepted)
 
     def _connect(self, *, accepted: bool = False) -> None:
@@ -117,8 +112,7 @@ class BinlogFollower:
         self.reads_again = opened_at is not None
         if self.reads_again and not self._assembler.repeats:
             self._know_branches()
-        self._lost_at = None
-        self._retry_s = _RETRY_FIRST_S
+        self.retry.connected()
 
     def close(self) -> None:
         """Close the connections and drop what has come of transactions that are not done; prepared ones are kept."""
@@ -179,7 +173,7 @@ class BinlogFollower:
                 continue
             try:
                 # What has begun to come is waited for, however long a large event takes: the server sends it whole.
-                events = self._stream.take(max(left, _PAUSE_SLICE_S) if self._is_inside() else left)
+                events = self._stream.take(max(left, PAUSE_SLICE_S) if self._is_inside() else left)
             except EventFormatError as exc:
                 raise self._damaged(exc) from exc
             except PositionLostError as exc:  # the stream knows where it was opened, not how far the log has come
@@ -227,38 +221,22 @@ class BinlogFollower:
         """Drop the connection, and with it a transaction whose end had not come."""
         logger.warning("The connection to the source was lost. where=%s why=%s", self._options.where, error.why)
         self.close()
-        self._lost_at = self._clock.monotonic()
+        self.retry.lost()
 
     def _reconnect(self, wait_s: float) -> bool:
         """Try to connect until it works or `wait_s` is over. Raises what `start` raises, the server's absence late."""
-        deadline = self._clock.monotonic() + wait_s
-        while not self.stopping:
-            try:
-                self._captured.forget()  # the server may have come back with other tables
-                self._connect()
-            except SourceUnavailableError:
-                now = self._clock.monotonic()
-                if self._lost_at is None:
-                    self._lost_at = now
-                if now - self._lost_at >= self._options.reconnect_s:
-                    raise
-                self._control.close()
-                self._pause(min(self._retry_s, max(0.0, deadline - now)))
-                self._retry_s = min(self._retry_s * 2, _RETRY_LONGEST_S)
-                if self._clock.monotonic() >= deadline:
-                    return False
-            else:
-                self.reconnects += 1
-                logger.warning(
-                    "The source is connected again. where=%s position=%s", self._options.where, self.position
-                )
-                return True
-        return False
+        connected = self.retry.again(self._connect_anew, wait_s, lambda: self.stopping)
+        if connected:
+            logger.warning("The source is connected again. where=%s position=%s", self._options.where, self.position)
+        return connected
 
-    def _pause(self, seconds: float) -> None:
-        end = self._clock.monotonic() + seconds
-        while not self.stopping and (left := end - self._clock.monotonic()) > 0:
-            self._clock.sleep(min(left, _PAUSE_SLICE_S))
+    def _connect_anew(self) -> None:
+        self._captured.forget()  # the server may have come back with other tables
+        try:
+            self._connect()
+        except SourceUnavailableError:
+            self._control.close()
+            raise
 
     def warn_of_branches(self) -> None:
         """Say once of each branch that it waits for long, and that the binlog before it is purged."""

@@ -147,7 +147,7 @@ class MariadbSource:
             connected=self._follower.connected,
             position=str(self._follower.position),
             released=self._released,
-            reconnects=self._follower.reconnects,
+            reconnects=self._follower.retry.reconnects,
             keyless_tables=tuple(self._captured.keyless),
             prepared=self._follower.prepared,
         )

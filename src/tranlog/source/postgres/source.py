@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
@@ -29,21 +28,16 @@ from tranlog.errors import (
 from tranlog.source.postgres.catalog import PostgresCatalog
 from tranlog.source.postgres.connection import PostgresControl, PostgresSourceOptions
 from tranlog.source.postgres.fragments import Committed, PostgresFragmentMaker
-from tranlog.source.postgres.messages import (
-    MessageFormatError,
-)
+from tranlog.source.postgres.messages import MessageFormatError
 from tranlog.source.postgres.position import WalPosition, lsn_text, why_lost
 from tranlog.source.postgres.relations import Relations
 from tranlog.source.postgres.rows import PostgresTableLayout
 from tranlog.source.postgres.stream import SlotStream
 from tranlog.source.postgres.transactions import TransactionAssembler, WholeTransaction
+from tranlog.source.reconnecting import PAUSE_SLICE_S, Reconnecting
 from tranlog.source.waiting import WaitingEvents
 
 logger = logging.getLogger(__name__)
-
-_RETRY_FIRST_S: Final = 0.1
-_RETRY_LONGEST_S: Final = 2.0
-_PAUSE_SLICE_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +85,7 @@ class PostgresSource:
         self._told: WalPosition | None = None  # the last position that became a fragment's event id
         self._proven = False  # whether the server is known to have the transaction at the position
         self._watch = _SlotWatch(options, self._catalog, self._clock)
-        self._retry = _Retry()
+        self._retry = Reconnecting(self._clock, reconnect_s=self.options.reconnect_s)
         self._released: str | None = None
 
     # The life of the source.
@@ -119,7 +113,7 @@ class PostgresSource:
         self._disconnect()
         self._stopping = False
         self._failure = None
-        self._retry = _Retry()
+        self._retry = Reconnecting(self._clock, reconnect_s=self.options.reconnect_s)
         self._position = None if event_id is None else _read_event_id(event_id)
         self._told = self._position
         try:
@@ -176,7 +170,7 @@ class PostgresSource:
             transaction_bytes_max=options.transaction_bytes_max,
         )
         self._watch.connected()
-        self._retry = _Retry(reconnects=self._retry.reconnects)
+        self._retry.connected()
 
     def _prepare(self) -> None:
         """Have the publication, and what records DDL."""
@@ -210,7 +204,7 @@ class PostgresSource:
                     why=f"the slot {self.options.slot_name} at {self.options.where} is in use by process {who}",
                     remedy="Stop that program, or set the option slot to a name that is this log's own",
                 )
-            self._clock.sleep(_PAUSE_SLICE_S)
+            self._clock.sleep(PAUSE_SLICE_S)
 
     def _lost(self, why: str) -> PositionLostError:
         return PositionLostError(event_id=str(self._position), why=why)
@@ -359,7 +353,7 @@ class PostgresSource:
                 continue
             inside = assembler is not None and assembler.inside
             try:
-                messages = self._stream.take(max(left, _PAUSE_SLICE_S) if inside else left)
+                messages = self._stream.take(max(left, PAUSE_SLICE_S) if inside else left)
             except MessageFormatError as exc:
                 raise self._damaged(exc) from exc
             except SourceUnavailableError as exc:
@@ -399,38 +393,21 @@ class PostgresSource:
         """Drop the connection, and with it transactions whose end had not come."""
         logger.warning("The connection to the source was lost. where=%s why=%s", self.options.where, error.why)
         self._disconnect()
-        self._retry.lost_at = self._clock.monotonic()
+        self._retry.lost()
 
     def _reconnect(self, wait_s: float) -> bool:
         """Try to connect until it works or `wait_s` is over. Raises what `start` raises, the server's absence late."""
-        deadline = self._clock.monotonic() + wait_s
-        retry = self._retry
-        while not self._stopping:
-            try:
-                self._connect()
-            except SourceUnavailableError:
-                self._disconnect()
-                now = self._clock.monotonic()
-                if retry.lost_at is None:
-                    retry.lost_at = now
-                if now - retry.lost_at >= self.options.reconnect_s:
-                    raise
-                self._pause(min(retry.pause_s, max(0.0, deadline - now)))
-                retry.pause_s = min(retry.pause_s * 2, _RETRY_LONGEST_S)
-                if self._clock.monotonic() >= deadline:
-                    return False
-            else:
-                self._retry.reconnects += 1
-                logger.warning(
-                    "The source is connected again. where=%s position=%s", self.options.where, self._position
-                )
-                return True
-        return False
+        connected = self._retry.again(self._connect_anew, wait_s, lambda: self._stopping)
+        if connected:
+            logger.warning("The source is connected again. where=%s position=%s", self.options.where, self._position)
+        return connected
 
-    def _pause(self, seconds: float) -> None:
-        end = self._clock.monotonic() + seconds
-        while not self._stopping and (left := end - self._clock.monotonic()) > 0:
-            self._clock.sleep(min(left, _PAUSE_SLICE_S))
+    def _connect_anew(self) -> None:
+        try:
+            self._connect()
+        except SourceUnavailableError:
+            self._disconnect()
+            raise
 
     def _damaged(self, error: MessageFormatError) -> UnsupportedEventError:
         return UnsupportedEventError(
@@ -438,15 +415,6 @@ class PostgresSource:
             event_id=str(self._position),
             remedy="Start capture again; if it stops here again, say which version of PostgreSQL it was",
         )
-
-
-class _Retry:
-    """How a lost connection is tried again."""
-
-    def __init__(self, *, reconnects: int = 0) -> None:
-        self.lost_at: float | None = None
-        self.pause_s = _RETRY_FIRST_S
-        self.reconnects = reconnects
 
 
 class _SlotWatch:

@@ -1,0 +1,67 @@
+"""How a source tries a server again that it has lost: with growing pauses, for as long as its options say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tranlog.clock import Clock
+from tranlog.errors import SourceUnavailableError
+
+_FIRST_S: Final = 0.1
+_LONGEST_S: Final = 2.0
+PAUSE_SLICE_S: Final = 0.1
+"""A pause looks so often whether the source is to stop."""
+
+
+class Reconnecting:
+    """One source's tries. Threads: the source's own.
+
+    `lost_at`: since when the server is away, by the monotonic clock; None while it is there. `reconnects` counts.
+    """
+
+    def __init__(self, clock: Clock, *, reconnect_s: float) -> None:
+        """`reconnect_s`: how long a lost server is tried."""
+        self.lost_at: float | None = None
+        self.reconnects = 0
+        self._clock = clock
+        self._reconnect_s = reconnect_s
+        self._pause_s = _FIRST_S
+
+    def lost(self) -> None:
+        """Note that the connection was lost now."""
+        self.lost_at = self._clock.monotonic()
+
+    def connected(self) -> None:
+        """Note that the server is there."""
+        self.lost_at = None
+        self._pause_s = _FIRST_S
+
+    def again(self, connect: Callable[[], None], wait_s: float, stopping: Callable[[], bool]) -> bool:
+        """Call `connect` until it works, `stopping` says so, or `wait_s` is over; return whether it worked.
+
+        Raises SourceUnavailableError once the server has been away for too long, and what else `connect` raises.
+        """
+        deadline = self._clock.monotonic() + wait_s
+        while not stopping():
+            try:
+                connect()
+            except SourceUnavailableError:
+                now = self._clock.monotonic()
+                if self.lost_at is None:
+                    self.lost_at = now
+                if now - self.lost_at >= self._reconnect_s:
+                    raise
+                self._pause(min(self._pause_s, max(0.0, deadline - now)), stopping)
+                self._pause_s = min(self._pause_s * 2, _LONGEST_S)
+                if self._clock.monotonic() >= deadline:
+                    return False
+            else:
+                self.reconnects += 1
+                return True
+        return False
+
+    def _pause(self, seconds: float, stopping: Callable[[], bool]) -> None:
+        end = self._clock.monotonic() + seconds
+        while not stopping() and (left := end - self._clock.monotonic()) > 0:
+            self._clock.sleep(min(left, PAUSE_SLICE_S))
