@@ -13,19 +13,20 @@ from tranlog.codecs import converting
 from tranlog.codecs.converting import NOTE_NAME, convert
 from tranlog.codecs.opening import Codec, codec_of
 from tranlog.errors import (
-    AppendOrderError,
     ConversionRefusedError,
     ConversionTargetError,
     LogLockedError,
     LogMissingError,
     MixedCodecsError,
     PurgedError,
+    RawRecordError,
 )
 from tranlog.header import Record
 from tranlog.ids import Epoch, Gtid, Seqno, segment_name
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.numbering import Numbering
 from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.allocation import record_of
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, decode, encode
 from tranlog.testing.clock import ManualClock
@@ -405,5 +406,5 @@ def test_one_conversion_at_a_time_and_only_what_follows() -> None:
     with Log.open(NATIVE, source_id="", disk=disk, numbering=Numbering.GIVEN) as held:
         with pytest.raises(LogLockedError):
             convert(LOG, NATIVE, disk=disk)
-        with pytest.raises(AppendOrderError, match="after"):
-            held.append_given(fragment, Gtid(Epoch(0), Seqno(7)))
+        with pytest.raises(RawRecordError, match="seqno 100 belongs"):
+            held.append_raw(b"".join(record_of(fragment, Gtid(Epoch(0), Seqno(7)), 0, checksum=True)))

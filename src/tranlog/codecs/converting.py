@@ -32,7 +32,9 @@ from tranlog.log.options import LogOptions
 from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.numbering import Numbering
+from tranlog.log.writing.allocation import records_of, referring
 from tranlog.log.writing.log import Log
+from tranlog.log.writing.spilling import SpilledTransaction
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, fillers, stand_before, with_tables
 from tranlog.tungsten.records.codec import segment_number
@@ -331,9 +333,10 @@ class _Work:
             if before is not None:
                 self._check_reach(began, first, last)
                 self._check_same(_identity(before), origin.identity(before.seqno))
+            copy = _Copy(log, options)
             for fragment, tables in with_tables(origin.fragments(began, last)):
                 outer = fragment.outer
-                log.append_given(_fragment(fragment, tables), Gtid(Epoch(outer.epoch), Seqno(outer.seqno)))
+                copy.add(_fragment(fragment, tables), Gtid(Epoch(outer.epoch), Seqno(outer.seqno)))
                 pending += len(fragment.payload)
                 if outer.last_frag:
                     count += 1
@@ -381,6 +384,38 @@ class _Work:
                 self._progress("converted", transaction.header.seqno - began + 1, last - began + 1)
             log.commit()
         return began, count
+
+
+class _Copy:
+    """Puts fragments into a log under the GTIDs that they come with. Memory: as an open transaction's."""
+
+    def __init__(self, log: Log, options: LogOptions) -> None:
+        self._log = log
+        self._options = options
+        self._held: list[Fragment] = []
+        self._bytes = 0
+        self._spilled: SpilledTransaction | None = None
+
+    def add(self, fragment: Fragment, gtid: Gtid) -> None:
+        """Take the next fragment; with the last one of a transaction put all of it."""
+        self._held.append(fragment)
+        self._bytes += len(fragment.payload)
+        large = self._bytes > self._options.spill_buffer_bytes and len(self._held) > 1
+        if self._spilled is None and (large or len(self._held) > FRAGNO_MAX):
+            self._spilled = self._log.begin_spill()
+        if self._spilled is not None:
+            for one in self._held:
+                self._spilled.add(one)
+            self._held = []
+        if fragment.last:
+            checksum = self._options.checksum
+            if self._spilled is None:
+                pieces = records_of(self._held, gtid, checksum=checksum)
+            else:
+                told = referring(fragment, self._spilled.finish())
+                pieces = records_of([told], gtid, checksum=checksum, spilled=True)
+            self._log.append_raw(b"".join(pieces))
+            self._held, self._bytes, self._spilled = [], 0, None
 
 
 def _identity(header: FragmentHeader) -> Identity:

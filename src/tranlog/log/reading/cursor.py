@@ -46,7 +46,7 @@ from tranlog.log.records.format import (
     pass_events,
     take_events,
 )
-from tranlog.log.records.spill import Reference, parse_reference
+from tranlog.log.records.spill import RawChunk, Reference, parse_reference
 from tranlog.log.rules.rollback import overtaken
 from tranlog.payload import Payload, decode
 
@@ -116,6 +116,23 @@ class StoredTransaction:
         else:
             yield from self._read_records()
 
+    def in_log(self) -> Iterator[StoredRecord]:
+        """Yield the records that stand in the log: of a spilled transaction the one that refers to it. Raises as
+        `records`."""
+        return self._read_records()
+
+    def chunks(self, first: int = 0) -> Iterator[RawChunk]:
+        """Yield what a spilled transaction refers to, from chunk `first` on; nothing of any other. Raises as `records`.
+
+        For `Log.put_chunk`.
+        """
+        if self.header.spilled:
+            with closing(self._spill_reader()) as reader:
+                for found in reader.chunks(first):
+                    if isinstance(found, SpillFault):
+                        raise self._missing(found)
+                    yield found
+
     def _refers_to(self) -> Reference:
         """Return what the referring record says."""
         if self._reference is None:
@@ -128,16 +145,23 @@ class StoredTransaction:
         return self._reference
 
     def _read_spilled(self) -> Iterator[StoredRecord]:
-        segments, header = self._view.segments, self.header
-        refers_to = self._refers_to()
-        with closing(SpillReader(segments.directory, segments.disk, refers_to, header, segments.history)) as reader:
+        with closing(self._spill_reader()) as reader:
             for found in reader.records():
                 if isinstance(found, SpillFault):
-                    segments.refresh()
-                    if header.seqno < segments.first_seqno():  # purged meanwhile, and its spill with it
-                        raise segments.purged(header.seqno)
-                    raise fault_error(found, header)
+                    raise self._missing(found)
                 yield found
+
+    def _spill_reader(self) -> SpillReader:
+        segments = self._view.segments
+        return SpillReader(segments.directory, segments.disk, self._refers_to(), self.header, segments.history)
+
+    def _missing(self, fault: SpillFault) -> LogError:
+        """Return the error for a fault in what was spilled."""
+        segments, header = self._view.segments, self.header
+        segments.refresh()
+        if header.seqno < segments.first_seqno():  # purged meanwhile, and its spill with it
+            return segments.purged(header.seqno)
+        return fault_error(fault, header)
 
     def _only_payload(self) -> bytes:
         """Return the payload of the one fragment, from the window that its header was found in where it fits."""
@@ -389,7 +413,20 @@ class Cursor(Closing):
                     break
                 yield one
 
-    def _blocks(self) -> Iterator[tuple[bytes, list[int], Seqno]]:
+    def stretches(self) -> Iterator[tuple[Seqno, bytes]]:
+        """Yield records that stand side by side, as bytes, and the seqno of the last of them; ends as `raw`.
+
+        What `Log.append_raw` takes: checksums are verified, and a spilled transaction comes as the record that refers
+        to it. A stretch is whole transactions, or one fragment.
+        """
+        for window, places, seqno in self._blocks(referring=True):
+            if self._overtaken():
+                self._next = seqno
+                self._heed()
+            else:
+                yield Seqno(seqno + len(places) - 2), window[places[0] : places[-1]]
+
+    def _blocks(self, *, referring: bool = False) -> Iterator[tuple[bytes, list[int], Seqno]]:
         """Yield runs of records that stand side by side: bytes, where each begins and the last ends, first seqno."""
         while True:
             walk, seqno = self._walk, self._next
@@ -407,18 +444,18 @@ class Cursor(Closing):
             if self.next_header() is None:
                 return
             transaction = self.current()
-            for raw in self._raw_of(transaction):
+            for raw in self._raw_of(transaction, referring=referring):
                 yield raw, [0, len(raw)], transaction.header.seqno
 
-    def _raw_of(self, transaction: StoredTransaction) -> Iterator[bytes]:
-        """Yield the bytes of a transaction's records, verified."""
-        if transaction.header.spilled:
+    def _raw_of(self, transaction: StoredTransaction, *, referring: bool) -> Iterator[bytes]:
+        """Yield the bytes of a transaction's records, verified; `referring`: of a spilled one what refers to it."""
+        if transaction.header.spilled and not referring:
             for record in transaction.records():
                 yield _record_bytes(record)
             return
         number = lsn_segment(transaction.start)
         with self._view.segments.opened(number, transaction.header.seqno) as file:
-            for record in transaction.records():
+            for record in transaction.in_log():
                 yield file.pread(record.header.record_length, lsn_offset(record.header.lsn))
 
     def current(self) -> StoredTransaction:
