@@ -61,15 +61,12 @@ def records(log: Log) -> tuple[list[tuple[int, bytes]], list[object]]:
 
 def copy(source: Log, log: Log) -> None:
     """Bring over what follows, chunks in front of what refers to them."""
-    with source.cursor() as cursor, source.cursor() as chunks:
+    with source.cursor() as cursor:
         cursor.seek(Seqno(log.last_seqno + 1))
-        for last, raw in cursor.stretches():
-            chunks.seek(last)
-            transaction = chunks.next()
-            assert transaction is not None
-            for chunk in transaction.chunks():
+        for stretch in cursor.stretches():
+            for chunk in stretch.chunks():
                 log.put_chunk(chunk)
-            log.append_raw(raw)
+            log.append_raw(stretch.raw)
     log.commit()
 
 
@@ -129,9 +126,11 @@ def test_a_batch_may_end_inside_a_transaction() -> None:
             log.append_raw(raw[5 * size :])
         log.abandon_open()
         log.append_raw(raw_of("b", gtid(1, 0), b"x"))  # another line, of an earlier epoch
-        log.append_raw(raw_of("c", gtid(1, 1), b"x", b"y"))
+        raw = raw_of("c", gtid(3, 1), b"x", b"y", b"z")
+        for at in range(0, len(raw), len(raw) // 3):  # fragment by fragment, the first of an epoch
+            log.append_raw(raw[at : at + len(raw) // 3])
         log.commit()
-        assert [one[1] for one in contents(log)] == ["b", "c"] and log.epoch == 1
+        assert [one[1] for one in contents(log)] == ["b", "c"] and log.epoch == 3
     assert verify(PATH, disk=disk).problems == ()
 
 
@@ -194,12 +193,14 @@ def test_chunks_come_before_the_record_that_refers_to_them() -> None:
         transaction.commit()
         assert list(log.open_chunks()) == []
         with log.cursor() as cursor, pytest.raises(RawRecordError, match="not all here"):
-            held.append_raw(b"".join(one for _, one in cursor.stretches()))
+            held.append_raw(b"".join(one.raw for one in cursor.stretches()))
         copy(log, held)
         with held.cursor() as cursor:
             assert [list(one.chunks())[:3] for one in read_all(cursor)] == [[], early]
         assert records(held) == records(log) and contents(held) == contents(log)
         assert held.spill_segments()[0].referred_by == held.header(Seqno(1)).gtid  # type: ignore[union-attr]
+        with log.cursor() as cursor:
+            assert [one.last for one in cursor.stretches(until=Seqno(0))] == [0]
     assert verify(PATH, disk=other).problems == ()
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tranlog.change import Change
 from tranlog.closing import Closing
@@ -223,6 +223,22 @@ class StoredTransaction:
             raise PayloadError(why=exc.why, seqno=self.header.seqno) from exc
 
 
+class Stretch(NamedTuple):
+    """Records as bytes: whole transactions up to seqno `last`, or one fragment of it.
+
+    `spilled`: the one record refers to this transaction, whose chunks come before it.
+    """
+
+    last: Seqno
+    raw: bytes
+    spilled: StoredTransaction | None
+
+    def chunks(self) -> Iterator[RawChunk]:
+        """Yield what `Log.put_chunk` takes before `Log.append_raw` takes the records. Raises as `next`."""
+        if self.spilled is not None:
+            yield from self.spilled.chunks()
+
+
 def _record_bytes(record: StoredRecord) -> bytes:
     """Return a fragment that was spilled as the event record that it would be in the log."""
     header = record.header
@@ -404,7 +420,7 @@ class Cursor(Closing):
         left early, seek. Raises as `next`.
         """
         heed, segments = self._view.heed, self._view.segments
-        for window, places, seqno in self._blocks():
+        for window, places, seqno, _ in self._blocks():
             for one in cut_records(window, places, seqno):
                 heed()
                 if segments.marks is not self._marks:
@@ -413,39 +429,47 @@ class Cursor(Closing):
                     break
                 yield one
 
-    def stretches(self) -> Iterator[tuple[Seqno, bytes]]:
-        """Yield records that stand side by side, as bytes, and the seqno of the last of them; ends as `raw`.
+    def stretches(self, *, until: Seqno | None = None) -> Iterator[Stretch]:
+        """Yield records that stand side by side, as bytes; what `Log.append_raw` takes.
 
-        What `Log.append_raw` takes: checksums are verified, and a spilled transaction comes as the record that refers
-        to it. A stretch is whole transactions, or one fragment.
+        Checksums are verified. Ends after `until`, and without waiting where there is nothing more now. Moves on by
+        stretches. Raises as `next`.
         """
-        for window, places, seqno in self._blocks(referring=True):
+        for window, places, seqno, spilled in self._blocks(referring=True, until=until):
             if self._overtaken():
                 self._next = seqno
                 self._heed()
             else:
-                yield Seqno(seqno + len(places) - 2), window[places[0] : places[-1]]
+                last = Seqno(seqno + len(places) - 2)
+                yield Stretch(last, window[places[0] : places[-1]], spilled)
 
-    def _blocks(self, *, referring: bool = False) -> Iterator[tuple[bytes, list[int], Seqno]]:
-        """Yield runs of records that stand side by side: bytes, where each begins and the last ends, first seqno."""
-        while True:
+    def _blocks(
+        self, *, referring: bool = False, until: Seqno | None = None
+    ) -> Iterator[tuple[bytes, list[int], Seqno, StoredTransaction | None]]:
+        """Yield runs of records that stand side by side: bytes, where each begins and the last ends, first seqno.
+
+        `referring`: a spilled transaction is the record that refers to it, and comes with that; else its fragments.
+        """
+        upto = SEQNO_MAX if until is None else until
+        while self._next <= upto:
             walk, seqno = self._walk, self._next
             at = walk.place_of(seqno)
             if walk.reader is not None and at >= 0:
-                window, limit = walk.reader.window, min(self._limit, walk.living)
+                window, limit = walk.reader.window, min(self._limit, walk.living, upto)
                 places: list[int] = []
                 behind, following = take_events(window, at, seqno, limit, places, verify=self._view.checksum)
                 if not self._overtaken() and places:
                     self._next = Seqno(following)
                     walk.move(behind, self._next, places[-1])
                     places.append(behind)
-                    yield window, places, seqno
+                    yield window, places, seqno, None
                     continue
             if self.next_header() is None:
                 return
             transaction = self.current()
+            spilled = transaction if referring and transaction.header.spilled else None
             for raw in self._raw_of(transaction, referring=referring):
-                yield raw, [0, len(raw)], transaction.header.seqno
+                yield raw, [0, len(raw)], transaction.header.seqno, spilled
 
     def _raw_of(self, transaction: StoredTransaction, *, referring: bool) -> Iterator[bytes]:
         """Yield the bytes of a transaction's records, verified; `referring`: of a spilled one what refers to it."""

@@ -51,9 +51,13 @@ class RawAppending:
             return self._last()
 
     def _last(self) -> Gtid:
-        """Return the last transaction that has its place; of what a full disk took back the epochs count no more."""
+        """Return the last transaction that has its place, in the epoch of the open one if there is one.
+
+        The epoch of what was taken back, by a full disk or by `abandon_open`, does not count.
+        """
         pending = self._end.pending
-        while self._begun and self._begun[-1][0] > pending.last:
+        newest = pending.last if self._end.turn is None else pending.last + 1
+        while self._begun and self._begun[-1][0] > newest:
             pending.epoch = self._begun.pop()[1]
         return Gtid(pending.epoch, pending.last)
 
