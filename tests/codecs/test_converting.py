@@ -385,7 +385,7 @@ def test_a_native_log_is_copied_byte_for_byte(effort: Effort) -> None:
             assert list(other.raw()) == wanted and copied.history == source.history
         found = diff(source, copied, full=True)
         assert found.agree and found.only_one.count == found.only_other.count == 0
-    for cut in range(1, calls + 1, effort(10, 1, 1)):
+    for cut in range(1, calls + 1, effort(10, 3, 1)):
         disk = SimDisk()
         native_log(disk, *map(str, range(6)))
         disk.cut_at = disk.calls + cut
