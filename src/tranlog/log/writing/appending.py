@@ -190,7 +190,7 @@ class Appending:
             pending.put(piece)
         pending.owners.add(me)
         if fragment.last:
-            pending.complete(start, (fragment.source_id, fragment.event_id))
+            pending.complete([start], (fragment.source_id, fragment.event_id))
             if turn is not None and not spilled:
                 end.end_turn()
         else:

@@ -61,6 +61,8 @@ class Journal:
         """How many there were since the log was opened."""
         self.history = b""
         """The identity that a segment's first sync record names, 16 bytes."""
+        self.checksums = options.checksum
+        """Whether the records that come next have checksums; a sync record in front of them says it."""
         self._directory = directory
         self._disk = disk
         self._clock = clock
@@ -180,7 +182,7 @@ class Journal:
         """
         history = self.history if at == HEADER.size else b""
         durable = lsn(self.number, durable_end)
-        return encode_sync(lsn(number or self.number, at), durable, stamp, history, checksums=self._options.checksum)
+        return encode_sync(lsn(number or self.number, at), durable, stamp, history, checksums=self.checksums)
 
     # --- the end of a segment ------------------------------------------------------------------------
 
