@@ -91,6 +91,11 @@ def fold(name: str) -> str:
     return name.translate(_UPPER)
 
 
+def quote(name: str) -> str:
+    """Return a name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def is_blank(sql: str) -> bool:
     """Whether a text holds nothing but white space, comments and semicolons."""
     return _skip(sql, 0) == len(sql)
