@@ -141,6 +141,12 @@ def _unquoted(word: re.Match[str]) -> str:
             return text
 
 
+def leading_word(sql: str) -> str:
+    """Return the first word of a text, empty where it begins with none."""
+    words = _words(sql, 1)
+    return words[0][0] if words else ""
+
+
 def classify(sql: str) -> StatementClass:
     """Return what one statement is. The text is one that SQLite has parsed already, so only its first words count."""
     return _classify_kept(sql) if len(sql) <= _KEPT_LENGTH else _classify(sql)
