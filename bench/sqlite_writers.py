@@ -5,6 +5,8 @@ both sides; the figure is the time of a transaction by the clock. Four kinds of 
 statements (one order with two lines, one update, one read); a thousand rows by `executemany`; an UPDATE of a thousand
 rows. For the same four the CPU time is told beside it, without a must: it says what a faster disk would leave.
 
+The same statements are also run by Python's sqlite3 on a database whose foreign writers are captured by triggers.
+
 They are also held against the two other ways to capture SQLite, each keeping what it captured in a table of the same
 transaction: triggers that copy each row as JSON, and SQLite's own session extension, which is C and tells net changes
 by primary key only. They say what ways that see each row cost in bulk.
@@ -26,7 +28,7 @@ from typing import Any, Protocol
 import apsw
 from frame import Bench, Must, Question, at_most, run
 
-from tranlog.source.sqlite import connect
+from tranlog.source.sqlite import connect, install
 
 QUESTION = Question(
     name="sqlite_writers",
@@ -37,6 +39,7 @@ QUESTION = Question(
 )
 MUST = at_most(1.25)
 MUST_OF_UPDATE = at_most(2.5)
+MUST_OF_TRIGGERS = at_most(1.6)
 
 SEED = 20261121
 ROUNDS = 49
@@ -195,6 +198,11 @@ def measure(bench: Bench) -> None:
         }
         shops = {name: Shop(writer) for name, writer in writers.items()}
         add_triggers(triggers)
+        foreign = Path(here, "foreign.db")
+        shop = shops["foreign"] = Shop(before := plain_writer(foreign))
+        before.close()
+        install(foreign, by_trigger=True)
+        writers["foreign"] = shop.writer = plain_writer(foreign)
         for kind, many in (("small", 60), ("middle", 45), ("bulk", 3), ("update", 3)):
             must = MUST_OF_UPDATE if kind == "update" else MUST
             compare(bench, kind, {name: getattr(shop, kind) for name, shop in shops.items()}, many=many, must=must)
@@ -223,6 +231,10 @@ def compare(bench: Bench, kind: str, sides: dict[str, Callable[[], None]], *, ma
     figures = bench.by_turns({name: partial(block, name) for name in sides}, rounds=ROUNDS)
     bench.add(kind, ours=figures["ours"], anchor=figures["plain"], unit="us/tx", must=must)
     bench.add(f"{kind}, CPU", ours=cpu["ours"][1:], anchor=cpu["plain"][1:], unit="us/tx")
+    must_of_triggers = None if kind == "update" else MUST_OF_TRIGGERS
+    name = f"capture_by_trigger, {kind}"
+    bench.add(name, ours=figures["foreign"], anchor=figures["plain"], unit="us/tx", must=must_of_triggers)
+    bench.add(f"{name}, CPU", ours=cpu["foreign"][1:], anchor=cpu["plain"][1:], unit="us/tx")
     for name in ("triggers", "sessions"):
         bench.add(f"{kind}, against {name}", ours=figures["ours"], anchor=figures[name], unit="us/tx")
         bench.add(f"{name} against plain, {kind}", ours=figures[name], anchor=figures["plain"], unit="us/tx")

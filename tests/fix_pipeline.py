@@ -152,9 +152,10 @@ class SqliteTarget:
         with self.connect() as connection:
             connection.execute("CREATE TABLE audit (tab TEXT, id INTEGER, op TEXT)")
             for table in tables:
+                own = table.table if table.schema == "main" else table.name
                 for op, row in (("INSERT", "new"), ("UPDATE", "new"), ("DELETE", "old")):
                     connection.execute(
-                        f'CREATE TRIGGER "{table.name} {op}" AFTER {op} ON "{table.name}" '
+                        f'CREATE TRIGGER "{table.name} {op}" AFTER {op} ON "{own}" '
                         f"BEGIN INSERT INTO audit VALUES ('{table.name}', {row}.id, '{op}'); END"
                     )
 

@@ -485,7 +485,7 @@ def test_an_outbox_that_ends_inside_a_transaction_is_damage(place: Place) -> Non
         ({"path": ""}, "path"),
         ({"path": ":memory:"}, "path"),
         ({"source_id": ""}, "source_id"),
-        ({"foreign_writes": "capture_by_trigger"}, "foreign_writes"),
+        ({"foreign_writes": "allow"}, "foreign_writes"),
         ({"poll_s": 0}, "poll_s"),
         ({"busy_timeout_s": -1}, "busy_timeout_s"),
         ({"shard_map": {"*": "x"}}, "shard_map"),

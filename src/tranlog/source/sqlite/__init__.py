@@ -6,7 +6,7 @@ keeps what a statement or savepoint may still take back (`buffer`, `statement`) 
 """
 
 from tranlog.source.sqlite.cursor import SqliteCursor
-from tranlog.source.sqlite.opening import install, strip_copy
+from tranlog.source.sqlite.opening import install, strip_copy, uninstall
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions, SqliteTables
 from tranlog.source.sqlite.writer import SqliteConnection, connect
 
@@ -19,4 +19,5 @@ __all__ = [
     "connect",
     "install",
     "strip_copy",
+    "uninstall",
 ]

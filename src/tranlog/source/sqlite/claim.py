@@ -21,7 +21,8 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
+from tranlog.source.sqlite.raw import OUTBOX_TABLE
+from tranlog.source.sqlite.schema import SOURCE_TABLE
 
 PROGRESS_SUFFIX: Final = "-tranlog"
 """The progress file's name is the database's with this after it."""

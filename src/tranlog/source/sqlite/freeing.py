@@ -18,7 +18,8 @@ from tranlog.clock import Clock
 from tranlog.errors import SourceUnavailableError
 from tranlog.source.sqlite.claim import DurableUpTo, OutboxPlace, SourceClaim, free, write_progress
 from tranlog.source.sqlite.opening import Patience, db_transaction
-from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
+from tranlog.source.sqlite.raw import OUTBOX_TABLE
+from tranlog.source.sqlite.schema import SOURCE_TABLE
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,9 @@ _TELL_EVERY_S = 0.2
 _FREE_AFTER_S = 60.0
 _FREE_EVERY_S = 0.1
 """What was durable for so long and no writer has freed, capture frees: a part, then a pause."""
+_FREE_AFTER_ALONE_S = 1.0
+_HOLD_S = 0.02
+"""Where triggers write, nobody else frees: capture does after a second, for so long at a time."""
 
 
 @dataclass(slots=True)
@@ -44,6 +48,8 @@ class OutboxFreeing:
     clock: Clock
     warned: set[str]
     """What was warned of, also before this start."""
+    alone: bool = False
+    """Whether no writer frees: then capture does soon, and as much as it can in a moment."""
     _writer: apsw.Connection | None = None
     _durable: OutboxPlace | None = None
     _told: OutboxPlace | None = None
@@ -91,7 +97,7 @@ class OutboxFreeing:
         Raises SourceUnavailableError.
         """
         now, due, claim, place = self.clock.monotonic(), self._due, self.claim, self._durable
-        while due and now - due[0][0] >= _FREE_AFTER_S:
+        while due and now - due[0][0] >= (_FREE_AFTER_ALONE_S if self.alone else _FREE_AFTER_S):
             self._overdue = due.popleft()[1]
         if self._overdue == self._freed or now < self._free_at or claim is None or place is None:
             return
@@ -106,8 +112,12 @@ class OutboxFreeing:
                 self._writer, patience = self.open_writer()
                 self._writer.execute("PRAGMA main.synchronous=NORMAL")
                 patience.timeout_s = 0
+            durable = DurableUpTo(uuid=self.uuid, history=claim.history, place=place)
             with db_transaction(self._writer, write=True):
-                free(self._writer, DurableUpTo(uuid=self.uuid, history=claim.history, place=place), below=self._overdue)
+                more = True
+                while more:
+                    _, more = free(self._writer, durable, below=self._overdue)
+                    more = more and self.alone and self.clock.monotonic() - now < _HOLD_S
         except (apsw.FullError, apsw.BusyError):
             return  # writers go first; the rows stay until the next time, and nothing depends on it
         except apsw.Error as exc:

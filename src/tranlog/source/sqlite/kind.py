@@ -14,13 +14,25 @@ import apsw
 
 from tranlog.errors import SourceUnavailableError
 from tranlog.shard import ShardRuleKind
-from tranlog.source.kinds import SourceKind, SourceStanding, checked_rule
+from tranlog.source.kinds import SourceKind, SourceObject, SourceStanding, checked_rule
 from tranlog.source.sqlite.claim import OutboxPlace, place_of
-from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
+from tranlog.source.sqlite.opening import uninstall
+from tranlog.source.sqlite.raw import OUTBOX_TABLE
+from tranlog.source.sqlite.schema import GUARD_PREFIX, SOURCE_TABLE
 from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions, SqliteTables
+from tranlog.source.sqlite.triggers import CAPTURE_PREFIX
 
 _LAST: Final = (
     f"SELECT uuid, id, token FROM main.{SOURCE_TABLE}, main.{OUTBOX_TABLE} WHERE last ORDER BY id DESC LIMIT 1"
+)
+_CLAIM: Final = f"SELECT holder, count(id), max(id) FROM main.{SOURCE_TABLE} LEFT JOIN main.{OUTBOX_TABLE}"
+_TRIGGERS: Final = (
+    "SELECT name, tbl_name FROM main.sqlite_schema WHERE type = 'trigger' "
+    f"AND (name GLOB '{GUARD_PREFIX}*' OR name GLOB '{CAPTURE_PREFIX}*') ORDER BY tbl_name, name"
+)
+_BY_TRIGGER_NOTE: Final = (
+    "Triggers capture what foreign programs write: transactions that commit between two looks of capture become one, "
+    "and rows that REPLACE removes are missed without PRAGMA recursive_triggers."
 )
 _HELD: Final = f"SELECT count(*) FILTER (WHERE last AND id > ?), sum(length(changes)) FROM main.{OUTBOX_TABLE}"
 
@@ -53,7 +65,32 @@ class SqliteKind(SourceKind[SqliteSourceOptions]):
     def standing(self, options: SqliteSourceOptions, captured: str) -> SourceStanding:
         found = place_of(captured)
         row = _read_outbox(options.path, _HELD, 0 if found is None else found[1].id)
-        return SourceStanding(waiting=0, retained_bytes=0) if row is None else SourceStanding("", row[0], row[1] or 0)
+        if row is None:
+            return SourceStanding(waiting=0, retained_bytes=0)
+        return SourceStanding("", row[0], row[1] or 0, _BY_TRIGGER_NOTE if options.by_trigger else "")
+
+    def installed(self, options: SqliteSourceOptions) -> list[SourceObject]:
+        found = _read_outbox(options.path, _CLAIM)
+        if found is None:
+            return []
+        holder, rows, last = found
+        claimed = "no log follows it" if holder is None else f"for the log {holder}"
+        waits = "empty" if last is None else f"{rows} rows, up to id {last}"
+        listed = [
+            SourceObject(kind="table", name=SOURCE_TABLE, configured=True, state=claimed),
+            SourceObject(kind="table", name=OUTBOX_TABLE, configured=True, state=waits),
+        ]
+        for name, table in _read(options.path, _TRIGGERS):
+            does = "captures" if name.startswith(CAPTURE_PREFIX) else "refuses"
+            state = f"{does} what foreign programs write to {table}"
+            listed.append(SourceObject(kind="trigger", name=name, configured=True, state=state))
+        return listed
+
+    def uninstall(self, options: SqliteSourceOptions) -> list[SourceObject]:
+        found = self.installed(options)
+        if found:
+            uninstall(options.path)
+        return found
 
 
 KIND: Final = SqliteKind()
@@ -61,10 +98,14 @@ KIND: Final = SqliteKind()
 
 def _read_outbox(path: str, sql: str, *bindings: int) -> Any:
     """Return one row of what is ours in a SQLite source, None where it is not prepared yet."""
+    return next(iter(_read(path, sql, *bindings)), None)
+
+
+def _read(path: str, sql: str, *bindings: int) -> list[Any]:
     if not os.path.exists(path):
         raise SourceUnavailableError(where=path, why="there is no such file")
     try:
         with closing(apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)) as db:
-            return db.execute(sql, bindings).fetchone() if db.table_exists("main", OUTBOX_TABLE) else None
+            return db.execute(sql, bindings).fetchall() if db.table_exists("main", OUTBOX_TABLE) else []
     except apsw.Error as exc:
         raise SourceUnavailableError(where=path, why=str(exc)) from exc

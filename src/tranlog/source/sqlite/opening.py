@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import apsw
 
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import SourceSetupError
+from tranlog.source.sqlite.claim import PROGRESS_SUFFIX
 from tranlog.source.sqlite.libraries import check_alone, watch
-from tranlog.source.sqlite.schema import (
-    GUARD_PREFIX,
-    OUTBOX_TABLE,
-    SOURCE_TABLE,
-    install_in,
-    quote,
-    read_installed,
-    register_guard,
-)
+from tranlog.source.sqlite.raw import OUTBOX_TABLE
+from tranlog.source.sqlite.schema import GUARD_PREFIX, SOURCE_TABLE, install_in, read_installed, register_guard
+from tranlog.source.sqlite.statement import quote
+from tranlog.source.sqlite.triggers import CAPTURE_PREFIX, TABLES_TABLE
 
 _RETRY_S = 0.001
 _WAL_BYTES = 64 << 20
@@ -116,15 +112,16 @@ def db_transaction(db: apsw.Connection, *, write: bool) -> Iterator[None]:
         raise
 
 
-def install(path: str | os.PathLike[str]) -> str:
+def install(path: str | os.PathLike[str], *, by_trigger: bool | None = None) -> str:
     """Prepare a database for capture and return its uuid; adopt tables that a foreign program has made.
 
-    Rows that such a table holds by now are taken for known to the target: copy them there first.
+    Rows that such a table holds by now are taken for known to the target: copy them there first. `by_trigger`: whether
+    triggers capture what foreign programs write; None leaves it as it is, at first so that they are refused.
     """
     db, _ = open_database(os.fspath(path), busy_timeout_s=10.0, clock=SystemClock())
     try:
         with db_transaction(db, write=True):
-            install_in(db)
+            install_in(db, by_trigger=by_trigger)
         installed = read_installed(db, os.fspath(path))
         assert installed is not None
         return installed.uuid
@@ -138,22 +135,43 @@ def strip_copy(path: str | os.PathLike[str]) -> list[str]:
     Guards, claim and outbox go, since they are the source's; triggers, since what they write at the source arrives as
     rows. Raises SourceSetupError for a file that somebody has open: that may be the source itself.
     """
+    found = _strip(os.fspath(path), ours_only=False, remedy="Give the copy's path, not the source's")
+    return [trigger for trigger in found if not trigger.startswith(_OURS)]
+
+
+def uninstall(path: str | os.PathLike[str]) -> list[str]:
+    """Take capture's triggers, tables and progress file away; return the triggers' names.
+
+    Raises SourceSetupError for a file that somebody has open: capture, or a writer whose changes would be missed.
+    """
     name = os.fspath(path)
+    found = _strip(name, ours_only=True, remedy="Stop capture and all writers, then run this command again")
+    with suppress(FileNotFoundError):
+        os.unlink(name + PROGRESS_SUFFIX)
+    return found
+
+
+_OURS = (GUARD_PREFIX, CAPTURE_PREFIX)
+
+
+def _strip(name: str, *, ours_only: bool, remedy: str) -> list[str]:
+    """Drop triggers and our tables; return the triggers' names."""
     check_alone(name)
     db = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         try:
             db.execute("PRAGMA journal_mode=DELETE").fetchall()  # SQLite leaves WAL for the only connection
         except apsw.BusyError as exc:
-            raise SourceSetupError(
-                why=f"{name} is open elsewhere", remedy="Give the copy's path, not the source's"
-            ) from exc
-        found: list[Any] = db.execute("SELECT name FROM main.sqlite_schema WHERE type = 'trigger'").fetchall()
+            raise SourceSetupError(why=f"{name} is open elsewhere", remedy=remedy) from exc
+        listed: list[Any] = db.execute(
+            "SELECT name FROM main.sqlite_schema WHERE type = 'trigger' ORDER BY name"
+        ).fetchall()
+        found = [trigger for (trigger,) in listed if trigger.startswith(_OURS) or not ours_only]
         with db_transaction(db, write=True):
-            for (trigger,) in found:
+            for trigger in found:
                 db.execute(f"DROP TRIGGER main.{quote(trigger)}")
-            for table in (OUTBOX_TABLE, SOURCE_TABLE):
+            for table in (OUTBOX_TABLE, SOURCE_TABLE, TABLES_TABLE):
                 db.execute(f"DROP TABLE IF EXISTS main.{table}")
-        return sorted(trigger for (trigger,) in found if not trigger.startswith(GUARD_PREFIX))
+        return found
     finally:
         db.close()

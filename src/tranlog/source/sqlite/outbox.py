@@ -15,9 +15,8 @@ import apsw
 from tranlog.clock import Clock
 from tranlog.errors import SourceError
 from tranlog.source.sqlite.claim import free, read_progress
-from tranlog.source.sqlite.raw import encode_piece
+from tranlog.source.sqlite.raw import OUTBOX_TABLE, encode_piece
 from tranlog.source.sqlite.recorder import RowRecorder
-from tranlog.source.sqlite.schema import OUTBOX_TABLE
 
 FREE_EVERY_COMMITS = 16
 FREE_EVERY_S = 1.0

@@ -46,6 +46,7 @@ new rows are (table's number, None, rows, order, first rowid or None), see `enco
 TEXT_BYTES: Final = 1
 """MessagePack extension: the bytes of a text that is not UTF-8."""
 SCHEMA: Final = "main"
+OUTBOX_TABLE: Final = "_tranlog_outbox"
 _PIECE: Final = b"\x92"  # MessagePack: an array of two, the tables and the changes
 _MANY: Final = struct.Struct(">BI")
 _FIVE_WITHOUT_OLD: Final = b"\x95%b\xc0"  # MessagePack: an array of five, a number of a table, nil
@@ -162,6 +163,21 @@ class PieceTable(NamedTuple):
     """Its columns of INTEGER and NUMERIC affinity."""
     shard: str
 
+    def change(self, before: RawRow | None, after: RawRow | None) -> tuple[TableMap, Op, bytes]:
+        """Return a row change from its images, of which one may be None. Raises ValueError as `image_of`."""
+        table_map, null_key, reals = self.map, self.null_key, self.reals
+        if null_key is not None:
+            for at in table_map.primary_key:
+                if (before is not None and before[at] is None) or (after is not None and after[at] is None):
+                    table_map = null_key
+                    break
+        if before is None:
+            assert after is not None
+            return table_map, Op.INSERT, image_of(after, reals)
+        if after is None:
+            return table_map, Op.DELETE, image_of(before, reals)
+        return table_map, Op.UPDATE, image_of(before, reals) + image_of(after, reals)
+
 
 class RawPiece(NamedTuple):
     """A piece as it was read. `changes` is to be gone through once; the images are `payload.encode_row` bytes."""
@@ -177,7 +193,7 @@ def read_piece(raw: bytes) -> RawPiece:
     """
     try:
         listed, changes = _decode_piece(raw)
-        tables = {number: _piece_table(encoded, shard) for number, encoded, shard in listed}
+        tables = {number: piece_table(encoded, shard) for number, encoded, shard in listed}
     except (ValueError, IndexError, RecursionError) as exc:
         raise ChangesDamagedError(why=_reason(exc)) from exc
     return RawPiece(list(tables.values()), _changes(tables, changes))
@@ -188,7 +204,8 @@ def _reason(exc: Exception) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _piece_table(encoded: bytes, shard: str) -> PieceTable:
+def piece_table(encoded: bytes, shard: str) -> PieceTable:
+    """Return a table from its map's bytes. Raises ValueError, IndexError, RecursionError for damaged ones."""
     table = decode_table_map(encoded)
     null_key = None
     if any(table.columns[at].nullable for at in table.primary_key):
@@ -225,23 +242,12 @@ def _changes(
             if before is None and change_place is not None:
                 yield from _new_rows(table, after, change_place, first)
                 continue
-            table_map, null_key, reals, _, _ = table
-            columns = len(table_map.columns)
+            table_map, columns = table.map, len(table.map.columns)
             if (before is not None and len(before) != columns) or (after is not None and len(after) != columns):
                 raise ValueError(f"a row of table {table_map.name} does not have its {columns} columns")
-            if null_key is not None:
-                for at in table_map.primary_key:
-                    if (before is not None and before[at] is None) or (after is not None and after[at] is None):
-                        table_map = null_key
-                        break
-            if before is None:
-                if after is None:
-                    raise ValueError(f"a change of table {table_map.name} without a row")
-                yield table_map, Op.INSERT, image_of(after, reals)
-            elif after is None:
-                yield table_map, Op.DELETE, image_of(before, reals)
-            else:
-                yield table_map, Op.UPDATE, image_of(before, reals) + image_of(after, reals)
+            if before is None and after is None:
+                raise ValueError(f"a change of table {table_map.name} without a row")
+            yield table.change(before, after)
     except ValueError as exc:
         raise ChangesDamagedError(why=str(exc)) from exc
 

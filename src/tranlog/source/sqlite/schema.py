@@ -1,6 +1,7 @@
-"""A SQLite database as capture sees it: its tables, our two tables in it, and the guards against foreign writers.
+"""A SQLite database as capture sees it: its tables, our tables in it, and what covers it against foreign writers.
 
-Owns reading the schema into table maps, installing `_tranlog_source` and `_tranlog_outbox`, and the guard triggers.
+Owns reading the schema into table maps, installing `_tranlog_source` and `_tranlog_outbox`, and covering each user
+table: by guards, or by the triggers of `triggers`, which capture what foreign programs write.
 The hard idea of the guards: each user table has triggers that name an SQL function which only our connections
 register. SQLite resolves the name when a statement is prepared, so a foreign write fails at once and loudly, and
 never evaluates it, so ours cost nearly nothing.
@@ -25,16 +26,30 @@ import msgspec
 
 from tranlog.change import Column, ForeignKey, TableMap, TableName
 from tranlog.errors import ForeignWriterError, SourceSetupError, UnsupportedTypeError
+from tranlog.payload import encode_table_map
 from tranlog.shard import ShardRule, ShardRuleKind, foreign_key_groups
 from tranlog.source.sqlite.bulk import InsertFacts
-from tranlog.source.sqlite.raw import SCHEMA, real_columns
-from tranlog.source.sqlite.statement import fold
-from tranlog.types import CharsetBytes, LogicalType, Value
+from tranlog.source.sqlite.raw import OUTBOX_TABLE, SCHEMA, real_columns
+from tranlog.source.sqlite.statement import fold, quote
+from tranlog.source.sqlite.triggers import (
+    CAPTURE_PREFIX,
+    CODECS,
+    add_triggers,
+    answer_for_triggers,
+    make_room,
+    number_of,
+    numbered_tables,
+    stored_row,
+    trigger_texts,
+    typed_value,
+)
+from tranlog.types import LogicalType, Value
 
 SOURCE_TABLE = "_tranlog_source"
-OUTBOX_TABLE = "_tranlog_outbox"
 OWN_PREFIX = "_tranlog_"
 OUTBOX_VERSION = 4
+TRIGGER_VERSION = 5
+"""The layout with foreign writes captured by triggers."""
 GUARD_FUNCTION = "tranlog_write_through_source_sqlite_connect"
 """A foreign writer reads this name in its error: no such function."""
 GUARD_PREFIX = "_tranlog_guard_"
@@ -61,7 +76,6 @@ CREATE TABLE {OUTBOX_TABLE}(
 
 _COLUMNS_OF_SELECT = 900
 """Of a table with more columns, rows are read by several SELECTs: two results a column, and SQLite's limit is 2,000."""
-_CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
 
 _SchemaRow: TypeAlias = tuple[str, str, str | None]
 """Of sqlite_schema: type, name, SQL."""
@@ -108,26 +122,16 @@ class TablePlan:
         names = [quote(column.name) for column in self.map.columns]
         parts = []
         for at in range(0, len(names), _COLUMNS_OF_SELECT):
-            columns = [
-                f"typeof({name}), CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END"
-                for name in names[at : at + _COLUMNS_OF_SELECT]
-            ]
+            columns = map(typed_value, names[at : at + _COLUMNS_OF_SELECT])
             select = f"SELECT {', '.join(columns)} FROM {quote(SCHEMA)}.{quote(self.map.table)} NOT INDEXED {clause}"
             parts.append(db.execute(select, bindings))
         for found in zip(*parts, strict=True):
             row = found[0] if len(found) == 1 else tuple([value for part in found for value in part])
-            yield tuple([self._text(row[i + 1]) if row[i] == "text" else row[i + 1] for i in range(0, len(row), 2)])
-
-    def _text(self, raw: Value) -> Value:
-        assert isinstance(raw, bytes)
-        try:
-            return raw.decode(self.codec)
-        except UnicodeDecodeError as exc:
-            if self.codec == "utf-8":
-                return CharsetBytes("utf8", raw)
-            raise UnsupportedTypeError(
-                table=self.map.name, column="(any)", type_name=f"text that is not {self.codec.upper()}"
-            ) from exc
+            try:
+                yield stored_row(row, self.codec)
+            except UnicodeDecodeError as exc:
+                kind = f"text that is not {self.codec.upper()}"
+                raise UnsupportedTypeError(table=self.map.name, column="(any)", type_name=kind) from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,16 +142,20 @@ class SqliteSchema:
     plans: dict[str, TablePlan]
     rule: ShardRule
     """The rule `table` with the whole database's foreign keys."""
+    by_trigger: bool
+    """Whether foreign writes are captured by triggers; else guards refuse them."""
     unguarded: frozenset[str]
-    """Tables without their three guards: made by a foreign program."""
+    """Tables without their guards or triggers, or with others: a foreign program has made or changed them."""
     virtual: dict[str, str]
     """The SQL of each virtual table."""
     triggers: bool
     """Whether there are triggers but the guards."""
     texts: dict[str, tuple[_SchemaRow, ...]]
     """What sqlite_schema says of each table and its indexes, by the table's folded name."""
-    guards: dict[str, tuple[str, ...]]
-    """The names of each table's guards, by the table's folded name."""
+    guards: dict[str, dict[str, str]]
+    """Name and SQL of each table's guards or triggers of ours, by the table's folded name."""
+    overtaken: frozenset[str]
+    """Folded names of tables with a trigger of the user's that was made after ours, and runs before them."""
     last_guard: int
     """The largest number that a guard's name has."""
     last_row: int
@@ -156,11 +164,6 @@ class SqliteSchema:
     def maps(self) -> list[TableMap]:
         """Return the captured tables' maps by (schema, table)."""
         return sorted((plan.map for plan in self.plans.values()), key=lambda table: (table.schema, table.table))
-
-
-def quote(name: str) -> str:
-    """Return a name as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def has_table(db: apsw.Connection, schema: str, name: str) -> bool:
@@ -188,11 +191,13 @@ def read_schema(db: apsw.Connection, known: SqliteSchema | None = None, *, creat
     last_row = last_guard = 0
     triggers = False
     texts: dict[str, tuple[_SchemaRow, ...]] = {}
-    guards: dict[str, tuple[str, ...]] = {}
+    guards: dict[str, dict[str, str]] = {}
+    overtaken: set[str] = set()
     virtual: dict[str, str] = {}
     if base is not None:
         last_row, last_guard, triggers = base.last_row, base.last_guard, base.triggers
         texts, guards, virtual = dict(base.texts), dict(base.guards), dict(base.virtual)
+        overtaken.update(base.overtaken)
     changed: set[str] = set()
     listed = "SELECT rowid, type, name, tbl_name, rootpage, sql FROM main.sqlite_schema WHERE rowid > ? ORDER BY rowid"
     rows: list[Any] = db.execute(listed, (last_row,)).fetchall()
@@ -204,11 +209,15 @@ def read_schema(db: apsw.Connection, known: SqliteSchema | None = None, *, creat
             if kind == "table" and not page:
                 virtual[name] = sql
         elif name.startswith(GUARD_PREFIX) and GUARD_FUNCTION in sql:
-            guards[table] = (*guards.get(table, ()), name)
+            guards[table] = {**guards.get(table, {}), name: sql}
             number = name[len(GUARD_PREFIX) :].partition("_")[0]
             last_guard = max(last_guard, int(number)) if number.isdecimal() else last_guard
+        elif name.startswith(CAPTURE_PREFIX):
+            guards[table] = {**guards.get(table, {}), name: sql}
         else:
             triggers = True
+            if table in guards:
+                overtaken.add(table)
     plans: dict[str, TablePlan] = {}
     if known is not None and known.virtual == virtual:  # else a table may have become a shadow, or have been one
         if base is None:
@@ -235,25 +244,50 @@ def read_schema(db: apsw.Connection, known: SqliteSchema | None = None, *, creat
             if not _is_no_shadow(name, own, guards, virtual):
                 continue
         if kind == "table" or kind == "shadow":
-            plans[name] = _read_table(db, name, bool(without_rowid), strict=bool(strict), codec=_CODECS[encoding])
+            plans[name] = _read_table(db, name, bool(without_rowid), strict=bool(strict), codec=CODECS[encoding])
     canonical = {fold(name): name for name in plans}
     edges: list[tuple[TableName, TableName]] = [
         ((SCHEMA, child), (SCHEMA, canonical.get(fold(parent), parent)))
         for child, plan in plans.items()
         for parent in plan.parents
     ]
+    rule = ShardRule(kind=ShardRuleKind.TABLE, groups=foreign_key_groups(edges))
+    by_trigger = _is_by_trigger(db) if fold(SOURCE_TABLE) in texts else False
+    numbers = numbered_tables(db) if by_trigger else {}
+
+    def is_covered(plan: TablePlan) -> bool:
+        found = guards.get(fold(plan.map.table), {})
+        if not by_trigger:
+            return len(found) == len(GUARDED_OPERATIONS) and all(name.startswith(GUARD_PREFIX) for name in found)
+        number = number_of(found)
+        return (
+            fold(plan.map.table) not in overtaken
+            and numbers.get(number) == _numbered(plan, rule)
+            and found == trigger_texts(plan.map, number)
+        )
+
     return SqliteSchema(
         version=version,
         plans=plans,
-        rule=ShardRule(kind=ShardRuleKind.TABLE, groups=foreign_key_groups(edges)),
-        unguarded=frozenset([name for name in plans if len(guards.get(fold(name), ())) < len(GUARDED_OPERATIONS)]),
+        rule=rule,
+        by_trigger=by_trigger,
+        unguarded=frozenset([name for name, plan in plans.items() if not is_covered(plan)]),
         virtual=virtual,
         triggers=triggers,
         texts=texts,
         guards=guards,
+        overtaken=frozenset(overtaken),
         last_guard=last_guard,
         last_row=last_row,
     )
+
+
+def _is_by_trigger(db: apsw.Connection) -> bool:
+    return (TRIGGER_VERSION,) in db.execute(f"SELECT version FROM main.{SOURCE_TABLE}").fetchall()
+
+
+def _numbered(plan: TablePlan, rule: ShardRule) -> tuple[bytes, str]:
+    return encode_table_map(plan.map), rule.shard_of(plan.map.schema, plan.map.table)
 
 
 def _is_no_shadow(name: str, own: str | None, guards: Container[str], virtual: Mapping[str, str]) -> bool:
@@ -395,8 +429,8 @@ def read_insert_facts(db: apsw.Connection, plan: TablePlan) -> InsertFacts:
         texts[str(kind)].append(str(sql))
     triggers = db.execute(
         "SELECT 1 FROM main.sqlite_schema WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE "
-        "AND NOT (name GLOB ?2 AND instr(sql, ?3)) LIMIT 1",
-        (name, GUARD_PREFIX + "*", GUARD_FUNCTION),
+        "AND NOT (name GLOB ?2 AND instr(sql, ?3)) AND NOT name GLOB ?4 LIMIT 1",
+        (name, GUARD_PREFIX + "*", GUARD_FUNCTION, CAPTURE_PREFIX + "*"),
     ).fetchall()
     defaults = [
         None if default is None else str(default)
@@ -424,6 +458,7 @@ class Installed:
     uuid: str
     history: bytes | None
     holder: str | None
+    by_trigger: bool
 
 
 def read_installed(db: apsw.Connection, path: str) -> Installed | None:
@@ -431,30 +466,47 @@ def read_installed(db: apsw.Connection, path: str) -> Installed | None:
     if not has_table(db, SCHEMA, SOURCE_TABLE):
         return None
     for (version,) in db.execute(f"SELECT version FROM main.{SOURCE_TABLE}").fetchall():
-        if version != OUTBOX_VERSION:
+        if version not in (OUTBOX_VERSION, TRIGGER_VERSION):
             raise SourceSetupError(
-                why=f"{path} was set up by another release (layout {version}, this one knows {OUTBOX_VERSION})",
+                why=f"{path} was set up by another release (layout {version}, this one knows {OUTBOX_VERSION} "
+                f"and {TRIGGER_VERSION})",
                 remedy="Use that release, or a newer one",
             )
         ((name, history, holder),) = db.execute(f"SELECT uuid, history, holder FROM main.{SOURCE_TABLE}").fetchall()
         assert isinstance(name, str) and isinstance(history, bytes | None) and isinstance(holder, str | None)
-        return Installed(uuid=name, history=history, holder=holder)
+        return Installed(uuid=name, history=history, holder=holder, by_trigger=version == TRIGGER_VERSION)
     raise SourceSetupError(
         why=f"{path} has a table {SOURCE_TABLE} without its row",
         remedy="Restore the database from a copy",
     )
 
 
-def install_in(db: apsw.Connection) -> None:
-    """Make our tables and guard every user table, inside the caller's transaction; done already is harmless."""
+def install_in(db: apsw.Connection, *, by_trigger: bool | None = None) -> None:
+    """Make our tables and cover every user table, inside the caller's transaction; done already is harmless.
+
+    `by_trigger`: whether foreign writes are captured by triggers; None leaves it as it is, at first by guards.
+    """
     if not has_table(db, SCHEMA, SOURCE_TABLE):
         db.execute(_CREATE_SOURCE)
         db.execute(_CREATE_OUTBOX)
         first = (str(uuid.uuid4()), OUTBOX_VERSION)
         db.execute(f"INSERT INTO main.{SOURCE_TABLE} VALUES(?, ?, NULL, NULL, x'')", first)
+    if by_trigger is not None:
+        cover_by(db, by_trigger=by_trigger)
     schema = read_schema(db)
     guard_tables(db, schema, schema.unguarded)
     _note(db, table_marks(db))
+
+
+def cover_by(db: apsw.Connection, *, by_trigger: bool) -> None:
+    """Cover by triggers, or by guards, what was covered by the other, inside the caller's transaction."""
+    before = read_schema(db)
+    if before.by_trigger == by_trigger:
+        return
+    if by_trigger:
+        make_room(db)
+    db.execute(f"UPDATE main.{SOURCE_TABLE} SET version = ?", (TRIGGER_VERSION if by_trigger else OUTBOX_VERSION,))
+    guard_tables(db, read_schema(db), before.plans.keys() - before.unguarded)
 
 
 def table_marks(db: apsw.Connection) -> dict[str, int]:
@@ -467,8 +519,12 @@ def table_marks(db: apsw.Connection) -> dict[str, int]:
     guarded: set[str] = set()
     virtual: dict[str, Any] = {}
     if any(kind == "shadow" for _, _, kind in rows):
-        guards = "SELECT tbl_name FROM main.sqlite_schema WHERE type = 'trigger' AND name GLOB ? AND instr(sql, ?)"
-        guarded = {fold(str(of)) for (of,) in db.execute(guards, (GUARD_PREFIX + "*", GUARD_FUNCTION))}
+        guards = (
+            "SELECT tbl_name FROM main.sqlite_schema WHERE type = 'trigger' "
+            "AND (name GLOB ?1 AND instr(sql, ?2) OR name GLOB ?3)"
+        )
+        ours = (GUARD_PREFIX + "*", GUARD_FUNCTION, CAPTURE_PREFIX + "*")
+        guarded = {fold(str(of)) for (of,) in db.execute(guards, ours)}
         virtual = dict(db.execute("SELECT name, sql FROM main.sqlite_schema WHERE type = 'table' AND NOT rootpage"))
     return {
         name: zlib.crc32(sql.encode())
@@ -530,20 +586,26 @@ def check_tables(db: apsw.Connection, path: str) -> None:
 
 
 def guard_tables(db: apsw.Connection, schema: SqliteSchema, names: Collection[str]) -> SqliteSchema:
-    """Give each of the tables its three guards, in the caller's transaction; return the schema with them."""
+    """Give each of the tables its guards or triggers, in the caller's transaction; return the schema with them."""
     guards, number = dict(schema.guards), schema.last_guard
     for name in sorted(names):
         for trigger in guards.get(fold(name), ()):  # an incomplete set is replaced
             db.execute(f"DROP TRIGGER main.{quote(trigger)}")
+        if schema.by_trigger:
+            plan = schema.plans[name]
+            guards[fold(name)] = add_triggers(db, plan.map, *_numbered(plan, schema.rule))
+            continue
         number += 1
+        guards[fold(name)] = {}
         made = [f"{GUARD_PREFIX}{number}_{operation}" for operation in GUARDED_OPERATIONS]
         for trigger, operation in zip(made, GUARDED_OPERATIONS, strict=True):
             # CASE, since SQLite would fold "0 AND f()" before it looks f up
-            db.execute(
-                f"CREATE TRIGGER main.{quote(trigger)} AFTER {operation.upper()} ON {quote(name)} "
+            text = (
+                f"{quote(trigger)} AFTER {operation.upper()} ON {quote(name)} "
                 f"WHEN CASE 1 WHEN 0 THEN {GUARD_FUNCTION}() END BEGIN SELECT 1; END"
             )
-        guards[fold(name)] = tuple(made)
+            db.execute(f"CREATE TRIGGER main.{text}")
+            guards[fold(name)][trigger] = f"CREATE TRIGGER {text}"
     ((last_row,),) = db.execute("SELECT max(rowid) FROM main.sqlite_schema").fetchall()
     assert isinstance(last_row, int)
     return replace(
@@ -551,13 +613,24 @@ def guard_tables(db: apsw.Connection, schema: SqliteSchema, names: Collection[st
         version=schema_version(db),
         unguarded=schema.unguarded.difference(names),
         guards=guards,
+        overtaken=schema.overtaken.difference(map(fold, names)),
         last_guard=number,
         last_row=last_row,
     )
 
 
+def uncover_named(db: apsw.Connection, schema: SqliteSchema, sql: str) -> None:
+    """Drop our triggers on tables that a statement may name: an ALTER fails on a column that a trigger names."""
+    text = fold(sql)
+    for table, found in schema.guards.items():
+        if table in text:
+            for trigger in found:
+                db.execute(f"DROP TRIGGER IF EXISTS main.{quote(trigger)}")
+
+
 def register_guard(db: apsw.Connection) -> None:
-    """Let this connection write guarded tables."""
+    """Let this connection write covered tables."""
+    answer_for_triggers(db)
     flags = apsw.SQLITE_INNOCUOUS | apsw.SQLITE_DETERMINISTIC
     db.create_scalar_function(GUARD_FUNCTION, _guard, 0, flags=flags)
 

@@ -9,7 +9,8 @@ import apsw
 from tranlog.errors import SourceSetupError
 from tranlog.source.sqlite.outbox import OutboxWriter
 from tranlog.source.sqlite.raw import SCHEMA
-from tranlog.source.sqlite.schema import SOURCE_TABLE, has_table, quote
+from tranlog.source.sqlite.schema import SOURCE_TABLE, has_table
+from tranlog.source.sqlite.statement import quote
 
 logger = logging.getLogger(__name__)
 

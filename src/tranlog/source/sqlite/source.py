@@ -20,10 +20,9 @@ import logging
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import apsw
 
@@ -40,36 +39,33 @@ from tranlog.errors import (
 )
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
-from tranlog.source.sqlite.claim import OutboxPlace, SourceClaim, place_of, read_progress, sync_wal
+from tranlog.source.sqlite.claim import OutboxPlace, SourceClaim, place_of, read_progress
 from tranlog.source.sqlite.freeing import OutboxFreeing
 from tranlog.source.sqlite.opening import Patience, db_transaction, open_database
-from tranlog.source.sqlite.raw import SCHEMA, ChangesDamagedError, read_piece
+from tranlog.source.sqlite.pages import OutboxPages, OutboxRow
+from tranlog.source.sqlite.raw import OUTBOX_TABLE, SCHEMA, ChangesDamagedError, read_piece
 from tranlog.source.sqlite.schema import (
-    OUTBOX_TABLE,
     SOURCE_TABLE,
     Installed,
     SqliteSchema,
     TablePlan,
     check_tables,
+    cover_by,
     install_in,
     read_installed,
     read_schema,
     schema_version,
 )
+from tranlog.source.sqlite.triggers import TriggerRow
 from tranlog.types import Value
 
 logger = logging.getLogger(__name__)
 
-_PAGE_ROWS = 256
-_PAGE_BYTES = 1 << 20
-"""A look reads so many rows at most, and no more of them once they hold so many bytes. It ends before anything is done
-with them: for as long as a read transaction lasts, the WAL cannot begin anew."""
-_READ = (
-    "SELECT id, token, last, synced, COALESCE(CAST(tstamp AS INTEGER), 0), COALESCE(CAST(changes AS BLOB), x'') "
-    f"FROM main.{OUTBOX_TABLE} WHERE id > ? ORDER BY id LIMIT {_PAGE_ROWS}"
-)
 _LOOK = f"SELECT history, holder, (SELECT token FROM main.{OUTBOX_TABLE} WHERE id = ?) FROM main.{SOURCE_TABLE}"
 _DBMS_METADATA = (("dbms_type", "sqlite"),)
+
+
+ForeignWrites: TypeAlias = Literal["refuse", "capture_by_trigger"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +81,8 @@ class SqliteSourceOptions:
     """`table`: a shard per table, joined by foreign keys. `schema`: everything is one shard, since SQLite has one."""
     shard_map: Mapping[str, str] = field(default_factory=dict)
     """For the rule `map`: table (`main.t`) to shard; `*` is the default."""
-    foreign_writes: str = "refuse"
-    """What becomes of writers that bypass `connect`: `refuse` is the only way so far."""
+    foreign_writes: ForeignWrites = "refuse"
+    """What becomes of writers that bypass `connect`: `refuse` makes them fail, `capture_by_trigger` captures them."""
     poll_s: float = 0.005
     """Seconds between two looks while nothing is written; one look costs some microseconds."""
     busy_timeout_s: float = 10.0
@@ -97,14 +93,20 @@ class SqliteSourceOptions:
         """The database file."""
         return self.path
 
+    @property
+    def by_trigger(self) -> bool:
+        """Whether triggers capture what foreign programs write."""
+        return self.foreign_writes == "capture_by_trigger"
+
     def check(self) -> None:
         """Raise ConfigError for a value that cannot work."""
         if not self.path or self.path == ":memory:":
             raise ConfigError(option="path", value=self.path, why="name a database file")
         if not self.source_id or "\0" in self.source_id:
             raise ConfigError(option="source_id", value=self.source_id, why="it must be a text without NUL")
-        if self.foreign_writes != "refuse":
-            raise ConfigError(option="foreign_writes", value=self.foreign_writes, why='only "refuse" is built')
+        if self.foreign_writes not in get_args(ForeignWrites):
+            why = 'it is "refuse" or "capture_by_trigger"'
+            raise ConfigError(option="foreign_writes", value=self.foreign_writes, why=why)
         if not 0 < self.poll_s <= 10:
             raise ConfigError(option="poll_s", value=self.poll_s, why="seconds above 0, up to 10")
         if self.busy_timeout_s < 0:
@@ -136,6 +138,7 @@ class SqliteSource:
         self._data_version = -1
         self._schema: SqliteSchema | None = None
         self._warned: set[str] = set()
+        self._pages: OutboxPages | None = None
         self._groups: dict[TableName, str] = {}  # as of the piece that is read: the rule `table` goes by them
         self._rule = ShardRule(kind=options.shard_rule, groups=self._groups, mapping=options.shard_map)
         # A row of the outbox is a fragment; writers have cut them.
@@ -176,9 +179,13 @@ class SqliteSource:
                 if event_id is not None:
                     raise PositionLostError(event_id=event_id, why=f"{path} was never captured, or is another database")
                 with db_transaction(reader, write=True):
-                    install_in(reader)
+                    install_in(reader, by_trigger=self.options.by_trigger)
             self._take_up(reader, event_id)
-            self._freeing = OutboxFreeing(path, self._uuid, self._claim, reader, self._open, self._clock, self._warned)
+            self._pages = OutboxPages(reader, path, self._check_place, by_trigger=self.options.by_trigger)
+            self._freeing = OutboxFreeing(
+                *(path, self._uuid, self._claim, reader, self._open, self._clock, self._warned),
+                alone=self.options.by_trigger,
+            )
             status = os.stat(path)
             self._file = (status.st_dev, status.st_ino)
             self._data_version = -1
@@ -204,7 +211,9 @@ class SqliteSource:
         path, ours = self.options.path, self._claim
         installed = read_installed(db, path)
         assert installed is not None
-        write = ours is not None and ours != (installed.history, installed.holder)
+        write = ours is not None and (
+            ours != (installed.history, installed.holder) or installed.by_trigger != self.options.by_trigger
+        )
         with db_transaction(db, write=write):
             installed = read_installed(db, path)
             assert installed is not None
@@ -215,6 +224,7 @@ class SqliteSource:
             self._after, self._token = self._position(db, event_id, theirs)
             if write:
                 db.execute(f"UPDATE main.{SOURCE_TABLE} SET history = ?, holder = ?", ours)
+                cover_by(db, by_trigger=self.options.by_trigger)
 
     def _position(
         self, db: apsw.Connection, event_id: str | None, theirs: SourceClaim | None
@@ -329,20 +339,22 @@ class SqliteSource:
         raise AssertionError("PRAGMA data_version returned nothing")
 
     def _fragments(self) -> Iterator[Fragment]:
-        complete = True
+        pages, complete = self._pages, True
+        assert pages is not None, "start() was not called"
         complete_at = self._after, self._token
         try:
-            while rows := self._rows():
+            while rows := pages.read(self._after):
                 while rows:
-                    number, token, last, tstamp, changes = rows.popleft()
-                    place = OutboxPlace(number, token)
-                    fragment = self._fragment(place, tstamp, changes, first=complete, last=bool(last))
-                    del changes
+                    row = rows.popleft()
+                    place = OutboxPlace(row.id, row.token)
+                    self._pack(row, first=complete)
                     self._after, self._token = place
-                    complete = bool(last)
+                    complete = row.last
                     if complete:
                         complete_at = place
-                    yield fragment
+                    elif rows and isinstance(row.changes, TriggerRow):
+                        continue  # one change: a page of them makes a fragment
+                    yield self._fragment(row)
         except GeneratorExit:
             self._after, self._token = complete_at  # left in the middle: that transaction comes again, whole
             raise
@@ -351,34 +363,6 @@ class SqliteSource:
                 f"the outbox of {self.options.path} ends inside a transaction, at id {self._after}: something "
                 "other than capture deleted from it. Restore the database from a copy"
             )
-
-    def _rows(self) -> deque[tuple[int, int, int, int, bytes]]:
-        """Return the next rows of the outbox: id, token, last, time, changes. Raises what ends capture for good."""
-        reader, path = self._connected(), self.options.path
-        rows: deque[tuple[int, int, int, int, bytes]] = deque()
-        expected, size, durable = self._after, 0, True
-        try:
-            with db_transaction(reader, write=False):
-                self._check_place(reader)
-                cursor = reader.cursor()
-                for number, token, last, synced, tstamp, changes in cursor.execute(_READ, (self._after,)):
-                    expected += 1
-                    if number != expected:
-                        raise SourceError(
-                            f"the outbox of {path} lacks the row {expected}, and {number} is there: something other "
-                            "than capture deleted from it. Restore the database from a copy"
-                        )
-                    rows.append((number, token, last, tstamp, changes))
-                    durable = durable and bool(synced)
-                    size += len(changes)
-                    if size >= _PAGE_BYTES:
-                        break
-                cursor.close(True)
-            if not durable:
-                sync_wal(reader.filename)
-        except (apsw.Error, OSError) as exc:
-            raise SourceUnavailableError(where=path, why=str(exc)) from exc
-        return rows
 
     def _check_place(self, db: apsw.Connection) -> None:
         """Find the last row that was read where it must be, and the claim as ours, in the open transaction."""
@@ -396,13 +380,19 @@ class SqliteSource:
                 "is still there. Start capture again"
             )
 
-    def _fragment(self, place: OutboxPlace, tstamp: int, changes: bytes, *, first: bool, last: bool) -> Fragment:
-        """Return the fragment that a row of the outbox becomes; `first` and `last` of its transaction."""
-        packer = self._packer
+    def _pack(self, row: OutboxRow, *, first: bool) -> None:
+        """Add the changes of a row of the outbox, the `first` of its transaction or a later one."""
+        packer, pages, changes, tstamp = self._packer, self._pages, row.changes, row.tstamp
+        assert pages is not None
         if first:
             packer.begin(self._rule)
-        event_id = f"{self._uuid}:{place.text}"
+        event_id = self._event_id(row)
         try:
+            if isinstance(changes, TriggerRow):
+                table, encoded = pages.tables.change(changes)
+                self._groups[table.map.schema, table.map.table] = table.shard
+                packer.add_encoded(*encoded, event_id=event_id, tstamp=tstamp)
+                return
             piece = read_piece(changes)
             for table in piece.tables:
                 self._groups[table.map.schema, table.map.table] = table.shard
@@ -412,10 +402,17 @@ class SqliteSource:
                 else:
                     packer.add_encoded(*change, event_id=event_id, tstamp=tstamp)
         except ChangesDamagedError as exc:
-            raise ChangesDamagedError(path=self.options.path, outbox_id=place.id, why=exc.why) from exc
-        if last:
-            return packer.finish(event_id=event_id, tstamp=tstamp, metadata=_DBMS_METADATA)
-        return packer.take(event_id=event_id, tstamp=tstamp)
+            raise ChangesDamagedError(path=self.options.path, outbox_id=row.id, why=exc.why) from exc
+
+    def _event_id(self, row: OutboxRow) -> str:
+        return f"{self._uuid}:{OutboxPlace(row.id, row.token).text}"
+
+    def _fragment(self, row: OutboxRow) -> Fragment:
+        """Return what was packed, up to a row, as a fragment."""
+        event_id = self._event_id(row)
+        if row.last:
+            return self._packer.finish(event_id=event_id, tstamp=row.tstamp, metadata=_DBMS_METADATA)
+        return self._packer.take(event_id=event_id, tstamp=row.tstamp)
 
     def _look_at_schema(self) -> None:
         """Read the schema where it changed: refuse unguarded tables, warn of what is captured less than fully."""
@@ -424,9 +421,17 @@ class SqliteSource:
             return
         with db_transaction(reader, write=False):
             schema = read_schema(reader)
-            if not schema.unguarded:
+            if schema.by_trigger or not schema.unguarded:
                 check_tables(reader, self.options.path)
         for name in sorted(schema.unguarded):
+            if schema.by_trigger:
+                raise ForeignWriterError(
+                    table=f"{SCHEMA}.{name}",
+                    why="a foreign program dropped or changed the triggers that capture it, or made one of its own "
+                    f"after them, in {self.options.path}. What they wrote until then waits in the outbox. Where one "
+                    "was dropped, bring the target's table to the same state, with its rows; then run "
+                    "tranlog.source.sqlite.install(path)",
+                )
             raise ForeignWriterError(
                 table=f"{SCHEMA}.{name}",
                 why=f"a foreign program made it, and may have written it, in {self.options.path}. Copy its rows to the "

@@ -91,6 +91,11 @@ def fold(name: str) -> str:
     return name.translate(_UPPER)
 
 
+def quote(name: str) -> str:
+    """Return a name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def is_blank(sql: str) -> bool:
     """Whether a text holds nothing but white space, comments and semicolons."""
     return _skip(sql, 0) == len(sql)
@@ -134,6 +139,12 @@ def _unquoted(word: re.Match[str]) -> str:
             return text.replace("``", "`")
         case _:
             return text
+
+
+def leading_word(sql: str) -> str:
+    """Return the first word of a text, empty where it begins with none."""
+    words = _words(sql, 1)
+    return words[0][0] if words else ""
 
 
 def classify(sql: str) -> StatementClass:

@@ -138,7 +138,7 @@ class WriterTransaction:
                 run.lazy = True
             elif not run.writes:
                 self.before_write(run)
-                run.versions = self._schema.before_ddl()
+                run.versions = self._schema.before_ddl(run.sql, creates=kind is SqliteStatementKind.CREATE)
         elif kind is SqliteStatementKind.RELEASE:
             if self._by_savepoint and self._buffer.outermost(run.savepoint):
                 self._before_commit()

@@ -9,10 +9,9 @@ import apsw
 
 from tranlog.clock import Clock
 from tranlog.errors import SourceSetupError
-from tranlog.source.sqlite.raw import SCHEMA, raw_row
+from tranlog.source.sqlite.raw import OUTBOX_TABLE, SCHEMA, raw_row
 from tranlog.source.sqlite.recorder import RowRecorder, SourceUncertainError
 from tranlog.source.sqlite.schema import (
-    OUTBOX_TABLE,
     SOURCE_TABLE,
     SqliteSchema,
     TableStates,
@@ -21,8 +20,10 @@ from tranlog.source.sqlite.schema import (
     read_schema,
     schema_version,
     table_states,
+    uncover_named,
 )
 from tranlog.source.sqlite.statement import fold
+from tranlog.source.sqlite.triggers import TABLES_TABLE
 
 
 class WriterSchema:
@@ -73,11 +74,17 @@ class WriterSchema:
         """Return the numbers of the main schema and of the temporary one, which every change raises."""
         return schema_version(self._db), schema_version(self._db, "temp")
 
-    def before_ddl(self) -> tuple[int, int]:
-        """Note what tables there are, before a statement changes them; return `versions`."""
+    def before_ddl(self, sql: str, *, creates: bool) -> tuple[int, int]:
+        """Note what tables there are, before a statement changes them; return `versions`.
+
+        A table that is altered has no triggers until `after_ddl`; if it fails, the numbers tell that they are gone.
+        """
         if not self._changed:
             self._before = table_states(self._db)
-        return self.versions()
+        versions = self.versions()
+        if self.now.by_trigger and not creates:
+            uncover_named(self._db, self.now, sql)
+        return versions
 
     def before_commit(self) -> int:
         """Note which tables the transaction has made and removed; return how many rows that has written."""
@@ -100,7 +107,7 @@ class WriterSchema:
         hook.poison = uncertain = SourceUncertainError(table="the schema")
         created = creates and known.version == main_before
         schema = read_schema(db, known, created=created)
-        for name in (SOURCE_TABLE, OUTBOX_TABLE):
+        for name in (SOURCE_TABLE, OUTBOX_TABLE, *((TABLES_TABLE,) if known.by_trigger else ())):
             if name not in schema.texts:
                 raise SourceSetupError(
                     why=f"a statement would remove {name}", remedy="Leave the tables of capture alone"
@@ -113,7 +120,10 @@ class WriterSchema:
                     remedy="Make the column STORED, or the table an ordinary one",
                 )
         made = schema.plans.keys() - known.plans.keys() if creates else set()
-        adopted = [t for t in schema.unguarded if t in made or t in known.plans.keys() - known.unguarded]
+        ours = made | (known.plans.keys() - known.unguarded)
+        if schema.by_trigger and not known.unguarded:
+            ours |= schema.plans.keys()  # a new name of a table, whose triggers must name its columns anew
+        adopted = [t for t in schema.unguarded if t in ours]
         if adopted:
             schema = guard_tables(db, schema, adopted)
         text = sql.strip().rstrip(";").rstrip()
