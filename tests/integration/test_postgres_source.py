@@ -19,12 +19,20 @@ import pytest
 from fix_mariadb_source import Replica
 from fix_postgres_source import LOGICAL, PostgresFollower, options_for, run, selected, slot_lsn
 from fix_server import make_certificate
+from fix_target import Bench
 from tranlog.change import Op, Statement
-from tranlog.errors import PositionLostError, SourceSetupError, SourceUnavailableError, UnsupportedEventError
+from tranlog.errors import (
+    DdlStopError,
+    PositionLostError,
+    SourceSetupError,
+    SourceUnavailableError,
+    UnsupportedEventError,
+)
 from tranlog.service.commands import cli
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.postgres import PostgresSource
 from tranlog.source.postgres.position import WalPosition, parse_lsn
+from tranlog.target.options import TargetKind, TargetOptions
 from tranlog.testing.servers import PostgresAddress, PostgresServer
 from tranlog.types import UNCHANGED
 
@@ -913,3 +921,41 @@ def test_tls_and_passwords(
         source(f"{verified} host=localhost", password=secret).check()
     messages += [str(caught.value), str(follower.source.status()), repr(follower.source.options), caplog.text]
     assert secret not in "".join(messages)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_truncate_and_recorded_ddl_at_a_target(
+    server: PostgresServer,
+    database: str,
+    postgres: PostgresAddress,
+    postgres_database: str,
+    follow_postgres: Follow,
+    tmp_path: Path,
+    kind: TargetKind,
+) -> None:
+    """A PostgreSQL is emptied with its source; all else stops by name, and says how to go on."""
+    run(server, database, "CREATE SCHEMA shop", FULL.replace("TABLE t", "TABLE shop.t"))
+    follower = follow_postgres(options_for(server, database, ddl_capture="event_trigger"))
+    run(server, database, "INSERT INTO shop.t VALUES (1, 'x')", "TRUNCATE shop.t RESTART IDENTITY")
+    run(server, database, "ALTER TABLE shop.t ADD COLUMN b int")
+    inserted, emptied, altered = follower.wait_for(3)
+    table = inserted.rows[0].table
+    metadata = tuple(altered.metadata.items())
+    dsn, path = ("", str(tmp_path / "shop.db")) if kind == "sqlite" else (postgres.dsn(postgres_database), "")
+    with contextlib.closing(Bench(TargetOptions(kind=kind, dsn=dsn, path=path))) as bench:
+        bench.target.rows.create_table(table)
+        bench.apply(inserted.changes, metadata=metadata)
+        if kind == "postgres":
+            bench.apply(emptied.changes, metadata=metadata)
+            assert not bench.rows(table)
+            stops = [(altered, r"'ALTER TABLE shop\.t ADD COLUMN b int'.*may hold more than DDL.*by hand")]
+        else:
+            stops = [
+                (emptied, r"'TRUNCATE TABLE .* RESTART IDENTITY'.*from postgres.*target is sqlite.*by hand"),
+                (altered, r"'ALTER TABLE shop\.t ADD COLUMN b int'.*from postgres.*target is sqlite.*by hand"),
+            ]
+        before = bench.rows(table)
+        for one, told in stops:
+            with pytest.raises(DdlStopError, match=told):
+                bench.apply(one.changes, metadata=metadata)
+        assert bench.rows(table) == before
