@@ -2,8 +2,15 @@
 
 Two workloads on one private server: bulk (transactions of 1000 inserted rows) and small (transactions of one to three
 rows: inserts, updates, deletes; replica identity FULL). Ours is what `tranlog capture` does, from the socket to the
-synced log. The peer reads the same slot's messages by psycopg2 and makes each row a dict of Python values by a plain
-decoder written for it, and writes nothing. CPU seconds are this process's, all threads; the server's are its own.
+synced log. The peer reads the same slot's messages by psycopg2, waiting by `select` as psycopg2's manual shows it,
+makes each row a dict of Python values by a plain decoder written for it, old rows too, and holds a transaction's
+changes together until its commit: less would be no capture, since nothing may be handed on before. It writes nothing
+and knows four types besides text; so the ratio compares our whole way to the disk with a part of it. CPU seconds are
+this process's, all threads; the server's are its own.
+
+What bounds it: libpq hands out message by message, through a call and a copy each. Reading the same slot by psycopg's
+`get_copy_data` in large blocks and looking at nothing makes 1.3 million messages per CPU second here, some four times
+what the peer makes with its decoder.
 """
 
 from __future__ import annotations
@@ -11,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import select
 import struct
 import sys
 import tempfile
@@ -134,9 +142,11 @@ def peer(server: PostgresServer, workload: Workload, slot: str) -> None:
         )
         tables: dict[int, list[tuple[str, Callable[[str], Any]]]] = {}
         commits = rows = 0
+        changes: list[tuple[bytes, int, list[dict[str, Any]]]] = []
         while commits < workload.transactions:
             message = cursor.read_message()
             if message is None:
+                select.select([cursor], [], [])
                 continue
             kind, raw = message.payload[:1], message.payload
             if kind == b"R":
@@ -145,11 +155,15 @@ def peer(server: PostgresServer, workload: Workload, slot: str) -> None:
             elif kind in (b"I", b"U", b"D"):
                 (relation,) = struct.unpack_from(">I", raw, 1)
                 at = 5
+                images = []
                 while at < len(raw):
-                    _, at = row_of(raw, at + 1, tables[relation])
-                rows += 1
+                    row, at = row_of(raw, at + 1, tables[relation])
+                    images.append(row)
+                changes.append((kind, relation, images))
             elif kind == b"C":
                 commits += 1
+                rows += len(changes)
+                changes = []
     assert rows == workload.rows, (rows, workload)
 
 

@@ -18,13 +18,22 @@ import pytest
 
 from fix_mariadb_source import Replica
 from fix_postgres_source import LOGICAL, PostgresFollower, options_for, run, selected, slot_lsn
+from fix_server import make_certificate
+from fix_target import Bench
 from tranlog.change import Op, Statement
-from tranlog.errors import PositionLostError, SourceSetupError, SourceUnavailableError, UnsupportedEventError
+from tranlog.errors import (
+    DdlStopError,
+    PositionLostError,
+    SourceSetupError,
+    SourceUnavailableError,
+    UnsupportedEventError,
+)
 from tranlog.service.commands import cli
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.postgres import PostgresSource
 from tranlog.source.postgres.position import WalPosition, parse_lsn
-from tranlog.testing.servers import PostgresServer
+from tranlog.target.options import TargetKind, TargetOptions
+from tranlog.testing.servers import PostgresAddress, PostgresServer
 from tranlog.types import UNCHANGED
 
 pytestmark = pytest.mark.integration
@@ -820,3 +829,133 @@ def test_what_was_made_is_listed_and_taken_away(
     code, out, _ = call("list")
     assert code == 0 and [line.split("  ")[1] for line in out.splitlines()] == [f"b_{database}"]
     assert server.execute("SELECT pubname FROM pg_publication", database=database) == [("given",)]
+
+
+def test_verify_says_that_conflicts_are_judged_by_key_alone(
+    server: PostgresServer,
+    database: str,
+    postgres: PostgresAddress,
+    postgres_database: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = "CREATE TABLE t (id int PRIMARY KEY, a text); INSERT INTO t VALUES (1, 'x')"
+    run(server, database, table, f"CREATE PUBLICATION p_{database} FOR TABLE t")
+    postgres.execute(table, database=postgres_database)
+    conf = tmp_path / "tranlog.toml"
+    for identity, told in (("key", True), ("full", False)):
+        conf.write_text(
+            f'[source]\nkind = "postgres"\ndsn = "{server.dsn(database)}"\npublication = "p_{database}"\n'
+            f'identity = "{identity}"\n[log]\ndir = "log"\n'
+            f'[target]\nkind = "postgres"\ndsn = "{postgres.dsn(postgres_database)}"\n'
+        )
+        assert int(cli.main(["--conf", str(conf), "verify"])) == 0
+        shown = capsys.readouterr()
+        assert "source and target are equal" in shown.out
+        assert ("conflicts are judged by key alone" in shown.err) is told
+        assert int(cli.main(["--conf", str(conf), "verify", "--json"])) == 0
+        assert ("by key alone" in json.loads(capsys.readouterr().out)["note"]) is told
+
+
+def test_tls_and_passwords(
+    start_postgres: Callable[..., PostgresServer],
+    follow_postgres: Follow,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whom the certificate names is whom we talk to; no password shows, wherever it comes from."""
+    secret = "Xq7-never-shown"
+    server = start_postgres(options=LOGICAL)
+    run(server, "postgres", FULL, f"CREATE ROLE capturing SUPERUSER LOGIN PASSWORD '{secret}'")
+    pem, key = make_certificate(tmp_path, "server")  # for 127.0.0.1 and localhost
+    for file, name in ((pem, "server.crt"), (key, "server.key")):
+        placed = server.data_directory / name
+        placed.write_bytes(Path(file).read_bytes())
+        owner = server.data_directory.stat()
+        os.chown(placed, owner.st_uid, owner.st_gid)
+        placed.chmod(0o600)
+    hba = server.data_directory / "pg_hba.conf"
+    hba.write_text("hostssl all capturing all scram-sha-256\n" + "host all postgres all trust\n")
+    server.options["ssl"] = True
+    server.restart()
+    host = f"hostaddr=127.0.0.1 port={server.port} user=capturing dbname=postgres"
+    verified = f"{host} sslmode=verify-full sslrootcert={pem}"
+
+    def source(dsn: str, **changes: object) -> PostgresSource:
+        return PostgresSource(replace(options_for(server, "postgres"), dsn=dsn, **changes))  # type: ignore[arg-type]
+
+    follower = follow_postgres(
+        replace(options_for(server, "postgres"), dsn=f"{verified} host=localhost", password=secret)
+    )
+    run(server, "postgres", "INSERT INTO t VALUES (1, 'over TLS')")
+    (one,) = follower.wait_for(1)
+    assert one.rows[0].after == (1, "over TLS")
+    used = server.execute("SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_replication USING (pid)")
+    assert used == [(True,)]
+
+    (tmp_path / "passfile").write_text(f"*:*:*:capturing:{secret}\n")
+    (tmp_path / "passfile").chmod(0o600)
+    source(f"{verified} host=localhost passfile={tmp_path / 'passfile'}").check()
+    service = "\n".join(["[shop]", *f"{verified} host=localhost password={secret}".split()])
+    (tmp_path / "services").write_text(service + "\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    source("service=shop").check()
+    with pytest.raises(SourceSetupError, match="definition of service"):
+        source("service=absent").check()
+
+    other, _ = make_certificate(tmp_path, "another")
+    messages = []
+    for dsn, password, told in (
+        (f"{verified} host=other.example", secret, r"certificate.*does not match host name"),
+        (f"{host} host=localhost sslmode=verify-full sslrootcert={other}", secret, "certificate verify failed"),
+        (f"{host} host=localhost sslmode=disable", secret, "no encryption"),
+        (f"{verified} host=localhost", secret + "-wrong", "password authentication failed"),
+        (f"{verified} host=localhost password={secret}-wrong", "", "password authentication failed"),
+    ):
+        with pytest.raises(SourceSetupError, match=told) as caught:
+            source(dsn, password=password).check()
+        messages.append(str(caught.value) + repr(caught.value))
+    run(server, "postgres", "ALTER ROLE capturing VALID UNTIL '2001-01-01'")
+    with pytest.raises(SourceSetupError, match="password authentication failed") as caught:
+        source(f"{verified} host=localhost", password=secret).check()
+    messages += [str(caught.value), str(follower.source.status()), repr(follower.source.options), caplog.text]
+    assert secret not in "".join(messages)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_truncate_and_recorded_ddl_at_a_target(
+    server: PostgresServer,
+    database: str,
+    postgres: PostgresAddress,
+    postgres_database: str,
+    follow_postgres: Follow,
+    tmp_path: Path,
+    kind: TargetKind,
+) -> None:
+    """A PostgreSQL is emptied with its source; all else stops by name, and says how to go on."""
+    run(server, database, "CREATE SCHEMA shop", FULL.replace("TABLE t", "TABLE shop.t"))
+    follower = follow_postgres(options_for(server, database, ddl_capture="event_trigger"))
+    run(server, database, "INSERT INTO shop.t VALUES (1, 'x')", "TRUNCATE shop.t RESTART IDENTITY")
+    run(server, database, "ALTER TABLE shop.t ADD COLUMN b int")
+    inserted, emptied, altered = follower.wait_for(3)
+    table = inserted.rows[0].table
+    metadata = tuple(altered.metadata.items())
+    dsn, path = ("", str(tmp_path / "shop.db")) if kind == "sqlite" else (postgres.dsn(postgres_database), "")
+    with contextlib.closing(Bench(TargetOptions(kind=kind, dsn=dsn, path=path))) as bench:
+        bench.target.rows.create_table(table)
+        bench.apply(inserted.changes, metadata=metadata)
+        if kind == "postgres":
+            bench.apply(emptied.changes, metadata=metadata)
+            assert not bench.rows(table)
+            stops = [(altered, r"'ALTER TABLE shop\.t ADD COLUMN b int'.*may hold more than DDL.*by hand")]
+        else:
+            stops = [
+                (emptied, r"'TRUNCATE TABLE .* RESTART IDENTITY'.*from postgres.*target is sqlite.*by hand"),
+                (altered, r"'ALTER TABLE shop\.t ADD COLUMN b int'.*from postgres.*target is sqlite.*by hand"),
+            ]
+        before = bench.rows(table)
+        for one, told in stops:
+            with pytest.raises(DdlStopError, match=told):
+                bench.apply(one.changes, metadata=metadata)
+        assert bench.rows(table) == before

@@ -30,9 +30,10 @@ MODULES = (
     "tranlog.log.records.columns",
     "tranlog.log.rules.pending",
     "tranlog.source.sqlite.hook",
+    "tranlog.source.postgres.rows",
 )
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
-appending, and the rows of a SQLite writer."""
+appending, the rows of a SQLite writer, and those of a PostgreSQL's stream."""
 SOURCES = (
     "varint.py",
     "table_map.py",
@@ -41,6 +42,7 @@ SOURCES = (
     "log/records/columns.py",
     "log/rules/pending.py",
     "source/sqlite/hook.py",
+    "source/postgres/rows.py",
     # their values: compiled code knows the types of the fields
     "change.py",
     "checksum.py",

@@ -100,6 +100,10 @@ class SourceKind(Protocol[OptionsT]):
         """Return where the source stands; `captured` is the last event id in the log. Raises SourceError."""
         return SourceStanding(now_at=self.event_id(options))
 
+    def caveat(self, options: OptionsT) -> str:
+        """Return what these options leave out of what the log promises, in a sentence; mostly empty."""
+        return ""
+
     def installed(self, options: OptionsT) -> list[SourceObject]:
         """Return what stands at the source for capture. Raises SourceError; ConfigError for a kind that tells none."""
         raise ConfigError(option="source.kind", value=options.kind, why="`tranlog source` does not serve this kind")

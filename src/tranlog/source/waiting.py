@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import IO, Final
 
@@ -33,6 +33,13 @@ class WaitingEvents:
         """Add an event after the others. Raises DiskFullError, DiskFailedError."""
         self._events.append(event)
         self._size += len(event)
+        if self._size > self._limit:
+            self.spill()
+
+    def extend(self, events: Sequence[bytes]) -> None:
+        """Add events after the others. Raises DiskFullError, DiskFailedError."""
+        self._events.extend(events)
+        self._size += sum(map(len, events))
         if self._size > self._limit:
             self.spill()
 

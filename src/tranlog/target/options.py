@@ -43,10 +43,11 @@ class TargetOptions:
     """PostgreSQL: `postgresql://user:password@host:port/database`, or any connection string of libpq's. MariaDB:
     `mariadb://user:password@host:port/database`; the database holds tranlog's own tables."""
     ddl: Literal["stop", "ignore"] = "stop"
-    """What to do with a recorded statement. `stop`: run it where source and target are of one kind, else stop and
-    name it. `ignore`: pass over DDL, counted; the first is warned of. Then tables are the operator's. A statement that
-    changes rows (TRUNCATE, a statement in a row's place) is never passed over, nor is DDL that takes rows away which
-    are still here (DROP TABLE, a partition's end, CREATE of a table that is here): that stops, and says so."""
+    """What to do with a recorded statement. `stop`: run it where source and target are of one kind (from a
+    PostgreSQL only TRUNCATE, not what its event trigger records), else stop and name it. `ignore`: pass over DDL,
+    counted; the first is warned of. Then tables are the operator's. A statement that changes rows (TRUNCATE, a
+    statement in a row's place) is never passed over, nor is DDL that takes rows away which are still here (DROP TABLE,
+    a partition's end, CREATE of a table that is here): that stops, and says so."""
     net_effect: bool = False
     """Collapse the changes of one key in a target transaction to their net effect: faster on hot rows, for targets
     whose triggers and foreign keys do not mind. Changes of tables without a key, changes with NULL in the key, and

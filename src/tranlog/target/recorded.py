@@ -38,7 +38,7 @@ def passed_over(
     if (statement.ddl or upkeep) and ignore_ddl:
         return BY_OPTION, found.emptied if found is not None else ()
     source = next((value for name, value in unit.metadata if name == "dbms_type"), "")
-    if source in runs_ddl_of:
+    if source in runs_ddl_of or (source == kind and not statement.ddl):
         return "", ()
     if upkeep:
         return "users, rights and upkeep are each server's own", ()
@@ -46,6 +46,8 @@ def passed_over(
         return "a sequence is no table", ()
     what = "" if statement.ddl else ", and it changes rows, so it is not passed over with the DDL"
     why = f"it is {f'from {source}, ' if source else ''}and this target is {kind}{what}"
+    if source == kind:
+        why = f"{kind} records a text as it was sent, which may hold more than DDL, and rows that come by themselves"
     raise DdlStopError(seqno=unit.seqno, text=shortened(sql), why=why)
 
 

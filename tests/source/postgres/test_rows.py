@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from decimal import Decimal
@@ -11,10 +12,10 @@ from uuid import UUID
 import pytest
 
 from fix_pgoutput import Tables, messages, with_streaming
-from tranlog.change import Op, RowChange
+from tranlog.change import Op, RowChange, TableMap
 from tranlog.payload import PayloadBuilder, decode, encode_value
 from tranlog.source.postgres.messages import MessageFormatError, RowMessage, parse_message
-from tranlog.source.postgres.rows import NoBeforeImageError, encode_change
+from tranlog.source.postgres.rows import NoBeforeImageError, PostgresTableLayout, encode_change, encode_run
 from tranlog.source.postgres.values import PostgresType, column_of, value_encoder, value_reader
 from tranlog.types import (
     F32,
@@ -143,6 +144,81 @@ def test_texts_at_the_edges(kind: PostgresType, text: str, value: object) -> Non
     read = value_reader(column)(text.encode())
     assert canonical(read) == canonical(value)  # type: ignore[arg-type]
     assert value_encoder(column)(text.encode()) == encode_value(read)
+
+
+def one_row(kind: PostgresType, text: bytes) -> bytes:
+    """Return a row of one column, encoded on the way that rows of a stream go."""
+    column = column_of("c", kind, nullable=True)
+    layout = PostgresTableLayout(
+        table=TableMap(schema="s", table="t", columns=(column,), primary_key=()),
+        encoders=(value_encoder(column),),
+        keys=(True,),
+        by_key=False,
+    )
+    row = b"I" + struct.pack(">IcHcI", 7, b"N", 1, b"t", len(text)) + text
+    found, op, images, end = encode_run([row, row], 0, {7: layout}, streamed=False)
+    assert found is layout and op is Op.INSERT and end == 2 and images[0] == images[1]
+    return images[0]
+
+
+INTEGERS = ["0", "-1", "63", "-64", "64", "-65", str(1 << 62), str(-(1 << 63)), "9" * 18, "-" + "9" * 18, str(10**18)]
+NUMERICS = ["0", "-0.5", "12.50", "0.000001", "0.0000010", "-0.0000001", "10.0000001", "NaN", "-Infinity", "9" * 40]
+MOMENTS = [
+    *("0001-01-01 00:00:00", "1969-12-31 23:59:59.999999", "2000-02-29 12:00:00", "2100-02-28 00:00:00.1"),
+    *("9999-12-31 23:59:59.999999", "10000-01-01 00:00:00", "0044-03-15 00:00:00 BC", "infinity", "-infinity"),
+    *(f"{year}-{month:02}-{day:02} 01:02:03" for year in (1900, 2024) for month in range(1, 13) for day in (1, 28)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("int8", INTEGERS),
+        ("numeric", NUMERICS),
+        ("text", ["", "a", "é" * 100, "x" * 127, "x" * 128, "x" * 20_000]),
+        ("timestamp", MOMENTS),
+        ("timestamptz", [text.replace(" BC", "") + "+00" for text in MOMENTS if "inf" not in text]),
+        ("timestamptz", ["infinity", "0044-03-15 00:00:00+00 BC"]),
+        ("bool", ["t", "f"]),
+        ("uuid", ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]),
+    ],
+)
+def test_a_stream_s_rows_have_the_bytes_of_their_values(name: str, texts: list[str]) -> None:
+    """The ways that make no value write what `encode_value` writes of the value."""
+    kind = typed(name)
+    read = value_reader(column_of("c", kind, nullable=True))
+    for text in texts:
+        assert one_row(kind, text.encode()) == encode_value(read(text.encode())), text
+
+
+def test_text_of_a_stream_that_is_no_utf_8_keeps_its_bytes() -> None:
+    assert one_row(typed("text"), b"\xe9") == encode_value(CharsetBytes("SQL_ASCII", b"\xe9"))
+    assert one_row(typed("bpchar", typmod=9, declared="character(5)"), b"ab   ") == encode_value("ab")
+
+
+def test_a_run_ends_where_another_table_or_kind_of_change_begins() -> None:
+    tables = Tables()
+    runs: list[tuple[str, Op, int]] = []
+    waiting: list[bytes] = []
+    for raw in messages("plain"):
+        if raw[:1] in (b"R", b"Y"):
+            tables.note(raw, streamed=False)
+        elif raw[:1] in (b"I", b"U", b"D"):
+            waiting.append(raw)
+    at = 0
+    while at < len(waiting):
+        start = at
+        layout, op, images, at = encode_run(waiting, at, tables.layouts, streamed=False)
+        assert len(images) == at - start > 0
+        runs.append((layout.table.table, op, at))
+        for raw, image in zip(waiting[start:at], images, strict=True):
+            message = parse_message(raw)
+            assert isinstance(message, RowMessage)
+            assert encode_change(tables.layouts[message.relation], raw, message.at) == (op, image)
+    assert any(op is Op.UPDATE for _, op, _ in runs)
+    assert all(one[:2] != other[:2] for one, other in itertools.pairwise(runs))
+    with pytest.raises(MessageFormatError, match="not defined"):
+        encode_run(waiting, 0, {}, streamed=False)
 
 
 def test_text_that_is_no_utf_8_keeps_its_bytes() -> None:

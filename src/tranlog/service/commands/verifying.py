@@ -80,9 +80,13 @@ def verify(
     finally:
         target.close()
     equal = all(one.equal for one in verdicts)
+    source = config.wanted_source()
+    caveat = source_kind(source.kind).caveat(source)
     if as_json:
-        print_json({"equal": equal, "tables": [msgspec.to_builtins(one) for one in verdicts]})
+        print_json({"equal": equal, "note": caveat, "tables": [msgspec.to_builtins(one) for one in verdicts]})
     else:
+        if caveat:
+            say(f"verify: {caveat}")
         _show_verdicts(verdicts)
     return ExitCode.DONE if equal else ExitCode.CHECK_FAILED
 

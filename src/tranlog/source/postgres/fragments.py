@@ -9,11 +9,12 @@ Source: PostgreSQL's manual, "pg_logical_emit_message".
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, TypeAlias
 
 import msgspec
 
-from tranlog.change import HEARTBEAT, NOOP, Fragment, Statement
+from tranlog.change import HEARTBEAT, NOOP, Fragment, Op, Statement, TableMap
 from tranlog.errors import UnsupportedEventError
 from tranlog.source.packer import TransactionPacker
 from tranlog.source.postgres.catalog import quoted_table
@@ -29,9 +30,10 @@ from tranlog.source.postgres.messages import (
 )
 from tranlog.source.postgres.position import WalPosition
 from tranlog.source.postgres.relations import Relations
-from tranlog.source.postgres.rows import NoBeforeImageError, encode_change
+from tranlog.source.postgres.rows import NoBeforeImageError, encode_run
 from tranlog.source.postgres.transactions import WholeTransaction
 
+_BATCH_MESSAGES: Final = 512
 _MESSAGE_KEPT_BYTES: Final = 64 << 10
 _OURS: Final = "tranlog:"
 _DDL: Final = "tranlog:ddl"
@@ -84,13 +86,19 @@ class PostgresFragmentMaker:
         tstamp = group.timestamp // 1000
         metadata: list[tuple[str, str]] = [_DBMS, ("xid", str(group.xid))]
         noop = ""
-        for raw in group:
-            if raw[0] in _ROWS:
-                cut = self._row(raw, group, before, event_id, tstamp)
-            elif raw[0] in _ANNOUNCING:
-                self._announce(raw, streamed=group.streamed)
-                continue
-            else:
+        messages = iter(group)
+        while batch := list(islice(messages, _BATCH_MESSAGES)):
+            at = 0
+            while at < len(batch):
+                raw = batch[at]
+                if raw[0] in _ROWS:
+                    table, op, images, at = self._rows(batch, at, group, before)
+                    yield from packer.add_encoded_rows(table, op, images, event_id=event_id, tstamp=tstamp)
+                    continue
+                at += 1
+                if raw[0] in _ANNOUNCING:
+                    self._announce(raw, streamed=group.streamed)
+                    continue
                 statement = None
                 match parse_message(raw, streamed=group.streamed):
                     case TruncateMessage() as message:
@@ -107,9 +115,8 @@ class PostgresFragmentMaker:
                         metadata.append(("origin", name))
                     case other:
                         raise MessageFormatError(f"a message {other} inside a transaction")
-                cut = None if statement is None else packer.add(statement, event_id=event_id, tstamp=tstamp)
-            if cut is not None:
-                yield cut
+                if statement is not None and (cut := packer.add(statement, event_id=event_id, tstamp=tstamp)):
+                    yield cut
         if packer.emitted or len(packer):
             yield packer.finish(event_id=event_id, tstamp=tstamp, metadata=tuple(metadata))
         elif noop:
@@ -122,30 +129,24 @@ class PostgresFragmentMaker:
         elif isinstance(message, TypeMessage):
             self._relations.note_type(message)
 
-    def _row(
-        self, raw: bytes, group: WholeTransaction, before: WalPosition, event_id: str, tstamp: int
-    ) -> Fragment | None:
-        # Read here, not by parse_message: this runs for every row.
-        head = 5 if group.streamed else 1
-        relation = int.from_bytes(raw[head : head + 4], "big")
-        layout = self._relations.layout(relation)
-        if layout is None:
-            raise MessageFormatError(f"a row of table {relation}, which was not defined")
+    def _rows(
+        self, batch: list[bytes], at: int, group: WholeTransaction, before: WalPosition
+    ) -> tuple[TableMap, Op, list[bytes], int]:
         try:
-            op, images = encode_change(layout, raw, head + 4)
+            layout, op, images, at = encode_run(batch, at, self._relations.layouts, streamed=group.streamed)
         except NoBeforeImageError as exc:
-            table = quoted_table(layout.table.schema, layout.table.table)
+            table = quoted_table(exc.table.schema, exc.table.table)
             raise UnsupportedEventError(
-                what=f"a change of {layout.table.name} in transaction {group.xid} came without the row as it was: the "
+                what=f"a change of {exc.table.name} in transaction {group.xid} came without the row as it was: the "
                 "table did not have the replica identity FULL then",
                 event_id=str(before),
                 remedy=f'Run at the source: ALTER TABLE {table} REPLICA IDENTITY FULL; then set identity = "key" until '
                 "the log is past this transaction, or take a new copy of the target and start a new log",
             ) from exc
-        return self._packer.add_encoded(layout.table, op, images, event_id=event_id, tstamp=tstamp)
+        return layout.table, op, images, at
 
     def _truncate(self, message: TruncateMessage, tstamp: int) -> Statement:
-        tables = [layout.table for oid in message.relations if (layout := self._relations.layout(oid)) is not None]
+        tables = [layout.table for oid in message.relations if (layout := self._relations.layouts.get(oid)) is not None]
         if len(tables) != len(message.relations) or not tables:
             raise MessageFormatError("a TRUNCATE of a table that was not defined")
         names = ", ".join(quoted_table(table.schema, table.table) for table in tables)

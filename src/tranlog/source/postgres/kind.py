@@ -44,6 +44,11 @@ class PostgresKind(SourceKind[PostgresSourceOptions]):
             note = slot_note(options, "" if slot is None else slot.wal_status, kept)
             return SourceStanding(now_at=catalog.current_lsn(), retained_bytes=kept, note=note)
 
+    def caveat(self, options: PostgresSourceOptions) -> str:
+        if options.identity != "key":
+            return ""
+        return 'identity = "key": there are no before images, and conflicts are judged by key alone.'
+
     def installed(self, options: PostgresSourceOptions) -> list[SourceObject]:
         return list_installed(options)
 
@@ -63,6 +68,5 @@ def slot_note(options: PostgresSourceOptions, wal_status: str, kept: int | None)
         notes.append(f"The slot's WAL is {wal_status}: it passed max_slot_wal_keep_size.")
     elif kept >= options.retained_warn_bytes:
         notes.append("The slot fills the source's disk: capture must run and reach its log.")
-    if options.identity == "key":
-        notes.append('identity = "key": there are no before images, and conflicts are judged by key alone.')
-    return " ".join(notes)
+    notes.append(KIND.caveat(options))
+    return " ".join(filter(None, notes))

@@ -46,17 +46,14 @@ class Relations:
         self._keys_known = False
         self._catalog.forget()
 
-    def snapshot(self) -> dict[int, PostgresTableLayout]:
-        """Return what is known now, for `restore`."""
+    @property
+    def layouts(self) -> dict[int, PostgresTableLayout]:
+        """The tables by their numbers. It never changes: a definition makes another one."""
         return self._layouts
 
     def restore(self, known: dict[int, PostgresTableLayout]) -> None:
-        """Go back to what was known when `snapshot` was asked."""
+        """Go back to what `layouts` was."""
         self._layouts = known
-
-    def layout(self, oid: int) -> PostgresTableLayout | None:
-        """Return a table by its number; None for one that was not defined."""
-        return self._layouts.get(oid)
 
     def note_type(self, message: TypeMessage) -> None:
         """Take the name of a type, which the catalogue may not have any more."""

@@ -1,9 +1,10 @@
 """Row images of pgoutput: from a message's tuples to the bytes of a row change.
 
-Owns the walk over a tuple, and which before image a change has. Pure. The hard idea: with the replica identity FULL the
-old row comes whole, and fills what the new one leaves out because it did not change (TOAST); with a key there is no old
-row, only the key's columns, and everything else of the before image is UNCHANGED. The walk is Python text with the
-columns written out one after the other, compiled for each table, since a loop over columns costs what the values cost.
+Owns the walk over a tuple, and which before image a change has. Pure; compiled, see `tranlog.compiled`. The hard idea:
+with the replica identity FULL the old row comes whole, and fills what the new one leaves out because it did not change
+(TOAST); with a key there is no old row, only the key's columns, and everything else of the before image is UNCHANGED.
+The frequent types are written from their text straight into the payload's form, without a value in between; whatever
+has an unusual text is left to the column's encoder, which knows every form.
 
 Source: PostgreSQL's manual, "Logical Replication Message Formats", TupleData; "ALTER TABLE", REPLICA IDENTITY.
 """
@@ -11,48 +12,73 @@ Source: PostgreSQL's manual, "Logical Replication Message Formats", TupleData; "
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from librt.strings import BytesWriter, read_i32_be
+from mypy_extensions import i64
 
 from tranlog.change import Op, TableMap
 from tranlog.payload import encode_value
 from tranlog.source.postgres.messages import MessageFormatError
-from tranlog.types import UNCHANGED
+from tranlog.source.postgres.values import pads
+from tranlog.types import UNCHANGED, LogicalType
+from tranlog.varint import BYTES
 
-_NULL: Final = encode_value(None)
 _UNCHANGED: Final = encode_value(UNCHANGED)
-_NEW: Final = ord("N")
-_KEY: Final = ord("K")
-_OLD: Final = ord("O")
-_INSERT: Final = ord("I")
-_DELETE: Final = ord("D")
+_INSERT_OP: Final = Op.INSERT
+_UPDATE_OP: Final = Op.UPDATE
+_DELETE_OP: Final = Op.DELETE
+_INSERT: Final = 0x49
+_DELETE: Final = 0x44
+_NEW: Final = 0x4E
+_KEY: Final = 0x4B
+_OLD: Final = 0x4F
+_TEXT: Final = 0x74
+_NULL: Final = 0x6E
+_LEFT_OUT: Final = 0x75
 
 ValueEncoder: TypeAlias = Callable[[bytes], bytes]
-_Fields: TypeAlias = tuple[bytes, ...]
+
+# How a column's text is written; 0: by its encoder.
+_AS_INTEGER: Final = 1
+_AS_TEXT: Final = 2
+_AS_DECIMAL: Final = 3
+_AS_DATETIME: Final = 4
+_AS_INSTANT: Final = 5
+_AS_BOOL: Final = 6
+_FORMS: Final = {
+    LogicalType.INTEGER: _AS_INTEGER,
+    LogicalType.TEXT: _AS_TEXT,
+    LogicalType.DECIMAL: _AS_DECIMAL,
+    LogicalType.DATETIME: _AS_DATETIME,
+    LogicalType.INSTANT: _AS_INSTANT,
+    LogicalType.BOOL: _AS_BOOL,
+}
 
 
 class NoBeforeImageError(Exception):
-    """A change came without the row as it was, and the source is to have it."""
+    """A change of `table` came without the row as it was, and the source is to have it."""
+
+    def __init__(self, table: TableMap) -> None:
+        super().__init__(table.name)
+        self.table = table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresTableLayout:
     """A table as the rows after its definition have it. `keys`: which columns belong to the replica identity.
 
     `by_key`: changes without a before image are taken, by their key.
     """
 
-    table: TableMap
-    encoders: tuple[ValueEncoder, ...]
-    keys: tuple[bool, ...]
-    by_key: bool
-    walk: Callable[[bytes, int], tuple[_Fields, int]] = field(init=False)
-    """Takes a message and where a tuple begins in it; returns its values, each encoded, and where it ends."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "walk", _walker(len(self.encoders))(*self.encoders))
+    def __init__(
+        self, *, table: TableMap, encoders: tuple[ValueEncoder, ...], keys: tuple[bool, ...], by_key: bool
+    ) -> None:
+        self.table: Final = table
+        self.encoders: Final = encoders
+        self.keys: Final = keys
+        self.by_key: Final = by_key
+        self.forms: Final = bytes([0 if pads(one) else _FORMS.get(one.logical, 0) for one in table.columns])
 
 
 def encode_change(layout: PostgresTableLayout, raw: bytes, at: int) -> tuple[Op, bytes]:
@@ -66,82 +92,288 @@ def encode_change(layout: PostgresTableLayout, raw: bytes, at: int) -> tuple[Op,
         raise MessageFormatError(f"a row of {layout.table.name}: {exc}") from exc
 
 
-def _encode_change(layout: PostgresTableLayout, raw: bytes, at: int) -> tuple[Op, bytes]:
-    kind, letter = raw[0], raw[at]
-    before: Sequence[bytes] | None = None
+def encode_run(
+    messages: list[bytes], start: int, layouts: dict[int, PostgresTableLayout], *, streamed: bool
+) -> tuple[PostgresTableLayout, Op, list[bytes], int]:
+    """Encode the row message at `start` and those after it that do the same to the same table.
+
+    Return the table, what they do, the images of each as `encode_change`, and the index after the last one. `streamed`:
+    each message has its transaction's xid behind its letter. Raises as `encode_change`.
+    """
+    head: i64 = 5 if streamed else 1
+    first = messages[start]
+    kind, relation = first[0], first[head : head + 4]
+    number = int.from_bytes(relation, "big")
+    layout = layouts.get(number)
+    if layout is None:
+        raise MessageFormatError(f"a row of table {number}, which was not defined")
+    at: i64 = start
+    count: i64 = len(messages)
+    images: list[bytes] = []
+    op = _INSERT_OP
+    while at < count:
+        raw = messages[at]
+        if raw[0] != kind or raw[head : head + 4] != relation:
+            break
+        op, image = encode_change(layout, raw, head + 4)
+        images.append(image)
+        at += 1
+    return layout, op, images, at
+
+
+def _encode_change(layout: PostgresTableLayout, raw: bytes, start: i64) -> tuple[Op, bytes]:
+    kind: i64 = raw[0]
+    letter: i64 = raw[start]
+    out = BytesWriter()
+    at = start
     if letter != _NEW and kind != _INSERT:
-        if letter not in (_KEY, _OLD):
+        if letter == _KEY:
+            return _encode_fields(layout, raw, start)
+        if letter != _OLD:
             raise MessageFormatError(f"a row of the unknown kind {chr(letter)!r}")
-        before, at = layout.walk(raw, at + 1)
+        at = _put_row(layout, raw, at + 1, out)
+        if kind == _DELETE:
+            _end(raw, at)
+            return _DELETE_OP, out.getvalue()
+    elif kind != _INSERT and kind != _DELETE:
+        return _encode_fields(layout, raw, start)
+    if raw[at] != _NEW or kind == _DELETE:
+        raise MessageFormatError("a change without the row that it makes, or takes away")
+    at = _put_row(layout, raw, at + 1, out)
+    if at < 0:
+        # A row that leaves values out: written again, with what the old row has in their place.
+        return _encode_fields(layout, raw, start)
+    _end(raw, at)
+    return (_INSERT_OP if kind == _INSERT else _UPDATE_OP), out.getvalue()
+
+
+def _encode_fields(layout: PostgresTableLayout, raw: bytes, start: i64) -> tuple[Op, bytes]:
+    """Return the same of a change whose images are not those that came, field by field."""
+    kind: i64 = raw[0]
+    letter: i64 = raw[start]
+    before: list[bytes] | None = None
+    at = start
+    if letter != _NEW:
+        before, at = _fields(layout, raw, at + 1)
         if letter == _KEY:
             before = _of_key(layout, before)
         if kind == _DELETE:
             _end(raw, at)
-            return Op.DELETE, b"".join(before)
-    if raw[at] != _NEW or kind == _DELETE:
+            return _DELETE_OP, b"".join(before)
+    if raw[at] != _NEW:
         raise MessageFormatError("a change without the row that it makes, or takes away")
-    after: Sequence[bytes]
-    after, at = layout.walk(raw, at + 1)
+    after, at = _fields(layout, raw, at + 1)
     _end(raw, at)
     if kind == _INSERT:
-        return Op.INSERT, b"".join(after)
+        return _INSERT_OP, b"".join(after)
     if before is None:
         before = _of_key(layout, after)
-    elif letter == _OLD and _UNCHANGED in after:
-        after = [old if new is _UNCHANGED else new for old, new in zip(before, after, strict=True)]
-    return Op.UPDATE, b"".join(before) + b"".join(after)
+    elif letter == _OLD:
+        after = [old if new == _UNCHANGED else new for old, new in zip(before, after, strict=True)]
+    return _UPDATE_OP, b"".join(before) + b"".join(after)
 
 
-def _end(raw: bytes, at: int) -> None:
+def _end(raw: bytes, at: i64) -> None:
     if at != len(raw):
         raise MessageFormatError(f"a row that ends {at - len(raw)} bytes behind its message")
 
 
-def _of_key(layout: PostgresTableLayout, fields: Sequence[bytes]) -> list[bytes]:
+def _of_key(layout: PostgresTableLayout, fields: list[bytes]) -> list[bytes]:
     """Return the before image that has the key alone."""
     if not layout.by_key:
-        raise NoBeforeImageError
+        raise NoBeforeImageError(layout.table)
     return [field if key else _UNCHANGED for field, key in zip(fields, layout.keys, strict=True)]
 
 
-_COLUMN: Final = """
-        kind = raw[at]
-        if kind == 116:
-            end = at + 5 + size_of(raw, at + 1)[0]
-            f{n} = e{n}(raw[at + 5:end])
-            at = end
+def _check_count(layout: PostgresTableLayout, raw: bytes, at: i64) -> i64:
+    """Return the number of columns that a tuple at `at` has, which is the table's."""
+    count: i64 = len(layout.forms)
+    number: i64 = raw[at]
+    low: i64 = raw[at + 1]
+    if number * 256 + low != count:
+        raise ValueError(f"it does not have the {count} columns of the table")
+    return count
+
+
+def _fields(layout: PostgresTableLayout, raw: bytes, start: i64) -> tuple[list[bytes], i64]:
+    """Return the values of a tuple, each encoded, and where it ends."""
+    count = _check_count(layout, raw, start)
+    at = start + 2
+    found: list[bytes] = []
+    column: i64 = 0
+    while column < count:
+        out = BytesWriter()
+        at = _put_field(layout, column, raw, at, out)
+        found.append(out.getvalue())
+        column += 1
+    return found, at
+
+
+def _put_row(layout: PostgresTableLayout, raw: bytes, start: i64, out: BytesWriter) -> i64:
+    """Write the values of a tuple; return where it ends, or -1 where it leaves one out."""
+    count = _check_count(layout, raw, start)
+    at = start + 2
+    column: i64 = 0
+    while column < count:
+        if raw[at] == _LEFT_OUT:
+            return -1
+        at = _put_field(layout, column, raw, at, out)
+        column += 1
+    return at
+
+
+def _put_field(layout: PostgresTableLayout, column: i64, raw: bytes, at: i64, out: BytesWriter) -> i64:
+    """Write the value that stands at `at`; return where it ends."""
+    kind: i64 = raw[at]
+    if kind != _TEXT:
+        if kind == _NULL:
+            out.append(0)
+        elif kind == _LEFT_OUT:
+            out.append(1)
         else:
-            f{n} = absent[kind]
-            at += 1"""
-_WALK: Final = """
-def make({encoders}):
-    def walk(raw, at):
-        if raw[at:at + 2] != head:
-            raise ValueError("it does not have the {count} columns of the table")
-        at += 2{columns}
-        return ({fields}), at
-    return walk
-"""
+            raise ValueError(f"a value of the unknown kind {chr(kind)!r}")
+        return at + 1
+    size = i64(read_i32_be(raw, at + 1))
+    begin = at + 5
+    end = begin + size
+    if size < 0 or end > len(raw):
+        raise ValueError(f"a value of {size} bytes passes the end")
+    form: i64 = layout.forms[column]
+    if form == _AS_INTEGER:
+        if _put_integer(raw, begin, end, out):
+            return end
+    elif _AS_TEXT <= form <= _AS_DECIMAL:
+        if form == _AS_TEXT or _is_plain(raw, begin, end):
+            chunk = raw[begin:end]
+            if chunk.isascii():
+                out.append(9 if form == _AS_TEXT else 8)
+                _put_size(size, out)
+                out.write(chunk)
+                return end
+    elif _AS_DATETIME <= form <= _AS_INSTANT:
+        if _put_moment(raw, begin, end, form == _AS_INSTANT, out):
+            return end
+    elif form == _AS_BOOL and size == 1:
+        letter: i64 = raw[begin]
+        if letter == 0x74 or letter == 0x66:
+            out.append(3 if letter == 0x74 else 2)
+            return end
+    out.write(layout.encoders[column](raw[begin:end]))
+    return end
 
 
-@lru_cache(maxsize=1024)
-def _walker(count: int) -> Callable[..., Callable[[bytes, int], tuple[_Fields, int]]]:
-    """Return what makes the walk over a tuple of so many columns out of their encoders.
+def _put_size(size: i64, out: BytesWriter) -> None:
+    byte = BYTES
+    rest = size
+    while rest >= 0x80:
+        out.append(byte[rest & 0x7F | 0x80])
+        rest >>= 7
+    out.append(byte[rest])
 
-    A value that is cut off passes it, and shows by the end that it returns.
-    """
-    numbers = range(count)
-    text = _WALK.format(
-        encoders=", ".join(f"e{n}" for n in numbers),
-        count=count,
-        columns="".join(_COLUMN.format(n=n) for n in numbers),
-        fields="".join(f"f{n}, " for n in numbers),
-    )
-    names: dict[str, Any] = {
-        "head": count.to_bytes(2, "big"),
-        "size_of": struct.Struct(">I").unpack_from,
-        "absent": {ord("n"): _NULL, ord("u"): _UNCHANGED},
-    }
-    exec(compile(text, f"<walk over {count} columns>", "exec"), names)
-    made: Callable[..., Callable[[bytes, int], tuple[_Fields, int]]] = names["make"]
-    return made
+
+def _put_folded(number: i64, out: BytesWriter) -> None:
+    """Write a signed number of less than 63 bits."""
+    _put_size(number << 1 if number >= 0 else -(number << 1) - 1, out)
+
+
+def _put_integer(raw: bytes, begin: i64, end: i64, out: BytesWriter) -> bool:
+    """Write an integer; say whether its text is one of at most 18 digits."""
+    at = begin
+    negative = end > begin and raw[begin] == 0x2D
+    if negative:
+        at += 1
+    if not 0 < end - at <= 18:
+        return False
+    number: i64 = 0
+    while at < end:
+        digit: i64 = raw[at]
+        if digit < 0x30 or digit > 0x39:
+            return False
+        number = number * 10 + digit - 0x30
+        at += 1
+    out.append(4)
+    _put_folded(-number if negative else number, out)
+    return True
+
+
+def _is_plain(raw: bytes, begin: i64, end: i64) -> bool:
+    """Whether a number's text is the one that `str` of its Decimal has: digits, one point, no millionths alone."""
+    at = begin
+    if at < end and raw[at] == 0x2D:
+        at += 1
+    digits = at
+    point: i64 = -1
+    while at < end:
+        letter: i64 = raw[at]
+        if letter == 0x2E and point < 0:
+            point = at
+        elif letter < 0x30 or letter > 0x39:
+            return False
+        at += 1
+    if point < 0:
+        return end > digits
+    if point == digits or point == end - 1:
+        return False
+    # `str` writes an exponent for numbers of more than six zeros behind the point.
+    return not (point == digits + 1 and raw[digits] == 0x30 and raw[point + 1 : point + 7] == b"000000")
+
+
+def _digits(raw: bytes, at: i64, count: i64) -> i64:
+    """Return the number that so many digits are; below 0 for what is none."""
+    number: i64 = 0
+    end = at + count
+    while at < end:
+        digit: i64 = raw[at]
+        if digit < 0x30 or digit > 0x39:
+            return -1
+        number = number * 10 + digit - 0x30
+        at += 1
+    return number
+
+
+def _days_of(year: i64, month: i64) -> i64:
+    if month == 2:
+        return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
+    return 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
+
+
+def _put_moment(raw: bytes, begin: i64, end: i64, utc: bool, out: BytesWriter) -> bool:
+    """Write a moment of the years 1 to 9999, in UTC where it has a zone; say whether it is one."""
+    if utc:
+        end -= 3
+        if end < begin or raw[end : end + 3] != b"+00":
+            return False
+    if end - begin < 19 or end - begin > 26 or end - begin == 20:
+        return False
+    if (
+        raw[begin + 4] != 0x2D
+        or raw[begin + 7] != 0x2D
+        or raw[begin + 10] != 0x20
+        or raw[begin + 13] != 0x3A
+        or raw[begin + 16] != 0x3A
+    ):
+        return False
+    year, month, day = _digits(raw, begin, 4), _digits(raw, begin + 5, 2), _digits(raw, begin + 8, 2)
+    hour, minute, second = _digits(raw, begin + 11, 2), _digits(raw, begin + 14, 2), _digits(raw, begin + 17, 2)
+    if year < 1 or month < 1 or month > 12 or day < 1 or (day > 28 and day > _days_of(year, month)):
+        return False
+    if hour < 0 or hour > 23 or minute < 0 or minute > 59 or second < 0 or second > 59:
+        return False
+    micros: i64 = 0
+    if end - begin > 19:
+        micros = _digits(raw, begin + 20, end - begin - 20)
+        if micros < 0 or raw[begin + 19] != 0x2E:
+            return False
+        missing = 26 - (end - begin)
+        while missing > 0:
+            micros *= 10
+            missing -= 1
+    # Days since 1970, with years that begin in March, so that a leap day is a year's last.
+    months = month - 3
+    if months < 0:
+        months += 12
+        year -= 1
+    days = year * 365 + year // 4 - year // 100 + year // 400 + (months * 153 + 2) // 5 + day - 719_469
+    out.append(15 if utc else 14)
+    _put_folded(((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + micros, out)
+    return True

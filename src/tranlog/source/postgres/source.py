@@ -336,9 +336,10 @@ class PostgresSource:
                 assert assembler is not None
                 try:
                     group = assembler.feed(self._messages.popleft())
+                    assembler.feed_rows(self._messages)
                     if group is not None and not self._is_again(group):
                         self._pending = group
-                        self._known = self._relations.snapshot()
+                        self._known = self._relations.layouts
                         return group
                 except MessageFormatError as exc:
                     raise self._damaged(exc) from exc

@@ -31,6 +31,10 @@ from tranlog.source.postgres.position import ServerHistory, parse_history, parse
 _JOIN_S: Final = 10.0
 _SILENCE_MIN_S: Final = 60.0
 _BATCH_MESSAGES: Final = 512
+_GATHER_BYTES: Final = 8 << 10
+_GATHER_S: Final = 0.002
+"""So long the server may go on sending when less than that came at once: it sends message by message, and a call for
+each of them costs more than all that becomes of it."""
 _DATA: Final = ord("w")
 _KEEPALIVE: Final = ord("k")
 
@@ -82,7 +86,7 @@ class _SlotReader(threading.Thread):
             now = time.monotonic()
             if not room:
                 self._heard = now  # nobody listens: silence means nothing
-            asked = room and self._drain()
+            came, asked = self._drain() if room else (0, False)
             if asked or now - told_at >= self._feedback_s:
                 told_at = now
                 self._tell(reply=not asked)
@@ -91,6 +95,8 @@ class _SlotReader(threading.Thread):
             if room != listening:
                 poll.modify(pgconn.socket, select.POLLIN if room else 0)
                 listening = room
+            if 0 < came < _GATHER_BYTES:
+                time.sleep(_GATHER_S)
             ready = dict(poll.poll(max(0.0, told_at + self._feedback_s - time.monotonic()) * 1000))
             if self._wake in ready:
                 with suppress(BlockingIOError):
@@ -99,9 +105,10 @@ class _SlotReader(threading.Thread):
                 pgconn.consume_input()
         self._tell(reply=False)
 
-    def _drain(self) -> bool:
-        """Take what libpq has; return whether the server wants an answer at once."""
+    def _drain(self) -> tuple[int, bool]:
+        """Take what libpq has; return how many bytes, and whether the server wants an answer at once."""
         asked = False
+        came = 0
         while True:
             batch: list[bytes] = []
             size = 0
@@ -112,13 +119,14 @@ class _SlotReader(threading.Thread):
                 if length < 0:
                     self._put(batch, size)
                     raise self._end()
-                kind = data[0]
+                raw = bytes(data)
+                kind = raw[0]
                 if kind == _DATA:
-                    message = bytes(data[DATA_AT:])
+                    message = raw[DATA_AT:]
                     batch.append(message)
                     size += len(message)
                 elif kind == _KEEPALIVE:
-                    keepalive = parse_keepalive(bytes(data))
+                    keepalive = parse_keepalive(raw)
                     self._put(batch, size)
                     batch, size = [], 0
                     self.wal_end = max(self.wal_end, keepalive.wal_end)
@@ -127,11 +135,12 @@ class _SlotReader(threading.Thread):
                 else:
                     raise MessageFormatError(f"a message {chr(kind)!r} of the stream")
             self._put(batch, size)
+            came += size
             if not batch:
-                return asked
+                return came, asked
             with self._changed:
                 if self._bytes >= self._limit:
-                    return asked
+                    return came, asked
 
     def _put(self, batch: list[bytes], size: int) -> None:
         if not batch:

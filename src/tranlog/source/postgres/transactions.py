@@ -10,7 +10,8 @@ Source: PostgreSQL's manual, "Streaming of Large Transactions for Logical Decodi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -36,6 +37,9 @@ class MessageSpool(Protocol):
 
     def append(self, event: bytes) -> None:
         """Add a message after the others."""
+
+    def extend(self, events: Sequence[bytes]) -> None:
+        """Add messages after the others."""
 
     def __iter__(self) -> Iterator[bytes]:
         """Return the messages in the order in which they came; each iteration starts at the first."""
@@ -91,7 +95,8 @@ class _Open:
 
 
 _ANNOUNCING: Final = (b"R", b"Y")
-_KEPT: Final = frozenset({b"I", b"U", b"D", b"R", b"Y", b"T", b"M", b"O"})
+_ROWS: Final = frozenset({b"I", b"U", b"D"})
+_KEPT: Final = _ROWS | {b"R", b"Y", b"T", b"M", b"O"}
 
 
 class TransactionAssembler:
@@ -162,6 +167,22 @@ class TransactionAssembler:
             case _:
                 raise AssertionError(message)
         return None
+
+    def feed_rows(self, waiting: deque[bytes]) -> None:
+        """Take from the front of `waiting` the rows that nothing but their transaction's commit is wanted for."""
+        one = self._current
+        if one is None:
+            return
+        room = min(self._limit - one.size, self._memory_bytes - self._held)
+        rows: list[bytes] = []
+        size = 0
+        while waiting and waiting[0][:1] in _ROWS and size + len(waiting[0]) <= room:
+            raw = waiting.popleft()
+            rows.append(raw)
+            size += len(raw)
+        one.messages.extend(rows)
+        one.size += size
+        self._held += size
 
     def _begin(self, xid: int) -> None:
         if self._current is not None:

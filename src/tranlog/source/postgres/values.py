@@ -102,8 +102,8 @@ def value_reader(column: Column) -> Callable[[bytes], Value]:
     """
     match column.logical:
         case LogicalType.TEXT:
-            pads = _pads(column)
-            return lambda raw: _text(raw.rstrip(b" ") if pads else raw)
+            padded = pads(column)
+            return lambda raw: _text(raw.rstrip(b" ") if padded else raw)
         case LogicalType.BYTES:
             return _bytes
         case LogicalType.BOOL:
@@ -124,7 +124,7 @@ def value_encoder(column: Column) -> Callable[[bytes], bytes]:
     """Return what makes `payload.encode_value` of what `value_reader` reads, mostly without making the value."""
     read = value_reader(column)
     match column.logical:
-        case LogicalType.TEXT if not _pads(column):
+        case LogicalType.TEXT if not pads(column):
             return _encode_text
         case LogicalType.INTEGER:
             return _encode_integer
@@ -145,7 +145,7 @@ def value_encoder(column: Column) -> Callable[[bytes], bytes]:
 _BOOLEANS: Final = {b"t": True, b"f": False}
 
 
-def _pads(column: Column) -> bool:
+def pads(column: Column) -> bool:
     """Whether the server fills a column's texts up with spaces, which mean nothing: of char(n)."""
     return column.source_type.startswith("character(")
 
