@@ -22,6 +22,7 @@ CONTAINER_PREFIX: Final = "queue."
 FREE_PREFIX: Final = "free."
 STORE_LOCK_NAME: Final = "store.lck"
 CATALOGUE_NAME: Final = "catalogue.db"
+CATALOGUE_CONNECT_NAME: Final = "catalogue.connect"
 
 CONTAINER_MAGIC: Final = b"TLQUEUE1"
 CONTAINER_MAJOR: Final = 1
