@@ -160,3 +160,14 @@ def test_what_is_no_store_is_told(mail: Mail, tmp_path: Path) -> None:
     assert code == 4 and "holds no container" in err
     assert mail("dump", str(mail.path), "--stream", "odd")[0] == 2
     assert mail("dump", str(mail.path), "--object", "7")[0] == 2
+
+
+def test_a_store_is_copied_and_restored(mail: Mail, tmp_path: Path) -> None:
+    path, copy, again = str(mail.path), str(tmp_path / "copy"), str(tmp_path / "again")
+    out = mail("backup", path, copy)[1]
+    assert out.startswith(f"copied into {copy}: ") and "31 messages, 2 queues, 2 transactions in doubt" in out
+    assert mail("purge", path, "a", "-y")[0] == 0
+    assert mail.json("restore", copy, again)["messages"] == 31
+    assert mail.json("list", again) == {"queues": [{"name": "a", "waiting": 30}, {"name": "b", "waiting": 0}]}
+    assert mail("restore", copy, again)[0] == mail("backup", path, copy)[0] == 2
+    assert mail("restore", str(tmp_path / "nowhere"), str(tmp_path / "x"))[0] == 4

@@ -15,6 +15,8 @@ from tranlog.queues.options import QueueStoreOptions, whole_container
 from tranlog.queues.rules.routing import EXCHANGE_TYPES
 from tranlog.service.commands.queue_words import (
     DEFAULTS,
+    CatalogName,
+    ConnectUrl,
     HeadersJson,
     RoutingKey,
     StoreDir,
@@ -69,19 +71,8 @@ def declare(
     no_data_dir: Annotated[
         bool, typer.Option("--no-data-dir", "-no-data-dir", help="There is no --data-dir: --store-dir is given.")
     ] = False,
-    connect: Annotated[
-        str | None,
-        typer.Option(
-            *("--connect", "-connect"),
-            metavar="URL",
-            help="Keep the catalogue in this PostgreSQL: postgresql://user@host:port/database. The store remembers it, "
-            "without a password; that stands in PGPASSWORD or a password file. Without it: SQLite.",
-        ),
-    ] = None,
-    catalog: Annotated[
-        str | None,
-        typer.Option("--catalog", "-catalog", metavar="NAME", help="The database there; it is made if it is missing."),
-    ] = None,
+    connect: ConnectUrl = None,
+    catalog: CatalogName = None,
     container_size: Annotated[
         int | None,
         typer.Option(
