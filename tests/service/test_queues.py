@@ -12,6 +12,7 @@ import pytest
 
 from fix_mail import Mail
 from tranlog.ids import lsn_text
+from tranlog.queues.rules.records import container_name
 
 
 @pytest.fixture
@@ -94,15 +95,15 @@ def test_what_a_crash_left_is_told_by_the_next_opening(mail: Mail, tmp_path: Pat
     """A copy of an open store is what a crash of its process leaves."""
     with mail.open() as store:
         store.publish(b"x", queues=["a"])
+        newest, end = container_name(store._journal.buffer.number), store._journal.buffer.end
         shutil.copytree(mail.path, tmp_path / "copy")
     path = str(tmp_path / "copy")
-    newest = max(name for name in os.listdir(path) if name.startswith("queue."))
-    end = (tmp_path / "copy" / newest).read_bytes().rstrip(b"\0")
     with (tmp_path / "copy" / newest).open("r+b") as file:
-        file.seek(len(end) + 8)
+        file.seek(end)
         file.write(b"half a record")
     code, out, err = mail("status", path)
     assert code == 0 and "recovery: the store was not closed cleanly; 32 messages" in out, err
+    assert f"what was cut off is kept in {path}/cut/{newest}-" in out
     assert mail.json("status", path)["recovered"]["clean"] is True
 
 
