@@ -5,20 +5,28 @@ Conformance A1 of the message store.
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from fix_effort import Effort
 from tranlog.errors import CatalogueError, DeclaredOtherwiseError, UnknownQueueError
-from tranlog.queues.files.catalogue import Catalogue
+from tranlog.queues.files.catalogue import Catalogue, CatalogueDatabase
+from tranlog.queues.files.catalogue_postgres import PostgresCatalogue
+from tranlog.queues.files.catalogue_sqlite import SqliteCatalogue
 from tranlog.testing.disk import PowerCut, SimDisk
+from tranlog.testing.servers import PostgresAddress, PostgresServer
 from tranlog.testing.sqlite_disk import SimVfs
 
 STORE = bytes(range(16))
+
+
+Opens = Callable[[], CatalogueDatabase]
 
 
 @pytest.fixture
@@ -26,29 +34,41 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "catalogue.db")
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
+def opens(request: pytest.FixtureRequest, path: str) -> Opens:
+    """Opens a session of one database, again and again."""
+    if request.param == "sqlite":
+        return lambda: SqliteCatalogue(path)
+    server = request.getfixturevalue("postgres")
+    name = request.getfixturevalue("postgres_database")
+    return lambda: PostgresCatalogue(server.dsn(name))
+
+
 @pytest.fixture
-def catalogue(path: str) -> Iterator[Catalogue]:
-    made = Catalogue(path)
+def catalogue(opens: Opens) -> Iterator[Catalogue]:
+    made = Catalogue(opens())
     made.load(STORE, 5)
     yield made
     made.close()
 
 
-def again(path: str) -> Catalogue:
-    found = Catalogue(path)
-    found.load(None, 0)
-    found.close()
+def again(opens: Opens) -> Catalogue:
+    found = Catalogue(opens(), reading=True)
+    try:
+        found.load(None, 0)
+    finally:
+        found.close()
     return found
 
 
-def test_what_was_declared_is_there_again(catalogue: Catalogue, path: str) -> None:
+def test_what_was_declared_is_there_again(catalogue: Catalogue, opens: Opens) -> None:
     """store.py: testDurableQueues, testDurableExchange, testDurableBindings; SimpleTest: ExchangeBindAndUnbind."""
     queue = catalogue.declare_queue("q\0'ü", b"args")
     catalogue.declare_exchange("x", "topic", alternate="y", arguments=b"more")
     catalogue.declare_exchange("y", "fanout")
     catalogue.bind("x", queue="q\0'ü", key="it's.*", arguments=b"1")
     catalogue.bind("x", destination="y", key="")
-    found = again(path)
+    found = again(opens)
     assert found.queues == catalogue.queues == {"q\0'ü": queue}
     assert found.exchanges == catalogue.exchanges
     assert found.exchanges["x"].alternate == "y"
@@ -66,7 +86,7 @@ def test_an_id_is_never_given_out_twice(catalogue: Catalogue) -> None:
     assert catalogue.declare_queue("q").id > first.id
 
 
-def test_deleting_takes_bindings_along(catalogue: Catalogue, path: str) -> None:
+def test_deleting_takes_bindings_along(catalogue: Catalogue, opens: Opens) -> None:
     """A1.5, A1.6; SimpleTest: ExchangeImplicitUnbind; persistence.py: test_queue_deletion."""
     catalogue.declare_queue("q")
     catalogue.declare_queue("r")
@@ -78,7 +98,7 @@ def test_deleting_takes_bindings_along(catalogue: Catalogue, path: str) -> None:
     catalogue.delete_queue("q")
     assert len(catalogue.bindings) == 2
     catalogue.delete_exchange("x")
-    assert catalogue.bindings == again(path).bindings == []
+    assert catalogue.bindings == again(opens).bindings == []
 
 
 def test_a_binding_is_there_once_and_unbound_by_all_that_it_is(catalogue: Catalogue) -> None:
@@ -129,23 +149,129 @@ def test_each_change_raises_the_counter_by_one(catalogue: Catalogue) -> None:
     assert catalogue.epoch == 7
 
 
-def test_a_locked_or_newer_catalogue_is_refused(catalogue: Catalogue, path: str) -> None:
+def test_a_locked_or_newer_catalogue_is_refused(path: str) -> None:
     """Bad input: locked, of a newer format, empty, none."""
+
+    def opens() -> CatalogueDatabase:
+        return SqliteCatalogue(path)
+
+    database = SqliteCatalogue(path)
+    catalogue = Catalogue(database)
+    catalogue.load(STORE, 5)
     other = apsw.Connection(path)
     list(other.execute("pragma busy_timeout = 0; begin exclusive"))
-    catalogue._run("pragma busy_timeout = 0")
+    database.run("pragma busy_timeout = 0")
     with pytest.raises(CatalogueError, match="locked"):
         catalogue.declare_queue("q")
-    list(other.execute("rollback; update store set format = 2"))
+    list(other.execute("rollback"))
+    assert catalogue.declare_queue("q").id == 2, "it is known again what is there"
+    list(other.execute("update store set format = 2"))
     other.close()
+    catalogue.close()
     with pytest.raises(CatalogueError, match="format 2"):
-        again(path)
+        again(opens)
+    os.chmod(path, 0o400)
+    reading = Catalogue(SqliteCatalogue(path, reading=True), reading=True)
+    with pytest.raises(CatalogueError, match=r"readonly|read-only"):
+        reading.declare_queue("r")
+    reading.close()
+    os.chmod(path, 0o600)
     Path(path).write_bytes(b"no database" * 1000)
     with pytest.raises(CatalogueError, match="not a database"):
-        again(path)
+        again(opens)
     Path(path).write_bytes(b"")
     with pytest.raises(CatalogueError, match="it is empty"):
-        again(path)
+        again(opens)
+
+
+def test_what_somebody_else_changed_meanwhile_is_not_written_over(catalogue: Catalogue, opens: Opens) -> None:
+    """Nothing that the other one did is taken back, and no id is given out for the second time."""
+    other = Catalogue(opens())
+    other._read()
+    mine = catalogue.declare_queue("q")
+    with pytest.raises(CatalogueError, match="somebody else has changed it"):
+        other.declare_queue("r")
+    other._read()
+    assert other.queues == {"q": mine}
+    assert other.declare_queue("r").id > mine.id
+    other.close()
+
+
+def test_rows_put_into_another_catalogue_are_the_same_there(catalogue: Catalogue, opens: Opens, tmp_path: Path) -> None:
+    """Also its counter: what is made there has an id that nothing ever had."""
+    catalogue.declare_queue("q\0\\'ü", b"\0args")
+    catalogue.declare_exchange("x", "topic", alternate="y")
+    catalogue.bind("x", queue="q\0\\'ü", key="\\0\0k")
+    gone = catalogue.declare_queue("gone")
+    catalogue.delete_queue("gone")
+    other = Catalogue(SqliteCatalogue(str(tmp_path / "other.db")))
+    other.replace(catalogue.rows())
+    other.load(None, 0)
+    assert (other.queues, other.exchanges, other.bindings) == (
+        catalogue.queues,
+        catalogue.exchanges,
+        catalogue.bindings,
+    )
+    assert other.declare_queue("new").id > gone.id
+    catalogue.replace(other.rows())
+    assert again(opens).queues == other.queues
+    other.close()
+
+
+@pytest.mark.integration
+@pytest.mark.long
+def test_a_server_that_was_lost_is_used_again(
+    start_postgres: Callable[..., PostgresServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a change that met the end of the server nobody knows; nothing is answered before that is known."""
+    server = start_postgres()
+    database = PostgresCatalogue(server.dsn())
+    catalogue = Catalogue(database)
+    catalogue.load(STORE, 5)
+    catalogue.declare_queue("q")
+    server.kill()
+    with pytest.raises(CatalogueError):
+        catalogue.declare_queue("r")
+    assert set(catalogue.queues) == {"q"}, "nothing was committed, and nobody need ask"
+    server.start()
+    catalogue.declare_queue("r")
+    commit = database.commit
+
+    def lost() -> None:
+        commit()
+        server.kill()
+        database.run("select 1")
+
+    monkeypatch.setattr(database, "commit", lost)
+    with pytest.raises(CatalogueError):
+        catalogue.delete_queue("r")
+    with pytest.raises(CatalogueError):
+        catalogue.queue("q")
+    monkeypatch.undo()
+    server.start()
+    assert set(catalogue.queues) == {"q"}
+    catalogue.declare_queue("s")
+    assert set(catalogue.queues) == {"q", "s"}
+    second = Catalogue(PostgresCatalogue(server.dsn()))
+    with pytest.raises(CatalogueError, match="another process works on it"):
+        second.load(None, 0)
+    second.close()
+    catalogue.close()
+
+
+@pytest.mark.integration
+def test_a_database_that_is_missing_is_made(postgres: PostgresAddress, postgres_database: str) -> None:
+    dsn, name = postgres.dsn(postgres_database), f"{postgres_database}_2"
+    there = make_conninfo(dsn, dbname=name)
+    with pytest.raises(CatalogueError, match="does not exist"):
+        PostgresCatalogue(there)
+    try:
+        catalogue = Catalogue(PostgresCatalogue(there, create=True))
+        catalogue.load(STORE, 5)
+        catalogue.close()
+        PostgresCatalogue(there).close()
+    finally:
+        postgres.execute(f'drop database "{name}" with (force)')
 
 
 def changes(disk: SimDisk, done: list[str]) -> None:
@@ -153,7 +279,7 @@ def changes(disk: SimDisk, done: list[str]) -> None:
     vfs = SimVfs(disk)
     catalogue = None
     try:
-        catalogue = Catalogue("/s/catalogue.db", vfs.connect)
+        catalogue = Catalogue(SqliteCatalogue("/s/catalogue.db", vfs.connect))
         catalogue.load(STORE, 5)
         for name in "abcd":
             catalogue.declare_queue(name)
@@ -189,7 +315,7 @@ def test_sqlite_keeps_what_it_committed_when_the_power_goes(effort: Effort) -> N
                 assert disk.dead
             left = disk.after_crash(random.Random(cut * 10 + fate))
             vfs = SimVfs(left)
-            catalogue = Catalogue("/s/catalogue.db", vfs.connect)
+            catalogue = Catalogue(SqliteCatalogue("/s/catalogue.db", vfs.connect))
             catalogue.load(STORE, 6)
             possible = []
             for count in (len(done), len(done) + 1):

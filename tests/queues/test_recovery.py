@@ -257,6 +257,33 @@ def test_a_bad_byte_below_a_proof_is_damage(life: Callable[[LogBytes], None]) ->
     assert walked(torn).damage is None
 
 
+@pytest.mark.long
+def test_each_flipped_bit_of_a_small_container_is_found() -> None:
+    """Its header to the last zero, and each record below the proof of a clean close; by container and offset."""
+    log = written(fan_out)
+    proven = len(log.raw)
+    log.sync(lsn(1, proven))
+    raw = bytearray(log.raw)
+    raw[:HEADER_BYTES] = records.encode_header(records.ContainerHeader(SIZE, bytes(16), 1, EPOCH, Lsn(0), 9))
+    assert isinstance(records.parse_header(bytes(raw[:HEADER_BYTES])), records.ContainerHeader)
+    for bit in range(8 * HEADER_BYTES):
+        raw[bit // 8] ^= 1 << bit % 8
+        assert isinstance(records.parse_header(bytes(raw[:HEADER_BYTES])), str), f"bit {bit}"
+        raw[bit // 8] ^= 1 << bit % 8
+    starts = [HEADER_BYTES]
+    while starts[-1] < proven:
+        starts.append(starts[-1] + int.from_bytes(raw[starts[-1] : starts[-1] + 4], "big"))
+    for bit in range(8 * HEADER_BYTES, 8 * len(raw)):
+        raw[bit // 8] ^= 1 << bit % 8
+        found = walked(raw)
+        begin = max(start for start in starts if start <= bit // 8)
+        if bit // 8 < proven:
+            assert found.damage is not None and (found.damage.number, found.damage.offset) == (1, begin), f"bit {bit}"
+        else:  # the proof itself: what it proves is there, and that it is torn is told
+            assert found.damage is None and found.stop is not None and found.end_offset == proven, f"bit {bit}"
+        raw[bit // 8] ^= 1 << bit % 8
+
+
 def test_a_hole_of_zeros_below_a_proof_is_damage() -> None:
     log = written(fan_out)
     proven = len(log.raw)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import uuid
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from fix_mail import Mail
+from tranlog.errors import CatalogueError
+from tranlog.queues.files.catalogue import Catalogue
+from tranlog.queues.files.catalogue_postgres import PostgresCatalogue
+from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.store import MessageStore
+from tranlog.testing.servers import PostgresAddress
 
 
 @pytest.fixture
@@ -101,3 +109,64 @@ def test_a_new_store_has_the_sizes_that_were_asked_for_and_keeps_them(mail: Mail
     assert code == 2 and "container_bytes" in err and not (mail.path.parent / "huge").exists()
     for words in ([path], ["--store-dir", path], ["--store-dir", path, path, "b"], ["--initial-containers", "1", path]):
         assert mail("declare", *words)[0] == 2
+
+
+def test_the_store_is_where_the_documents_options_say(mail: Mail) -> None:
+    """Document, "Plugin Options": a folder of --data-dir; with --no-data-dir it must be given."""
+    parent = mail.path.parent
+    assert mail("declare", "--data-dir", str(parent), "orders")[0] == 0
+    assert mail.json("list", str(parent / "queues")) == {"queues": [{"name": "orders", "waiting": 0}]}
+    assert mail("declare", "--data-dir", str(parent), "--store-dir", str(mail.path), "b")[0] == 0
+    assert mail.json("list", str(mail.path)) == {"queues": [{"name": "b", "waiting": 0}]}
+    assert mail("declare", "--no-data-dir", "--store-dir", str(mail.path), "c")[0] == 0
+    for words, named in (
+        (["--no-data-dir", str(mail.path), "c"], "--store-dir"),
+        (["--no-data-dir", "--data-dir", str(parent), "c"], "--data-dir"),
+        (["--data-dir", str(parent), str(mail.path), "c"], "[DIR] NAME"),
+        ([str(mail.path), "c", "--catalog", "mail"], "catalog"),
+        ([str(mail.path), "c", "--connect", "mysql://x"], "connect"),
+    ):
+        code, _, err = mail("declare", *words)
+        assert code == 2 and named in err
+
+
+@pytest.mark.integration
+def test_a_store_remembers_the_server_of_its_catalogue(mail: Mail, postgres: PostgresAddress) -> None:
+    path, name = str(mail.path), f"mail_{uuid.uuid4().hex[:12]}"
+    dsn = make_conninfo(postgres.dsn("postgres"), application_name="by hand")
+    try:
+        assert mail("declare", path, "orders", "--connect", dsn, "--catalog", name)[0] == 0
+        assert mail("publish", path, "two teas", "--queue", "orders")[0] == 0
+        assert mail.json("list", path) == {"queues": [{"name": "orders", "waiting": 1}]}
+        assert mail.json("verify", path)["queues"] == 1
+        kept = (mail.path / "catalogue.connect").read_text()
+        assert f"dbname={name}" in kept and not (mail.path / "catalogue.db").exists()
+        other = str(mail.path.parent / "other")
+        code, _, err = mail("declare", other, "orders", "--connect", dsn, "--catalog", name)
+        assert code == 3 and "catalogue was opened in epoch" in err
+        assert not Path(other, "catalogue.connect").exists()
+        assert mail("declare", other, "orders")[0] == 0
+        code, _, err = mail("declare", other, "orders", "--connect", dsn, "--catalog", name)
+        assert code == 3 and "a store has one catalogue" in err
+        postgres.execute("update tranlog_queues.store set counter = 1", database=name)
+        code, _, err = mail("list", path)
+        assert code == 3 and "the catalogue is an older copy" in err
+        postgres.execute(f'drop database "{name}" with (force)')
+        code, _, err = mail("list", path)
+        assert code == 3 and "does not exist" in err
+    finally:
+        postgres.execute(f'drop database if exists "{name}" with (force)')
+
+
+@pytest.mark.integration
+def test_a_password_is_used_and_not_kept(tmp_path: Path, postgres: PostgresAddress, postgres_database: str) -> None:
+    connect = make_conninfo(postgres.dsn(postgres_database), password="secret")
+    with MessageStore.open(tmp_path / "s", options=QueueStoreOptions(connect=connect)) as store:
+        store.declare("a")
+        assert "secret" not in repr(store._opened)
+        with (
+            contextlib.closing(PostgresCatalogue(connect)) as database,
+            pytest.raises(CatalogueError, match="another process works on it"),
+        ):
+            Catalogue(database).load(None, 0)
+    assert "password" not in (tmp_path / "s" / "catalogue.connect").read_text()

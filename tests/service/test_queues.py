@@ -12,6 +12,7 @@ import pytest
 
 from fix_mail import Mail
 from tranlog.ids import lsn_text
+from tranlog.queues.rules.records import container_name
 
 
 @pytest.fixture
@@ -94,15 +95,15 @@ def test_what_a_crash_left_is_told_by_the_next_opening(mail: Mail, tmp_path: Pat
     """A copy of an open store is what a crash of its process leaves."""
     with mail.open() as store:
         store.publish(b"x", queues=["a"])
+        newest, end = container_name(store._journal.buffer.number), store._journal.buffer.end
         shutil.copytree(mail.path, tmp_path / "copy")
     path = str(tmp_path / "copy")
-    newest = max(name for name in os.listdir(path) if name.startswith("queue."))
-    end = (tmp_path / "copy" / newest).read_bytes().rstrip(b"\0")
     with (tmp_path / "copy" / newest).open("r+b") as file:
-        file.seek(len(end) + 8)
+        file.seek(end)
         file.write(b"half a record")
     code, out, err = mail("status", path)
     assert code == 0 and "recovery: the store was not closed cleanly; 32 messages" in out, err
+    assert f"what was cut off is kept in {path}/cut/{newest}-" in out
     assert mail.json("status", path)["recovered"]["clean"] is True
 
 
@@ -160,3 +161,14 @@ def test_what_is_no_store_is_told(mail: Mail, tmp_path: Path) -> None:
     assert code == 4 and "holds no container" in err
     assert mail("dump", str(mail.path), "--stream", "odd")[0] == 2
     assert mail("dump", str(mail.path), "--object", "7")[0] == 2
+
+
+def test_a_store_is_copied_and_restored(mail: Mail, tmp_path: Path) -> None:
+    path, copy, again = str(mail.path), str(tmp_path / "copy"), str(tmp_path / "again")
+    out = mail("backup", path, copy)[1]
+    assert out.startswith(f"copied into {copy}: ") and "31 messages, 2 queues, 2 transactions in doubt" in out
+    assert mail("purge", path, "a", "-y")[0] == 0
+    assert mail.json("restore", copy, again)["messages"] == 31
+    assert mail.json("list", again) == {"queues": [{"name": "a", "waiting": 30}, {"name": "b", "waiting": 0}]}
+    assert mail("restore", copy, again)[0] == mail("backup", path, copy)[0] == 2
+    assert mail("restore", str(tmp_path / "nowhere"), str(tmp_path / "x"))[0] == 4

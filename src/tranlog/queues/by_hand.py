@@ -16,13 +16,13 @@ import msgspec
 from tranlog.disk import Disk, OsDisk
 from tranlog.errors import LogMissingError, LogUnreadableError
 from tranlog.ids import Lsn, lsn
-from tranlog.log.files.directory import directory_of, join
+from tranlog.log.files.directory import directory_of
 from tranlog.queues.files.catalogue import Catalogue
+from tranlog.queues.files.catalogue_place import open_database, read_connect
 from tranlog.queues.files.containers import ContainerFiles
 from tranlog.queues.files.recovering import check_catalogue, read_headers, scan_log
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.rules.records import (
-    CATALOGUE_NAME,
     HEADER_BYTES,
     NEXT,
     STORE_ID_BYTES,
@@ -144,11 +144,11 @@ def verify_store(path: str, *, disk: Disk | None = None) -> StoreVerdict:
     read_headers(files)
     state = QueueState()
     scan = scan_log(files, state)
-    where = join(files.path, CATALOGUE_NAME)
-    catalogue = Catalogue(where, reading=True)
+    connect = read_connect(files.path, OsDisk() if disk is None else disk)
+    catalogue = Catalogue(open_database(files.path, connect, reading=True), reading=True)
     try:
         catalogue.load(None, 0)
-        check_catalogue(where, scan, files, catalogue)
+        check_catalogue(scan, files, catalogue)
         known = {queue.id for queue in catalogue.queues.values()}
         queues = len(known)
     finally:

@@ -22,6 +22,7 @@ from tranlog.log.files.directory import join, make_directory, sign_lock, storage
 from tranlog.log.files.ownership import OwnedDisk, Ownership
 from tranlog.queues.core import StoreCore
 from tranlog.queues.files.catalogue import Catalogue
+from tranlog.queues.files.catalogue_place import connect_of, keep_connect, open_database, read_connect
 from tranlog.queues.files.containers import ContainerFiles
 from tranlog.queues.files.journal import QueueJournal
 from tranlog.queues.files.recovering import (
@@ -70,8 +71,10 @@ def open_store(
         catalogue = None
         try:
             files.list()
-            catalogue = _open_catalogue(files, owned, clock, connect, options.initial_containers)
+            catalogue = _open_catalogue(files, owned, clock, connect, options)
             opened = _recover(files, catalogue, owned, ownership, clock, options)
+            if options.connect is not None:
+                keep_connect(path, owned, connect_of(options.connect, options.catalog) or "")
             sign_lock(path, owned, STORE_LOCK_NAME)
         except BaseException:
             if catalogue is not None:
@@ -85,14 +88,24 @@ def open_store(
 
 
 def _open_catalogue(
-    files: ContainerFiles, disk: Disk, clock: Clock, connect: Callable[[str], apsw.Connection], initial: int
+    files: ContainerFiles,
+    disk: Disk,
+    clock: Clock,
+    connect: Callable[[str], apsw.Connection],
+    options: QueueStoreOptions,
 ) -> Catalogue:
     path = join(files.path, CATALOGUE_NAME)
-    if files.in_use and not disk.exists(path):
+    named = connect_of(options.connect, options.catalog) or read_connect(files.path, disk)
+    if named is None and files.in_use and not disk.exists(path):
         raise CatalogueError(path=path, why="it is missing, and there are containers with messages")
-    catalogue = Catalogue(path, connect)
+    if named is not None and disk.exists(path):
+        raise CatalogueError(path=path, why="it is there, and `connect` names another; a store has one catalogue")
+    new_id = None if files.in_use else os.urandom(STORE_ID_BYTES)
+    catalogue = Catalogue(open_database(files.path, named, connect, create=not files.in_use))
     try:
-        catalogue.load(None if files.in_use else os.urandom(STORE_ID_BYTES), clock.now_ms(), initial)
+        catalogue.load(new_id, clock.now_ms(), options.initial_containers)
+        if named is not None and not files.in_use and catalogue.epoch == 0:
+            keep_connect(files.path, disk, named)
     except BaseException:
         catalogue.close()
         raise
@@ -120,7 +133,7 @@ def _recover(
     headers = read_headers(files)
     state = QueueState()
     scan = scan_log(files, state)
-    check_catalogue(catalogue.path, scan, files, catalogue)
+    check_catalogue(scan, files, catalogue)
     journal = QueueJournal(
         files,
         clock,

@@ -5,7 +5,7 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, "Plugin Options".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tranlog.errors import ConfigError
 from tranlog.queues.rules.records import CONTAINER_BYTES_LEAST, CONTAINER_BYTES_MOST, PAGE_BYTES
@@ -27,6 +27,9 @@ class QueueStoreOptions:
     below how many it never goes. `write_buffers`: so many pending buffers of 64 KiB are written without waiting for a
     commit. `content_bytes`: how much content of waiting messages is kept in memory; the rest is read back.
     `ack_sync_s`: acknowledgements that nobody waits for are durable after so many seconds; None: with the next sync.
+    `connect`: the PostgreSQL that has the catalogue, a connection string of libpq's; the store's directory keeps it,
+    without a password. None: what it keeps, else SQLite in the directory. `catalog`: the database there, which is made
+    if it is missing; None: the one that `connect` names.
     """
 
     container_bytes: int = 1 << 20
@@ -34,6 +37,8 @@ class QueueStoreOptions:
     write_buffers: int = 10
     content_bytes: int = 128 << 20
     ack_sync_s: float | None = 0.05
+    connect: str | None = field(default=None, repr=False)
+    catalog: str | None = None
 
     def check(self) -> None:
         """Raise ConfigError for a value that is none."""

@@ -1,11 +1,11 @@
 """The catalogue of a store: queues, exchanges, bindings and configuration, in SQL.
 
-Owns the tables, each change as one SQL transaction, and the two numbers by which log and catalogue know each other. The
-hard idea: a message counts only on a queue that the catalogue knows, so a catalogue that is put back from a copy would
-have messages dropped. Each transaction raises a counter, which the log repeats; each opening writes its epoch here.
+Owns what the tables hold, each change as one SQL transaction, and the two numbers by which log and catalogue know each
+other. The hard idea: a message counts only on a queue that the catalogue knows, so a catalogue that is put back from a
+copy would have messages dropped. Each transaction raises a counter, which the log repeats; each opening writes its
+epoch here. What a transaction creates has the counter's new value as its id, so no database gives one out twice.
 
-SQLite keeps a rollback journal, not a WAL: changes are rare, a reader beside the owner needs no shared memory, and the
-tests of lost power run these very calls on their own disk.
+Which database it is: `files.catalogue_sqlite`, `files.catalogue_postgres`.
 
 Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, first section; docs/format.md, "The message store".
 """
@@ -13,38 +13,52 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, first section; docs/form
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
-import apsw
 import msgspec
 
 from tranlog.errors import CatalogueError, DeclaredOtherwiseError, UnknownQueueError
 
 CATALOGUE_FORMAT = 1
 NAME_BYTES_MOST = 255
-_BUSY_MS = 10_000
+_COLUMNS = {
+    "store": "store_id, format, created_at, counter, epoch",
+    "exchange": "id, name, type, alternate, arguments",
+    "queue": "id, name, arguments",
+    "binding": "id, exchange_id, queue_id, destination_id, routing_key, arguments",
+    "config": "name, value",
+}
+"""The tables, those first to which others refer."""
 
-_TABLES = """
-create table store(
-    store_id blob not null, format integer not null, created_at integer not null,
-    counter integer not null, epoch integer not null);
-create table exchange(
-    id integer primary key autoincrement, name text not null unique, type text not null,
-    alternate text, arguments blob not null);
-create table queue(
-    id integer primary key autoincrement, name text not null unique, arguments blob not null);
-create table binding(
-    id integer primary key autoincrement,
-    exchange_id integer not null references exchange(id) on delete cascade,
-    queue_id integer references queue(id) on delete cascade,
-    destination_id integer references exchange(id) on delete cascade,
-    routing_key text not null, arguments blob not null,
-    check ((queue_id is null) <> (destination_id is null)));
-create unique index binding_once on binding(
-    exchange_id, coalesce(queue_id, 0), coalesce(destination_id, 0), routing_key, arguments);
-create table config(name text primary key, value blob not null) without rowid;
-"""
+
+class CatalogueDatabase(Protocol):
+    """Where the tables are: an open session. `where` names it in errors. Methods raise CatalogueError."""
+
+    where: str
+
+    def run(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a statement, with a question mark for each value; return its rows."""
+
+    def begin(self) -> None:
+        """Begin a transaction that writes."""
+
+    def commit(self) -> None:
+        """Commit it; durable."""
+
+    def roll_back(self) -> None:
+        """End a transaction that failed, if there is one. Raises nothing."""
+
+    def has_tables(self) -> bool:
+        """Whether the tables are there."""
+
+    def make_tables(self) -> None:
+        """Make the tables, in a transaction."""
+
+    def hold(self, store_id: bytes) -> None:
+        """Have nobody else work on this store's catalogue."""
+
+    def close(self) -> None:
+        """End the session."""
 
 
 class Queue(msgspec.Struct, frozen=True):
@@ -82,103 +96,124 @@ class Catalogue:
     `queues` and `exchanges` are by name. `counter` rises with each change, `epoch` is that of the last opening.
     """
 
-    def __init__(
-        self, path: str, connect: Callable[[str], apsw.Connection] = apsw.Connection, *, reading: bool = False
-    ) -> None:
-        """Open it by `connect`; with `reading` only to read it. Raises CatalogueError."""
-        self.path = path
+    def __init__(self, database: CatalogueDatabase, *, reading: bool = False) -> None:
+        """Work on a database; with `reading` beside an owner."""
+        self.path = database.where
         self.store_id = b""
         self.counter = 0
         self.epoch = 0
         self.initial_containers: int | None = None
         """How many containers the store was made with; None where that is not known."""
-        self.queues: dict[str, Queue] = {}
-        self.exchanges: dict[str, Exchange] = {}
-        self.bindings: list[QueueBinding] = []
-        with self._told():
-            self._connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY) if reading else connect(path)
-        try:
-            with self._told():
-                self._run(f"pragma busy_timeout = {_BUSY_MS}")
-                if not reading:
-                    self._run("pragma journal_mode = delete")
-                self._run("pragma synchronous = extra")
-                self._run("pragma foreign_keys = on")
-                self._run("pragma temp_store = memory")
-        except BaseException:
-            self.close()
-            raise
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Have SQLite's errors be ours."""
-        try:
-            yield
-        except apsw.Error as exc:
-            raise CatalogueError(path=self.path, why=str(exc)) from exc
-
-    def _run(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
-        return list(self._connection.execute(text, values))
+        self._database = database
+        self._reading = reading
+        self._queues: dict[str, Queue] = {}
+        self._exchanges: dict[str, Exchange] = {}
+        self._bindings: list[QueueBinding] = []
+        self._unsure = False
 
     def load(self, new_id: bytes | None, now_ms: int, initial_containers: int = 0) -> None:
         """Read it; one without tables becomes a new store's, with this id if there is one. Raises CatalogueError.
 
         `initial_containers`: of a new store, which keeps that.
         """
-        with self._told():
-            if not self._run("select 1 from sqlite_schema where name = 'store'"):
-                if new_id is None:
-                    raise CatalogueError(path=self.path, why="it is empty, and there are containers with messages")
-                self._run("begin immediate")
-                try:
-                    self._run(_TABLES)
-                    self._run("insert into store values (?, ?, ?, 1, 0)", new_id, CATALOGUE_FORMAT, now_ms)
-                    self._run("insert into config values ('initial_containers', ?)", initial_containers)
-                    self._run("commit")
-                except BaseException:
-                    self._roll_back()
-                    raise
-            self._read()
+        database = self._database
+        if not database.has_tables():
+            if new_id is None:
+                raise CatalogueError(path=self.path, why="it is empty, and there are containers with messages")
+            first = (new_id, CATALOGUE_FORMAT, now_ms, 1, 0)
+            self.replace({"store": [first], "config": [("initial_containers", b"%d" % initial_containers)]})
+        self._read()
+        if not self._reading:
+            database.hold(self.store_id)
+
+    def replace(self, tables: dict[str, list[tuple[Any, ...]]]) -> None:
+        """Have these rows be all that there is, by table, in one transaction; tables that are missing are made."""
+        database = self._database
+        try:
+            database.begin()
+            if not database.has_tables():
+                database.make_tables()
+            for table in reversed(_COLUMNS):
+                database.run(f"delete from {table}")
+            for table, columns in _COLUMNS.items():
+                marks = ", ".join("?" for _ in columns.split(","))
+                for row in tables.get(table, ()):
+                    database.run(f"insert into {table}({columns}) values ({marks})", *row)
+            database.commit()
+        except BaseException:
+            database.roll_back()
+            raise
+
+    def rows(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Return all rows, by table."""
+        return {table: self._database.run(f"select {columns} from {table}") for table, columns in _COLUMNS.items()}
 
     def _read(self) -> None:
-        rows = self._run("select store_id, format, counter, epoch from store")
-        if len(rows) != 1:
-            raise CatalogueError(path=self.path, why=f"its table store has {len(rows)} rows instead of one")
-        self.store_id, found, self.counter, self.epoch = rows[0]
+        tables = self.rows()
+        if len(tables["store"]) != 1:
+            raise CatalogueError(path=self.path, why=f"its table store has {len(tables['store'])} rows instead of one")
+        self.store_id, found, _, self.counter, self.epoch = tables["store"][0]
         if found != CATALOGUE_FORMAT:
             raise CatalogueError(
                 path=self.path, why=f"it has format {found}, and this release knows {CATALOGUE_FORMAT}"
             )
-        kept = self._run("select value from config where name = 'initial_containers'")
-        self.initial_containers = kept[0][0] if kept else None
-        queues = self._run("select id, name, arguments from queue")
-        exchanges = self._run("select id, name, type, alternate, arguments from exchange")
-        bindings = self._run(
-            "select id, exchange_id, queue_id, destination_id, routing_key, arguments from binding order by id"
-        )
-        self.queues = {one.name: one for one in (Queue(*row) for row in queues)}
-        self.exchanges = {one.name: one for one in (Exchange(*row) for row in exchanges)}
-        self.bindings = [QueueBinding(*row) for row in bindings]
+        kept = dict(tables["config"]).get("initial_containers")
+        self.initial_containers = None if kept is None else int(kept)
+        self._queues = {one.name: one for one in (Queue(*row) for row in tables["queue"])}
+        self._exchanges = {one.name: one for one in (Exchange(*row) for row in tables["exchange"])}
+        self._bindings = sorted((QueueBinding(*row) for row in tables["binding"]), key=lambda one: one.id)
+        self._unsure = False
 
-    def _roll_back(self) -> None:
-        with contextlib.suppress(apsw.Error):
-            if not self._connection.get_autocommit():
-                self._run("rollback")
+    def _sure(self) -> None:
+        """Read it again after a change of which nobody knows whether it was committed. Raises CatalogueError."""
+        if self._unsure:
+            self._database.begin()
+            try:
+                self._read()
+            finally:
+                self._database.roll_back()
+
+    @property
+    def queues(self) -> dict[str, Queue]:
+        """By name."""
+        self._sure()
+        return self._queues
+
+    @property
+    def exchanges(self) -> dict[str, Exchange]:
+        """By name."""
+        self._sure()
+        return self._exchanges
+
+    @property
+    def bindings(self) -> list[QueueBinding]:
+        """In the order in which they were made."""
+        self._sure()
+        return self._bindings
 
     def _change(self, *statements: tuple[Any, ...]) -> None:
-        """Run statements and raise the counter, in one transaction; then read what there is."""
-        with self._told():
-            try:
-                self._run("begin immediate")
-                for text, *values in statements:
-                    self._run(text, *values)
-                self._run("update store set counter = counter + 1")
-                self._run("commit")
-            except BaseException:
-                self._roll_back()
-                self._read()  # of a commit that failed nobody knows whether it is there
-                raise
-            self._read()
+        """Raise the counter and run statements, in one transaction; then read what there is."""
+        self._sure()
+        database = self._database
+        try:
+            database.begin()
+            raising = "update store set counter = counter + 1 where store_id = ? and counter = ? returning counter"
+            if not database.run(raising, self.store_id, self.counter):
+                raise CatalogueError(path=self.path, why="somebody else has changed it while this store was open")
+            for text, *values in statements:
+                database.run(text, *values)
+            self._unsure = True  # until it is read again: of a commit that fails nobody knows whether it is there
+            database.commit()
+        except BaseException:
+            database.roll_back()
+            with contextlib.suppress(CatalogueError):
+                self._sure()
+            raise
+        self._read()
+
+    @property
+    def _new_id(self) -> int:
+        return self.counter + 1
 
     # --- what can be asked of it ---------------------------------------------------------------------
 
@@ -204,8 +239,8 @@ class Catalogue:
         """Return the queue of that name; it is created if missing. Raises DeclaredOtherwiseError."""
         known = self.queues.get(name)
         if known is None:
-            _check_name("queue", name)
-            self._change(("insert into queue(name, arguments) values (?, ?)", name, arguments))
+            _check_text(f"queue {name!r}", "name", name)
+            self._change(("insert into queue(id, name, arguments) values (?, ?, ?)", self._new_id, name, arguments))
             return self.queues[name]
         if known.arguments != arguments:
             raise DeclaredOtherwiseError(what=f"queue {name!r}", why="it is there with other arguments")
@@ -217,9 +252,9 @@ class Catalogue:
         """Return the exchange of that name; it is created if missing. Raises DeclaredOtherwiseError."""
         known = self.exchanges.get(name)
         if known is None:
-            _check_name("exchange", name)
-            row = (name, kind, alternate, arguments)
-            self._change(("insert into exchange(name, type, alternate, arguments) values (?, ?, ?, ?)", *row))
+            _check_text(f"exchange {name!r}", "name", name)
+            row = (self._new_id, name, kind, alternate, arguments)
+            self._change((f"insert into exchange({_COLUMNS['exchange']}) values (?, ?, ?, ?, ?)", *row))
             return self.exchanges[name]
         if (known.type, known.alternate, known.arguments) != (kind, alternate, arguments):
             raise DeclaredOtherwiseError(what=f"exchange {name!r}", why="it is there with other properties")
@@ -253,10 +288,8 @@ class Catalogue:
         row = self._ends(exchange, queue, destination, key, arguments)
         known = self._find(row)
         if known is None:
-            if len(key.encode(errors="surrogatepass")) > NAME_BYTES_MOST:
-                raise DeclaredOtherwiseError(what="the binding", why=f"its key is over {NAME_BYTES_MOST} bytes long")
-            columns = "exchange_id, queue_id, destination_id, routing_key, arguments"
-            self._change((f"insert into binding({columns}) values (?, ?, ?, ?, ?)", *row))
+            _check_text("the binding", "key", key, least=0)
+            self._change((f"insert into binding({_COLUMNS['binding']}) values (?, ?, ?, ?, ?, ?)", self._new_id, *row))
             known = self._find(row)
             assert known is not None
         return known
@@ -292,16 +325,15 @@ class Catalogue:
 
     def close(self) -> None:
         """Close it."""
-        self._connection.close(True)
+        self._database.close()
 
 
-def _check_name(what: str, name: str) -> None:
-    """Raise DeclaredOtherwiseError for a name that none can have: empty, too long, not UTF-8."""
+def _check_text(what: str, field: str, text: str, *, least: int = 1) -> None:
+    """Raise DeclaredOtherwiseError for a name or key that none can have: empty, too long, not UTF-8."""
     try:
-        size = len(name.encode())
+        size = len(text.encode())
     except UnicodeEncodeError as exc:
-        raise DeclaredOtherwiseError(what=f"{what} {name!r}", why="its name is no UTF-8") from exc
-    if not 0 < size <= NAME_BYTES_MOST:
-        raise DeclaredOtherwiseError(
-            what=f"{what} {name!r}", why=f"its name has {size} bytes, not 1 to {NAME_BYTES_MOST}"
-        )
+        raise DeclaredOtherwiseError(what=what, why=f"its {field} is no UTF-8") from exc
+    if not least <= size <= NAME_BYTES_MOST:
+        why = f"its {field} has {size} bytes, not {least} to {NAME_BYTES_MOST}"
+        raise DeclaredOtherwiseError(what=what, why=why)

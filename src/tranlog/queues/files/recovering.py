@@ -106,16 +106,16 @@ def scan_log(files: ContainerFiles, state: QueueState) -> LogScan:
     return scan
 
 
-def check_catalogue(path: str, scan: LogScan, files: ContainerFiles, catalogue: Catalogue) -> None:
+def check_catalogue(scan: LogScan, files: ContainerFiles, catalogue: Catalogue) -> None:
     """Hold log and catalogue against each other. Raises CatalogueError."""
     if catalogue.store_id != files.store_id:
         raise CatalogueError(
-            path=path,
+            path=catalogue.path,
             why=f"it is that of the store {catalogue.store_id.hex()}, and the log is that of {files.store_id.hex()}",
         )
     other = judge_catalogue(scan, counter=catalogue.counter, epoch=catalogue.epoch)
     if other is not None:
-        raise CatalogueError(path=path, why=f"the {other.older} is an older copy: {other.why}")
+        raise CatalogueError(path=catalogue.path, why=f"the {other.older} is an older copy: {other.why}")
 
 
 class StoreOpening:

@@ -22,6 +22,7 @@ CONTAINER_PREFIX: Final = "queue."
 FREE_PREFIX: Final = "free."
 STORE_LOCK_NAME: Final = "store.lck"
 CATALOGUE_NAME: Final = "catalogue.db"
+CATALOGUE_CONNECT_NAME: Final = "catalogue.connect"
 
 CONTAINER_MAGIC: Final = b"TLQUEUE1"
 CONTAINER_MAJOR: Final = 1
@@ -242,6 +243,8 @@ def parse_header(raw: bytes) -> ContainerHeader | str:
         return "the checksum of its header is wrong"
     if major != CONTAINER_MAJOR:
         return f"its format version is {major}.{minor}, and this release knows {CONTAINER_MAJOR}.{CONTAINER_MINOR}"
+    if any(raw[_CONTAINER.size + _CRC.size :]):
+        return "what stands behind the fields of its header is not zeros"
     return ContainerHeader(*fields)
 
 
@@ -269,7 +272,8 @@ def parse(raw: memoryview, offset: int, number: int, epoch: int, *, start: int =
         return Stopped(f"record_length {length} is impossible", bad=True)
     end = offset + length - _CRC.size
     if _CRC.unpack_from(raw, end)[0] != crc32(raw[offset:end]):
-        return Stopped("the checksum of the record is wrong", bad=True)
+        of = f" of {lsn_text(Lsn(undo_prev))}" if undo_prev else ""
+        return Stopped(f"the checksum of the record is wrong, which reads {BODIES[record_type][0]}{of}", bad=True)
     if place != number << 32 | start + offset:
         return Stopped(f"a record of {lsn_text(Lsn(place))}, which is another use of the container", bad=False)
     if its_epoch < epoch:

@@ -15,6 +15,8 @@ from tranlog.queues.options import QueueStoreOptions, whole_container
 from tranlog.queues.rules.routing import EXCHANGE_TYPES
 from tranlog.service.commands.queue_words import (
     DEFAULTS,
+    CatalogName,
+    ConnectUrl,
     HeadersJson,
     RoutingKey,
     StoreDir,
@@ -25,6 +27,8 @@ from tranlog.service.commands.queue_words import (
 )
 from tranlog.service.frame.command import AsJson, confirm, print_json, say
 
+STORE_FOLDER = "queues"
+"""Of a directory of data, where the store is unless --store-dir names another."""
 ExchangeName = Annotated[str, typer.Argument(metavar="EXCHANGE", help="The exchange's name.")]
 Destination = Annotated[str, typer.Argument(metavar="NAME", help="The queue, or the exchange, that it leads to.")]
 ToExchange = Annotated[
@@ -45,7 +49,8 @@ def declare(
         list[str],
         typer.Argument(
             metavar="[DIR] NAME",
-            help="The store's directory, unless --store-dir names it, and the name of the queue or exchange.",
+            help="The store's directory, unless --store-dir or --data-dir names it, and the name of the queue or "
+            "exchange.",
         ),
     ],
     exchange: Annotated[
@@ -59,6 +64,15 @@ def declare(
     store_dir: Annotated[
         str | None, typer.Option("--store-dir", "-store-dir", metavar="DIR", help="The store's directory.")
     ] = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option("--data-dir", "-data-dir", metavar="DIR", help=f"The store is the folder {STORE_FOLDER} of DIR."),
+    ] = None,
+    no_data_dir: Annotated[
+        bool, typer.Option("--no-data-dir", "-no-data-dir", help="There is no --data-dir: --store-dir is given.")
+    ] = False,
+    connect: ConnectUrl = None,
+    catalog: CatalogName = None,
     container_size: Annotated[
         int | None,
         typer.Option(
@@ -91,15 +105,24 @@ def declare(
       tranlog queue declare mail orders
       tranlog queue declare --store-dir mail --container-size 4194304 --initial-containers 4 orders
       tranlog queue declare mail events --exchange topic
+      tranlog queue declare mail orders --connect postgresql://mail@db/ --catalog mail
     """
     if exchange is not None and exchange not in EXCHANGE_TYPES:
         raise typer.BadParameter(f"is none of {', '.join(EXCHANGE_TYPES)}", param_hint="--exchange")
     if alternate is not None and exchange is None:
         raise typer.BadParameter("only an exchange has one: name its type by --exchange", param_hint="--alternate")
-    if len(words) != (2 if store_dir is None else 1):
-        raise typer.BadParameter("takes DIR and NAME, or NAME alone with --store-dir", param_hint="[DIR] NAME")
-    directory, name = words if store_dir is None else (store_dir, words[0])
+    if data_dir is not None and no_data_dir:
+        raise typer.BadParameter("is given, and --no-data-dir too", param_hint="--data-dir")
+    named = store_dir or (None if data_dir is None else os.path.join(data_dir, STORE_FOLDER))
+    if named is None and no_data_dir:
+        raise typer.BadParameter("has to be given with --no-data-dir", param_hint="--store-dir")
+    if len(words) != (2 if named is None else 1):
+        hint = "takes DIR and NAME, or NAME alone with --store-dir or --data-dir"
+        raise typer.BadParameter(hint, param_hint="[DIR] NAME")
+    directory, name = words if named is None else (named, words[0])
     options = QueueStoreOptions(
+        connect=connect,
+        catalog=catalog,
         container_bytes=whole_container(container_size or DEFAULTS.container_bytes),
         initial_containers=initial_containers or DEFAULTS.initial_containers,
         write_buffers=write_buffers,

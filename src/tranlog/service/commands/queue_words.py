@@ -33,6 +33,19 @@ WriteBuffers = Annotated[
         help="Write when so many buffers of 64 KiB wait, without waiting for a commit; for this command alone.",
     ),
 ]
+ConnectUrl = Annotated[
+    str | None,
+    typer.Option(
+        *("--connect", "-connect"),
+        metavar="URL",
+        help="Keep the catalogue in this PostgreSQL: postgresql://user@host:port/database. The store remembers it, "
+        "without a password; that stands in PGPASSWORD or a password file. Without it: SQLite.",
+    ),
+]
+CatalogName = Annotated[
+    str | None,
+    typer.Option("--catalog", "-catalog", metavar="NAME", help="The database there; it is made if it is missing."),
+]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 
 

@@ -17,6 +17,7 @@ import typer
 from tranlog.ids import Lsn, lsn, lsn_text
 from tranlog.queues.by_hand import dump_store, list_containers, open_by_hand, verify_store
 from tranlog.queues.rules.records import BODIES, record_fields, record_text, stream_of
+from tranlog.service.commands.queue_copies import add_copies
 from tranlog.service.commands.queue_messages import add_messages
 from tranlog.service.commands.queue_names import add_names
 from tranlog.service.commands.queue_words import StoreDir, Yes, names_told
@@ -32,6 +33,7 @@ _STREAMS = sorted({stream_of(number) for number in BODIES})
 Xid = Annotated[str, typer.Argument(metavar="XID", help="As `tranlog queue in-doubt list` shows it.")]
 add_messages(queue_app)
 add_names(queue_app)
+add_copies(queue_app)
 
 
 @queue_app.callback()

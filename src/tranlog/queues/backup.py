@@ -1,0 +1,105 @@
+"""A copy of a store, log and catalogue as of one moment, and a store made of it again.
+
+Owns that both are taken together, and that a copy is there whole or not at all: it is made beside its name and renamed.
+A backup is a store's directory with its catalogue in SQLite, wherever the store has its own.
+
+Source: Design for Hybrid SQL/CLFS-Based Store in Qpid, "Recovery".
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from tranlog.disk import Disk, OsDisk
+from tranlog.errors import CatalogueError, ConfigError
+from tranlog.log.files.directory import directory_of, join, make_directory, storage_error
+from tranlog.queues.by_hand import StoreVerdict, verify_store
+from tranlog.queues.files.catalogue import Catalogue
+from tranlog.queues.files.catalogue_place import connect_of, keep_connect, open_database
+from tranlog.queues.rules.records import CONTAINER_PREFIX, number_of
+from tranlog.queues.store import MessageStore
+
+_PART_BYTES = 1 << 20
+
+
+def back_up(store: MessageStore, to: str) -> StoreVerdict:
+    """Copy an open store into a directory that is not there yet, durable; return what a check of the copy found.
+
+    Others wait meanwhile. Raises ConfigError for a directory that is there, DiskFullError, DiskFailedError.
+    """
+    disk, to = OsDisk(), directory_of(to)
+    with store._journal.lock, store._journal:
+        store._journal.check_open()
+        store._journal.write()
+        with _new_directory(to, disk) as made:
+            _copy_log(store.path, made, disk)
+            with closing(Catalogue(open_database(made, None))) as catalogue:
+                catalogue.replace(store._catalogue.rows())
+    return verify_store(to)
+
+
+def restore_store(source: str, to: str, *, connect: str | None = None, catalog: str | None = None) -> StoreVerdict:
+    """Make a store of a backup, in a directory that is not there yet; return what a check of it found.
+
+    `connect`, `catalog`: as of `QueueStoreOptions`; what an earlier life of this very store has there is replaced.
+    Raises as `back_up`, and StoreDamagedError, CatalogueError: also for the catalogue of another store, and for one
+    whose store is open.
+    """
+    disk, source, to = OsDisk(), directory_of(source), directory_of(to)
+    named = connect_of(connect, catalog)
+    verify_store(source)
+    with closing(Catalogue(open_database(source, None, reading=True), reading=True)) as kept:
+        kept.load(None, 0)
+        rows = kept.rows()
+    with _new_directory(to, disk) as made:
+        _copy_log(source, made, disk)
+        with closing(open_database(made, named, create=True)) as database:
+            catalogue = Catalogue(database)
+            if database.has_tables():
+                catalogue.load(None, 0)
+                if catalogue.store_id != kept.store_id:
+                    why = f"it is that of the store {catalogue.store_id.hex()}; name another database"
+                    raise CatalogueError(path=database.where, why=why)
+            if named is not None:
+                keep_connect(made, disk, named)
+            catalogue.replace(rows)
+    return verify_store(to)
+
+
+@contextmanager
+def _new_directory(to: str, disk: Disk) -> Iterator[str]:
+    """Make a directory beside `to`, which becomes it when it is filled, and is removed where that fails.
+
+    Raises ConfigError where either is there.
+    """
+    made = f"{to}.new"
+    for path in (to, made):
+        if disk.exists(path):
+            why = "it is there; name another directory" if path == to else "an earlier copy was broken off; remove it"
+            raise ConfigError(option="directory", value=path, why=why)
+    try:
+        make_directory(made, disk)
+        yield made
+        disk.sync_dir(made)
+        disk.rename(made, to)
+        disk.sync_dir(posixpath.dirname(to) or "/")
+    except BaseException as exc:
+        shutil.rmtree(made, ignore_errors=True)
+        if isinstance(exc, OSError):
+            raise storage_error(exc, made) from exc
+        raise
+
+
+def _copy_log(source: str, to: str, disk: Disk) -> None:
+    """Copy the containers in use; those that are free hold nothing."""
+    for name in disk.list_dir(source):
+        if number_of(name, CONTAINER_PREFIX) is None:
+            continue
+        with closing(disk.open(join(source, name))) as old:
+            with closing(disk.open(join(to, name), write=True, create=True)) as new:
+                for at in range(0, old.size(), _PART_BYTES):
+                    new.pwrite(old.pread(_PART_BYTES, at), at)
+                new.sync()
