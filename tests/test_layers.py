@@ -70,6 +70,7 @@ PURE = {
     "tranlog.header",
     "tranlog.ids",
     "tranlog.listing",
+    "tranlog.loads",
     "tranlog.payload",
     "tranlog.row_text",
     "tranlog.servers.mariadb_errors",
