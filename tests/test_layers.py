@@ -108,6 +108,7 @@ PURE = {
     "tranlog.source.mariadb.types",
     "tranlog.source.mariadb.values",
     "tranlog.source.mariadb.wire",
+    "tranlog.source.keyset",
     "tranlog.source.packer",
     "tranlog.source.postgres.messages",
     "tranlog.source.postgres.position",

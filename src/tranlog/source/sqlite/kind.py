@@ -17,7 +17,8 @@ from tranlog.shard import ShardRuleKind
 from tranlog.source.kinds import SourceKind, SourceStanding, checked_rule
 from tranlog.source.sqlite.claim import OutboxPlace, place_of
 from tranlog.source.sqlite.schema import OUTBOX_TABLE, SOURCE_TABLE
-from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions, SqliteTables
+from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions
+from tranlog.source.sqlite.tables import SqliteTables
 
 _LAST: Final = (
     f"SELECT uuid, id, token FROM main.{SOURCE_TABLE}, main.{OUTBOX_TABLE} WHERE last ORDER BY id DESC LIMIT 1"
