@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tranlog.change import Op, RowChange, Statement, TableMap, TableName
+from tranlog.change import Op, Options, RowChange, Statement, TableMap, TableName
 from tranlog.errors import ConflictError, ReplacedError, TargetPositionError, TargetTableError, TransientTargetError
 from tranlog.ids import Seqno
 from tranlog.target.binding import key_text
@@ -219,6 +219,14 @@ class FolderPositions:
         with self._folder.transaction() as state:
             known = self._driven(state, pipeline, token)["left_out"]
             known += [list(one) for one in ranges if list(one) not in known]
+
+    def read_loads(self, pipeline: str) -> dict[str, str]:
+        with self._folder.locked() as state:
+            found: dict[str, str] = state["pipelines"].get(pipeline, {}).get("loads", {})
+            return found
+
+    def store_loads(self, pipeline: str, states: Options) -> None:
+        self._folder.state["pipelines"][pipeline].setdefault("loads", {}).update(states)
 
     def publish(self, advance: Advance) -> None:
         with self._folder.transaction() as state:
@@ -419,6 +427,15 @@ class FolderRows:
 
     def check_tables(self, named: Callable[[], Iterable[TableName]]) -> None:
         pass
+
+    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
+        found = self._folder.table(table)
+        if found is None or not found.rows:
+            return
+        if not replace:
+            raise TargetTableError(table=table.name, why="its load begins, and it has rows already", seqno=seqno)
+        self._folder.state["tables"][table.name]["file"] = "none"
+        del self._folder.tables[table.name]
 
     def create_table(self, table: TableMap) -> str:
         with self._folder.transaction() as state:

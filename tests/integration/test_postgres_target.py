@@ -40,6 +40,8 @@ from tranlog.types import Datetime, EnumLabel, Instant, LogicalType, Other, Time
 
 pytestmark = pytest.mark.integration
 
+OURS = ("tranlog_pipeline", "tranlog_channel", "tranlog_shard", "tranlog_left_out", "tranlog_load")
+
 
 @pytest.fixture
 def options(postgres: PostgresAddress, postgres_database: str) -> TargetOptions:
@@ -83,7 +85,10 @@ def test_a_session_that_may_not_be_ended_is_named(
     role = f"r_{postgres_database}"
     bench.target.rows.create_table(ITEMS)
     postgres.execute(f"CREATE ROLE {role} LOGIN")
-    sql(bench, f"GRANT ALL ON tranlog_pipeline, tranlog_channel, tranlog_shard, tranlog_left_out TO {role}")
+    sql(
+        bench,
+        f"GRANT ALL ON {', '.join(OURS)} TO {role}",
+    )
     if sees:
         sql(bench, f"GRANT pg_read_all_stats TO {role}")
     dsn = bench.options.dsn.replace("//postgres@", f"//{role}@")
@@ -168,7 +173,10 @@ def test_a_user_who_may_not(postgres: PostgresAddress, postgres_database: str, b
     role = f"w_{postgres_database}"
     bench.target.rows.create_table(ITEMS)
     postgres.execute(f"CREATE ROLE {role} LOGIN")
-    sql(bench, f"GRANT ALL ON tranlog_pipeline, tranlog_channel, tranlog_shard, tranlog_left_out TO {role}")
+    sql(
+        bench,
+        f"GRANT ALL ON {', '.join(OURS)} TO {role}",
+    )
     limited = Bench.__new__(Bench)
     limited.options = replace(bench.options, dsn=bench.options.dsn.replace("//postgres@", f"//{role}@"))
     limited.driver_token, limited.target = bench.driver_token, open_target(limited.options)

@@ -369,7 +369,7 @@ def test_the_json_form_has_its_keys_in_their_order(
     hold(str(tmp_path / "log"), "p", Seqno(5))
     assert cli.main(["status", "--json", "--no-watch"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert " ".join(told) == "service file at source log pipeline waits_for problems"
+    assert " ".join(told) == "service file at source log pipeline loads waits_for problems"
     assert " ".join(told["source"]) == (
         "kind where source_id captured_event_id captured_tstamp now_at waiting retained_bytes note in_flight"
     )

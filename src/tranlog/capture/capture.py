@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 
 from tranlog.capture.holder import holder_of
+from tranlog.capture.loading import Loading
 from tranlog.change import HEARTBEAT, NOOP, Fragment
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import ConfigError, SourceError
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _LONGEST_BATCH_S = 2.0
 """A disk that stood still for a minute is no reason to show nothing for another."""
+_CHUNK_POLL_S = 0.02
+"""Seconds that a wait for the source lasts while a load's snapshot is open."""
 _EXPIRE_EVERY_S = 60.0
 """How often the log is asked to close and give up what is old enough."""
 
@@ -117,6 +120,7 @@ class Capture:
         self._batch_transactions = 0
         self._batch_fragments = 0
         self._batch_bytes = 0
+        self._loading = Loading(source, log, self._clock)
         self._heartbeats: deque[str] = deque()
         self._in_flight: PartRead | None = None
         self.begun = False
@@ -145,8 +149,9 @@ class Capture:
         self._begin()
         looked = self._clock.monotonic()
         while not (stop.is_set() or self._stop.is_set()):
-            self._take(self._source.read(self._options.poll_s), stop)
+            self._take(self._source.read(_CHUNK_POLL_S if self._loading.waits else self._options.poll_s), stop)
             self._beat()
+            self._loading.turn()
             if self._clock.monotonic() - looked >= _EXPIRE_EVERY_S:  # also while nothing comes
                 looked = self._clock.monotonic()
                 self._log.expire()
@@ -163,6 +168,8 @@ class Capture:
         while before != self._status.transactions and not self._stop.is_set():
             before = self._status.transactions
             self._take(self._source.read(wait_s), self._stop)
+            while self._loading.goes_on() and not self._stop.is_set():
+                self._take(self._source.read(_CHUNK_POLL_S), self._stop)
         return self._status
 
     def heartbeat(self, name: str) -> None:
@@ -211,6 +218,7 @@ class Capture:
             source.claim(history=log.history, holder=holder_of(log.path, disk=log.disk), take=self._take_source)
         event_id = log.last_event_id()
         source.start(event_id)
+        self._loading.resume()
         self._take_source = False  # another log that takes it from now on keeps it
         if event_id is not None:
             source.release(event_id)
@@ -223,6 +231,8 @@ class Capture:
         began = clock.monotonic()
         try:
             for fragment in fragments:
+                if not parts and self._loading.is_due(fragment.event_id):
+                    self._append_chunk()
                 log.append(fragment)
                 parts += 1
                 size += len(fragment.payload)
@@ -260,6 +270,14 @@ class Capture:
             log.abandon_open()
         if self._batch_last is not None:
             self._commit()
+        if not parts and self._loading.is_due(None):
+            self._append_chunk()
+
+    def _append_chunk(self) -> None:
+        """Append a load's chunk, behind what is durable then."""
+        if self._batch_last is not None:
+            self._commit()
+        self._loading.append()
 
     def _commit(self) -> None:
         """Make the batch durable in the log, and only then let the source forget it."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
-from tranlog.change import Fragment, TableMap
+from tranlog.change import Fragment, TableMap, TableName
+from tranlog.loads import Key
 from tranlog.types import Value
 
 
@@ -76,3 +77,46 @@ class TableReader(Protocol):
 
     def close(self) -> None:
         """Free the connection; closing twice is harmless."""
+
+
+class Snapshot(Protocol):
+    """A source's tables as they were at one position of its own, over a connection of its own.
+
+    Threads: one, the capture's.
+    """
+
+    @property
+    def begins_here(self) -> bool:
+        """Whether a log without any event begins no earlier, so that it gets none of the rows from the stream."""
+
+    def tables(self, only: TableName | None = None) -> list[TableMap]:
+        """Return the captured tables whose rows are as of the position, or one of them. Raises SourceError."""
+
+    def beside(self) -> list[tuple[str, str]]:
+        """Return the captured tables whose rows are not, `schema.table`, and why."""
+
+    def is_ordered(self, table: TableMap) -> bool:
+        """Whether `chunk` gives rows in the order of the key, as `loads.is_key` wants it, and takes its bounds.
+
+        Else a table is read at once.
+        """
+
+    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[tuple[Value, ...]]:
+        """Yield the rows after a key, exclusive, up to `limit` of them, streaming. Raises SourceError."""
+
+    def covers(self, event_id: str) -> bool:
+        """Whether what was committed at this event id is in the rows."""
+
+    def close(self) -> None:
+        """Free the connection; closing twice is harmless."""
+
+
+@runtime_checkable
+class LoadableSource(Source, Protocol):
+    """A source whose tables can be read at a position."""
+
+    def snapshot(self) -> Snapshot:
+        """Return a snapshot of now, without a lock. Raises SourceError."""
+
+    def has_reached(self, snapshot: Snapshot) -> bool:
+        """Whether `read` has given all that the snapshot covers; asked after a read that ended."""

@@ -200,6 +200,29 @@ class SqlRows:
                 raise TargetTableError(table=table.name, why=f"column {source.name} is missing", seqno=seqno)
             yield source, name, names[name]
 
+    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
+        self.claim_name(table, seqno)
+        name = self.dialect.table_name(table)
+        try:
+            self.session.table(table)
+        except MissingTableError:
+            return
+        again = f"tranlog load --replace --tables {table.name}"
+        if not replace and self.session.fetch(f"SELECT 1 FROM {name} LIMIT 1"):
+            raise TargetTableError(
+                table=table.name,
+                why="its load begins, and it has rows already, which would be there twice",
+                seqno=seqno,
+                remedy=f"Empty it here and start again; or leave the transaction out, and replace the rows: {again}",
+            )
+        if replace:
+            try:
+                self.session.run(f"DELETE FROM {name}")
+            except MisfitError as exc:
+                why = f"its rows cannot be deleted for the load that begins: {exc}"
+                remedy = "Load the tables that refer to it in the same load, by --tables"
+                raise TargetTableError(table=table.name, why=why, seqno=seqno, remedy=remedy) from exc
+
     def create_table(self, table: TableMap) -> str:
         self.claim_name(table, None)
         try:

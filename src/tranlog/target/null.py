@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tranlog.change import RowChange, TableMap, TableName
 from tranlog.errors import TargetTableError
+from tranlog.ids import Seqno
 from tranlog.target.position import SqlPositions
 from tranlog.target.session import Session, open_session
 from tranlog.target.sqlite import SqliteSession
@@ -41,6 +42,9 @@ class NullRows:
         pass
 
     def check_tables(self, named: Callable[[], Iterable[TableName]]) -> None:
+        pass
+
+    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
         pass
 
     def create_table(self, table: TableMap) -> str:

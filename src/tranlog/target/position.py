@@ -23,6 +23,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
+from tranlog.change import Options
 from tranlog.errors import (
     ReplacedError,
     TargetPositionError,
@@ -83,6 +84,12 @@ _TABLES: Final = {
     last_seqno {integer} NOT NULL,
     asked_at {integer} NOT NULL,
     PRIMARY KEY (pipeline, first_seqno, last_seqno)
+){suffix}""",
+    "tranlog_load": """CREATE TABLE IF NOT EXISTS tranlog_load (
+    pipeline {key_text} NOT NULL,
+    table_name {key_text} NOT NULL,
+    state {text} NOT NULL,
+    PRIMARY KEY (pipeline, table_name)
 ){suffix}""",
 }
 OUR_TABLES: Final = frozenset({*_TABLES, STATEMENT_TABLE})
@@ -162,6 +169,8 @@ _LEAVE_OUT: Final = (
 _READ_LEFT_OUT: Final = (
     "SELECT first_seqno, last_seqno FROM tranlog_left_out WHERE pipeline = $1 ORDER BY first_seqno, last_seqno"
 )
+_READ_LOADS: Final = "SELECT table_name, state FROM tranlog_load WHERE pipeline = $1"
+_NEW_LOAD: Final = "tranlog_load (pipeline, table_name, state) VALUES ($1, $2, $3)"
 _NO_PIPELINE: Final = "tranlog_pipeline has no row of it"
 _Result = TypeVar("_Result")
 _Row = TypeVar("_Row", PipelineRow, ChannelRow)
@@ -222,6 +231,9 @@ class SqlPositions:
 
     def read_left_out(self, pipeline: str) -> list[tuple[int, int]]:
         return [(first, last) for first, last in self._read("tranlog_left_out", _READ_LEFT_OUT, pipeline)]
+
+    def read_loads(self, pipeline: str) -> dict[str, str]:
+        return {table: state for table, state in self._read("tranlog_load", _READ_LOADS, pipeline)}
 
     def _read(self, table: str, query: str, pipeline: str) -> list[tuple[Any, ...]]:
         """Return rows of one of our tables, none where it is not there. Raises TargetPositionError where it changed."""
@@ -358,6 +370,14 @@ class SqlPositions:
             session.rollback()
             raise
         return replace(applied, commit_us=round((time.perf_counter() - committing) * 1e6))
+
+    def store_loads(self, pipeline: str, states: Options) -> None:
+        put = self._dialect.insert_or_set.format(into=_NEW_LOAD, key="pipeline, table_name", set="state = $3")
+        try:
+            for table, state in states:
+                self._run(put, pipeline, table, state)
+        except (MissingTableError, MisfitError) as exc:
+            raise self._damaged(pipeline, f"tranlog_load was changed: {exc}") from exc
 
     def publish(self, advance: Advance) -> None:
         self._in_transaction(lambda: self.guard(advance), _nobody, advance.pipeline, advance.channel)

@@ -95,6 +95,17 @@ class Meeting:
     token: int
 
 
+class LoadUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a transaction of a load does beside its rows: `states` are stored, (table, state) of each table that moves.
+
+    `begun` are tables whose load begins: with `replace` their rows are deleted, else there must be none.
+    """
+
+    states: Options
+    begun: tuple[TableMap, ...] = ()
+    replace: bool = False
+
+
 class ApplyUnit(msgspec.Struct, frozen=True, kw_only=True):
     """One whole source transaction to apply. `changes()` gives its changes anew at each call, in order, streaming."""
 
@@ -105,6 +116,7 @@ class ApplyUnit(msgspec.Struct, frozen=True, kw_only=True):
     tstamp: int
     metadata: Options
     changes: Callable[[], Iterator[Change]]
+    load: LoadUnit | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +213,12 @@ class TargetPositions(Protocol):
     def read_left_out(self, pipeline: str) -> list[tuple[int, int]]:
         """Return all ranges that were ever recorded by `leave_out`."""
 
+    def read_loads(self, pipeline: str) -> dict[str, str]:
+        """Return what `store_loads` stored, by table."""
+
+    def store_loads(self, pipeline: str, states: Options) -> None:
+        """Store how far tables are loaded, (table, state), in the open target transaction; `guarded` calls it."""
+
     def publish(self, advance: Advance) -> None:
         """Move a channel's position without rows. Raises ReplacedError as `guarded` does."""
 
@@ -240,6 +258,12 @@ class TargetRows(Protocol):
         """Refuse those of the named tables that are in no target transaction, all in one error, as `write` does each.
 
         `named` is asked only where the target has such tables at all. Raises TargetTableError.
+        """
+
+    def begin_load(self, table: TableMap, seqno: Seqno, *, replace: bool) -> None:
+        """Delete the table's rows in the open target transaction, or, where not `replace`, look that it has none.
+
+        Raises TargetTableError where it has rows, or where they cannot be deleted. One that is missing has none.
         """
 
     def create_table(self, table: TableMap) -> str:
@@ -301,7 +325,17 @@ class Target:
 
     def _attempt(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
         try:
-            return self.positions.guarded(advance, lambda: self.rows.write(units, advance, refused))
+            return self.positions.guarded(advance, lambda: self._write(units, advance, refused))
         except BaseException:
             self.rows.discard()
             raise
+
+    def _write(self, units: Sequence[ApplyUnit], advance: Advance, refused: RefusedError | None) -> Applied:
+        loads = [(unit.seqno, unit.load) for unit in units if unit.load is not None]
+        for seqno, load in loads:
+            for table in load.begun:
+                self.rows.begin_load(table, seqno, replace=load.replace)
+        applied = self.rows.write(units, advance, refused)
+        for _, load in loads:
+            self.positions.store_loads(advance.pipeline, load.states)
+        return applied

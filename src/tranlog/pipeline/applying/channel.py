@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, assert_never
 
-from tranlog.change import HEARTBEAT, Change, Statement
+from tranlog.change import HEARTBEAT, Change
 from tranlog.clock import Clock, SystemClock
 from tranlog.disk import OsDisk
 from tranlog.errors import (
@@ -35,8 +35,9 @@ from tranlog.log.reading.reader import LogRange
 from tranlog.payload import Payload
 from tranlog.pipeline.applying.accounts import Accounts
 from tranlog.pipeline.applying.claim import Claim
-from tranlog.pipeline.applying.group import Group, Taken
+from tranlog.pipeline.applying.group import Group, Taken, last_metadata
 from tranlog.pipeline.applying.in_flight import Telling
+from tranlog.pipeline.applying.loading import LoadingTables, is_step
 from tranlog.pipeline.applying.log_mark import open_log
 from tranlog.pipeline.applying.owners import Owners
 from tranlog.pipeline.applying.task import ChannelTask, TaskEnd, TaskResult
@@ -147,6 +148,7 @@ class Channel:
         self._next_count = 0.0
         self._backoff = Backoff(_RETRY_FIRST_S, _RETRY_MOST_S, clock.monotonic())
         self._chain: Chain | None = None
+        self._loading = LoadingTables(task.options.pipeline)
 
     def run(self) -> TaskResult:
         """Work until there is a reason to end, starting again from the position after each passing failure."""
@@ -223,6 +225,7 @@ class Channel:
         )
         self._left_out = SeqnoRanges.of(claim.target.positions.read_left_out(options.pipeline)).after(row.applied_seqno)
         self._accounts.read(row)
+        self._loading.forget()
         self._group.drop()
         self._last = row
         self._cursor = cursor = self._reader.cursor(committed_only=True)
@@ -332,6 +335,8 @@ class Channel:
                         assert_never(verdict)
                 verdict = at(seqno, owner, tstamp)
             move_on(seqno, owner)
+            if owner == SERIAL and walk.channel:
+                self._loading.forget()  # channel 0 may have taken a step of a load
             self._last = header
             if group.full or walk.passed - walk.published >= idle_every:
                 self._commit()
@@ -362,13 +367,19 @@ class Channel:
                 return True
         transaction = cursor.current()
         if header.spilled or transaction.fragments > 1:
-            if group.taken:
-                return False
-            group.put_stream(taken, transaction, chain, self._claim.token)
+            changes, metadata = None, last_metadata(transaction) if serial else ()
+        else:
+            decoded = self._decoded
+            payload = decoded[1] if decoded is not None and decoded[0] == header.seqno else transaction.payload()
+            changes, metadata = payload.changes, payload.metadata
+        if group.taken and (changes is None or is_step(taken, metadata)):
+            return False
+        if not self._loading.take(taken, metadata, chain, self._claim.target.positions):
+            accounts.passed(taken, filtered=0)
             return True
-        decoded = self._decoded
-        payload = decoded[1] if decoded is not None and decoded[0] == header.seqno else transaction.payload()
-        changes = payload.changes
+        if changes is None:
+            return group.put_stream(taken, metadata, transaction, chain, self._claim.token)
+        whole, changes = changes, taken.counting(changes)
         if chain is not None and changes:
             accounts.spent("read_us")
             try:
@@ -379,14 +390,10 @@ class Channel:
                 raise
             finally:
                 accounts.spent("filter_us")
-        if not changes:
-            accounts.passed(taken, filtered=int(bool(payload.changes)))
+        if not changes and taken.load is None:
+            accounts.passed(taken, filtered=int(bool(whole)))
             return True
-        alone = serial and any(isinstance(change, Statement) for change in changes)
-        if alone and group.taken:
-            return False
-        group.put(taken, payload.metadata, changes, alone=alone)
-        return True
+        return group.put(taken, metadata, changes)
 
     def _is_due(self, header: TransactionHeader, delay_ms: int) -> bool:
         """Whether a delayed transaction's time has come. Where not, and nothing is owed, wait for a part of it."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tranlog.change import Change, Options
+from tranlog.change import Change, Options, Statement
 from tranlog.clock import Clock
 from tranlog.errors import ConfigError, PayloadError
 from tranlog.header import TransactionHeader
@@ -18,7 +18,8 @@ from tranlog.log.reading.readable import ReadableTransaction
 from tranlog.payload import decode
 from tranlog.pipeline.applying.in_flight import Telling
 from tranlog.pipeline.filters.filter_chain import Chain, ChangePlace
-from tranlog.target.target import ApplyUnit
+from tranlog.pipeline.rules.loading import Loads, counting
+from tranlog.target.target import ApplyUnit, LoadUnit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,11 @@ class GroupBounds:
 class Taken:
     """One transaction that is the channel's; a stream is counted while it passes.
 
-    `shard`: under which the status counts it. `opens`: whether it opens a serial section.
+    `shard`: under which the status counts it. `opens`: whether it opens a serial section. `load`: what it does as a
+    step of a load; `loading`: the tables of which only some changes count yet.
     """
 
-    __slots__ = ("bytes", "changes", "header", "opens", "serial", "shard", "unit")
+    __slots__ = ("bytes", "changes", "header", "load", "loading", "opens", "serial", "shard", "unit")
 
     unit: ApplyUnit
 
@@ -67,6 +69,12 @@ class Taken:
         self.bytes = header.data_length
         self.serial = serial
         self.opens = opens
+        self.load: LoadUnit | None = None
+        self.loading: Loads = {}
+
+    def counting(self, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+        """Return of its changes those that count yet. Raises TargetTableError."""
+        return tuple(counting(self.loading, changes, self.header.seqno)) if self.loading else changes
 
 
 class Group:
@@ -82,8 +90,14 @@ class Group:
         self.taken: list[Taken] = []
         self.full = False
 
-    def put(self, taken: Taken, metadata: Options, changes: tuple[Change, ...], *, alone: bool) -> None:
-        """Add a transaction of one fragment; `alone`: with nothing after it."""
+    def put(self, taken: Taken, metadata: Options, changes: tuple[Change, ...]) -> bool:
+        """Add a transaction of one fragment, and return whether that was possible.
+
+        A step of a load, or one with a statement, has nothing before it or after it.
+        """
+        alone = taken.load is not None or (taken.serial and any(isinstance(one, Statement) for one in changes))
+        if alone and self.taken:
+            return False
         self._add(taken, metadata, changes.__iter__)
         bounds = self._bounds
         taken.changes = len(changes)
@@ -95,14 +109,19 @@ class Group:
             or self._changes >= bounds.changes
             or self._bytes >= bounds.bytes
         )
+        return True
 
-    def put_stream(self, taken: Taken, transaction: ReadableTransaction, chain: Chain | None, token: int) -> None:
-        """Add a large transaction, by itself, which is read while it is applied. `token` is the channel's."""
+    def put_stream(
+        self, taken: Taken, metadata: Options, transaction: ReadableTransaction, chain: Chain | None, token: int
+    ) -> bool:
+        """Add a large transaction, by itself, which is read while it is applied; the group is empty.
+
+        `token` is the channel's. Returns True.
+        """
         self._telling.begin(taken.header.seqno, token, transaction.size_bytes)
-        # Only a serial transaction has statements, and only those ask for the metadata, in the last fragment.
-        metadata = _last_metadata(transaction) if taken.serial else ()
         self._add(taken, metadata, lambda: _counting(transaction, taken, chain, self._telling))
         self.full = True
+        return True
 
     def _add(self, taken: Taken, metadata: Options, changes: Callable[[], Iterator[Change]]) -> None:
         if not self.taken:
@@ -116,6 +135,7 @@ class Group:
             tstamp=header.tstamp,
             metadata=metadata,
             changes=changes,
+            load=taken.load,
         )
         self.taken.append(taken)
 
@@ -139,13 +159,17 @@ def _counting(
 ) -> Iterator[Change]:
     """Yield a large transaction's changes, what filters leave of them, counting; each new iteration counts anew."""
     taken.changes = taken.bytes = 0
-    if chain is None:
+    if chain is None and not taken.loading:
         for changes in _decoding(transaction, taken, telling):
             taken.changes += len(changes)
             yield from changes
         return
-    found = (change for changes in _decoding(transaction, taken, telling) for change in changes)
-    for change in chain.stream(found, ChangePlace(taken.header.seqno, taken.header.event_id)):
+    found: Iterator[Change] = (change for changes in _decoding(transaction, taken, telling) for change in changes)
+    if taken.loading:
+        found = counting(taken.loading, found, taken.header.seqno)
+    if chain is not None:
+        found = chain.stream(found, ChangePlace(taken.header.seqno, taken.header.event_id))
+    for change in found:
         taken.changes += 1
         yield change
 
@@ -163,6 +187,10 @@ def _decoding(transaction: ReadableTransaction, taken: Taken, telling: Telling) 
     telling.at(taken.changes, None, now=True)
 
 
-def _last_metadata(transaction: ReadableTransaction) -> Options:
+def last_metadata(transaction: ReadableTransaction) -> Options:
+    """Return the metadata of a transaction of several fragments, which its last one has; asked for serial ones.
+
+    No other has statements or is a step of a load.
+    """
     (raw,) = deque(transaction.payloads(), maxlen=1)
     return decode(raw).metadata

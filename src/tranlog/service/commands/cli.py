@@ -41,6 +41,7 @@ from tranlog.pipeline.upkeep.tables import tables_behind, tables_in_log
 from tranlog.service.commands import status as status_module
 from tranlog.service.commands.configuring import add_configuring
 from tranlog.service.commands.installing import source_app
+from tranlog.service.commands.loading import load
 from tranlog.service.commands.orders import (
     Authority,
     Certificate,
@@ -100,6 +101,7 @@ app.add_typer(queue_app, name="queue", invoke_without_command=True)
 add_orders(app)
 add_top(app)
 add_verify(app)
+app.command("load")(load)
 
 TakeOver = Annotated[
     bool, typer.Option("--take-over", "-take-over", help="Although another process seems to run the pipeline.")

@@ -15,9 +15,11 @@ from typing import Any, Final
 import msgspec
 
 from tranlog.capture.capture import PartRead
+from tranlog.capture.load_requests import LoadRequest, read_requests
 from tranlog.clock import Clock
-from tranlog.errors import SourceError, TargetError, TranlogError
+from tranlog.errors import DiskFailedError, SourceError, TargetError, TranlogError
 from tranlog.listing import time_text
+from tranlog.loads import ANY_PIPELINE
 from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.rules.troubles import trouble_text
 from tranlog.pipeline.status.gathering import gather
@@ -56,6 +58,7 @@ class ServiceStatus(Status):
 
     file: str
     source_state: SourceState | None = None
+    loads: tuple[LoadRequest, ...] = ()
 
 
 # --- gathering -------------------------------------------------------------------------------------------
@@ -88,6 +91,11 @@ def service_status(config: Config, *, clock: Clock, watch_s: float) -> ServiceSt
             source = _source_state(config.source, found.log)
         except SourceError as exc:
             problems["source"] = exc
+    loads: tuple[LoadRequest, ...] = ()
+    try:
+        loads = tuple(read_requests(config.log_dir))
+    except DiskFailedError as exc:
+        problems.setdefault("log", exc)
     pipeline = found.pipeline
     if pipeline is not None and pipeline.row is None:  # what else is there of it is no pipeline's
         pipeline = PipelineState(options=pipeline.options, target=pipeline.target, running=False)
@@ -96,7 +104,7 @@ def service_status(config: Config, *, clock: Clock, watch_s: float) -> ServiceSt
         "pipeline": pipeline,
         "problems": {part: problems[part] for part in ("log", "source", "target") if part in problems},
     }
-    return ServiceStatus(**given, file=config.file, source_state=source)
+    return ServiceStatus(**given, file=config.file, source_state=source, loads=loads)
 
 
 def _source_state(options: SourceOptions, log: LogState | None) -> SourceState:
@@ -193,6 +201,7 @@ def status_json(status: ServiceStatus) -> dict[str, Any]:
             ],
             "shards": pipeline.assignment,
         }
+    shown["loads"] = msgspec.to_builtins(status.loads)
     shown["waits_for"] = list(waits_for(status))
     shown["problems"] = [
         {"part": part, "type": type(exc).__name__, "message": str(exc)} for part, exc in status.problems.items()
@@ -211,6 +220,8 @@ def status_lines(status: ServiceStatus) -> Iterator[str]:
         yield from _source_lines(status.source_state, now)
     if status.log is not None:
         yield from _log_lines(status.log, now)
+    for load in status.loads:
+        yield f"          {load_text(load)}"
     if status.pipeline is not None:
         yield from _pipeline_lines(status.pipeline, status.process, now)
     for part, problem in status.problems.items():
@@ -306,3 +317,16 @@ def _seconds(ms: int) -> str:
 
 def _size(size: int) -> str:
     return f"{size / 1_000_000:.1f} MB" if size >= 100_000 else f"{size} bytes"
+
+
+def load_text(request: LoadRequest) -> str:
+    """Say in a line how far a load is."""
+    progress, whose = request.progress, f"load {request.load}"
+    if request.pipeline != ANY_PIPELINE:
+        whose += f" for pipeline {request.pipeline}"
+    given_up = "".join([f"; {name} given up: {why}" for name, why in progress.given_up])
+    if not progress.begun:
+        return f"{whose}: waits for capture{given_up}"
+    done = progress.tables - len(progress.left) - len(progress.given_up)
+    at = "" if not progress.left else ", at " + ".".join(progress.left[0])
+    return f"{whose}: {max(done, 0)} of {progress.tables} tables, {progress.rows} rows{at}{given_up}"

@@ -23,7 +23,7 @@ from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import PlanOptions
 from tranlog.pipeline.rules.shard_list import parse_shard_list
 from tranlog.pipeline.spark.cluster import EngineOptions
-from tranlog.service.config.sections import NAMES, ConfigKey, PipelineKeys, keys_of
+from tranlog.service.config.sections import NAMES, ConfigKey, PipelineKeys, SourceKeys, keys_of
 from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.options import TargetOptions
 
@@ -57,6 +57,8 @@ class Config:
     source: SourceOptions | None
     target: TargetOptions | None
     pipeline: PipelineOptions
+    load: tuple[str, ...] = ()
+    """The tables that a new log begins with; `all` among them: all."""
 
     def wanted_source(self) -> SourceOptions:
         """Return the source's options. Raises ConfigError where there are none."""
@@ -159,6 +161,7 @@ def made(reading: Reading) -> Config:
         source=None if values.source is None else _source(make, service),
         target=None if values.target is None else _target(make),
         pipeline=pipeline,
+        load=() if values.source is None else make.options(SourceKeys, "source").load,
     )
     if config.target is not None:
         with make.naming("pipeline"):

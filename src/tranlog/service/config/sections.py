@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any, Final, Literal
 
 from tranlog.capture.capture import CaptureOptions
+from tranlog.errors import ConfigError
 from tranlog.log.options import LogOptions
 from tranlog.pipeline.applying.group import GroupBounds
 from tranlog.pipeline.driving.operation import OnError
@@ -30,6 +31,8 @@ from tranlog.shard import ShardRuleKind
 from tranlog.source.kinds import KINDS, source_kind
 from tranlog.target.options import TargetOptions
 
+LOADABLE: Final = ("sqlite", "mariadb")
+"""The kinds of source whose tables can be loaded."""
 DEFAULT_SERVICE: Final = "tranlog"
 
 
@@ -47,6 +50,20 @@ class LogKeys:
 
     dir: str = field(metadata={"path": True, "example": "log"})
     """The log's directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceKeys:
+    """What stands in [source] beside the options of a kind whose tables can be loaded."""
+
+    load: tuple[str, ...] = field(default=(), metadata={"example": ["all"]})
+    """Tables, `schema.table`, whose rows are taken into the log when capture first begins a new one; `all`: of all."""
+
+    def check(self) -> None:
+        """Raise ConfigError for a name that is none."""
+        for name in self.load:
+            if name != "all" and "." not in name:
+                raise ConfigError(option="load", value=name, why='a table is named schema.table; "all" means all')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +176,8 @@ def keys_of(section: str, kind: str | None = None) -> tuple[ConfigKey, ...]:
     if section == "source":
         assert kind is not None
         owner = source_kind(kind).options
-        return (_kind("source", kind, KINDS), *_keys("source", owner))
+        more = _keys("source", SourceKeys) if kind in LOADABLE else ()
+        return (_kind("source", kind, KINDS), *_keys("source", owner), *more)
     if section == "filter":
         assert kind is not None
         owner = FILTERS[kind]

@@ -7,12 +7,16 @@ by intent, never by right, so before the first GTID is given out everybody who m
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from tranlog.capture.capture import Capture
+from tranlog.capture.load_requests import LoadRequest, read_requests, write_request
+from tranlog.capture.loading import uncovered
+from tranlog.clock import SystemClock
 from tranlog.errors import ConfigError, TargetError, TargetUnavailableError
 from tranlog.ids import Gtid
 from tranlog.log.files.cleared import behind_all
@@ -21,9 +25,13 @@ from tranlog.log.writing.log import Log
 from tranlog.pipeline.upkeep.position import read_rows
 from tranlog.service.config.config import Config
 from tranlog.source.kinds import source_kind
-from tranlog.source.source import ServerSource
+from tranlog.source.source import LoadableSource, ServerSource, Source
 from tranlog.target.target import ChannelRow
 
+logger = logging.getLogger(__name__)
+
+FIRST_LOAD = "first"
+"""The id of the load with which a log begins."""
 SWITCH_INTERVAL_S = 1e-4
 """A durable commit lets go of the interpreter some six times, and waits this long for it each time that another thread
 is busy; with Python's own 5 ms that is a tenth as many commits."""
@@ -77,10 +85,32 @@ def open_capture(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         with Log.open(config.log_dir, source_id=source.source_id, options=config.log, start_after=after) as log:
+            if log.last_event_id() is None:
+                _begin_loaded(config, source, log)
             yield Capture(source, log, options=config.capture, take_source=take_source), log
     finally:
         sys.setswitchinterval(interval)
         source.close()
+
+
+def _begin_loaded(config: Config, source: Source, log: Log) -> None:
+    """Have a log that never captured anything begin with the rows that are there, as far as they are wanted.
+
+    Of the tables with rows that are not, a warning names each.
+    """
+    whole = "all" in config.load
+    if config.load and not read_requests(log.path, log.disk):
+        request = LoadRequest(load=FIRST_LOAD, tables=() if whole else config.load, asked_at=SystemClock().now_ms())
+        write_request(log.path, request, log.disk)
+    if not whole and isinstance(source, LoadableSource):
+        with closing(source.snapshot()) as snapshot:
+            found = list(uncovered(snapshot, config.load))
+        if found:
+            logger.warning(
+                "tables have rows that no load covers: a change of one ends a pipeline that does not have it. Set "
+                '[source] load = ["all"] before the first capture, or: tranlog load --tables %s',
+                ",".join(found),
+            )
 
 
 class CaptureThread:

@@ -211,6 +211,15 @@ class Catalog:
         )
         return [(str(row[0]), str(row[1]), row[2] == "SYSTEM VERSIONED") for row in rows]
 
+    def without_transactions(self) -> dict[str, str]:
+        """Return the captured tables whose engine has no transactions, `schema.table`, with the engine."""
+        rows = self._of_captured(
+            "SELECT t.table_schema, t.table_name, t.engine FROM information_schema.tables t "
+            "JOIN information_schema.engines e ON e.engine = t.engine "
+            "WHERE COALESCE(e.transactions, 'NO') <> 'YES' AND t.table_type <> 'SEQUENCE' AND t.table_schema = %s"
+        )
+        return {f"{schema}.{table}": str(engine) for schema, table, engine in rows}
+
     def now_s(self) -> int:
         """Return the server's time in seconds since 1970."""
         return int(self._control.rows("SELECT UNIX_TIMESTAMP()")[0][0])

@@ -92,6 +92,11 @@ class BinlogPosition(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"not a binlog's file and offset: {parts[0]!r}; they read binlog.000003:12345")
         return cls(gtids=parse_gtids(gtids), file=file, offset=offset, server=server, last=last, prepared=prepared)
 
+    def covers(self, other: BinlogPosition) -> bool:
+        """Whether `other`, of the same binlog, is no later: nothing up to there is missing here."""
+        mine = self.by_domain()
+        return all(gtid.domain in mine and gtid.sequence <= mine[gtid.domain].sequence for gtid in other.gtids)
+
     def by_domain(self) -> dict[int, DomainGtid]:
         """Return the GTIDs by their domain."""
         return {gtid.domain: gtid for gtid in self.gtids}

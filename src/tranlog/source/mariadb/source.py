@@ -24,6 +24,8 @@ from tranlog.source.mariadb.fragments import FragmentMaker
 from tranlog.source.mariadb.groups import EventGroup
 from tranlog.source.mariadb.position import BinlogPosition, StartNow, parse_start
 from tranlog.source.mariadb.server_binlog import ServerBinlog
+from tranlog.source.mariadb.snapshot import MariadbSnapshot
+from tranlog.source.source import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,17 @@ class MariadbSource:
             # Events of a waiting transaction are lost: the next read fetches it anew.
             self._follower.close()
             raise
+
+    # For loads.
+
+    def snapshot(self) -> MariadbSnapshot:
+        """Return the tables of now, with the binlog's position. Raises SourceSetupError, SourceUnavailableError."""
+        return MariadbSnapshot(self.options)
+
+    def has_reached(self, snapshot: Snapshot) -> bool:
+        """Whether `read` has given, or passed over, all that the snapshot has."""
+        assert isinstance(snapshot, MariadbSnapshot)
+        return self._follower.position.covers(snapshot.position)
 
     def _fragments(self, group: EventGroup) -> Iterator[Fragment]:
         transaction = self._follower.transaction(group)

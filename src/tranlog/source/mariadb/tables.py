@@ -16,7 +16,7 @@ from uuid import UUID
 import pymysql
 import pymysql.cursors
 
-from tranlog.change import TableMap
+from tranlog.change import TableMap, TableName
 from tranlog.charsets import text_decoder
 from tranlog.errors import UnsupportedTypeError
 from tranlog.servers.mariadb import close
@@ -47,14 +47,15 @@ class MariadbTables:
         self._types: dict[TableMap, tuple[MariadbType, ...]] = {}
         self._versioned: dict[TableMap, bool] = {}
 
-    def tables(self) -> list[TableMap]:
-        """Return the captured tables by (schema, table); sequences and views are none.
+    def tables(self, only: TableName | None = None) -> list[TableMap]:
+        """Return the captured tables by (schema, table), or `only` one; sequences and views are none.
 
         Raises: SourceUnavailableError, SourceSetupError; UnsupportedTypeError for a column that cannot be carried.
         """
         self._catalog.forget_tables()
         self._types.clear()
-        return [self._table(schema, table, versioned) for schema, table, versioned in self._catalog.captured_tables()]
+        found = self._catalog.captured_tables()
+        return [self._table(*one) for one in found if only in (None, one[:2])]
 
     def _table(self, schema: str, table: str, versioned: bool) -> TableMap:
         catalog = self._catalog
@@ -86,44 +87,71 @@ class MariadbTables:
 
         Raises: SourceUnavailableError, SourceSetupError.
         """
+        connection = connect_to_read(self._options)
+        try:
+            yield from self.select(table, connection)
+        finally:
+            close(connection)
+
+    def select(
+        self, table: TableMap, connection: pymysql.Connection[Any], clause: str = ""
+    ) -> Iterator[tuple[Value, ...]]:
+        """Yield the rows of a SELECT over a connection of `connect_to_read`; `clause` is what follows FROM.
+
+        Raises as `rows`.
+        """
         types = self._types.get(table)
         if types is None:
             raise UnsupportedTypeError(table=table.name, column="*", type_name="a table that `tables` did not return")
         asked, readers = [], []
         for column, kind in zip(table.columns, types, strict=True):
             expression, reader = _reading(kind)
-            asked.append(expression.format(_quoted(column.name)))
+            asked.append(expression.format(quoted_name(column.name)))
             readers.append(reader)
-        source = f"{_quoted(table.schema)}.{_quoted(table.table)}"
+        source = f"{quoted_name(table.schema)}.{quoted_name(table.table)}"
         if self._versioned[table]:
             source += " FOR SYSTEM_TIME ALL"
-        # Without a charset of the connection, text comes as it is stored.
-        connection = connect(
-            self._options,
-            use_unicode=False,
-            conv={},
-            init_command="SET SESSION character_set_results = NULL, sql_mode = ''",
-            cursorclass=pymysql.cursors.SSCursor,
-            read_timeout=_READ_TIMEOUT_S,
-        )
         try:
             with connection.cursor() as cursor:
-                cursor.execute(f"SELECT {', '.join(asked)} FROM {source}")
+                cursor.execute(f"SELECT {', '.join(asked)} FROM {source} {clause}")
                 for row in cursor:
                     yield tuple(
                         [None if raw is None else reader(raw) for raw, reader in zip(row, readers, strict=True)]
                     )
         except (pymysql.err.MySQLError, OSError) as exc:
             raise translated(exc, self._options) from exc
-        finally:
-            close(connection)
+
+    def has_integers_or_bytes(self, table: TableMap) -> bool:
+        """Whether every column of the table's key has one order, at the server and here, and no period is in it."""
+        types = self._types[table]
+        return not self._versioned[table] and all(
+            types[at].family in (Family.INTEGER, Family.BYTES) for at in table.primary_key
+        )
+
+    def without_transactions(self) -> dict[str, str]:
+        """Return the captured tables whose engine has no transactions, `schema.table`, with the engine."""
+        return self._catalog.without_transactions()
 
     def close(self) -> None:
         """Free the connection; closing twice is harmless."""
         self._control.close()
 
 
-def _quoted(name: str) -> str:
+def connect_to_read(options: MariadbSourceOptions) -> pymysql.Connection[Any]:
+    """Open a session for `MariadbTables.select`. Raises SourceUnavailableError, SourceSetupError."""
+    # Without a charset of the connection, text comes as it is stored.
+    return connect(
+        options,
+        use_unicode=False,
+        conv={},
+        init_command="SET SESSION character_set_results = NULL, sql_mode = ''",
+        cursorclass=pymysql.cursors.SSCursor,
+        read_timeout=_READ_TIMEOUT_S,
+    )
+
+
+def quoted_name(name: str) -> str:
+    """Return a name as SQL spells it."""
     return "`" + name.replace("`", "``") + "`"
 
 

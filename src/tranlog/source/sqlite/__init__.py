@@ -7,7 +7,8 @@ keeps what a statement or savepoint may still take back (`buffer`, `statement`) 
 
 from tranlog.source.sqlite.cursor import SqliteCursor
 from tranlog.source.sqlite.opening import install, strip_copy, uninstall
-from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions, SqliteTables
+from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions
+from tranlog.source.sqlite.tables import SqliteTables
 from tranlog.source.sqlite.writer import SqliteConnection, connect
 
 __all__ = [

@@ -19,7 +19,8 @@ from tranlog.source.sqlite.claim import OutboxPlace, place_of
 from tranlog.source.sqlite.opening import uninstall
 from tranlog.source.sqlite.raw import OUTBOX_TABLE
 from tranlog.source.sqlite.schema import GUARD_PREFIX, SOURCE_TABLE
-from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions, SqliteTables
+from tranlog.source.sqlite.source import SqliteSource, SqliteSourceOptions
+from tranlog.source.sqlite.tables import SqliteTables
 from tranlog.source.sqlite.triggers import CAPTURE_PREFIX
 
 _LAST: Final = (

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import apsw
 
-from tranlog.change import Fragment, Statement, TableMap, TableName
+from tranlog.change import Fragment, Statement, TableName
 from tranlog.clock import Clock, SystemClock
 from tranlog.errors import (
     ConfigError,
@@ -39,6 +39,7 @@ from tranlog.errors import (
 )
 from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
 from tranlog.source.packer import TransactionPacker
+from tranlog.source.source import Snapshot
 from tranlog.source.sqlite.claim import OutboxPlace, SourceClaim, place_of, read_progress
 from tranlog.source.sqlite.freeing import OutboxFreeing
 from tranlog.source.sqlite.opening import Patience, db_transaction, open_database
@@ -48,7 +49,6 @@ from tranlog.source.sqlite.schema import (
     SOURCE_TABLE,
     Installed,
     SqliteSchema,
-    TablePlan,
     check_tables,
     cover_by,
     install_in,
@@ -56,8 +56,8 @@ from tranlog.source.sqlite.schema import (
     read_schema,
     schema_version,
 )
+from tranlog.source.sqlite.tables import SqliteSnapshot
 from tranlog.source.sqlite.triggers import TriggerRow
-from tranlog.types import Value
 
 logger = logging.getLogger(__name__)
 
@@ -502,6 +502,15 @@ class SqliteSource:
             self._reader.close(True)
         self._reader = self._freeing = None
 
+    def snapshot(self) -> SqliteSnapshot:
+        """Return the tables of now, with the outbox's newest id. Raises SourceUnavailableError."""
+        return SqliteSnapshot(self.options.path)
+
+    def has_reached(self, snapshot: Snapshot) -> bool:
+        """Whether `read` has given all that the snapshot has."""
+        assert isinstance(snapshot, SqliteSnapshot)
+        return self._after >= snapshot.outbox_id
+
     def _connected(self) -> apsw.Connection:
         assert self._reader is not None, "start() was not called"
         return self._reader
@@ -511,53 +520,3 @@ def _claim_of(installed: Installed) -> SourceClaim | None:
     if installed.history is None or installed.holder is None:
         return None
     return SourceClaim(installed.history, installed.holder)
-
-
-class SqliteTables:
-    """Reads a SQLite database's tables as they are now. Implements `source.source.TableReader`.
-
-    All reading happens in one read transaction, opened by the first call.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        if not os.path.exists(path):
-            raise SourceSetupError(why=f"there is no database at {path}", remedy="Check the path")
-        self._db: apsw.Connection | None = None
-        try:
-            self._db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
-            self._db.set_busy_timeout(10_000)
-            self._db.execute("BEGIN")
-            schema = read_schema(self._db)
-        except apsw.Error as exc:
-            self.close()
-            raise SourceUnavailableError(where=path, why=str(exc)) from exc
-        self._plans: dict[str, TablePlan] = schema.plans
-        self._maps = schema.maps()
-
-    def tables(self) -> list[TableMap]:
-        """Return the user's tables; see `TableReader.tables`."""
-        return self._maps
-
-    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
-        """Yield a table's rows as capture carries them: without generated columns."""
-        assert self._db is not None, "closed"
-        plan = self._plans[table.table]
-        cursor = self._db.execute(plan.select_all)
-        seen = 0
-        while True:
-            try:
-                for row in cursor:
-                    seen += 1
-                    yield row
-                return
-            except UnicodeDecodeError:
-                break
-        # Text that is not UTF-8: the same scan, from here on by bytes.
-        yield from plan.read(self._db, f"LIMIT -1 OFFSET {seen}")
-
-    def close(self) -> None:
-        """Free the connection."""
-        if self._db is not None:
-            self._db.close(True)
-            self._db = None

@@ -1,0 +1,277 @@
+"""Loads, carried out: chunks of tables into the log, each exactly where its rows were read.
+
+Owns when a chunk is due and what it becomes. What a load has done is in the log (`loads`), which are wanted in
+`load_requests`. The hard idea: a snapshot says which transactions of the stream it covers. Capture goes on with the
+stream until all of them are in the log, appends the rows, and goes on; so nothing needs a lock, and a kill costs the
+chunk at hand.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from tranlog.capture.load_requests import LoadRequest, read_requests, remove_request, write_request
+from tranlog.change import Op, RowChange, TableMap, TableName
+from tranlog.clock import Clock
+from tranlog.errors import PayloadError, SourceError, SourceUnavailableError
+from tranlog.ids import Seqno
+from tranlog.loads import (
+    Key,
+    KeyRange,
+    LoadBegin,
+    LoadChunk,
+    LoadEnd,
+    LoadMark,
+    LoadProgress,
+    LoadStep,
+    is_key,
+    key_text,
+    mark_of,
+    parents_first,
+    parse_key,
+)
+from tranlog.log.writing.log import Log
+from tranlog.payload import decode
+from tranlog.shard import UNKNOWN_SHARD, ShardRule, ShardRuleKind
+from tranlog.source.packer import TransactionPacker
+from tranlog.source.source import LoadableSource, Snapshot, Source
+from tranlog.types import Value
+
+logger = logging.getLogger(__name__)
+
+_ROWS_FIRST: Final = 1_000
+_ROWS_LEAST: Final = 100
+_ROWS_MOST: Final = 100_000
+_CHUNK_BYTES: Final = 16 << 20
+"""A chunk has so many rows as were of this size in the one before."""
+_FAILURES_MAX: Final = 3
+"""So often in a row a table's chunk may fail before the table is given up."""
+_PAUSE_S: Final = 1.0
+"""After a chunk that failed."""
+_RULE: Final = ShardRule(kind=ShardRuleKind.SCHEMA)
+
+
+class Loading:
+    """The loads of one capture. Threads: the capture's."""
+
+    def __init__(self, source: Source, log: Log, clock: Clock) -> None:
+        self._source = source if isinstance(source, LoadableSource) else None
+        self._source_id = source.source_id
+        self._log = log
+        self._clock = clock
+        self._request: LoadRequest | None = None
+        self._snapshot: Snapshot | None = None
+        self._limit = _ROWS_FIRST
+        self._failures = 0
+        self._not_before = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether a snapshot is open, up to which the stream is to be read soon."""
+        return self._snapshot is not None
+
+    def resume(self) -> None:
+        """Take up the load that is wanted and not at its end, from what the log says. Raises LogError, SourceError.
+
+        One that the log does not have yet begins here. Between its first step and its rows nothing of it counts.
+        """
+        self.drop()
+        self._request = None
+        requests = read_requests(self._log.path, self._log.disk)
+        if not requests:
+            return
+        if self._source is None:
+            logger.warning("this kind of source cannot be loaded: the load waits load=%s", requests[0].load)
+            return
+        request = requests[0]
+        progress = request.progress
+        with self._log.cursor() as cursor:
+            cursor.seek(Seqno(max(request.since, self._log.first_seqno, 0)))
+            while (header := cursor.next_header()) is not None:
+                if header.shard_id != UNKNOWN_SHARD:
+                    continue
+                *_, raw = cursor.current().payloads()
+                mark = mark_of(decode(raw).metadata)
+                if mark is not None and mark.load == request.load:
+                    progress = progress.follow(mark.step)
+        self._request = msgspec.structs.replace(request, progress=progress)
+        if progress.ended:
+            self._forget()
+        elif not progress.begun:
+            self._begin()
+
+    def turn(self) -> None:
+        """Go on between two reads of the source: take up a load, or take a snapshot for the next chunk."""
+        if self._source is None or self._clock.monotonic() < self._not_before:
+            return
+        if self._request is None:
+            self.resume()
+        if self._request is None or self._snapshot is not None:
+            return
+        if not self._request.progress.left:
+            self._step(LoadEnd(given_up=self._request.progress.given_up))
+            return
+        try:
+            self._snapshot = self._source.snapshot()
+        except SourceUnavailableError as exc:
+            self._failed(exc)
+
+    def goes_on(self) -> bool:
+        """Take a turn; return whether a load is under way after it."""
+        self.turn()
+        return self._request is not None
+
+    def is_due(self, event_id: str | None) -> bool:
+        """Whether the chunk is to be appended before what comes next: the transaction of this event id.
+
+        None: a read has ended, and nothing more is there for now.
+        """
+        snapshot = self._snapshot
+        if snapshot is None or self._source is None:
+            return False
+        return self._source.has_reached(snapshot) if event_id is None else not snapshot.covers(event_id)
+
+    def append(self) -> None:
+        """Append the rows of the snapshot that is open, as the next chunk, durable. Raises LogError."""
+        snapshot, request = self._snapshot, self._request
+        assert snapshot is not None and request is not None
+        schema, name = request.progress.left[0]
+        try:
+            table = next(iter(snapshot.tables((schema, name))), None)
+            if table is None:
+                self._give_up("it is not there any more, or is not captured")
+            elif request.progress.key and request.progress.key != _key_names(table):
+                self._give_up("its primary key changed during the load")
+            else:
+                self._append(snapshot, table, request.progress)
+                self._failures = 0
+        except SourceError as exc:
+            self._log.abandon_open()
+            self._failed(exc)
+        except BaseException:
+            self._log.abandon_open()
+            raise
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the snapshot, if one is open; the chunk is read anew."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            snapshot.close()
+
+    def _begin(self) -> None:
+        request = self._request
+        assert request is not None and self._source is not None
+        snapshot = self._source.snapshot()
+        try:
+            tables = snapshot.tables()
+            beside = dict(snapshot.beside())
+        finally:
+            snapshot.close()
+        known = {table.name for table in tables}
+        missing = {name: beside.get(name, "it is not captured") for name in request.tables if name not in known}
+        given_up = tuple((beside if not request.tables else missing).items())
+        for name, why in given_up:
+            logger.warning("a table is not loaded table=%s why=%s", name, why)
+        progress = msgspec.structs.replace(request.progress, given_up=given_up)
+        self._request = msgspec.structs.replace(request, progress=progress)
+        wanted = [table for table in tables if not request.tables or table.name in request.tables]
+        self._step(LoadBegin(tables=tuple(parents_first(wanted)), replace=request.replace))
+
+    def _append(self, snapshot: Snapshot, table: TableMap, progress: LoadProgress) -> None:
+        """Append a chunk of a table and its step."""
+        limit = self._limit if snapshot.is_ordered(table) else None
+        after: Key | None = None if progress.after is None else parse_key(progress.after)
+        packer = TransactionPacker(source_id=self._source_id, rule=_RULE)
+        event_id, tstamp = self._log.last_event_id() or "", self._clock.now_ms()
+        rows = size = 0
+        last: tuple[Value, ...] = ()
+        for last in snapshot.chunk(table, after, limit):
+            cut = packer.add(RowChange(table, Op.INSERT, None, last), event_id=event_id, tstamp=tstamp)
+            rows += 1
+            if cut is not None:
+                size += len(cut.payload)
+                self._log.append(cut)
+        ended = limit is None or rows < limit
+        key = () if ended else table.key_of(last)
+        if not ended and not is_key(key):
+            raise PayloadError(why=f"a key of {table.name} is no integer, bytes or UUID: {key!r}")
+        step = LoadChunk(
+            table=(table.schema, table.table),
+            key=_key_names(table),
+            keys=KeyRange(after=progress.after, upto=None if ended else key_text(key)),  # type: ignore[arg-type]
+            rows=rows,
+        )
+        size += self._step(step, packer, event_id=event_id, tstamp=tstamp)
+        if limit is not None and rows:
+            self._limit = max(_ROWS_LEAST, min(_ROWS_MOST, 4 * limit, rows * _CHUNK_BYTES // max(size, 1)))
+
+    def _step(
+        self, step: LoadStep, packer: TransactionPacker | None = None, *, event_id: str = "", tstamp: int = 0
+    ) -> int:
+        """Append the transaction of a step, or what is left of it, durable; return its last fragment's size."""
+        log, request = self._log, self._request
+        assert request is not None
+        if packer is None:
+            packer = TransactionPacker(source_id=self._source_id, rule=_RULE)
+            event_id, tstamp = log.last_event_id() or "", self._clock.now_ms()
+        metadata = LoadMark(load=request.load, pipeline=request.pipeline, step=step).metadata()
+        fragment = packer.finish(event_id=event_id, tstamp=tstamp, metadata=metadata)
+        # Serial, whatever makes a shard: without a list of tables it lies in none.
+        tables: tuple[TableName, ...] | None = None if isinstance(step, LoadChunk) else ()
+        log.append(msgspec.structs.replace(fragment, shard_id=UNKNOWN_SHARD, tables=tables))
+        seqno = log.commit()
+        self._request = msgspec.structs.replace(request, since=Seqno(seqno + 1), progress=request.progress.follow(step))
+        if isinstance(step, LoadEnd):
+            self._forget()
+        else:
+            write_request(log.path, self._request, log.disk)
+        return len(fragment.payload)
+
+    def _forget(self) -> None:
+        assert self._request is not None
+        progress = self._request.progress
+        logger.info(
+            "a load is at its end load=%s tables=%d rows=%d", self._request.load, progress.tables, progress.rows
+        )
+        remove_request(self._log.path, self._request.load, self._log.disk)
+        self._request = None
+
+    def _failed(self, exc: SourceError) -> None:
+        logger.warning("a chunk of a load could not be read, and is tried again why=%s", exc)
+        self._not_before = self._clock.monotonic() + _PAUSE_S
+        if not isinstance(exc, SourceUnavailableError):
+            self._failures += 1
+            if self._failures >= _FAILURES_MAX:
+                self._failures = 0
+                self._give_up(str(exc))
+
+    def _give_up(self, why: str) -> None:
+        assert self._request is not None
+        progress = self._request.progress
+        schema, name = progress.left[0]
+        logger.error(
+            "a table is not loaded to its end; load it again: tranlog load --replace --tables %s.%s why=%s",
+            schema,
+            name,
+            why,
+        )
+        self._request = msgspec.structs.replace(self._request, progress=progress.give_up(why))
+        write_request(self._log.path, self._request, self._log.disk)
+
+
+def _key_names(table: TableMap) -> tuple[str, ...]:
+    return tuple([table.columns[at].name for at in table.primary_key])
+
+
+def uncovered(snapshot: Snapshot, covered: Iterable[str]) -> Iterator[str]:
+    """Yield the captured tables, `schema.table`, that have rows which a new log gets by none of these loads."""
+    names = frozenset(covered)
+    for table in snapshot.tables() if snapshot.begins_here else ():
+        if table.name not in names and next(iter(snapshot.chunk(table, None, 1)), None) is not None:
+            yield table.name

@@ -1,0 +1,143 @@
+"""What a load means for a pipeline: which tables are loading, and which changes of theirs count yet.
+
+Pure. The hard idea: a table is loaded in the order of its key, and `upto` is the border. A change below it is of a row
+that is here and is applied, as always; one above it is of a row that the chunk to come has, as the change leaves it,
+and is passed over. An update that crosses the border is half of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from tranlog.change import Change, Op, Options, RowChange, TableMap, TableName
+from tranlog.errors import PayloadError, TargetTableError
+from tranlog.ids import Seqno
+from tranlog.loads import ANY_PIPELINE, LoadBegin, LoadChunk, LoadEnd, LoadMark, is_key, parse_key
+from tranlog.types import UNCHANGED, Value
+
+Row = tuple[Value, ...]
+
+
+class TableLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a table is loaded: `upto` a key, inclusive, as `key_text` writes it; None: nothing, or all if `done`.
+
+    `key` are the names of the key's columns.
+    """
+
+    schema: str
+    table: str
+    load: str
+    key: tuple[str, ...] = ()
+    upto: str | None = None
+    done: bool = False
+
+
+Loads = Mapping[TableName, TableLoad]
+"""What a pipeline has of each table that was ever loaded."""
+_DECODER: Final = msgspec.json.Decoder(TableLoad)
+
+
+class LoadBegun(msgspec.Struct, frozen=True, kw_only=True):
+    """The load begins: these tables are to be emptied, or, where not `replace`, to be empty."""
+
+    tables: tuple[TableMap, ...]
+    replace: bool
+
+
+class LoadMoved(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a chunk, or nothing, are to be applied with the new state."""
+
+
+class NotForUs(msgspec.Struct, frozen=True, kw_only=True):
+    """The transaction is for others, and is passed over."""
+
+
+def step(loads: Loads, mark: LoadMark, pipeline: str) -> tuple[Loads, LoadBegun | LoadMoved | NotForUs]:
+    """Return how far the tables are loaded after a transaction of a load, and what is to be done with it.
+
+    A chunk counts only where its load began here: a pipeline that starts inside one has its rows from elsewhere.
+    """
+    if mark.pipeline not in (ANY_PIPELINE, pipeline):
+        return loads, NotForUs()
+    match mark.step:
+        case LoadBegin(tables=tables, replace=replace):
+            new = {(t.schema, t.table): TableLoad(schema=t.schema, table=t.table, load=mark.load) for t in tables}
+            return {**loads, **new}, LoadBegun(tables=tables, replace=replace)
+        case LoadChunk(table=table, key=key, keys=keys):
+            before = loads.get(table)
+            if before is None or before.load != mark.load or before.done:
+                return loads, NotForUs()
+            after = msgspec.structs.replace(before, key=key, upto=keys.upto, done=keys.upto is None)
+            return {**loads, table: after}, LoadMoved()
+        case LoadEnd():
+            return loads, NotForUs()
+
+
+def stored(before: Loads, after: Loads) -> Options:
+    """Return what a target is to store of a step: (table, state) of the tables that it changed."""
+    return tuple(
+        [
+            (msgspec.json.encode(name).decode(), msgspec.json.encode(state).decode())
+            for name, state in after.items()
+            if before.get(name) != state
+        ]
+    )
+
+
+def read_stored(rows: Mapping[str, str]) -> Loads:
+    """Return what `stored` had stored. Raises PayloadError for what it did not write."""
+    try:
+        states = [_DECODER.decode(text) for text in rows.values()]
+    except msgspec.DecodeError as exc:
+        raise PayloadError(why=f"a row of tranlog_load cannot be read: {exc}") from exc
+    return {(state.schema, state.table): state for state in states}
+
+
+def loading(loads: Loads) -> Loads:
+    """Return the tables that are not loaded to their end."""
+    return {name: state for name, state in loads.items() if not state.done}
+
+
+def counting(open_loads: Loads, changes: Iterable[Change], seqno: Seqno) -> Iterator[Change]:
+    """Yield of a transaction's changes those that count yet. Raises TargetTableError where that cannot be told."""
+    for change in changes:
+        state = open_loads.get((change.table.schema, change.table.table)) if isinstance(change, RowChange) else None
+        if state is None:
+            yield change
+            continue
+        assert isinstance(change, RowChange)
+        found = _counts(state, change, seqno)
+        if found is not None:
+            yield found
+
+
+def _counts(state: TableLoad, change: RowChange, seqno: Seqno) -> RowChange | None:
+    if state.upto is None:
+        return None
+    border = parse_key(state.upto)
+
+    def is_loaded(row: Row | None) -> bool:
+        if row is None:
+            return False
+        table = change.table
+        key = table.key_of(row)
+        if tuple([table.columns[at].name for at in table.primary_key]) != state.key or not is_key(key):
+            raise TargetTableError(
+                table=table.name,
+                why="its primary key changed while it is being loaded",
+                seqno=seqno,
+                remedy=f"Leave the transaction out, and load the table again: tranlog load --tables {table.name}",
+            )
+        return key <= border
+
+    here, comes = is_loaded(change.before), is_loaded(change.after)
+    if change.op is not Op.UPDATE or here == comes:
+        return change if here or comes else None
+    if here:
+        return RowChange(change.table, Op.DELETE, change.before, None)
+    assert change.before is not None and change.after is not None
+    after = tuple([b if a is UNCHANGED else a for b, a in zip(change.before, change.after, strict=True)])
+    return RowChange(change.table, Op.INSERT, None, after)

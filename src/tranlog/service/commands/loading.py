@@ -1,0 +1,74 @@
+"""`tranlog load`: rows that are at the source already, taken into the log and to the targets.
+
+Owns the command's words; the request is `load_requests`', which a capture takes up, now or when it next runs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tranlog.capture.load_requests import LoadRequest, ask, read_requests
+from tranlog.clock import SystemClock
+from tranlog.codecs.opening import open_readable
+from tranlog.errors import ConfigError
+from tranlog.loads import ANY_PIPELINE
+from tranlog.service.commands.orders import config_of
+from tranlog.service.commands.status import load_text
+from tranlog.service.config.sections import LOADABLE
+from tranlog.service.frame.command import AsJson, print_json
+
+
+def load(
+    ctx: typer.Context,
+    tables: Annotated[
+        str | None, typer.Option("--tables", "-tables", metavar="SCHEMA.TABLE,...", help="The tables, or all.")
+    ] = None,
+    pipeline: Annotated[
+        str | None, typer.Option("--pipeline", "-pipeline", metavar="NAME", help="For this pipeline alone.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", "-replace", help="Delete the rows that the target has of these tables first.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have tables loaded: the rows that are at the source come into the log, and to every target that reads it.
+
+    A running capture begins at once, another one when it next runs. Each chunk of rows stands in the log where it was
+    read, so nothing is locked and writers go on; a load that is interrupted goes on by itself. Without --tables, the
+    loads that are not at their end are listed.
+
+    \b
+    Example:
+      tranlog load --tables shop.orders,shop.items
+      tranlog load --tables shop.orders --pipeline shop --replace
+    """
+    config = config_of(ctx)
+    open_readable(config.log_dir).close()  # so that there is one
+    if tables is not None:
+        source = config.wanted_source()
+        if source.kind not in LOADABLE:
+            why = f"tables of this kind cannot be loaded; those of {' and '.join(LOADABLE)} can"
+            raise ConfigError(option="source.kind", value=source.kind, why=why)
+        names = tuple(dict.fromkeys(filter(None, (name.strip() for name in tables.split(",")))))
+        wrong = [name for name in names if "." not in name and name != "all"]
+        if wrong or not names:
+            raise typer.BadParameter("a table is named schema.table; all means all", param_hint="--tables")
+        now = SystemClock().now_ms()
+        request = LoadRequest(
+            load=str(now),
+            pipeline=pipeline or ANY_PIPELINE,
+            tables=() if "all" in names else names,
+            replace=replace,
+            asked_at=now,
+        )
+        ask(config.log_dir, request)
+    found = read_requests(config.log_dir)
+    if as_json:
+        print_json({"loads": found})
+        return
+    for one in found:
+        print(load_text(one))
+    if not found:
+        print("no load is under way")

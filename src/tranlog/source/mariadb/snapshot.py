@@ -1,0 +1,101 @@
+"""A MariaDB's tables as they were at one position of its binlog, read without a lock.
+
+Source: MariaDB's manual, "START TRANSACTION", "Enhancements for START TRANSACTION WITH CONSISTENT SNAPSHOT".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pymysql
+
+from tranlog.change import TableMap, TableName
+from tranlog.errors import SourceSetupError
+from tranlog.loads import Key
+from tranlog.servers.mariadb import close
+from tranlog.source.keyset import beyond
+from tranlog.source.mariadb.connection import MariadbSourceOptions, translated
+from tranlog.source.mariadb.position import BinlogPosition, parse_gtids
+from tranlog.source.mariadb.tables import MariadbTables, connect_to_read, quoted_name
+from tranlog.types import Value
+
+
+class MariadbSnapshot:
+    """Implements `source.source.Snapshot`: the server tells the binlog's position of a consistent snapshot.
+
+    The catalog is read after it was taken; a table that is altered after that, the server refuses to read.
+    """
+
+    def __init__(self, options: MariadbSourceOptions) -> None:
+        """Take a snapshot of now. Raises SourceUnavailableError, SourceSetupError."""
+        self._options = options
+        self._connection = connect_to_read(options)
+        self._tables = MariadbTables(options)
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+                cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
+                told = {_text(name).lower(): _text(value) for name, value in cursor.fetchall()}
+                place = told.get("binlog_snapshot_file", ""), int(told.get("binlog_snapshot_position") or 0)
+                # This connection converts nothing, so neither what it is given.
+                cursor.execute(f"SELECT BINLOG_GTID_POS('{place[0]}', {place[1]})")
+                ((gtids,),) = cursor.fetchall()
+        except (pymysql.err.MySQLError, OSError) as exc:
+            self.close()
+            raise translated(exc, options) from exc
+        if gtids is None:
+            self.close()
+            raise SourceSetupError(
+                why=f"{options.where} does not tell the binlog's position of a snapshot",
+                remedy="See that log_bin is on, and grant BINLOG MONITOR to the source's user",
+            )
+        self.position = BinlogPosition(gtids=parse_gtids(_text(gtids)), file=place[0], offset=place[1])
+        self._beside: dict[str, str] = {}
+
+    @property
+    def begins_here(self) -> bool:
+        """Whether the option `start` says so."""
+        return self._options.start == "now"
+
+    def tables(self, only: TableName | None = None) -> list[TableMap]:
+        """Return the captured tables of engines with transactions. Raises as `MariadbTables.tables`."""
+        self._beside = self._tables.without_transactions()
+        return [table for table in self._tables.tables(only) if table.name not in self._beside]
+
+    def beside(self) -> list[tuple[str, str]]:
+        """Return the captured tables without transactions, as `tables` found them."""
+        return [(name, f"its engine {engine} has no snapshots") for name, engine in sorted(self._beside.items())]
+
+    def is_ordered(self, table: TableMap) -> bool:
+        """Whether the key has only integers and bytes; the order of others is a collation's, or a type's own."""
+        return bool(table.primary_key) and self._tables.has_integers_or_bytes(table)
+
+    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[tuple[Value, ...]]:
+        """Yield rows; see `Snapshot.chunk`."""
+        clause = ""
+        if self.is_ordered(table):
+            names = [quoted_name(table.columns[at].name) for at in table.primary_key]
+            if after is not None:
+                values = [str(part) if isinstance(part, int) else f"x'{_raw(part).hex()}'" for part in after]
+                clause = f"WHERE {beyond(names, values)} "
+            clause += f"ORDER BY {', '.join(names)} LIMIT {limit}"
+        return self._tables.select(table, self._connection, clause)
+
+    def covers(self, event_id: str) -> bool:
+        """Whether the transaction of this event id is in the rows."""
+        return self.position.covers(BinlogPosition.parse(event_id))
+
+    def close(self) -> None:
+        """Close the sessions; closing twice is harmless."""
+        close(self._connection)
+        self._tables.close()
+
+
+def _raw(part: object) -> bytes:
+    assert isinstance(part, bytes)
+    return part
+
+
+def _text(raw: bytes | str) -> str:
+    return raw if isinstance(raw, str) else raw.decode()

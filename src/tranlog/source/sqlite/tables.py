@@ -1,0 +1,117 @@
+"""A SQLite database's tables as they are now, or as they were at a place in the outbox.
+
+Owns the read transaction in which they are read. The hard idea: rows and outbox lie in one database, so one read
+transaction has both: the rows, and the newest transaction that they have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import apsw
+
+from tranlog.change import TableMap, TableName
+from tranlog.errors import SourceSetupError, SourceUnavailableError
+from tranlog.loads import Key
+from tranlog.source.sqlite.claim import place_of
+from tranlog.source.sqlite.raw import OUTBOX_TABLE
+from tranlog.source.sqlite.schema import TablePlan, read_schema
+from tranlog.source.sqlite.statement import quote
+from tranlog.types import Value
+
+
+class SqliteTables:
+    """Reads a SQLite database's tables as they are now. Implements `source.source.TableReader`.
+
+    All reading happens in one read transaction, opened by the first call.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        if not os.path.exists(path):
+            raise SourceSetupError(why=f"there is no database at {path}", remedy="Check the path")
+        self._db: apsw.Connection | None = None
+        try:
+            self._db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+            self._db.set_busy_timeout(10_000)
+            self._db.execute("BEGIN")
+            schema = read_schema(self._db)
+        except apsw.Error as exc:
+            self.close()
+            raise SourceUnavailableError(where=path, why=str(exc)) from exc
+        self._plans: dict[str, TablePlan] = schema.plans
+        self._maps = schema.maps()
+
+    def tables(self, only: TableName | None = None) -> list[TableMap]:
+        """Return the user's tables, or `only` one; see `TableReader.tables`."""
+        return [table for table in self._maps if only in (None, (table.schema, table.table))]
+
+    def rows(self, table: TableMap) -> Iterator[tuple[Value, ...]]:
+        """Yield a table's rows as capture carries them: without generated columns."""
+        assert self._db is not None, "closed"
+        plan = self._plans[table.table]
+        cursor = self._db.execute(plan.select_all)
+        seen = 0
+        while True:
+            try:
+                for row in cursor:
+                    seen += 1
+                    yield row
+                return
+            except UnicodeDecodeError:
+                break
+        # Text that is not UTF-8: the same scan, from here on by bytes.
+        yield from plan.read(self._db, f"LIMIT -1 OFFSET {seen}")
+
+    def close(self) -> None:
+        """Free the connection."""
+        if self._db is not None:
+            self._db.close(True)
+            self._db = None
+
+
+class SqliteSnapshot(SqliteTables):
+    """The tables as of `outbox_id`, the newest id in the outbox, inclusive. Implements `source.source.Snapshot`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        assert self._db is not None
+        self.outbox_id = 0
+        if self._db.table_exists("main", OUTBOX_TABLE):
+            ((newest,),) = self._db.execute(f"SELECT coalesce(max(id), 0) FROM main.{OUTBOX_TABLE}").fetchall()
+            assert isinstance(newest, int)
+            self.outbox_id = newest
+
+    @property
+    def begins_here(self) -> bool:
+        """Whether no writer has left anything in the outbox."""
+        return not self.outbox_id
+
+    def beside(self) -> list[tuple[str, str]]:
+        """Return none: all tables are of one database."""
+        return []
+
+    def is_ordered(self, table: TableMap) -> bool:
+        """Whether the key is the rowid; of others the order depends on collations and on the values' types."""
+        return self._plans[table.table].rowid is not None
+
+    def chunk(self, table: TableMap, after: Key | None, limit: int | None) -> Iterator[tuple[Value, ...]]:
+        """Yield rows; see `Snapshot.chunk`."""
+        plan = self._plans[table.table]
+        if plan.rowid is None:
+            yield from self.rows(table)
+            return
+        assert self._db is not None and limit is not None
+        name = quote(table.columns[plan.rowid].name)
+        condition = "" if after is None else f"WHERE {name} > ?1 "
+        values = () if after is None else after
+        try:
+            yield from plan.read(self._db, f"{condition}ORDER BY {name} LIMIT {limit}", values)
+        except apsw.Error as exc:
+            raise SourceUnavailableError(where=self.path, why=str(exc)) from exc
+
+    def covers(self, event_id: str) -> bool:
+        """Whether the transaction of this event id is in the rows."""
+        found = place_of(event_id)
+        return found is None or found[1].id <= self.outbox_id
