@@ -34,7 +34,6 @@ from tranlog.service.commands.queue_words import (
     WriteBuffers,
     Yes,
     headers_of,
-    names_told,
 )
 from tranlog.service.frame.command import AsJson, confirm, print_json, say
 from tranlog.service.frame.exits import ExitCode
@@ -88,7 +87,7 @@ def publish(
     routed_by = headers_of(headers)
     given = None if body is None else os.fsencode(body)
     with _open_body(file) if given is None else nullcontext((io.BytesIO(given), len(given))) as (raw, length):
-        with names_told(), open_by_hand(directory, QueueStoreOptions(write_buffers=write_buffers)) as store:
+        with open_by_hand(directory, QueueStoreOptions(write_buffers=write_buffers)) as store:
             content = _parts(raw, length, file)
             found = store.publish(
                 content, queues=queues or None, exchange=exchange, key=key, headers=routed_by, length=length
@@ -147,7 +146,7 @@ def get(
     Example:
       tranlog queue get mail orders --output order.bin
     """
-    with names_told(), open_by_hand(directory) as store:
+    with open_by_hand(directory) as store:
         delivery = store.get(queue)
         if delivery is not None:
             fields = _fields(delivery)
@@ -239,7 +238,7 @@ def peek(
     Example:
       tranlog queue peek mail orders --count 3
     """
-    with names_told(), open_by_hand(directory) as store:
+    with open_by_hand(directory) as store:
         found = [(_fields(one), _beginning(one)) for one in store.peek(queue, count)]
     if as_json:
         print_json({"messages": [{**fields, "begins": begins.decode(errors="replace")} for fields, begins in found]})
@@ -259,7 +258,7 @@ def purge(directory: StoreDir, queue: QueueName, yes: Yes = False, as_json: AsJs
     Example:
       tranlog queue purge mail orders -y
     """
-    with names_told(), open_by_hand(directory) as store:
+    with open_by_hand(directory) as store:
         waiting = store.queues().get(queue, (0, 0))[0]
         if waiting and not yes:
             confirm(f"Take {waiting} messages off the queue {queue}?")

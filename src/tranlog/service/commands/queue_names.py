@@ -21,7 +21,6 @@ from tranlog.service.commands.queue_words import (
     WriteBuffers,
     Yes,
     headers_of,
-    names_told,
 )
 from tranlog.service.frame.command import AsJson, confirm, print_json, say
 
@@ -136,7 +135,7 @@ def delete(
     Example:
       tranlog queue delete mail orders -y
     """
-    with names_told(), open_by_hand(directory) as store:
+    with open_by_hand(directory) as store:
         waiting = 0
         if not exchange:
             waiting = store.queues().get(name, (0, 0))[0]
@@ -168,7 +167,7 @@ def bind(
       tranlog queue bind mail events orders --key 'orders.#'
     """
     arguments = headers_of(headers)
-    with names_told(), open_by_hand(directory) as store:
+    with open_by_hand(directory) as store:
         store.bind(exchange, **_end(name, to_exchange), key=key, arguments=arguments)
     _print_binding("bound", exchange, name, key, as_json)
 
@@ -189,7 +188,7 @@ def unbind(
       tranlog queue unbind mail events orders --key 'orders.#'
     """
     arguments = headers_of(headers)
-    with names_told(), open_by_hand(directory) as store:
+    with open_by_hand(directory) as store:
         store.unbind(exchange, **_end(name, to_exchange), key=key, arguments=arguments)
     _print_binding("unbound", exchange, name, key, as_json)
 

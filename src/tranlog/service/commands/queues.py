@@ -19,7 +19,7 @@ from tranlog.queues.by_hand import dump_store, list_containers, open_by_hand, ve
 from tranlog.queues.rules.records import BODIES, record_fields, record_text, stream_of
 from tranlog.service.commands.queue_messages import add_messages
 from tranlog.service.commands.queue_names import add_names
-from tranlog.service.commands.queue_words import StoreDir, Yes, names_told
+from tranlog.service.commands.queue_words import StoreDir, Yes
 from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command
 
 queue_app = new_app(help="A message store on the disk.\n\n\b\nExample:\n  tranlog queue list mail")
@@ -307,7 +307,7 @@ def producer_remove(
     Example:
       tranlog queue producer remove mail till-3 -y
     """
-    with names_told(), open_by_hand(directory) as store:
+    with open_by_hand(directory) as store:
         number = store.producers().get(name)
         if number is not None and not yes:
             confirm(f"Forget that the messages of {name} up to {number} are here?")
