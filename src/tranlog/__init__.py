@@ -47,8 +47,10 @@ if TYPE_CHECKING:
     from tranlog.pipeline.pipeline import Pipeline
     from tranlog.pipeline.spark.session import build_session
     from tranlog.pipeline.status.view import PipelineStatus
+    from tranlog.queues.aio import AsyncStore
     from tranlog.queues.core import Delivery
     from tranlog.queues.options import QueueStoreOptions
+    from tranlog.queues.reader import StoreReader
     from tranlog.queues.store import MessageStore
     from tranlog.service.process.client import RunningPipeline
     from tranlog.source.packer import pack
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ApplyOptions",
+    "AsyncStore",
     "Capture",
     "Chain",
     "Column",
@@ -91,6 +94,7 @@ __all__ = [
     "SqliteSource",
     "SqliteSourceOptions",
     "Statement",
+    "StoreReader",
     "StoredTransaction",
     "TableMap",
     "TargetOptions",
@@ -147,8 +151,10 @@ _HOMES = {
     "pipeline.pipeline": ("Pipeline",),
     "pipeline.spark.session": ("build_session",),
     "pipeline.status.view": ("PipelineStatus",),
+    "queues.aio": ("AsyncStore",),
     "queues.core": ("Delivery",),
     "queues.options": ("QueueStoreOptions",),
+    "queues.reader": ("StoreReader",),
     "queues.store": ("MessageStore",),
     "service.process.client": ("RunningPipeline",),
     "source.packer": ("pack",),

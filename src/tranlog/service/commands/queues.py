@@ -206,12 +206,12 @@ def status(directory: StoreDir, as_json: AsJson = False) -> None:
     with open_by_hand(directory) as store:
         found = store.status()
     if as_json:
-        queues = [{"name": name, "waiting": waiting} for name, (waiting, _) in found.queues.items()]
+        queues = [{"name": name, "waiting": one.waiting} for name, one in found.queues.items()]
         in_doubt = [_text(xid) for xid in found.in_doubt]
         print_json({**msgspec.structs.asdict(found), "queues": queues, "in_doubt": in_doubt})
         return
-    for name, (waiting, _) in found.queues.items():
-        print(f"{waiting:10d}  {name}")
+    for name, one in found.queues.items():
+        print(f"{one.waiting:10d}  {name}")
     print(
         f"containers: {found.containers_in_use} in use, {found.containers_free} free, "
         f"of {found.container_bytes} bytes each"
