@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from tranlog.queues.reader import StoreReader
     from tranlog.queues.store import MessageStore
     from tranlog.service.process.client import RunningPipeline
+    from tranlog.service.process.operating import OperatingOptions, serve_store
     from tranlog.source.packer import pack
     from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
     from tranlog.target.options import TargetOptions, open_target
@@ -82,6 +83,7 @@ __all__ = [
     "MessageStore",
     "OnStatement",
     "Op",
+    "OperatingOptions",
     "Pipeline",
     "PipelineStatus",
     "PresentRows",
@@ -105,6 +107,7 @@ __all__ = [
     "open_target",
     "pack",
     "run_apply",
+    "serve_store",
     "value_text",
 ]
 _HOMES = {
@@ -157,6 +160,10 @@ _HOMES = {
     "queues.reader": ("StoreReader",),
     "queues.store": ("MessageStore",),
     "service.process.client": ("RunningPipeline",),
+    "service.process.operating": (
+        "OperatingOptions",
+        "serve_store",
+    ),
     "source.packer": ("pack",),
     "source.sqlite": (
         "SqliteSource",

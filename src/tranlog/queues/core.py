@@ -106,6 +106,22 @@ class Delivery:
         """All of its content. `sections` needs less memory for a large one."""
         return b"".join(self.sections())[self.message.header_length :]
 
+    def parts(self) -> Iterator[bytes]:
+        """Read its content in parts of up to 64 KiB."""
+        skip = self.message.header_length
+        for part in self.sections():
+            yield part[skip:]
+            skip = max(skip - len(part), 0)
+
+    def begins(self, size: int) -> bytes:
+        """Return the first bytes of its content, at most `size`."""
+        found = b""
+        for part in self.parts():
+            found += part
+            if len(found) >= size:
+                break
+        return found[:size]
+
     def sections(self) -> Iterator[bytes]:
         """Read header and content, one behind the other, in parts of up to 64 KiB."""
         return self._held_by.read(self.message)

@@ -12,6 +12,7 @@ import os
 import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import apsw
 
@@ -38,6 +39,9 @@ from tranlog.queues.rules.recovery import next_epoch
 from tranlog.queues.rules.state import QueueState
 from tranlog.queues.transaction import in_doubt, outcome_bytes
 
+Connect: TypeAlias = Callable[[str], apsw.Connection]
+"""Opens a catalogue by its path."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedStore:
@@ -57,9 +61,7 @@ class OpenedStore:
         self.ownership.release()
 
 
-def open_store(
-    path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, connect: Callable[[str], apsw.Connection]
-) -> OpenedStore:
+def open_store(path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, connect: Connect | None) -> OpenedStore:
     """Take the lock, mend what a crash left, begin an epoch; see `MessageStore.open`."""
     try:
         make_directory(path, disk)
@@ -85,12 +87,12 @@ def open_store(
 
 
 def _open_catalogue(
-    files: ContainerFiles, disk: Disk, clock: Clock, connect: Callable[[str], apsw.Connection], initial: int
+    files: ContainerFiles, disk: Disk, clock: Clock, connect: Connect | None, initial: int
 ) -> Catalogue:
     path = join(files.path, CATALOGUE_NAME)
     if files.in_use and not disk.exists(path):
         raise CatalogueError(path=path, why="it is missing, and there are containers with messages")
-    catalogue = Catalogue(path, connect)
+    catalogue = Catalogue(path, connect or apsw.Connection)
     try:
         catalogue.load(None if files.in_use else os.urandom(STORE_ID_BYTES), clock.now_ms(), initial)
     except BaseException:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-import apsw
 import msgspec
 
 from tranlog.clock import Clock, SystemClock
@@ -26,7 +25,7 @@ from tranlog.log.files.directory import directory_of
 from tranlog.log.writing.flushing import Flushing
 from tranlog.queues.core import Delivery, StoreCore
 from tranlog.queues.definitions import StoreDefinitions
-from tranlog.queues.opening import OpenedStore, open_store
+from tranlog.queues.opening import Connect, OpenedStore, open_store
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.publishing import MessagePublishing
 from tranlog.queues.rules.branches import Branches, CallRefused
@@ -79,13 +78,13 @@ class MessageStore(StoreDefinitions):
         options: QueueStoreOptions | None = None,
         disk: Disk | None = None,
         clock: Clock | None = None,
-        connect: Callable[[str], apsw.Connection] = apsw.Connection,
+        connect: Connect | None = None,
     ) -> Self:
         """Take the lock, mend what a crash left, begin an epoch. A new store is created; its parent has to exist.
 
-        `connect` opens the catalogue by its path. Raises LogLockedError, StoreDamagedError, CatalogueError,
-        LogMissingError, LogUnreadableError, DiskFullError, DiskFailedError, ConfigError: a store that cannot be
-        opened as it was left is not opened.
+        `connect` opens the catalogue by its path; None: apsw does. Raises LogLockedError, StoreDamagedError,
+        CatalogueError, LogMissingError, LogUnreadableError, DiskFullError, DiskFailedError, ConfigError: a store that
+        cannot be opened as it was left is not opened.
         """
         options = QueueStoreOptions() if options is None else options
         options.check()
@@ -126,6 +125,11 @@ class MessageStore(StoreDefinitions):
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def closed_by(self) -> str:
+        """Return why nothing can be done with it any more; empty while it is open."""
+        lost = self._opened.ownership.lost
+        return "" if lost is None else str(lost)
 
     def _sync_acks(self) -> None:
         with self._journal.lock:
