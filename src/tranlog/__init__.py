@@ -47,10 +47,13 @@ if TYPE_CHECKING:
     from tranlog.pipeline.pipeline import Pipeline
     from tranlog.pipeline.spark.session import build_session
     from tranlog.pipeline.status.view import PipelineStatus
+    from tranlog.queues.aio import AsyncStore
     from tranlog.queues.core import Delivery
     from tranlog.queues.options import QueueStoreOptions
+    from tranlog.queues.reader import StoreReader
     from tranlog.queues.store import MessageStore
     from tranlog.service.process.client import RunningPipeline
+    from tranlog.service.process.operating import OperatingOptions, serve_store
     from tranlog.source.packer import pack
     from tranlog.source.sqlite import SqliteSource, SqliteSourceOptions, connect
     from tranlog.target.options import TargetOptions, open_target
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ApplyOptions",
+    "AsyncStore",
     "Capture",
     "Chain",
     "Column",
@@ -79,6 +83,7 @@ __all__ = [
     "MessageStore",
     "OnStatement",
     "Op",
+    "OperatingOptions",
     "Pipeline",
     "PipelineStatus",
     "PresentRows",
@@ -91,6 +96,7 @@ __all__ = [
     "SqliteSource",
     "SqliteSourceOptions",
     "Statement",
+    "StoreReader",
     "StoredTransaction",
     "TableMap",
     "TargetOptions",
@@ -101,6 +107,7 @@ __all__ = [
     "open_target",
     "pack",
     "run_apply",
+    "serve_store",
     "value_text",
 ]
 _HOMES = {
@@ -147,10 +154,16 @@ _HOMES = {
     "pipeline.pipeline": ("Pipeline",),
     "pipeline.spark.session": ("build_session",),
     "pipeline.status.view": ("PipelineStatus",),
+    "queues.aio": ("AsyncStore",),
     "queues.core": ("Delivery",),
     "queues.options": ("QueueStoreOptions",),
+    "queues.reader": ("StoreReader",),
     "queues.store": ("MessageStore",),
     "service.process.client": ("RunningPipeline",),
+    "service.process.operating": (
+        "OperatingOptions",
+        "serve_store",
+    ),
     "source.packer": ("pack",),
     "source.sqlite": (
         "SqliteSource",

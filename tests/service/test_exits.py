@@ -45,7 +45,7 @@ def test_every_error_of_the_tree_has_a_code_a_line_and_a_json(kind: type[Tranlog
     """The table is exhaustive: an error that is added later must be given its code."""
     assert kind in EXIT_CODES
     error = sample(kind)
-    assert exit_code_of(error) in (ExitCode.USAGE, ExitCode.DATA, ExitCode.SURROUNDINGS)
+    assert exit_code_of(error) in (ExitCode.CHECK_FAILED, ExitCode.USAGE, ExitCode.DATA, ExitCode.SURROUNDINGS)
     line = error_line(error, prog="tranlog")
     assert line.startswith("tranlog: ") and "\n" not in line
     told = json.loads(error_json(error, prog="tranlog"))["error"]

@@ -161,8 +161,8 @@ def test_a_store_that_another_process_holds_says_which(mail: Mail) -> None:
         assert owner.stdout is not None and owner.stdout.readline() == "open\n"
         for words in (
             ["publish", path, "x", "--queue", "a"],
-            *(["get", path, "a"], ["peek", path, "a"], ["purge", path, "a", "-y"]),
-            *(["declare", path, "c"], ["delete", path, "a", "-y"], ["status", path]),
+            *(["get", path, "a"], ["purge", path, "a", "-y"]),
+            *(["declare", path, "c"], ["delete", path, "a", "-y"]),
             *(["bind", path, "events", "a"], ["unbind", path, "events", "b", "--key", "new.#"]),
         ):
             code, _, err = mail(*words)

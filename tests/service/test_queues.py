@@ -56,7 +56,10 @@ def test_containers_and_records_are_shown_and_nothing_is_changed(mail: Mail) -> 
         assert (found["lsn"], found["record"], found["total_length"]) == (lsn_text(message), "Start", 400)
         assert mail.json("verify", path)["messages"] == 30 + 1
         assert {name: (mail.path / name).read_bytes() for name in os.listdir(mail.path)} == before
-        code, _, err = mail("list", path)
+        assert mail.json("list", path)["queues"] == [{"name": "a", "waiting": 30}, {"name": "b", "waiting": 0}]
+        assert mail("status", path)[0] == 0
+        assert {name: (mail.path / name).read_bytes() for name in os.listdir(mail.path)} == before
+        code, _, err = mail("purge", path, "a", "-y")
         assert code == 4 and "held by another writer" in err
 
 
@@ -103,7 +106,10 @@ def test_what_a_crash_left_is_told_by_the_next_opening(mail: Mail, tmp_path: Pat
         file.write(b"half a record")
     code, out, err = mail("status", path)
     assert code == 0 and "recovery: the store was not closed cleanly; 32 messages" in out, err
-    assert f"what was cut off is kept in {path}/cut/{newest}-" in out
+    assert mail.json("status", path)["recovered"]["clean"] is False, "what only looks mends nothing"
+    code, out, err = mail("declare", path, "a")
+    assert code == 0, err
+    assert list((tmp_path / "copy" / "cut").glob(f"{newest}-*")), "what was cut off is kept"
     assert mail.json("status", path)["recovered"]["clean"] is True
 
 

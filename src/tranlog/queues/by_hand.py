@@ -14,24 +14,18 @@ from collections.abc import Iterator
 import msgspec
 
 from tranlog.disk import Disk, OsDisk
-from tranlog.errors import LogMissingError, LogUnreadableError
 from tranlog.ids import Lsn, lsn
-from tranlog.log.files.directory import directory_of
-from tranlog.queues.files.catalogue import Catalogue
-from tranlog.queues.files.catalogue_place import open_database, read_connect
-from tranlog.queues.files.containers import ContainerFiles
-from tranlog.queues.files.recovering import check_catalogue, read_headers, scan_log
+from tranlog.queues.files.beside import ContainersBeside, of_one_moment, read_store, scan_beside
+from tranlog.queues.files.recovering import read_headers
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.rules.records import (
     HEADER_BYTES,
     NEXT,
-    STORE_ID_BYTES,
     QueueRecord,
     first_lsn,
     parse,
     stream_of,
 )
-from tranlog.queues.rules.state import QueueState
 from tranlog.queues.store import MessageStore
 
 
@@ -63,24 +57,12 @@ class StoreVerdict(msgspec.Struct, frozen=True, kw_only=True):
     torn: str
 
 
-def _files_of(path: str, disk: Disk | None) -> ContainerFiles:
-    """Return the files of a store. Raises LogMissingError, LogUnreadableError."""
-    disk = OsDisk() if disk is None else disk
-    files = ContainerFiles(directory_of(path), disk, container_bytes=0, store_id=bytes(STORE_ID_BYTES))
-    try:
-        files.list()
-    except (FileNotFoundError, NotADirectoryError) as exc:
-        raise LogMissingError(path=files.path, why="there is no such directory") from exc
-    except OSError as exc:
-        raise LogUnreadableError(path=files.path, why=exc.strerror or str(exc)) from exc
-    if not files.in_use:
-        raise LogMissingError(path=files.path, why="it holds no container (queue.*)")
-    return files
-
-
-def _records(files: ContainerFiles, number: int, epoch: int = 0) -> Iterator[QueueRecord]:
+def _records(files: ContainersBeside, number: int, epoch: int = 0) -> Iterator[QueueRecord]:
     """Go over the records of a container, up to whatever is none."""
-    raw, offset = memoryview(files.read(number)), HEADER_BYTES
+    try:
+        raw, offset = memoryview(files.read(number)), HEADER_BYTES
+    except FileNotFoundError:
+        return  # its owner has given it back meanwhile: nothing in it is needed any more
     while isinstance(found := parse(raw, offset, number, epoch), QueueRecord):
         yield found
         epoch = found.epoch
@@ -91,10 +73,9 @@ def _records(files: ContainerFiles, number: int, epoch: int = 0) -> Iterator[Que
 
 def list_containers(path: str, *, disk: Disk | None = None) -> list[ContainerLook]:
     """Return a store's containers, those in use first. Raises as `verify_store`, but for the catalogue."""
-    files = _files_of(path, disk)
-    headers = read_headers(files)
-    state = QueueState()
-    scan_log(files, state)
+    files = ContainersBeside(path, OsDisk() if disk is None else disk)
+    headers, scan = scan_beside(files)
+    state = scan.state
     needed: dict[int, int] = {}
     for message in state.messages.values():
         number = message.stands >> 32
@@ -127,8 +108,8 @@ def dump_store(
 
     Raises LogMissingError, StoreDamagedError for a header that is damaged; a record that is ends them.
     """
-    files = _files_of(path, disk)
-    read_headers(files)
+    files = ContainersBeside(path, OsDisk() if disk is None else disk)
+    of_one_moment(files, read_headers)
     epoch = 0
     for number in files.in_use:
         for record in _records(files, number, epoch):
@@ -140,19 +121,9 @@ def dump_store(
 
 def verify_store(path: str, *, disk: Disk | None = None) -> StoreVerdict:
     """Check every container, every record, and log against catalogue. Raises StoreDamagedError, CatalogueError."""
-    files = _files_of(path, disk)
-    read_headers(files)
-    state = QueueState()
-    scan = scan_log(files, state)
-    connect = read_connect(files.path, OsDisk() if disk is None else disk)
-    catalogue = Catalogue(open_database(files.path, connect, reading=True), reading=True)
-    try:
-        catalogue.load(None, 0)
-        check_catalogue(scan, files, catalogue)
-        known = {queue.id for queue in catalogue.queues.values()}
-        queues = len(known)
-    finally:
-        catalogue.close()
+    files = ContainersBeside(path, OsDisk() if disk is None else disk)
+    scan, catalogue = read_store(files)
+    state, known = scan.state, {queue.id for queue in catalogue.queues.values()}
     state.abort_open()
     unknown = state.drop_unknown(known)
     end = lsn(scan.end_number, scan.end_offset)
@@ -160,7 +131,7 @@ def verify_store(path: str, *, disk: Disk | None = None) -> StoreVerdict:
         containers=len(files.in_use),
         messages=len(state.messages) - len(state.homeless()),
         in_doubt=len(state.transactions),
-        queues=queues,
+        queues=len(known),
         unknown_queues=len({queue for _, queue in unknown}),
         torn=f"{end >> 32}:{end & 0xFFFFFFFF}: {scan.stop.why}" if scan.stop is not None and scan.stop.bad else "",
     )
@@ -168,7 +139,7 @@ def verify_store(path: str, *, disk: Disk | None = None) -> StoreVerdict:
 
 def open_by_hand(path: str, options: QueueStoreOptions | None = None) -> MessageStore:
     """Open a store that is there, for one command. Raises as `MessageStore.open`."""
-    _files_of(path, None)
+    ContainersBeside(path, OsDisk())
     return open_or_make(path, QueueStoreOptions() if options is None else options)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from tranlog.clock import Clock
 from tranlog.errors import DeclaredOtherwiseError, DiskFullError, NotHeldError
@@ -19,6 +20,7 @@ from tranlog.queues.files.journal import QueueJournal
 from tranlog.queues.rules import records
 from tranlog.queues.rules.containers import Need, largest_section, to_be_emptied
 from tranlog.queues.rules.records import (
+    ACKED,
     CHUNK,
     CHUNK_BODY,
     DELETE,
@@ -55,16 +57,25 @@ _ENQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size
 _DEQUEUE_BYTES = 2 * OVERHEAD + DEQUEUE_BODY.size
 
 
+class HoldsContent(Protocol):
+    """Where a message's content is read."""
+
+    def read(self, message: Message) -> Iterator[bytes]:
+        """Read a message's header and content in parts."""
+
+
 class Delivery:
     """A message that was taken from a queue and is held until it is answered. Threads: any, one at a time.
 
     `redelivered`: it was taken before. `attempts`: how often it came back.
     """
 
-    __slots__ = ("_core", "message", "place", "queue", "redelivered")
+    __slots__ = ("_held_by", "message", "place", "queue", "redelivered")
 
-    def __init__(self, core: StoreCore, queue: str, message: Message, place: QueuePlace, redelivered: bool) -> None:
-        self._core = core
+    def __init__(
+        self, held_by: HoldsContent, queue: str, message: Message, place: QueuePlace, redelivered: bool
+    ) -> None:
+        self._held_by = held_by
         self.queue = queue
         self.message = message
         self.place = place
@@ -95,13 +106,25 @@ class Delivery:
         """All of its content. `sections` needs less memory for a large one."""
         return b"".join(self.sections())[self.message.header_length :]
 
-    def message_back(self) -> None:
-        """Put it back where it was; the store's lock is held."""
-        self._core.come_back(self.message, self.place)
+    def parts(self) -> Iterator[bytes]:
+        """Read its content in parts of up to 64 KiB."""
+        skip = self.message.header_length
+        for part in self.sections():
+            yield part[skip:]
+            skip = max(skip - len(part), 0)
+
+    def begins(self, size: int) -> bytes:
+        """Return the first bytes of its content, at most `size`."""
+        found = b""
+        for part in self.parts():
+            found += part
+            if len(found) >= size:
+                break
+        return found[:size]
 
     def sections(self) -> Iterator[bytes]:
         """Read header and content, one behind the other, in parts of up to 64 KiB."""
-        return self._core.read(self.message)
+        return self._held_by.read(self.message)
 
     def __str__(self) -> str:
         return f"message {lsn_text(self.id)} of queue {self.queue!r}"
@@ -208,7 +231,9 @@ class StoreCore:
         for place, queue_id in zip(places, queues, strict=True):
             found = self.state.enqueue(place, message.id, queue_id, NO_LSN, expires_at, priority)
             assert found is not None, "it was started before"
-            self.row(queue_id).add(message)
+            row = self.row(queue_id)
+            row.add(message)
+            row.counts.published += 1
 
     def stand(self, once: ProducerStep, flags: int) -> None:
         """Put where a producer stands; at the end of its publish's group, or alone."""
@@ -251,6 +276,10 @@ class StoreCore:
             journal.put(DELETE, LAST, message.id, b"")
         if row is not None:
             row.take()
+        known = self._rows.get(place.queue_id)
+        if known is not None:  # else its queue is being deleted
+            known.counts.acknowledged += reason == ACKED
+            known.counts.dropped += reason != ACKED
         self.state.dequeue(message.id, place.queue_id, NO_LSN)
         if last:
             self.forget(message)
@@ -262,7 +291,9 @@ class StoreCore:
         body = records.ATTEMPT_BODY.pack(place.queue_id, attempts)
         self.journal.put(records.ATTEMPT, WHOLE, message.id, body)
         self.state.attempt(message.id, place.queue_id, attempts)
-        self.row(place.queue_id).add(message)
+        row = self.row(place.queue_id)
+        row.add(message)
+        row.counts.requeued += 1
 
     # --- space ---------------------------------------------------------------------------------------
 
@@ -316,7 +347,9 @@ class StoreCore:
 
     def take(self, queue: str, queue_id: int) -> Delivery:
         """Take the next message of a queue that has one."""
-        delivery = self._delivery(queue, queue_id, self.row(queue_id).take())
+        row = self.row(queue_id)
+        delivery = self._delivery(queue, queue_id, row.take())
+        row.counts.delivered += 1
         self.held[delivery.place] = delivery
         return delivery
 

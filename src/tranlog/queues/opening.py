@@ -12,6 +12,7 @@ import os
 import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import apsw
 
@@ -39,6 +40,9 @@ from tranlog.queues.rules.recovery import next_epoch
 from tranlog.queues.rules.state import QueueState
 from tranlog.queues.transaction import in_doubt, outcome_bytes
 
+Connect: TypeAlias = Callable[[str], apsw.Connection]
+"""Opens a catalogue by its path."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedStore:
@@ -58,9 +62,7 @@ class OpenedStore:
         self.ownership.release()
 
 
-def open_store(
-    path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, connect: Callable[[str], apsw.Connection]
-) -> OpenedStore:
+def open_store(path: str, options: QueueStoreOptions, disk: Disk, clock: Clock, connect: Connect | None) -> OpenedStore:
     """Take the lock, mend what a crash left, begin an epoch; see `MessageStore.open`."""
     try:
         make_directory(path, disk)
@@ -88,11 +90,7 @@ def open_store(
 
 
 def _open_catalogue(
-    files: ContainerFiles,
-    disk: Disk,
-    clock: Clock,
-    connect: Callable[[str], apsw.Connection],
-    options: QueueStoreOptions,
+    files: ContainerFiles, disk: Disk, clock: Clock, connect: Connect | None, options: QueueStoreOptions
 ) -> Catalogue:
     path = join(files.path, CATALOGUE_NAME)
     named = connect_of(options.connect, options.catalog) or read_connect(files.path, disk)
@@ -101,7 +99,8 @@ def _open_catalogue(
     if named is not None and disk.exists(path):
         raise CatalogueError(path=path, why="it is there, and `connect` names another; a store has one catalogue")
     new_id = None if files.in_use else os.urandom(STORE_ID_BYTES)
-    catalogue = Catalogue(open_database(files.path, named, connect, create=not files.in_use))
+    database = open_database(files.path, named, connect or apsw.Connection, create=not files.in_use)
+    catalogue = Catalogue(database)
     try:
         catalogue.load(new_id, clock.now_ms(), options.initial_containers)
         if named is not None and not files.in_use and catalogue.epoch == 0:

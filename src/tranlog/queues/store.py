@@ -13,9 +13,8 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
-import apsw
 import msgspec
 
 from tranlog.clock import Clock, SystemClock
@@ -26,8 +25,7 @@ from tranlog.log.files.directory import directory_of
 from tranlog.log.writing.flushing import Flushing
 from tranlog.queues.core import Delivery, StoreCore
 from tranlog.queues.definitions import StoreDefinitions
-from tranlog.queues.files.recovering import StoreRecovery
-from tranlog.queues.opening import OpenedStore, open_store
+from tranlog.queues.opening import Connect, OpenedStore, open_store
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.publishing import MessagePublishing
 from tranlog.queues.rules.branches import Branches, CallRefused
@@ -43,39 +41,8 @@ from tranlog.queues.rules.records import (
     ProducerStep,
 )
 from tranlog.queues.rules.routing import DEFAULT_EXCHANGE
+from tranlog.queues.standing import Pinned, QueueStanding, StoreStatus, pinned_in
 from tranlog.queues.transaction import BranchSession, StoreTransaction, TransactionWork, decide, in_doubt
-
-
-class Pinned(NamedTuple):
-    """What stands in the oldest container and cannot be moved: `what` is "message", "branch" or "transaction".
-
-    A message is on its way in, or a transaction without outcome touches it; a branch is in doubt: decide it.
-    `age_ms` is None where nothing says it. `held_bytes`: of the containers behind it.
-    """
-
-    what: str
-    id: Lsn
-    xid: bytes
-    queues: tuple[str, ...]
-    age_ms: int | None
-    held_bytes: int
-
-
-class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How a store stands. `queues`: by name how many messages wait, and how many are held.
-
-    `pinned_bytes`: of the containers that what `MessageStore.pinned` returns holds back. `recovered`: what this opening
-    found and did, the last recovery that there was.
-    """
-
-    queues: dict[str, tuple[int, int]]
-    containers_in_use: int
-    containers_free: int
-    container_bytes: int
-    pinned_bytes: int
-    in_doubt: tuple[bytes, ...]
-    recovered: StoreRecovery
-
 
 _LOOK_S = 0.5
 """Whoever waits for a message looks so often whether the store was closed."""
@@ -111,13 +78,13 @@ class MessageStore(StoreDefinitions):
         options: QueueStoreOptions | None = None,
         disk: Disk | None = None,
         clock: Clock | None = None,
-        connect: Callable[[str], apsw.Connection] = apsw.Connection,
+        connect: Connect | None = None,
     ) -> Self:
         """Take the lock, mend what a crash left, begin an epoch. A new store is created; its parent has to exist.
 
-        `connect` opens the catalogue by its path. Raises LogLockedError, StoreDamagedError, CatalogueError,
-        LogMissingError, LogUnreadableError, DiskFullError, DiskFailedError, ConfigError: a store that cannot be
-        opened as it was left is not opened.
+        `connect` opens the catalogue by its path; None: apsw does. Raises LogLockedError, StoreDamagedError,
+        CatalogueError, LogMissingError, LogUnreadableError, DiskFullError, DiskFailedError, ConfigError: a store that
+        cannot be opened as it was left is not opened.
         """
         options = QueueStoreOptions() if options is None else options
         options.check()
@@ -159,6 +126,11 @@ class MessageStore(StoreDefinitions):
     ) -> None:
         self.close()
 
+    def closed_by(self) -> str:
+        """Return why nothing can be done with it any more; empty while it is open."""
+        lost = self._opened.ownership.lost
+        return "" if lost is None else str(lost)
+
     def _sync_acks(self) -> None:
         with self._journal.lock:
             behind = self._journal.durable < self._journal.place
@@ -170,34 +142,34 @@ class MessageStore(StoreDefinitions):
     def pinned(self) -> list[Pinned]:
         """Return what keeps the oldest container from being emptied, and so every container behind it."""
         with self._journal.lock:
-            state, newest = self._core.state, self._journal.buffer.number
-            lowest = state.lowest(newest)
-            _, messages, undecided = state.pinning(lowest)
-            held_bytes = (newest - lowest) * self._files.container_bytes
             names = {queue.id: queue.name for queue in self._catalogue.queues.values()}
-            now_ms = self._clock.now_ms()
-            found = [
-                Pinned("branch" if one.xid else "transaction", one.id, one.xid, (), None, held_bytes)
-                for one in undecided
-            ]
-            for one in messages:
-                queues = tuple(names.get(place.queue_id, "") for place in one.places)
-                found.append(Pinned("message", one.id, b"", queues, now_ms - one.stored_at, held_bytes))
-            return found
+            newest, size = self._journal.buffer.number, self._files.container_bytes
+            return pinned_in(self._core.state, newest, size, names, self._clock.now_ms())
 
     def status(self) -> StoreStatus:
         """Return how the store stands."""
         with self._journal.lock:
             self._journal.check_open()
             return StoreStatus(
-                queues=self.queues(),
+                queues={name: self._standing(name, held) for name, (_, held) in self.queues().items()},
                 containers_in_use=len(self._files.in_use),
                 containers_free=len(self._files.free),
                 container_bytes=self._files.container_bytes,
                 pinned_bytes=max((one.held_bytes for one in self.pinned()), default=0),
                 in_doubt=tuple(in_doubt(self._core)),
                 recovered=self.recovered,
+                syncs=self._journal.syncs.count,
             )
+
+    def _standing(self, queue: str, held: int) -> QueueStanding:
+        row = self._core.row(self._catalogue.queue(queue).id)
+        first = row.first()
+        return QueueStanding(
+            waiting=len(row),
+            oldest_ms=None if first is None else self._clock.now_ms() - first.stored_at,
+            held=held,
+            counts=msgspec.structs.replace(row.counts),
+        )
 
     def peek(self, queue: str, count: int = 1) -> list[Delivery]:
         """Return the next messages that `get` would hand out, at most `count`, and take none.
@@ -386,6 +358,13 @@ class MessageStore(StoreDefinitions):
                     journal.changed.wait(left)
             if first is not None:
                 journal.commit(target)
+
+    def watch(self, wake: Callable[[], object]) -> None:
+        """Call `wake` whenever a message may have come to a queue, until the store is closed. The lock is held then."""
+        with self._journal.lock:
+            while self._journal.is_open:
+                wake()
+                self._journal.changed.wait()
 
     def consume(self, queue: str) -> Iterator[Delivery]:
         """Take one message of a queue after the other, for ever; each waits for the next. Raises as `get`."""

@@ -88,7 +88,7 @@ class TransactionWork:
         publishes, self.publishes = self.publishes, []
         for delivery, _ in answers:
             if delivery.place in delivery.message.places:
-                delivery.message_back()
+                core.come_back(delivery.message, delivery.place)
         for one in publishes:
             if one.written is not None:
                 core.delete(one.written)
@@ -155,6 +155,12 @@ def finish(core: StoreCore, transaction: QueueTransaction, decided: Lsn, *, comm
         changed = core.state.roll_back(transaction.id)
     for message, place in changed:
         core.row(place.queue_id).add(message)
+    for _, place, puts in transaction.operations if commit else ():
+        counts = core.row(place.queue_id).counts
+        if puts:
+            counts.published += 1
+        else:
+            counts.acknowledged += 1
     gone = [one for one in messages if not one.places and one.id in core.state.messages]
     try:
         for message in gone:

@@ -10,19 +10,36 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from tranlog.ids import Lsn
 from tranlog.queues.rules.state import Message
 
 _Order = tuple[Lsn, Lsn]
 
 
+class QueueCounts(msgspec.Struct, kw_only=True):
+    """What happened on a queue since the store was opened, in messages.
+
+    `published`: put on it. `delivered`: handed out. `acknowledged`: answered by `ack`, or by a transaction. `requeued`:
+    came back. `dropped`: left it without being done, rejected, expired or purged.
+    """
+
+    published: int = 0
+    delivered: int = 0
+    acknowledged: int = 0
+    requeued: int = 0
+    dropped: int = 0
+
+
 class QueueRow:
     """The messages that wait on one queue. The store's lock guards it. `len` is how many."""
 
-    __slots__ = ("_back", "_queue_id", "_row")
+    __slots__ = ("_back", "_queue_id", "_row", "counts")
 
     def __init__(self, queue_id: int, row: Iterable[Message] = ()) -> None:
         """`row` is in order."""
+        self.counts = QueueCounts()
         self._queue_id = queue_id
         self._row: deque[Message] = deque(row)
         self._back: list[tuple[_Order, Message]] = []  # a heap; no two have the same order

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Annotated, BinaryIO
 
+import msgspec
 import typer
 
 from tranlog.ids import lsn_text
@@ -34,13 +35,13 @@ from tranlog.service.commands.queue_words import (
     WriteBuffers,
     Yes,
     headers_of,
-    names_told,
 )
 from tranlog.service.frame.command import AsJson, confirm, print_json, say
 from tranlog.service.frame.exits import ExitCode
+from tranlog.service.process.api import ByName, Peek
+from tranlog.service.process.store_part import store_looks, store_part
 
 _PART_BYTES = 64 * 1024
-_SHOWN_BYTES = 60
 
 
 def add_messages(app: typer.Typer) -> None:
@@ -88,7 +89,7 @@ def publish(
     routed_by = headers_of(headers)
     given = None if body is None else os.fsencode(body)
     with _open_body(file) if given is None else nullcontext((io.BytesIO(given), len(given))) as (raw, length):
-        with names_told(), open_by_hand(directory, QueueStoreOptions(write_buffers=write_buffers)) as store:
+        with open_by_hand(directory, QueueStoreOptions(write_buffers=write_buffers)) as store:
             content = _parts(raw, length, file)
             found = store.publish(
                 content, queues=queues or None, exchange=exchange, key=key, headers=routed_by, length=length
@@ -147,7 +148,7 @@ def get(
     Example:
       tranlog queue get mail orders --output order.bin
     """
-    with names_told(), open_by_hand(directory) as store:
+    with open_by_hand(directory) as store:
         delivery = store.get(queue)
         if delivery is not None:
             fields = _fields(delivery)
@@ -173,16 +174,8 @@ def get(
     return ExitCode.CHECK_FAILED
 
 
-def _content(delivery: Delivery) -> Iterator[bytes]:
-    """Read a message's content, without its header, in parts."""
-    skip = delivery.message.header_length
-    for part in delivery.sections():
-        yield part[skip:]
-        skip = max(skip - len(part), 0)
-
-
 def _write(delivery: Delivery, file: BinaryIO) -> None:
-    for part in _content(delivery):
+    for part in delivery.parts():
         file.write(part)
     file.flush()
 
@@ -218,15 +211,6 @@ def _body(raw: bytes) -> dict[str, object]:
         return {"body_base64": base64.b64encode(raw).decode()}
 
 
-def _beginning(delivery: Delivery) -> bytes:
-    found = b""
-    for part in _content(delivery):
-        found += part
-        if len(found) > _SHOWN_BYTES:
-            break
-    return found[:_SHOWN_BYTES]
-
-
 def peek(
     directory: StoreDir,
     queue: QueueName,
@@ -239,14 +223,15 @@ def peek(
     Example:
       tranlog queue peek mail orders --count 3
     """
-    with names_told(), open_by_hand(directory) as store:
-        found = [(_fields(one), _beginning(one)) for one in store.peek(queue, count)]
+    with store_looks(directory) as store:
+        found = store.peek(Peek(queue=queue, count=count))
     if as_json:
-        print_json({"messages": [{**fields, "begins": begins.decode(errors="replace")} for fields, begins in found]})
+        rows = [{**msgspec.structs.asdict(one), "begins": one.begins.decode(errors="replace")} for one in found]
+        print_json({"messages": rows})
     else:
-        for fields, begins in found:
-            came_back = f"  {fields['attempts']} attempts" if fields["attempts"] else ""
-            print(f"{fields['id']}  {fields['bytes']} bytes{came_back}  {str(begins)[2:-1]}")
+        for one in found:
+            came_back = f"  {one.attempts} attempts" if one.attempts else ""
+            print(f"{one.id}  {one.bytes} bytes{came_back}  {str(one.begins)[2:-1]}")
         if not found:
             say(f"no message waits on {queue}")
     return ExitCode.DONE if found else ExitCode.CHECK_FAILED
@@ -259,11 +244,11 @@ def purge(directory: StoreDir, queue: QueueName, yes: Yes = False, as_json: AsJs
     Example:
       tranlog queue purge mail orders -y
     """
-    with names_told(), open_by_hand(directory) as store:
-        waiting = store.queues().get(queue, (0, 0))[0]
-        if waiting and not yes:
-            confirm(f"Take {waiting} messages off the queue {queue}?")
-        count = store.purge(queue)
+    with store_part(directory, open_by_hand) as store:
+        found = store.status().queues.get(queue)
+        if found is not None and found.waiting and not yes:
+            confirm(f"Take {found.waiting} messages off the queue {queue}?")
+        count = store.purge(ByName(name=queue)).messages
     if as_json:
         print_json({"purged": count, "queue": queue})
         return

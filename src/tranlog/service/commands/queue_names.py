@@ -13,6 +13,7 @@ import typer
 from tranlog.queues.by_hand import open_by_hand, open_or_make
 from tranlog.queues.options import QueueStoreOptions, whole_container
 from tranlog.queues.rules.routing import EXCHANGE_TYPES
+from tranlog.queues.store import MessageStore
 from tranlog.service.commands.queue_words import (
     DEFAULTS,
     CatalogName,
@@ -23,9 +24,10 @@ from tranlog.service.commands.queue_words import (
     WriteBuffers,
     Yes,
     headers_of,
-    names_told,
 )
 from tranlog.service.frame.command import AsJson, confirm, print_json, say
+from tranlog.service.process.api import Bind, ByName, DeclareExchange, DeclareQueue
+from tranlog.service.process.store_part import store_part
 
 STORE_FOLDER = "queues"
 """Of a directory of data, where the store is unless --store-dir names another."""
@@ -127,17 +129,24 @@ def declare(
         initial_containers=initial_containers or DEFAULTS.initial_containers,
         write_buffers=write_buffers,
     )
-    with open_or_make(directory, options) as store:
-        created = store.recovered.created
+    created = False
+
+    def make(path: str) -> MessageStore:
+        nonlocal created
+        made = open_or_make(path, options)
+        created = made.recovered.created
+        return made
+
+    with store_part(directory, make) as store:
         if created:
             say(f"made the store {os.path.abspath(directory)}")
         elif container_size is not None or initial_containers is not None:
             size = store.status().container_bytes
             say(f"{directory} exists and keeps its containers, of {size} bytes each, and how many it began with")
         if exchange is None:
-            store.declare(name)
+            store.declare(DeclareQueue(queue=name))
         else:
-            store.declare_exchange(name, exchange, alternate=alternate)
+            store.declare_exchange(DeclareExchange(exchange=name, kind=exchange, alternate=alternate))
     if as_json:
         print_json({"declared": name, "exchange": exchange, "store_created": created})
         return
@@ -159,13 +168,14 @@ def delete(
     Example:
       tranlog queue delete mail orders -y
     """
-    with names_told(), open_by_hand(directory) as store:
+    with store_part(directory, open_by_hand) as store:
         waiting = 0
         if not exchange:
-            waiting = store.queues().get(name, (0, 0))[0]
+            found = store.status().queues.get(name)
+            waiting = 0 if found is None else found.waiting
             if waiting and not yes:
                 confirm(f"Delete the queue {name} with {waiting} messages?")
-        (store.delete_exchange if exchange else store.delete)(name)
+        (store.delete_exchange if exchange else store.delete)(ByName(name=name))
     if as_json:
         print_json({"deleted": name, "messages": waiting})
         return
@@ -190,9 +200,9 @@ def bind(
     Example:
       tranlog queue bind mail events orders --key 'orders.#'
     """
-    arguments = headers_of(headers)
-    with names_told(), open_by_hand(directory) as store:
-        store.bind(exchange, **_end(name, to_exchange), key=key, arguments=arguments)
+    asked = _binding(exchange, name, to_exchange, key, headers)
+    with store_part(directory, open_by_hand) as store:
+        store.bind(asked)
     _print_binding("bound", exchange, name, key, as_json)
 
 
@@ -211,14 +221,15 @@ def unbind(
     Example:
       tranlog queue unbind mail events orders --key 'orders.#'
     """
-    arguments = headers_of(headers)
-    with names_told(), open_by_hand(directory) as store:
-        store.unbind(exchange, **_end(name, to_exchange), key=key, arguments=arguments)
+    asked = _binding(exchange, name, to_exchange, key, headers)
+    with store_part(directory, open_by_hand) as store:
+        store.unbind(asked)
     _print_binding("unbound", exchange, name, key, as_json)
 
 
-def _end(name: str, to_exchange: bool) -> dict[str, str]:
-    return {"destination" if to_exchange else "queue": name}
+def _binding(exchange: str, name: str, to_exchange: bool, key: str, headers: str | None) -> Bind:
+    queue, destination = (None, name) if to_exchange else (name, None)
+    return Bind(exchange=exchange, queue=queue, destination=destination, key=key, arguments=headers_of(headers))
 
 
 def _print_binding(done: str, exchange: str, name: str, key: str, as_json: bool) -> None:

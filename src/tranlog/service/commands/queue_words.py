@@ -1,20 +1,13 @@
-"""The words that the commands on a message store share.
-
-Owns what exit code a name has that is not in the store: 1, as nothing is damaged.
-"""
+"""The words that the commands on a message store share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import msgspec
 import typer
 
-from tranlog.errors import UnknownQueueError
 from tranlog.queues.options import QueueStoreOptions
-from tranlog.service.frame.exits import ExitCode, Told
 
 DEFAULTS = QueueStoreOptions()
 StoreDir = Annotated[str, typer.Argument(metavar="DIR", help="The store's directory.")]
@@ -47,15 +40,6 @@ CatalogName = Annotated[
     typer.Option("--catalog", "-catalog", metavar="NAME", help="The database there; it is made if it is missing."),
 ]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
-
-
-@contextmanager
-def names_told() -> Iterator[None]:
-    """Have a name that is not in the store end the command with exit code 1."""
-    try:
-        yield
-    except UnknownQueueError as exc:
-        raise Told(type(exc).__name__, str(exc), ExitCode.CHECK_FAILED) from exc
 
 
 def headers_of(text: str | None) -> dict[str, object] | None:

@@ -1,14 +1,12 @@
 """`tranlog queue`: a message store on the disk, looked at and mended by hand.
 
-Owns the commands' words and their output; what a store is belongs to `queues`. Commands that only look need no lock;
-the others open the store, and so need its owner stopped.
+Owns the commands' words and their output; what a store is belongs to `queues`, and who is asked to `store_part`.
 
 Source: Design for Hybrid SQL/CLFS-Based Store in Qpid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -20,8 +18,10 @@ from tranlog.queues.rules.records import BODIES, record_fields, record_text, str
 from tranlog.service.commands.queue_copies import add_copies
 from tranlog.service.commands.queue_messages import add_messages
 from tranlog.service.commands.queue_names import add_names
-from tranlog.service.commands.queue_words import StoreDir, Yes, names_told
+from tranlog.service.commands.queue_words import StoreDir, Yes
 from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command
+from tranlog.service.process.api import ByName, Decide
+from tranlog.service.process.store_part import store_looks, store_part
 
 queue_app = new_app(help="A message store on the disk.\n\n\b\nExample:\n  tranlog queue list mail")
 in_doubt_app = new_app(help="What waits for its outcome.\n\n\b\nExample:\n  tranlog queue in-doubt list mail")
@@ -145,13 +145,13 @@ def list_queues(directory: StoreDir, as_json: AsJson = False) -> None:
     Example:
       tranlog queue list mail
     """
-    with open_by_hand(directory) as store:
-        found = store.queues()
+    with store_looks(directory) as store:
+        found = store.status().queues
     if as_json:
-        print_json({"queues": [{"name": name, "waiting": waiting} for name, (waiting, _) in found.items()]})
+        print_json({"queues": [{"name": name, "waiting": one.waiting} for name, one in found.items()]})
         return
-    for name, (waiting, _) in found.items():
-        print(f"{waiting:10d}  {name}")
+    for name, one in found.items():
+        print(f"{one.waiting:10d}  {name}")
 
 
 @queue_app.command("pinned")
@@ -164,7 +164,7 @@ def pinned(directory: StoreDir, as_json: AsJson = False) -> None:
     Example:
       tranlog queue pinned mail
     """
-    with open_by_hand(directory) as store:
+    with store_looks(directory) as store:
         found = store.pinned()
     if as_json:
         rows = [{**one._asdict(), "id": lsn_text(one.id), "xid": _text(one.xid)} for one in found]
@@ -199,21 +199,22 @@ def _xid(text: str) -> bytes:
 def status(directory: StoreDir, as_json: AsJson = False) -> None:
     """Show how the store stands: queues, containers, what is pinned and in doubt, what its recovery did.
 
-    The recovery is that of this very opening: what a crash left, if nobody has opened the store since.
+    The recovery is that of the process that serves the store; where none does, what the next opening will find. Nothing
+    is changed.
 
     \b
     Example:
       tranlog queue status mail
     """
-    with open_by_hand(directory) as store:
+    with store_looks(directory) as store:
         found = store.status()
     if as_json:
-        queues = [{"name": name, "waiting": waiting} for name, (waiting, _) in found.queues.items()]
+        queues = [{"name": name, "waiting": one.waiting} for name, one in found.queues.items()]
         in_doubt = [_text(xid) for xid in found.in_doubt]
         print_json({**msgspec.structs.asdict(found), "queues": queues, "in_doubt": in_doubt})
         return
-    for name, (waiting, _) in found.queues.items():
-        print(f"{waiting:10d}  {name}")
+    for name, one in found.queues.items():
+        print(f"{one.waiting:10d}  {name}")
     print(
         f"containers: {found.containers_in_use} in use, {found.containers_free} free, "
         f"of {found.container_bytes} bytes each"
@@ -238,8 +239,8 @@ def in_doubt_list(directory: StoreDir, as_json: AsJson = False) -> None:
     Example:
       tranlog queue in-doubt list mail
     """
-    with open_by_hand(directory) as store:
-        found = [_text(xid) for xid in store.tpc_recover()]
+    with store_looks(directory) as store:
+        found = [_text(xid) for xid in store.status().in_doubt]
     if as_json:
         print_json({"in_doubt": found})
         return
@@ -248,9 +249,8 @@ def in_doubt_list(directory: StoreDir, as_json: AsJson = False) -> None:
 
 
 def _decide(directory: str, xid: str, outcome: str, as_json: bool) -> None:
-    with open_by_hand(directory) as store:
-        call: Callable[[bytes], None] = store.tpc_commit if outcome == "committed" else store.tpc_rollback
-        call(_xid(xid))
+    with store_part(directory, open_by_hand) as store:
+        store.decide(Decide(xid=_xid(xid), commit=outcome == "committed"))
     if as_json:
         print_json({"xid": xid, "outcome": outcome})
         return
@@ -287,7 +287,7 @@ def producer_list(directory: StoreDir, as_json: AsJson = False) -> None:
     Example:
       tranlog queue producer list mail
     """
-    with open_by_hand(directory) as store:
+    with store_looks(directory) as store:
         found = store.producers()
     if as_json:
         print_json({"producers": [{"name": name, "number": number} for name, number in found.items()]})
@@ -309,11 +309,11 @@ def producer_remove(
     Example:
       tranlog queue producer remove mail till-3 -y
     """
-    with names_told(), open_by_hand(directory) as store:
+    with store_part(directory, open_by_hand) as store:
         number = store.producers().get(name)
         if number is not None and not yes:
             confirm(f"Forget that the messages of {name} up to {number} are here?")
-        store.forget_producer(name)
+        store.forget_producer(ByName(name=name))
     if as_json:
         print_json({"removed": name, "number": number})
         return

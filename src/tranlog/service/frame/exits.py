@@ -25,7 +25,7 @@ class ExitCode(enum.IntEnum):
 
     DONE = 0
     CHECK_FAILED = 1
-    """A check that was asked for says no: tables differ, a seqno is not there, the operator declined."""
+    """A check that was asked for says no: tables differ, a seqno or a queue is not there, the operator declined."""
     USAGE = 2
     """The command line or the configuration."""
     DATA = 3
@@ -111,7 +111,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.QueueError: _DATA,
     errors.StoreDamagedError: _DATA,
     errors.CatalogueError: _DATA,
-    errors.UnknownQueueError: _DATA,
+    errors.UnknownQueueError: ExitCode.CHECK_FAILED,
     errors.DeclaredOtherwiseError: _DATA,
     errors.NotHeldError: _DATA,
     errors.TransactionStateError: _DATA,

@@ -33,6 +33,7 @@ NAME: Final = f"tranlog/{VERSION} api/{API}"
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 
+Bytes: TypeAlias = bytes
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -101,6 +102,50 @@ class Trim(_Body, frozen=True):
     dry_run: bool = False
 
 
+class Peek(_Body, frozen=True):
+    """The first messages of a queue, at most `count`."""
+
+    queue: str
+    count: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+class DeclareQueue(_Body, frozen=True):
+    """A queue's name."""
+
+    queue: str
+
+
+class DeclareExchange(_Body, frozen=True):
+    """An exchange, and the one for what no binding of it is for."""
+
+    exchange: str
+    kind: str
+    alternate: str | None = None
+
+
+class Bind(_Body, frozen=True):
+    """A binding, from an exchange to a queue or to the exchange `destination`: one of the two."""
+
+    exchange: str
+    queue: str | None = None
+    destination: str | None = None
+    key: str = ""
+    arguments: dict[str, Any] | None = None
+
+
+class ByName(_Body, frozen=True):
+    """A name: of a queue, an exchange or a producer."""
+
+    name: str
+
+
+class Decide(_Body, frozen=True):
+    """The outcome of what is prepared under an xid, which is in base64."""
+
+    xid: bytes
+    commit: bool
+
+
 # --- answers ---------------------------------------------------------------------------------------------
 
 
@@ -161,6 +206,29 @@ class Trimmed:
     passed: tuple[str, ...]
     kept_for: tuple[str, ...]
     first_seqno: Seqno
+
+
+class Peeked(msgspec.Struct, kw_only=True, frozen=True):
+    """A message that waits. `bytes`: of its content, of which `begins` has the first in base64."""
+
+    id: str
+    queue: str
+    bytes: int
+    stored_at_ms: int
+    redelivered: bool
+    attempts: int
+    priority: int
+    begins: Bytes
+
+
+class Done(msgspec.Struct, frozen=True):
+    """It is done, and durable."""
+
+
+class Removed(msgspec.Struct, kw_only=True, frozen=True):
+    """How many messages went."""
+
+    messages: int
 
 
 class Health(msgspec.Struct, kw_only=True, frozen=True):

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -22,8 +22,8 @@ from tranlog.pipeline.status.view import PipelineStatus
 from tranlog.service.config.config import Config, find_file, load
 from tranlog.service.config.exposure import client_context, is_loopback, read_secrets, split_address
 from tranlog.service.frame.exits import Told
-from tranlog.service.process.api import NAME, NDJSON, CaptureState, Failure, other_api
-from tranlog.service.process.sockets import CAPTURE_NAME, runtime_dir, short, socket_paths
+from tranlog.service.process.api import NAME, NDJSON, CaptureState, Failure, operations, other_api
+from tranlog.service.process.sockets import CAPTURE_NAME, STORE_NAME, runtime_dir, short, socket_paths
 
 if TYPE_CHECKING:
     import httpx
@@ -202,6 +202,34 @@ class RunningPipeline:
         except msgspec.ValidationError as exc:
             where, why = ", ".join(self.addresses), f"it answers in another form: {exc}"
             raise ControlError(where=where, why=why, remedy=_NEWER) from exc
+
+
+class _Elsewhere:
+    """The operations of a part in another process, by the names of its methods."""
+
+    def __init__(self, running: RunningPipeline, part: type, timeout_s: float) -> None:
+        self._running = running
+        self._specs = {spec.call.__name__: spec for spec in operations(part)}
+        self._timeout_s = timeout_s
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        spec = self._specs[name]
+
+        def call(asked: object = None) -> Any:
+            body = None if spec.method == "GET" else {} if asked is None else asked
+            return msgspec.convert(self._running.ask(spec.path, body, timeout_s=self._timeout_s), spec.gives)
+
+        return call
+
+
+def operations_of(running: RunningPipeline, part: type[AnswerT], *, timeout_s: float) -> AnswerT:
+    """Return a part of a running process: each of its operations is asked there. Raises as `RunningPipeline.ask`."""
+    return cast(AnswerT, _Elsewhere(running, part, timeout_s))
+
+
+def owner_of(store_dir: str) -> RunningPipeline:
+    """Return whoever has a message store open and serves it, running or not."""
+    return RunningPipeline(addresses=tuple(socket_paths(store_dir, STORE_NAME, runtime_dir=runtime_dir())))
 
 
 def writer_of(log_dir: str) -> RunningPipeline:

@@ -20,6 +20,7 @@ from tranlog.ids import NO_SEQNO
 from tranlog.pipeline.rules.progress import Lag
 from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.status.status import LogState, Status, WaitsFor, at
+from tranlog.queues.standing import StoreStatus
 from tranlog.service.show.overview import TIMES
 from tranlog.source.kinds import SourceStanding
 
@@ -100,6 +101,27 @@ _OF_SOURCE: Final = """
 source_waiting_transactions waiting Transactions that are not captured.
 source_retained_bytes retained_bytes What the source keeps for the capture.
 """
+_OF_STORE: Final = """
+store_containers_in_use containers_in_use Containers in which messages or transactions stand.
+store_containers_free containers_free Containers to be used again.
+store_container_size_bytes container_bytes How large each of them is.
+store_pinned_bytes pinned_bytes Of the containers that what cannot be moved holds back.
+"""
+_STORE_COUNTERS: Final = """
+store_syncs syncs Syncs of the store's containers since it was opened.
+"""
+_OF_QUEUE: Final = """
+queue_waiting_messages waiting Messages that wait on a queue.
+queue_held_messages held Messages that were handed out and are not answered.
+queue_oldest_age_seconds oldest_ms The age of the first message that waits; no sample: none does.
+"""
+_QUEUE_COUNTERS: Final = """
+queue_published_messages counts.published Messages put on a queue since the store was opened.
+queue_delivered_messages counts.delivered Messages handed out.
+queue_acknowledged_messages counts.acknowledged Messages that were acknowledged.
+queue_requeued_messages counts.requeued Messages that came back.
+queue_dropped_messages counts.dropped Messages that left it rejected, expired or purged.
+"""
 _PER_SECOND: Final = {"ms": 1e3, "us": 1e6, "tstamp": 1e3, "at": 1e3}
 """By the last word of a field's name."""
 
@@ -174,6 +196,18 @@ def capture_families(
         why = "How long ago the log's last transaction was committed, while the source has more; 0: it has none."
         yield gauge("source_lag_seconds", why, [(labels, late)])
         yield from _table(_OF_SOURCE, [(labels, source)])
+
+
+def store_families(status: StoreStatus, path: str) -> Iterator[Metric]:
+    """Return the families of a message store that is open."""
+    of_store = {"store": path}
+    yield from _table(_OF_STORE, [(of_store, status)])
+    yield from _table(_STORE_COUNTERS, [(of_store, status)], CounterMetricFamily)
+    doubt = [(of_store, float(len(status.in_doubt)))]
+    yield _family(GaugeMetricFamily, "store_in_doubt_transactions", "Prepared transactions without outcome.", doubt)
+    queues = [({**of_store, "queue": name}, one) for name, one in status.queues.items()]
+    yield from _table(_OF_QUEUE, queues)
+    yield from _table(_QUEUE_COUNTERS, queues, CounterMetricFamily)
 
 
 def _table(

@@ -36,11 +36,13 @@ from tranlog.pipeline.status import view as views
 from tranlog.pipeline.status.gathering import gather
 from tranlog.pipeline.status.status import Status
 from tranlog.pipeline.upkeep.position import set_position
+from tranlog.queues.store import MessageStore
 from tranlog.service.config.config import PipelineOptions
 from tranlog.service.config.exposure import Exposure, Role, check_exposure, read_secrets
 from tranlog.service.process import api
 from tranlog.service.process.log_index import extent_of
-from tranlog.service.process.sockets import CAPTURE_NAME, socket_paths
+from tranlog.service.process.sockets import CAPTURE_NAME, STORE_NAME, runtime_dir, socket_paths
+from tranlog.service.process.store_part import StorePart
 from tranlog.service.process.upkeep import LogUpkeep
 from tranlog.service.show.overview import Overview, overview_of
 from tranlog.source.kinds import SourceOptions, source_kind
@@ -460,4 +462,16 @@ def capture_endpoint(
     """
     given = options or OperatingOptions()
     with _served([capturing], [(CAPTURE_NAME, True)], capturing.log.path, given, runtime_dir) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serve_store(store: MessageStore, options: OperatingOptions | None = None) -> Iterator[Server]:
+    """Serve an open message store while the block runs: at a socket in its folder, and at the ports of `options`.
+
+    `tranlog queue` works beside its process then, and its metrics can be read. Raises ConfigError where the rule
+    forbids a port or it is taken.
+    """
+    given = options or OperatingOptions()
+    with _served([StorePart(store)], [(STORE_NAME, True)], store.path, given, runtime_dir()) as server:
         yield server

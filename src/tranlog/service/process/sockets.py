@@ -15,6 +15,8 @@ from typing import Final
 
 CAPTURE_NAME: Final = ".capture"
 """Under this name whoever captures into the log listens, beside the pipelines; none of them may begin with a dot."""
+STORE_NAME: Final = "store"
+"""Under this name whoever has a message store open listens, in the store's own folder."""
 _FOLDER: Final = "control"
 _SUN_PATH_MAX: Final = 107
 

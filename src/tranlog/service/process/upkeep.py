@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import msgspec
-
 from tranlog.errors import ControlError, LogLockedError
 from tranlog.ids import Seqno
 from tranlog.log.rules.retention import UpToSeqno, UpToTime
 from tranlog.log.writing.log import Log
 from tranlog.service.process.api import Added, Trim, Trimmed, post
-from tranlog.service.process.client import RunningPipeline, writer_of
+from tranlog.service.process.client import operations_of, writer_of
 
 _TIMEOUT_S = 600.0
 """A large transaction has to end before a segment can."""
@@ -54,21 +52,8 @@ class LogUpkeep:
         )
 
 
-class _ByWriter:
-    """The process that captures into the log."""
-
-    def __init__(self, writer: RunningPipeline) -> None:
-        self._writer = writer
-
-    def add(self) -> Added:
-        return msgspec.convert(self._writer.ask("/log/add-segment", {}, timeout_s=_TIMEOUT_S), Added)
-
-    def trim(self, asked: Trim) -> Trimmed:
-        return msgspec.convert(self._writer.ask("/log/trim", asked, timeout_s=_TIMEOUT_S), Trimmed)
-
-
 @contextmanager
-def upkeep_of(path: str) -> Iterator[LogUpkeep | _ByWriter]:
+def upkeep_of(path: str) -> Iterator[LogUpkeep]:
     """Give whoever can write the log at `path`: this process, or the capture that runs.
 
     Raises as `Log.open_for_upkeep`; LogLockedError where its writer does not answer.
@@ -81,7 +66,7 @@ def upkeep_of(path: str) -> Iterator[LogUpkeep | _ByWriter]:
             writer.ask("/livez")
         except ControlError:
             raise locked from None
-        yield _ByWriter(writer)
+        yield operations_of(writer, LogUpkeep, timeout_s=_TIMEOUT_S)
         return
     with log:
         yield LogUpkeep(log)

@@ -1,0 +1,195 @@
+"""A message store, served by the process that has it open, or used by a command.
+
+Owns the operations and who carries them out: the process that holds the store if it serves it, else this one. The hard
+idea: what only looks never opens the store for writing, so it changes no byte and needs no lock.
+
+Source: Design for Hybrid SQL/CLFS-Based Store in Qpid.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from tranlog.errors import ConfigError, ControlError, LogLockedError
+from tranlog.ids import lsn_text
+from tranlog.queues.core import Delivery
+from tranlog.queues.reader import StoreReader
+from tranlog.queues.standing import Pinned, StoreStatus
+from tranlog.queues.store import MessageStore
+from tranlog.service.config.exposure import Role
+from tranlog.service.process import api
+from tranlog.service.process.client import operations_of, owner_of
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_TIMEOUT_S: Final = 600.0
+_SHOWN_BYTES: Final = 60
+
+
+class StoreLooks:
+    """What can be asked of a store without changing it. Threads: those of the store."""
+
+    def __init__(self, store: MessageStore | StoreReader) -> None:
+        self._store = store
+
+    @api.get("/store/status")
+    def status(self) -> StoreStatus:
+        """Return how the store stands."""
+        return self._store.status()
+
+    @api.get("/store/pinned")
+    def pinned(self) -> list[Pinned]:
+        """Return what keeps the oldest container from being emptied."""
+        return self._store.pinned()
+
+    @api.get("/store/producers")
+    def producers(self) -> dict[str, int]:
+        """Return by name of those that publish once the number up to which their messages are here."""
+        return self._store.producers()
+
+    @api.post("/store/peek", role=Role.READ)
+    def peek(self, asked: api.Peek) -> list[api.Peeked]:
+        """Return the first messages of a queue, and take none. Raises UnknownQueueError."""
+        return [_peeked(one) for one in self._store.peek(asked.queue, asked.count)]
+
+
+class StorePart(StoreLooks):
+    """The part that has a store open."""
+
+    def __init__(self, store: MessageStore) -> None:
+        super().__init__(store)
+        self._own = store
+
+    @api.post("/store/declare-queue")
+    def declare(self, asked: api.DeclareQueue) -> api.Done:
+        """Create a queue if it is missing. Raises DeclaredOtherwiseError."""
+        self._own.declare(asked.queue)
+        return api.Done()
+
+    @api.post("/store/declare-exchange")
+    def declare_exchange(self, asked: api.DeclareExchange) -> api.Done:
+        """Create an exchange if it is missing. Raises DeclaredOtherwiseError."""
+        self._own.declare_exchange(asked.exchange, asked.kind, alternate=asked.alternate)
+        return api.Done()
+
+    @api.post("/store/delete-queue")
+    def delete(self, asked: api.ByName) -> api.Done:
+        """Delete a queue with its bindings and messages. Raises UnknownQueueError."""
+        self._own.delete(asked.name)
+        return api.Done()
+
+    @api.post("/store/delete-exchange")
+    def delete_exchange(self, asked: api.ByName) -> api.Done:
+        """Delete an exchange with its bindings. Raises UnknownQueueError."""
+        self._own.delete_exchange(asked.name)
+        return api.Done()
+
+    @api.post("/store/bind")
+    def bind(self, asked: api.Bind) -> api.Done:
+        """Bind an exchange. Raises UnknownQueueError, DeclaredOtherwiseError."""
+        _check_ends(asked)
+        ends = {"queue": asked.queue, "destination": asked.destination}
+        self._own.bind(asked.exchange, **ends, key=asked.key, arguments=asked.arguments)
+        return api.Done()
+
+    @api.post("/store/unbind")
+    def unbind(self, asked: api.Bind) -> api.Done:
+        """Remove the binding with all of these. Raises UnknownQueueError."""
+        _check_ends(asked)
+        ends = {"queue": asked.queue, "destination": asked.destination}
+        self._own.unbind(asked.exchange, **ends, key=asked.key, arguments=asked.arguments)
+        return api.Done()
+
+    @api.post("/store/purge")
+    def purge(self, asked: api.ByName) -> api.Removed:
+        """Take off a queue what waits on it, for good. Raises UnknownQueueError."""
+        return api.Removed(messages=self._own.purge(asked.name))
+
+    @api.post("/store/decide")
+    def decide(self, asked: api.Decide) -> api.Done:
+        """Commit or roll back what is prepared. Raises TransactionStateError."""
+        (self._own.tpc_commit if asked.commit else self._own.tpc_rollback)(asked.xid)
+        return api.Done()
+
+    @api.post("/store/forget-producer")
+    def forget_producer(self, asked: api.ByName) -> api.Done:
+        """Forget a producer. Raises UnknownQueueError."""
+        self._own.forget_producer(asked.name)
+        return api.Done()
+
+    def progress(self) -> StoreStatus:
+        """Return how the store stands."""
+        return self.status()
+
+    def ready(self) -> str:
+        """Say why the store takes nothing; empty where it does."""
+        return self._own.closed_by()
+
+    def families(self) -> Iterable[Metric]:
+        """Return the store's metrics. Raises LogClosedError."""
+        from tranlog.service.process.metrics import store_families
+
+        return store_families(self.status(), self._own.path)
+
+
+def _check_ends(asked: api.Bind) -> None:
+    if (asked.queue is None) == (asked.destination is None):
+        why = "a binding leads to a queue or to an exchange: name one of queue and destination"
+        raise ConfigError(option="queue", value=asked.queue, why=why)
+
+
+def _peeked(delivery: Delivery) -> api.Peeked:
+    message = delivery.message
+    return api.Peeked(
+        id=lsn_text(delivery.id),
+        queue=delivery.queue,
+        bytes=message.total_length - message.header_length,
+        stored_at_ms=message.stored_at,
+        redelivered=delivery.redelivered,
+        attempts=delivery.attempts,
+        priority=delivery.priority,
+        begins=delivery.begins(_SHOWN_BYTES),
+    )
+
+
+@contextmanager
+def store_looks(path: str) -> Iterator[StoreLooks]:
+    """Give whoever can tell how the store at `path` stands: the process that serves it, else its files.
+
+    Raises as `StoreReader.open`, and what the process refuses.
+    """
+    owner = owner_of(path)
+    if any(os.path.exists(address) for address in owner.addresses):  # else its library need not be loaded
+        try:
+            owner.ask("/livez")
+        except ControlError:
+            pass  # of a process that was killed
+        else:
+            yield operations_of(owner, StoreLooks, timeout_s=_TIMEOUT_S)
+            return
+    with StoreReader.open(path) as reader:
+        yield StoreLooks(reader)
+
+
+@contextmanager
+def store_part(path: str, open_store: Callable[[str], MessageStore]) -> Iterator[StorePart]:
+    """Give whoever can change the store at `path`: this process, which opens it, or the one that serves it.
+
+    Raises as `open_store`; LogLockedError where its owner does not answer.
+    """
+    try:
+        store = open_store(path)
+    except LogLockedError as locked:
+        owner = owner_of(path)
+        try:
+            owner.ask("/livez")
+        except ControlError:
+            raise locked from None
+        yield operations_of(owner, StorePart, timeout_s=_TIMEOUT_S)
+        return
+    with store:
+        yield StorePart(store)
