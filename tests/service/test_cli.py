@@ -285,7 +285,12 @@ def test_capture_once(shop: Shop) -> None:
     code, out, err = shop("capture --once")
     assert code == 0
     assert out == "captured 4 transactions; the log ends at seqno 4, epoch 1\n"
-    assert "capture: a new log at" in err and "table without primary key" in err and "main.line" in err
+    assert (
+        "Capture begins" in err
+        and "log='a new log'" in err
+        and "table without primary key" in err
+        and "main.line" in err
+    )
     done = shop.json("capture --once")
     assert (done["transactions"], done["log_ends_at"], done["epoch"]) == (0, 5, 2)
 
@@ -356,7 +361,7 @@ def test_capture_ends_cleanly_by_a_signal(shop: Shop) -> None:
         out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
     assert json.loads(out)["transactions"] == 3
-    assert "SIGTERM: stopping cleanly" in err
+    assert "Stopping cleanly" in err and "signal=SIGTERM" in err
     assert shop.json("status --no-watch")["source"]["waiting"] == 0
 
 
@@ -698,3 +703,20 @@ def test_the_installed_command_and_its_exit_codes(line: str, code: int, shop: Sh
     done = subprocess.run([PROGRAM, *line.split()], capture_output=True, text=True, timeout=60, cwd=shop.path)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_the_error_that_ended_a_capture_is_shown_afterwards(shop: Shop) -> None:
+    """By `status`, with its time and what to do, until another capture begins."""
+    shop("capture --once")
+    source = shop.path / "source.db"
+    source.rename(shop.path / "away.db")
+    source.write_bytes(b"no database at all" * 100)
+    code, _, err = shop("capture --once")
+    assert code != 0
+    message = err.splitlines()[-1].removeprefix("tranlog: ")
+    source.unlink()
+    (shop.path / "away.db").rename(source)
+    out = shop("status --no-watch")[1]
+    assert "capture ended at 20" in out and message in out
+    shop("capture --once")
+    assert shop.json("status --no-watch")["source"]["error"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import signal
 from typing import Annotated
@@ -202,7 +203,8 @@ def test_progress_without_a_terminal_is_a_line_now_and_then() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_asks_and_the_handlers_come_back(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_signal_asks_and_the_handlers_come_back(number: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tranlog.service")
     before = signal.getsignal(number)
     stopped: list[bool] = []
     with stop_signals(lambda: stopped.append(True)):
@@ -210,4 +212,4 @@ def test_the_first_signal_asks_and_the_handlers_come_back(number: int, capsys: p
         assert stopped == [True]
         assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert signal.getsignal(number) == before
-    assert "stopping cleanly" in capsys.readouterr().err
+    assert "Stopping cleanly" in caplog.text and f"signal={signal.Signals(number).name}" in caplog.text

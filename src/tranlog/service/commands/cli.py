@@ -57,7 +57,10 @@ from tranlog.service.commands.verifying import add_verify
 from tranlog.service.config.config import DEFAULT_FILE, Config
 from tranlog.service.frame.command import (
     AsJson,
+    Debug,
     Progress,
+    Verbose,
+    Version,
     confirm,
     new_app,
     print_json,
@@ -66,12 +69,14 @@ from tranlog.service.frame.command import (
     say,
     stop_signals,
 )
+from tranlog.service.frame.diagnostics import LogFormat, LogLevel, show_diagnostics
 from tranlog.service.frame.exits import ExitCode, error_line, exit_code_of
 from tranlog.service.process.capturing import CaptureThread, open_capture
 from tranlog.service.process.client import RunningPipeline
+from tranlog.service.process.last_error import keep_error, keeping_error
 from tranlog.service.process.operating import Capturing, OperatingOptions, capture_endpoint, operated
 from tranlog.service.process.reloading import ConfigFile
-from tranlog.service.process.sockets import runtime_dir
+from tranlog.service.process.sockets import CAPTURE_NAME, runtime_dir
 from tranlog.service.upkeep.holds import hold_app
 from tranlog.service.upkeep.segments import log_app
 from tranlog.source.kinds import source_kind
@@ -152,10 +157,11 @@ def locate(
         str | None,
         typer.Option("--service", "-service", metavar="NAME", help=f"The service of NAME.toml or {DEFAULT_FILE} here."),
     ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show all diagnostics, and the traceback of an error.")
-    ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show diagnostics on stderr.")] = False,
+    debug: Debug = False,
+    verbose: Verbose = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = "text",
+    version: Version = False,
 ) -> None:
     """A transaction log between databases: capture a source, apply to a target, exactly once.
 
@@ -169,6 +175,7 @@ def locate(
     the target among it; 4 the surroundings prevent it (lock held, disk full, server away, no Java): mend and start
     again. `thl` looks into the log itself.
     """
+    show_diagnostics(debug=debug, verbose=verbose, levels=log_level, form=log_format)
     require_command(ctx)
     ctx.obj = (conf, service)
 
@@ -223,6 +230,7 @@ def capture(
         with (
             stop_signals(work.stop),
             Progress(endless=not once) as progress,
+            keeping_error(config.log_dir, CAPTURE_NAME),
             _Reporter(lambda: progress.update(_capture_text(work))),
         ):
             done = work.catch_up(wait_s=source_kind(config.wanted_source().kind).once_wait_s) if once else work.run()
@@ -232,7 +240,7 @@ def capture(
 def _say_begin(log: Log) -> None:
     found = log.recovered
     begins = "a new log" if found.created else "the log"
-    say(f"capture: {begins} at {log.path}, epoch {log.epoch}, goes on after seqno {log.last_seqno}")
+    logger.info("Capture begins. log=%s log_dir=%s epoch=%d last_seqno=%d", begins, log.path, log.epoch, log.last_seqno)
 
 
 def _capture_text(work: Capture) -> str:
@@ -347,6 +355,7 @@ def apply(
         with (
             operated(operation, config.log, _operating(config), runtime_dir=runtime_dir(), reread=reread),
             stop_signals(operation.end),
+            keeping_error(config.log_dir, options.pipeline),
         ):
             done = operation.run(online=not wait_offline)
     _show_apply(done, as_json)
@@ -468,7 +477,7 @@ def run(
             try:
                 with stop_signals(operation.end):
                     capturing.start()
-                    with endpoint:
+                    with endpoint, keeping_error(config.log_dir, options.pipeline):
                         done = operation.run()
             except TranlogError:
                 capturing.stop()
@@ -477,6 +486,8 @@ def run(
                 raise
             finally:
                 capturing.stop()
+                if isinstance(capturing.error, TranlogError):
+                    keep_error(config.log_dir, CAPTURE_NAME, capturing.error)
         if capturing.error is not None:
             raise capturing.error
         if as_json:

@@ -6,11 +6,11 @@ and everything else to stderr, so that a pipe gets nothing but results, whatever
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tranlog.clock import Clock, SystemClock
+from tranlog.service.frame.diagnostics import LOG_OPTIONS, lines_are_json
 from tranlog.service.frame.exits import (
     ExitCode,
     ReaderGone,
@@ -31,9 +32,24 @@ from tranlog.service.frame.exits import (
     json_line,
 )
 
+logger = logging.getLogger(__name__)
+
 HELP_NAMES: Final = {"help_option_names": ["-h", "-help", "--help"]}
 GLOBAL_FLAGS: Final = ("--debug", "--verbose")
+Debug = Annotated[bool, typer.Option("--debug", help="Show all diagnostics, and the traceback of an error.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show diagnostics on stderr.")]
 AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tranlog {importlib.metadata.version('tranlog')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version, and end.")
+]
 PROGRESS_EVERY_S: Final = 5.0
 """How often progress is printed where stderr is no terminal."""
 
@@ -101,8 +117,8 @@ def run_app(
     accepted after it too. `lowered` names those that belong after it and are accepted before.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    hoisted = (*hoisted, *LOG_OPTIONS)
     words = lower(hoist(given, hoisted, GLOBAL_FLAGS), lowered, passed=hoisted)
-    _show_diagnostics(debug="--debug" in words, verbose="--verbose" in words)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter must not end a listing
@@ -114,7 +130,7 @@ def run_app(
             _let_go_of_stdout()
             return code
         error = _whole_word_error(exc, words)
-        as_json = "--json" in words or "-json" in words
+        as_json = "--json" in words or "-json" in words or lines_are_json()
         print((error_json if as_json else error_line)(error, prog=prog), file=sys.stderr)
         if "--debug" in words:
             print(error_trace(exc), file=sys.stderr, end="")
@@ -206,7 +222,7 @@ def stop_signals(stop: Callable[[], None], *, quiet: bool = False) -> Iterator[N
         for one in before:
             signal.signal(one, signal.SIG_DFL)
         if not quiet:
-            say(f"{signal.Signals(number).name}: stopping cleanly; once more stops at once")
+            logger.info("Stopping cleanly; once more stops at once. signal=%s", signal.Signals(number).name)
         stop()
 
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
@@ -262,31 +278,6 @@ class Progress:
         if now - self._said_at >= PROGRESS_EVERY_S:
             self._said_at = now
             print(text, file=self._stream, flush=True)
-
-
-class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what stderr is now, not to what it was when the handler was made."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
-
-
-def _show_diagnostics(*, debug: bool, verbose: bool) -> None:
-    root = logging.getLogger()
-    root.setLevel(logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING)
-    for noisy in ("py4j", "pyspark"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    if any(isinstance(handler, _StderrHandler) for handler in root.handlers):
-        return
-    handler = _StderrHandler()
-    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
-    root.addHandler(handler)
 
 
 class UnknownOption(typer.TyperException):

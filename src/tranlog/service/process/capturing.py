@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from tranlog.capture.capture import Capture
 from tranlog.errors import ConfigError, TargetError, TargetUnavailableError
@@ -20,6 +20,8 @@ from tranlog.log.upkeep.clearing import has_records
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.upkeep.position import read_rows
 from tranlog.service.config.config import Config
+from tranlog.service.process.last_error import keeping_error
+from tranlog.service.process.sockets import CAPTURE_NAME
 from tranlog.source.kinds import source_kind
 from tranlog.source.source import ServerSource
 from tranlog.target.target import ChannelRow
@@ -67,20 +69,22 @@ def open_capture(
     without the no-op with which a writer begins.
     """
     options = config.wanted_source()
-    source = source_kind(options.kind).open(options)
-    if accept_server:
-        if not isinstance(source, ServerSource):
-            raise ConfigError(option="--accept-server", value=True, why="only a MariaDB source has a server to accept")
-        source.accept_server = True
-    after = find_beginning(config, new_log=new_log)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    try:
-        with Log.open(config.log_dir, source_id=source.source_id, options=config.log, start_after=after) as log:
-            yield Capture(source, log, options=config.capture, take_source=take_source), log
-    finally:
-        sys.setswitchinterval(interval)
-        source.close()
+    with ExitStack() as opened:
+        with keeping_error(config.log_dir, CAPTURE_NAME):
+            source = source_kind(options.kind).open(options)
+            if accept_server:
+                if not isinstance(source, ServerSource):
+                    why = "only a MariaDB source has a server to accept"
+                    raise ConfigError(option="--accept-server", value=True, why=why)
+                source.accept_server = True
+            after = find_beginning(config, new_log=new_log)
+            opened.callback(source.close)
+            opened.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+            log = opened.enter_context(
+                Log.open(config.log_dir, source_id=source.source_id, options=config.log, start_after=after)
+            )
+        yield Capture(source, log, options=config.capture, take_source=take_source), log
 
 
 class CaptureThread:

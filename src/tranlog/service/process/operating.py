@@ -39,6 +39,7 @@ from tranlog.pipeline.upkeep.position import set_position
 from tranlog.service.config.config import PipelineOptions
 from tranlog.service.config.exposure import Exposure, Role, check_exposure, read_secrets
 from tranlog.service.process import api
+from tranlog.service.process.last_error import forget_error
 from tranlog.service.process.log_index import extent_of
 from tranlog.service.process.sockets import CAPTURE_NAME, socket_paths
 from tranlog.service.process.upkeep import LogUpkeep
@@ -421,6 +422,8 @@ def _served(
                 logger.warning("this process cannot be operated from outside why=%s", exc)
             else:
                 opened.callback(doors[-1].close)
+        for name, _ in sockets:
+            forget_error(log_dir, name)
         yield opened.enter_context(Server(parts, doors))
 
 

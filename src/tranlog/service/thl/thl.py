@@ -25,7 +25,20 @@ from tranlog.log.rules.repair import Keep, NothingToRepair, RepairPlan
 from tranlog.log.upkeep.diff import SHOWN
 from tranlog.log.upkeep.diff import diff as diff_logs
 from tranlog.log.upkeep.verify import VerifyReport
-from tranlog.service.frame.command import Progress, confirm, log_of, new_app, print_json, require_command, run_app, say
+from tranlog.service.frame.command import (
+    Debug,
+    Progress,
+    Verbose,
+    Version,
+    confirm,
+    log_of,
+    new_app,
+    print_json,
+    require_command,
+    run_app,
+    say,
+)
+from tranlog.service.frame.diagnostics import LogFormat, LogLevel, show_diagnostics
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.thl import converting, integrity, listing, thl_dump, thl_list
 
@@ -47,10 +60,11 @@ def locate(
     directory: Annotated[
         str | None, typer.Option("-dir", "--dir", metavar="PATH", help="The log directory itself.")
     ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show all diagnostics, and the traceback of an error.")
-    ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show diagnostics on stderr.")] = False,
+    debug: Debug = False,
+    verbose: Verbose = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = "text",
+    version: Version = False,
 ) -> None:
     """Look into a transaction log: list what it holds, check it, compare it. Only purge and repair change it.
 
@@ -62,6 +76,7 @@ def locate(
 
     Exit codes: 0 done, 1 not found, 2 bad usage, 3 damaged log, 4 log missing or unreadable.
     """
+    show_diagnostics(debug=debug, verbose=verbose, levels=log_level, form=log_format)
     require_command(ctx)
     ctx.obj = (service, conf, directory)
 
