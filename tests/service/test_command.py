@@ -16,7 +16,6 @@ from tranlog.errors import DiskFullError
 from tranlog.service.commands import cli
 from tranlog.service.frame import command
 from tranlog.service.frame.command import (
-    Progress,
     confirm,
     hoist,
     lower,
@@ -167,39 +166,6 @@ def test_only_a_yes_is_a_yes(answer: str, agreed: bool, monkeypatch: pytest.Monk
     else:
         with pytest.raises(typer.Abort):
             confirm("Clear it?")
-
-
-class TickingClock:
-    """A second passes at each look."""
-
-    def __init__(self) -> None:
-        self.at = 0.0
-
-    def monotonic(self) -> float:
-        self.at += 1
-        return self.at
-
-    def now_ms(self) -> int:
-        return 0
-
-    def sleep(self, seconds: float) -> None:
-        raise AssertionError
-
-
-def test_progress_without_a_terminal_is_a_line_now_and_then() -> None:
-    out = io.StringIO()
-    with Progress(clock=TickingClock(), stream=out) as progress:
-        for number in range(12):
-            progress.update(f"at {number}")
-    assert out.getvalue() == "at 4\nat 9\n"
-    out = io.StringIO()
-    with Progress(clock=TickingClock(), stream=out, endless=True) as progress:
-        for number in range(12):
-            progress.update(f"for ever {number}")
-    with Progress(clock=TickingClock(), stream=out, quiet=True) as progress:
-        for number in range(12):
-            progress.update(f"at {number}")
-    assert out.getvalue() == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

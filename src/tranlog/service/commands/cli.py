@@ -58,7 +58,6 @@ from tranlog.service.config.config import DEFAULT_FILE, Config
 from tranlog.service.frame.command import (
     AsJson,
     Debug,
-    Progress,
     Verbose,
     Version,
     confirm,
@@ -71,6 +70,7 @@ from tranlog.service.frame.command import (
 )
 from tranlog.service.frame.diagnostics import LogFormat, LogLevel, show_diagnostics
 from tranlog.service.frame.exits import ExitCode, error_line, exit_code_of
+from tranlog.service.frame.progress import Progress
 from tranlog.service.process.capturing import CaptureThread, open_capture
 from tranlog.service.process.client import RunningPipeline
 from tranlog.service.process.last_error import keep_error, keeping_error
@@ -606,7 +606,9 @@ def tables_create(
 
 def _tables_of_log(config: Config, progress: Progress) -> list[TableMap]:
     with open_readable(config.log_dir) as reader:
-        return tables_in_log(reader, report=lambda at, last: progress.update(f"tables: seqno {at} of {last}"))
+        return tables_in_log(
+            reader, report=lambda at, last: progress.update("tables: looked at", at, last, "transactions")
+        )
 
 
 def _tables_of_source(config: Config) -> list[TableMap]:

@@ -33,8 +33,9 @@ from tranlog.pipeline.status.view import (
 )
 from tranlog.service.commands.status import source_text
 from tranlog.service.config.config import NO_OPTIONS, Config, find_file, load
-from tranlog.service.frame.command import AsJson, Progress, print_json
+from tranlog.service.frame.command import AsJson, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
+from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime
 from tranlog.service.process.client import GRACE_S, RunningPipeline, writer_of
 from tranlog.service.process.operating import parse_time

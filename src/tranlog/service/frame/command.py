@@ -14,13 +14,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from types import FrameType, TracebackType
-from typing import Annotated, Any, Final, TextIO
+from types import FrameType
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tranlog.clock import Clock, SystemClock
 from tranlog.service.frame.diagnostics import LOG_OPTIONS, lines_are_json
 from tranlog.service.frame.exits import (
     ExitCode,
@@ -31,6 +30,7 @@ from tranlog.service.frame.exits import (
     exit_code_of,
     json_line,
 )
+from tranlog.service.frame.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,6 @@ def _print_version(wanted: bool) -> None:
 Version = Annotated[
     bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version, and end.")
 ]
-PROGRESS_EVERY_S: Final = 5.0
-"""How often progress is printed where stderr is no terminal."""
 
 
 class _HelpInOrder:
@@ -202,6 +200,8 @@ def say(text: str) -> None:
 
 def confirm(question: str) -> None:
     """Ask on stderr for a `y`; raise typer.Abort for anything else, an end of the input included."""
+    if Progress.current is not None:
+        Progress.current.hide()
     print(f"{question} [y/N] ", file=sys.stderr, end="", flush=True)
     answer = sys.stdin.readline()
     if not sys.stdin.isatty():
@@ -233,51 +233,6 @@ def stop_signals(stop: Callable[[], None], *, quiet: bool = False) -> Iterator[N
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-
-
-class Progress:
-    """Says on stderr how long work goes: a moving line on a terminal, a line now and then elsewhere.
-
-    `endless`: work that goes on until it is told to end, of which nobody wants a line every few seconds in his logs: it
-    says nothing elsewhere. Threads: one at a time.
-    """
-
-    def __init__(
-        self, *, quiet: bool = False, endless: bool = False, clock: Clock | None = None, stream: TextIO | None = None
-    ) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._clock = SystemClock() if clock is None else clock
-        self._quiet = quiet or (endless and not self._stream.isatty())
-        self._said_at = self._clock.monotonic()
-        self._status: Any = None
-
-    def __enter__(self) -> Progress:
-        if not self._quiet and self._stream.isatty():
-            from rich.console import Console
-
-            self._status = Console(file=self._stream).status("")
-            self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def update(self, text: str) -> None:
-        """Show `text`, at once on a terminal, else when the last line is old enough."""
-        if self._quiet:
-            return
-        if self._status is not None:
-            from rich.text import Text
-
-            self._status.update(Text(text))
-            return
-        now = self._clock.monotonic()
-        if now - self._said_at >= PROGRESS_EVERY_S:
-            self._said_at = now
-            print(text, file=self._stream, flush=True)
 
 
 class UnknownOption(typer.TyperException):

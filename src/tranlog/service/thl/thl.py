@@ -27,7 +27,6 @@ from tranlog.log.upkeep.diff import diff as diff_logs
 from tranlog.log.upkeep.verify import VerifyReport
 from tranlog.service.frame.command import (
     Debug,
-    Progress,
     Verbose,
     Version,
     confirm,
@@ -40,6 +39,7 @@ from tranlog.service.frame.command import (
 )
 from tranlog.service.frame.diagnostics import LogFormat, LogLevel, show_diagnostics
 from tranlog.service.frame.exits import ExitCode
+from tranlog.service.frame.progress import Progress
 from tranlog.service.thl import converting, integrity, listing, thl_dump, thl_list
 
 LOCATING: Final = ("-service", "--service", "-conf", "--conf", "-dir", "--dir")
@@ -97,12 +97,14 @@ def index(
     Example:
       thl -service shop index
     """
-    log = open_log(log_of(ctx))
+    with Progress("index: reading the log"):
+        log = open_log(log_of(ctx))
+        segments = log.segments()
     try:
-        for one in log.segments():
+        for one in segments:
             if as_json:
                 print_json(
-                    {"file": one.name, "firstSeqno": one.first_seqno, "lastSeqno": one.last_seqno, "bytes": one.bytes}
+                    {"file": one.name, "first_seqno": one.first_seqno, "last_seqno": one.last_seqno, "bytes": one.bytes}
                 )
             else:
                 print(listing.index_line(one.name, one.first_seqno, one.last_seqno))
@@ -191,7 +193,8 @@ def purge(
     if not as_json:
         line = listing.purge_line(low, high)
         print(line if low is not None or high is not None else "Deleting all events")
-    shown, said = remove(path, codec, low=low, high=high)
+    with Progress("purge: removing transactions"):
+        shown, said = remove(path, codec, low=low, high=high)
     if as_json:
         print_json(shown)
     else:
@@ -216,7 +219,7 @@ def verify(
     with Progress() as progress:
 
         def tell(done: int, total: int) -> None:
-            progress.update(f"checked {done} of {total} bytes")
+            progress.update("checked", done, total, "bytes")
 
         found = check(path, progress=tell)
     if as_json:
@@ -279,7 +282,7 @@ def repair(
             keep=keep,
             dry_run=dry_run,
             agree=None if yes and as_json else agree,
-            progress=lambda done, total: progress.update(f"checked {done} of {total} bytes"),
+            progress=lambda done, total: progress.update("checked", done, total, "bytes"),
         )
     plan = outcome.decision
     if as_json:
@@ -331,7 +334,7 @@ def diff(
             right,
             full=full,
             shown=shown,
-            progress=lambda done, total: progress.update(f"compared {done} of {total} transactions"),
+            progress=lambda done, total: progress.update("compared", done, total, "transactions"),
         )
     if as_json:
         print_json({**msgspec.to_builtins(found), "agree": found.agree})
