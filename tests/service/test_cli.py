@@ -23,6 +23,8 @@ from tranlog.log.files.cleared import MARK_NAME, read_mark
 from tranlog.log.writing.log import Log, hold, read_holds
 from tranlog.service.commands import cli
 from tranlog.service.config.config import load
+from tranlog.service.config.exposure import Role
+from tranlog.service.process.operating import OperatingOptions
 from tranlog.service.thl import thl
 from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target
@@ -720,3 +722,19 @@ def test_the_error_that_ended_a_capture_is_shown_afterwards(shop: Shop) -> None:
     assert "capture ended at 20" in out and message in out
     shop("capture --once")
     assert shop.json("status --no-watch")["source"]["error"] is None
+
+
+def test_a_capture_has_ports_of_its_own(shop: Shop) -> None:
+    """Those of [capture], guarded by the files of [pipeline]; the command line outranks the file."""
+    file = shop.path / "tranlog.toml"
+    file.write_text(file.read_text().replace("[capture]\n", '[capture]\nmetrics = "127.0.0.1:0"\n'))
+    config = load("tranlog.toml", environ={}, options={"capture.control": ("--control", "127.0.0.1:4714")})
+    ports = OperatingOptions.of_capture(config).ports
+    assert ports == [("control", "127.0.0.1:4714", Role.OPERATE), ("metrics", "127.0.0.1:0", Role.READ)]
+    assert OperatingOptions.of(config.pipeline).ports == []
+    assert shop("capture --once")[0] == 0
+    file.write_text(file.read_text().replace('"127.0.0.1:0"', '"0.0.0.0:4715"'))
+    for line in ("config check", "capture --once"):
+        code, _, err = shop(line)
+        assert code == 2 and "metrics = '0.0.0.0:4715'" in err and "TLS" in err
+    assert "tranlog.toml:" in shop("config check")[2] and ": capture.metrics = " in shop("config check")[2]

@@ -60,8 +60,11 @@ from tranlog.service.frame.command import (
     Debug,
     Verbose,
     Version,
+    complete_file,
+    complete_service,
     confirm,
     new_app,
+    one_of,
     print_json,
     require_command,
     run_app,
@@ -151,11 +154,24 @@ Start = Annotated[
 def locate(
     ctx: typer.Context,
     conf: Annotated[
-        str | None, typer.Option("--conf", "-conf", metavar="FILE", help=f"The configuration; default: {DEFAULT_FILE}.")
+        str | None,
+        typer.Option(
+            "--conf",
+            "-conf",
+            metavar="FILE",
+            autocompletion=complete_file,
+            help=f"The configuration; default: {DEFAULT_FILE}.",
+        ),
     ] = None,
     service: Annotated[
         str | None,
-        typer.Option("--service", "-service", metavar="NAME", help=f"The service of NAME.toml or {DEFAULT_FILE} here."),
+        typer.Option(
+            "--service",
+            "-service",
+            metavar="NAME",
+            autocompletion=complete_service,
+            help=f"The service of NAME.toml or {DEFAULT_FILE} here.",
+        ),
     ] = None,
     debug: Debug = False,
     verbose: Verbose = False,
@@ -218,13 +234,16 @@ def capture(
       tranlog --conf shop.toml capture --once
       tranlog capture --source thl:thl-of-the-replicator
     """
-    config = config_of(ctx)
+    config = config_of(ctx, {} if metrics is None else {"capture.metrics": ("--metrics", metrics)})
     if source is not None:
         config = config.with_source(source)
-    ports = dataclasses.replace(OperatingOptions.of(config.pipeline), control=None, metrics=metrics)
     with (
         open_capture(config, new_log=new_log, accept_server=accept_server, take_source=take_source) as (work, log),
-        capture_endpoint(Capturing(log, work, config.source, alone=True), runtime_dir=runtime_dir(), options=ports),
+        capture_endpoint(
+            Capturing(log, work, config.source, alone=True),
+            runtime_dir=runtime_dir(),
+            options=OperatingOptions.of_capture(config),
+        ),
     ):
         _say_begin(log)
         with (
@@ -507,7 +526,14 @@ def status(
         bool, typer.Option("--watch/--no-watch", help="Watch the pipeline for a second, to see it move and how fast.")
     ] = True,
     name: Annotated[
-        str | None, typer.Option("--name", "-name", metavar="VIEW", help=f"One of {', '.join(VIEW_NAMES)}.")
+        str | None,
+        typer.Option(
+            "--name",
+            "-name",
+            metavar="VIEW",
+            autocompletion=one_of(*VIEW_NAMES),
+            help=f"One of {', '.join(VIEW_NAMES)}.",
+        ),
     ] = None,
     host: Host = None,
     tls_ca: Authority = None,

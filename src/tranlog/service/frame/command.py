@@ -178,6 +178,25 @@ def lower(arguments: Sequence[str], valued: Sequence[str], *, passed: Sequence[s
     return [*front, *rest[:end], *moved, *rest[end:]]
 
 
+def one_of(*values: str) -> Callable[[str], list[str]]:
+    """Return what completes one of some values."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [one for one in values if one.startswith(incomplete)]
+
+    return complete
+
+
+def complete_file(incomplete: str) -> list[str]:
+    """Complete a configuration file of this folder."""
+    return sorted(name for name in os.listdir() if name.endswith(".toml") and name.startswith(incomplete))
+
+
+def complete_service(incomplete: str) -> list[str]:
+    """Complete the name of a service that has a file of its own in this folder."""
+    return [name.removesuffix(".toml") for name in complete_file(incomplete)]
+
+
 def log_of(ctx: typer.Context) -> str:
     """Return the log directory that `thl`'s options before the command name. Raises ConfigError."""
     from tranlog.service.config.config import find_log  # with it comes the pipeline: `--help` can do without

@@ -29,6 +29,8 @@ from tranlog.service.frame.command import (
     Debug,
     Verbose,
     Version,
+    complete_file,
+    complete_service,
     confirm,
     log_of,
     new_app,
@@ -52,10 +54,23 @@ def locate(
     ctx: typer.Context,
     service: Annotated[
         str | None,
-        typer.Option("-service", "--service", metavar="NAME", help="The service of NAME.toml or tranlog.toml here."),
+        typer.Option(
+            "-service",
+            "--service",
+            metavar="NAME",
+            autocompletion=complete_service,
+            help="The service of NAME.toml or tranlog.toml here.",
+        ),
     ] = None,
     conf: Annotated[
-        str | None, typer.Option("-conf", "--conf", metavar="FILE", help="The configuration; default: tranlog.toml.")
+        str | None,
+        typer.Option(
+            "-conf",
+            "--conf",
+            metavar="FILE",
+            autocompletion=complete_file,
+            help="The configuration; default: tranlog.toml.",
+        ),
     ] = None,
     directory: Annotated[
         str | None, typer.Option("-dir", "--dir", metavar="PATH", help="The log directory itself.")
