@@ -61,6 +61,7 @@ def test_a_sentence_and_its_fields(template: str, arguments: Any, event: str, fi
     assert told.items() >= fields.items()
 
 
+@pytest.mark.long
 def test_every_call_of_ours_has_this_form() -> None:
     """A sentence that says nothing, or a field that is lost, is found here and not in somebody's log."""
     calls = []

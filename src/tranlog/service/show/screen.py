@@ -15,7 +15,6 @@ from typing import Final
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -217,19 +216,23 @@ class _Column:
 
 
 def _table(columns: Sequence[_Column], rows: Sequence[Sequence[Text | str]], width: int | None) -> list[Text]:
+    texts = [[one if isinstance(one, Text) else Text(one) for one in row] for row in rows]
+    widths = [max([len(column.title), *(row[at].cell_len for row in texts)]) for at, column in enumerate(columns)]
     kept = list(range(len(columns)))
-    while True:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="reverse")
-        for at in kept:
-            table.add_column(columns[at].title, justify="left" if columns[at].left else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*[row[at] for at in kept])
+    while width is not None and sum(widths[at] + 2 for at in kept) - 2 > width:
         spare = max(kept, key=lambda at: columns[at].spare)
-        needed = Measurement.get(_LAYOUT, _LAYOUT.options, table).maximum
-        if width is None or needed <= width or not columns[spare].spare:
-            lines = _LAYOUT.render_lines(table, pad=False)
-            return [Text.assemble(*[(part.text, part.style or "") for part in line]) for line in lines]
+        if not columns[spare].spare:
+            break
         kept.remove(spare)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="reverse")
+    for at in kept:
+        table.add_column(
+            columns[at].title, justify="left" if columns[at].left else "right", no_wrap=True, width=widths[at]
+        )
+    for row in texts:
+        table.add_row(*[row[at] for at in kept])
+    lines = _LAYOUT.render_lines(table, pad=False)
+    return [Text.assemble(*[(part.text, part.style or "") for part in line]) for line in lines]
 
 
 _CHANNEL_COLUMNS: Final = (
