@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import psycopg
@@ -199,10 +199,16 @@ def processes(*commands: list[str], folder: Path) -> Iterator[Callable[[], None]
             one.wait()
 
 
+Beside = Callable[[Path], AbstractContextManager[object]]
+
+
 def through_the_log(
-    folder: Path, dsn: str, source: str | None, seconds: int, commit: Callable[[int], int]
+    folder: Path, dsn: str, source: str | None, seconds: int, commit: Callable[[int], int], beside: Beside = nullcontext
 ) -> list[float]:
-    """Apply as a command, and where there is a source capture as another; return the latencies."""
+    """Apply as a command, and where there is a source capture as another; return the latencies.
+
+    `beside`: what goes on meanwhile, by the socket of `apply`.
+    """
     conf = folder / "tranlog.toml"
     conf.write_text(
         CONFIG.format(dsn=dsn, channels=CHANNELS) + ("" if source is None else SOURCE.format(source=source))
@@ -224,12 +230,19 @@ def through_the_log(
                 captured()
                 applied()
 
+            socket_path = folder / "log" / "control" / "bench"
+            while not socket_path.exists() and time.monotonic() < deadline:
+                check()
+                time.sleep(0.05)
+            stack.enter_context(beside(socket_path))
             return latencies(listener, seconds, commit, check)
     finally:
         listener.stop()
 
 
-def from_append(postgres: PostgresServer, folder: Path, turn: int, seconds: int) -> list[float]:
+def from_append(
+    postgres: PostgresServer, folder: Path, turn: int, seconds: int, beside: Beside = nullcontext
+) -> list[float]:
     """Append to a log, each transaction durable before the next is made."""
     tables = [events(number) for number in range(TABLES)]
     rule = ShardRule(kind=ShardRuleKind.TABLE)
@@ -244,7 +257,7 @@ def from_append(postgres: PostgresServer, folder: Path, turn: int, seconds: int)
             log.commit()
             return at
 
-        return through_the_log(folder, dsn, None, seconds, commit)
+        return through_the_log(folder, dsn, None, seconds, commit, beside)
 
 
 def events(number: int) -> TableMap:

@@ -92,13 +92,12 @@ class OnScreen:
         return self.process.wait()
 
     def is_given_back(self) -> bool:
-        """Whether the terminal is as it was: its modes, the cursor, wrapping lines, the screen of before."""
+        """Whether the terminal is as it was: its modes, the cursor, the screen of before."""
         tail = self.sent[self.sent.rfind(b"\x1b[?1049l") - 100 :]
         return (
             termios.tcgetattr(self.slave) == self.modes
             and self.sent.count(b"\x1b[?1049h") == self.sent.count(b"\x1b[?1049l") > 0
             and tail.rfind(b"\x1b[?25h") > tail.rfind(b"\x1b[?25l")
-            and tail.rfind(b"\x1b[?7h") > tail.rfind(b"\x1b[?7l")
         )
 
     def close(self) -> None:

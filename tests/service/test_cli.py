@@ -23,6 +23,8 @@ from tranlog.log.files.cleared import MARK_NAME, read_mark
 from tranlog.log.writing.log import Log, hold, read_holds
 from tranlog.service.commands import cli
 from tranlog.service.config.config import load
+from tranlog.service.config.exposure import Role
+from tranlog.service.process.operating import OperatingOptions
 from tranlog.service.thl import thl
 from tranlog.source.sqlite import connect
 from tranlog.target.options import TargetOptions, open_target
@@ -285,7 +287,12 @@ def test_capture_once(shop: Shop) -> None:
     code, out, err = shop("capture --once")
     assert code == 0
     assert out == "captured 4 transactions; the log ends at seqno 4, epoch 1\n"
-    assert "capture: a new log at" in err and "table without primary key" in err and "main.line" in err
+    assert (
+        "Capture begins" in err
+        and "log='a new log'" in err
+        and "table without primary key" in err
+        and "main.line" in err
+    )
     done = shop.json("capture --once")
     assert (done["transactions"], done["log_ends_at"], done["epoch"]) == (0, 5, 2)
 
@@ -356,7 +363,7 @@ def test_capture_ends_cleanly_by_a_signal(shop: Shop) -> None:
         out, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
     assert json.loads(out)["transactions"] == 3
-    assert "SIGTERM: stopping cleanly" in err
+    assert "Stopping cleanly" in err and "signal=SIGTERM" in err
     assert shop.json("status --no-watch")["source"]["waiting"] == 0
 
 
@@ -698,3 +705,36 @@ def test_the_installed_command_and_its_exit_codes(line: str, code: int, shop: Sh
     done = subprocess.run([PROGRAM, *line.split()], capture_output=True, text=True, timeout=60, cwd=shop.path)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_the_error_that_ended_a_capture_is_shown_afterwards(shop: Shop) -> None:
+    """By `status`, with its time and what to do, until another capture begins."""
+    shop("capture --once")
+    source = shop.path / "source.db"
+    source.rename(shop.path / "away.db")
+    source.write_bytes(b"no database at all" * 100)
+    code, _, err = shop("capture --once")
+    assert code != 0
+    message = err.splitlines()[-1].removeprefix("tranlog: ")
+    source.unlink()
+    (shop.path / "away.db").rename(source)
+    out = shop("status --no-watch")[1]
+    assert "capture ended at 20" in out and message in out
+    shop("capture --once")
+    assert shop.json("status --no-watch")["source"]["error"] is None
+
+
+def test_a_capture_has_ports_of_its_own(shop: Shop) -> None:
+    """Those of [capture], guarded by the files of [pipeline]; the command line outranks the file."""
+    file = shop.path / "tranlog.toml"
+    file.write_text(file.read_text().replace("[capture]\n", '[capture]\nmetrics = "127.0.0.1:0"\n'))
+    config = load("tranlog.toml", environ={}, options={"capture.control": ("--control", "127.0.0.1:4714")})
+    ports = OperatingOptions.of_capture(config).ports
+    assert ports == [("control", "127.0.0.1:4714", Role.OPERATE), ("metrics", "127.0.0.1:0", Role.READ)]
+    assert OperatingOptions.of(config.pipeline).ports == []
+    assert shop("capture --once")[0] == 0
+    file.write_text(file.read_text().replace('"127.0.0.1:0"', '"0.0.0.0:4715"'))
+    for line in ("config check", "capture --once"):
+        code, _, err = shop(line)
+        assert code == 2 and "metrics = '0.0.0.0:4715'" in err and "TLS" in err
+    assert "tranlog.toml:" in shop("config check")[2] and ": capture.metrics = " in shop("config check")[2]

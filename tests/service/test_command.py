@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import signal
 from typing import Annotated
@@ -15,7 +16,6 @@ from tranlog.errors import DiskFullError
 from tranlog.service.commands import cli
 from tranlog.service.frame import command
 from tranlog.service.frame.command import (
-    Progress,
     confirm,
     hoist,
     lower,
@@ -168,41 +168,9 @@ def test_only_a_yes_is_a_yes(answer: str, agreed: bool, monkeypatch: pytest.Monk
             confirm("Clear it?")
 
 
-class TickingClock:
-    """A second passes at each look."""
-
-    def __init__(self) -> None:
-        self.at = 0.0
-
-    def monotonic(self) -> float:
-        self.at += 1
-        return self.at
-
-    def now_ms(self) -> int:
-        return 0
-
-    def sleep(self, seconds: float) -> None:
-        raise AssertionError
-
-
-def test_progress_without_a_terminal_is_a_line_now_and_then() -> None:
-    out = io.StringIO()
-    with Progress(clock=TickingClock(), stream=out) as progress:
-        for number in range(12):
-            progress.update(f"at {number}")
-    assert out.getvalue() == "at 4\nat 9\n"
-    out = io.StringIO()
-    with Progress(clock=TickingClock(), stream=out, endless=True) as progress:
-        for number in range(12):
-            progress.update(f"for ever {number}")
-    with Progress(clock=TickingClock(), stream=out, quiet=True) as progress:
-        for number in range(12):
-            progress.update(f"at {number}")
-    assert out.getvalue() == ""
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_asks_and_the_handlers_come_back(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_signal_asks_and_the_handlers_come_back(number: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tranlog.service")
     before = signal.getsignal(number)
     stopped: list[bool] = []
     with stop_signals(lambda: stopped.append(True)):
@@ -210,4 +178,4 @@ def test_the_first_signal_asks_and_the_handlers_come_back(number: int, capsys: p
         assert stopped == [True]
         assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert signal.getsignal(number) == before
-    assert "stopping cleanly" in capsys.readouterr().err
+    assert "Stopping cleanly" in caplog.text and f"signal={signal.Signals(number).name}" in caplog.text

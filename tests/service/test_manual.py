@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 import typer
 
 from fix_effort import few_of
+from tranlog.ids import Seqno
+from tranlog.log.files.positions import hold
 from tranlog.service.commands import cli
 from tranlog.service.frame.manual import man_page
 from tranlog.service.thl import thl
@@ -72,3 +75,42 @@ def test_bash_completes(prog: str, words: list[str], offered: set[str], tmp_path
     )
     done = subprocess.run([bash, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     assert set(done.stdout.split()) == offered, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("status --name s", {"stores", "shards", "stages"}),
+        ("wait --state ONL", {"ONLINE", "ONLINE:DEGRADED"}),
+        ("tables create --from ", {"log", "source"}),
+        ("--conf ", {"shop.toml"}),
+        ("--service s", {"shop"}),
+        ("hold drop p", set()),
+        ("hold drop --dir log p", {"p1"}),
+        ("--conf shop.toml hold drop ", {"p1", "q"}),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_values_are_completed(
+    shell: str,
+    line: str,
+    offered: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What the scripts of both shells are answered: views, states, configurations, services, and holds of the log."""
+    (tmp_path / "log").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("p1", "q"):
+        hold("log", name, Seqno(5))
+    Path("shop.toml").write_text('[service]\nname = "shop"\n[log]\ndir = "log"\n')
+    words = f"tranlog {line}"
+    monkeypatch.setenv("_TRANLOG_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", words)
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    with pytest.raises(SystemExit):
+        cli.main([])
+    found = capsys.readouterr().out
+    assert set(re.findall(r'"([^" ]+)"' if shell == "zsh" else r"(\S+)", found.replace("\\", ""))) == offered

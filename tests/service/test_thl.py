@@ -194,7 +194,7 @@ def test_diagnostics_are_no_part_of_a_listing(log_dir: Path, capfd: pytest.Captu
     assert thl.main(["-dir", str(log_dir), "--verbose", "list", "-seqno", "5"]) == 0
     told = capfd.readouterr()
     assert told.out.startswith("SEQ# = 5 / FRAG# = 0 (last frag)")
-    assert f"INFO tranlog.log.reading.reader: Opened for reading. path={log_dir}" in told.err
+    assert "Opened for reading" in told.err and f"path={log_dir}" in told.err
     assert thl.main(["-dir", str(log_dir), "list", "-seqno", "5"]) == 0
     assert capfd.readouterr().err == ""
 
@@ -273,7 +273,7 @@ def test_index_and_info_of_several_segments(tmp_path: Path, capsys: pytest.Captu
     assert ranges[0][0] == 0 and ranges[-1][1] == 40
     assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(ranges))
     code, out, _ = run(log, "index --json", capsys)
-    assert [[one["firstSeqno"], one["lastSeqno"]] for one in map(json.loads, out.splitlines())] == ranges
+    assert [[one["first_seqno"], one["last_seqno"]] for one in map(json.loads, out.splitlines())] == ranges
     newest = log / f"thl.data.{len(entries):010d}"
     os.utime(newest, (AT / 1000, AT / 1000))
     code, out, _ = run(log, "info", capsys)

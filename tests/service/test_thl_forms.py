@@ -119,7 +119,7 @@ def test_what_a_segment_holds(log_dir: Path, capsys: pytest.CaptureFixture[str])
     for one in segments:
         code, out, _ = run(log_dir, f"list -headers -file {one['file']}", capsys)
         seqnos = sorted({int(line.split("\t")[0]) for line in out.splitlines()})
-        assert code == 0 and seqnos == list(range(one["firstSeqno"], one["lastSeqno"] + 1))
+        assert code == 0 and seqnos == list(range(one["first_seqno"], one["last_seqno"] + 1))
 
 
 def test_the_last_ones(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,21 +259,21 @@ def test_what_a_purge_refuses(low: int | None, high: int | None, last: int, why:
 def test_purge_from_the_front_takes_whole_segments(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(log_dir, "index -json", capsys)
     segments = [json.loads(line) for line in out.splitlines()]
-    inside = segments[1]["lastSeqno"] + 1  # the first of the third segment, which stays
+    inside = segments[1]["last_seqno"] + 1  # the first of the third segment, which stays
     code, out, _ = run(log_dir, f"purge -high {inside} -y", capsys)
     assert code == 0
     assert out.splitlines() == [f"Deleting events where SEQ# <={inside}"] + [
         f"removed {one['file']}" for one in segments[:2]
     ]
     code, out, _ = run(log_dir, "info -json", capsys)
-    assert json.loads(out)["minSeqno"] == inside
+    assert json.loads(out)["min_seqno"] == inside
     assert run(log_dir, "verify", capsys)[0] == 0
 
 
 def test_purge_of_the_end_leaves_no_seqno_with_two_meanings(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(log_dir, "purge -low 50 -y -json", capsys)
     assert code == 0
-    assert json.loads(out) == {"removed": [], "abandoned": {"after": "GTID(1, 49)", "lastSeqno": 60}}
+    assert json.loads(out) == {"removed": [], "abandoned": {"after": "GTID(1, 49)", "last_seqno": 60}}
     _, out, _ = run(log_dir, "list -headers -low 49", capsys)
     found = [tuple(line.split("\t")[:2]) for line in out.splitlines()]
     assert found[0] == ("49", "1") and all(int(epoch) > 1 for _, epoch in found[1:])

@@ -251,7 +251,7 @@ def test_a_long_listing_says_on_stderr_how_far_it_is(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Issue 6, item 3: long scans show progress; a pipe gets nothing but results."""
-    monkeypatch.setattr("tranlog.service.frame.command.PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr("tranlog.service.frame.progress.SHOWN_AFTER_S", 0.0)
     theirs, log = tmp_path / "thl", tmp_path / "thl"
     with TungstenLog.open(str(theirs)) as writer:
         for seqno in range(5000):

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.long
 
 WAIT_S = 60.0
 Tell = Callable[[str], tuple[int, str, str]]
-COLOUR = re.compile(rb"\x1b\[3[0-7]m")
+COLOUR = re.compile(rb"\x1b\[(?:\d+;)*3[0-7]m")
 CONFIG = """\
 [service]
 name = "shop"
@@ -345,14 +345,12 @@ def test_no_pipeline_is_running_on_a_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("name", "why"), [(None, "place text"), ("dumb", "place text"), ("no-such", "is not known here")]
-)
-def test_a_terminal_that_cannot(tmp_path: Path, name: str | None, why: str) -> None:
+@pytest.mark.parametrize("name", [None, "dumb"])
+def test_a_terminal_that_cannot(tmp_path: Path, name: str | None) -> None:
     (tmp_path / "tranlog.toml").write_text(CONFIG)
     with on_screen("top", cwd=tmp_path, columns=300, TERM=name) as terminal:
         assert terminal.until_ended() == 2
-        assert "TERM" in terminal.text and why in terminal.text and "--once" in terminal.text
+        assert "TERM" in terminal.text and "place text" in terminal.text and "--once" in terminal.text
 
 
 @pytest.mark.e2e

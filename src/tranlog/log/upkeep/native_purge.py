@@ -74,7 +74,7 @@ class PurgeOutcome:
     def shown(self) -> dict[str, object]:
         """Return it for programs."""
         mark = self.mark
-        abandoned = None if mark is None else {"after": str(mark.matchpoint), "lastSeqno": mark.last_seqno}
+        abandoned = None if mark is None else {"after": str(mark.matchpoint), "last_seqno": mark.last_seqno}
         return {"removed": self.removed, "abandoned": abandoned}
 
     def lines(self) -> list[str]:

@@ -259,7 +259,10 @@ class Operation:
         if there is not self._state:
             self._state = there
             self._since_ms = round(time.time() * 1000)
-            logger.info("state=%s pipeline=%s", there, self._options.pipeline)
+            applied = NO_SEQNO if self._status is None else self._status.restart_seqno
+            logger.info(
+                "The state changed. pipeline=%s state=%s applied_seqno=%d", self._options.pipeline, there, applied
+            )
 
     # --- wishes, from any thread ---
 

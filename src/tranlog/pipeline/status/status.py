@@ -151,7 +151,8 @@ class PipelineState:
     """A pipeline by the target's tables. `row` is None where it never ran; `target` where that is not made yet.
 
     `running`: None where nobody watched and its process was not asked. `lag` is None where the log cannot be read;
-    `next_shard`: of the first transaction that is not applied, None for none.
+    `next_shard`: of the first transaction that is not applied, None for none. `kept_error`: why its last run ended, as
+    its process keeps it beside the log.
     """
 
     options: ApplyOptions
@@ -164,6 +165,7 @@ class PipelineState:
     lag: Lag | None = None
     next_shard: str | None = None
     notes: tuple[str, ...] = ()
+    kept_error: LastError | None = None
 
     @property
     def rows(self) -> list[ChannelRow]:
@@ -218,8 +220,9 @@ class PipelineState:
 
     @property
     def error(self) -> LastError | None:
-        """Why the last run ended; None while one goes on."""
-        return None if self.running else last_error(self.rows)
+        """Why the last run ended, by the target or by what its process keeps; None while one goes on."""
+        found = () if self.running else (last_error(self.rows), self.kept_error)
+        return max((one for one in found if one is not None), key=lambda one: one.at_ms, default=None)
 
     @property
     def shards(self) -> list[ShardState]:

@@ -58,21 +58,29 @@ from tranlog.service.commands.verifying import add_verify
 from tranlog.service.config.config import DEFAULT_FILE, Config
 from tranlog.service.frame.command import (
     AsJson,
-    Progress,
+    Debug,
+    Verbose,
+    Version,
+    complete_file,
+    complete_service,
     confirm,
     new_app,
+    one_of,
     print_json,
     require_command,
     run_app,
     say,
     stop_signals,
 )
+from tranlog.service.frame.diagnostics import LogFormat, LogLevel, show_diagnostics
 from tranlog.service.frame.exits import ExitCode, error_line, exit_code_of
+from tranlog.service.frame.progress import Progress
 from tranlog.service.process.capturing import CaptureThread, open_capture
 from tranlog.service.process.client import RunningPipeline
+from tranlog.service.process.last_error import keep_error, keeping_error
 from tranlog.service.process.operating import Capturing, OperatingOptions, capture_endpoint, operated
 from tranlog.service.process.reloading import ConfigFile
-from tranlog.service.process.sockets import runtime_dir
+from tranlog.service.process.sockets import CAPTURE_NAME, runtime_dir
 from tranlog.service.upkeep.holds import hold_app
 from tranlog.service.upkeep.segments import log_app
 from tranlog.source.kinds import source_kind
@@ -148,16 +156,30 @@ Start = Annotated[
 def locate(
     ctx: typer.Context,
     conf: Annotated[
-        str | None, typer.Option("--conf", "-conf", metavar="FILE", help=f"The configuration; default: {DEFAULT_FILE}.")
+        str | None,
+        typer.Option(
+            "--conf",
+            "-conf",
+            metavar="FILE",
+            autocompletion=complete_file,
+            help=f"The configuration; default: {DEFAULT_FILE}.",
+        ),
     ] = None,
     service: Annotated[
         str | None,
-        typer.Option("--service", "-service", metavar="NAME", help=f"The service of NAME.toml or {DEFAULT_FILE} here."),
+        typer.Option(
+            "--service",
+            "-service",
+            metavar="NAME",
+            autocompletion=complete_service,
+            help=f"The service of NAME.toml or {DEFAULT_FILE} here.",
+        ),
     ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show all diagnostics, and the traceback of an error.")
-    ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show diagnostics on stderr.")] = False,
+    debug: Debug = False,
+    verbose: Verbose = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = "text",
+    version: Version = False,
 ) -> None:
     """A transaction log between databases: capture a source, apply to a target, exactly once.
 
@@ -171,6 +193,7 @@ def locate(
     the target among it; 4 the surroundings prevent it (lock held, disk full, server away, no Java): mend and start
     again. `thl` looks into the log itself.
     """
+    show_diagnostics(debug=debug, verbose=verbose, levels=log_level, form=log_format)
     require_command(ctx)
     ctx.obj = (conf, service)
 
@@ -213,18 +236,22 @@ def capture(
       tranlog --conf shop.toml capture --once
       tranlog capture --source thl:thl-of-the-replicator
     """
-    config = config_of(ctx)
+    config = config_of(ctx, {} if metrics is None else {"capture.metrics": ("--metrics", metrics)})
     if source is not None:
         config = config.with_source(source)
-    ports = dataclasses.replace(OperatingOptions.of(config.pipeline), control=None, metrics=metrics)
     with (
         open_capture(config, new_log=new_log, accept_server=accept_server, take_source=take_source) as (work, log),
-        capture_endpoint(Capturing(log, work, config.source, alone=True), runtime_dir=runtime_dir(), options=ports),
+        capture_endpoint(
+            Capturing(log, work, config.source, alone=True),
+            runtime_dir=runtime_dir(),
+            options=OperatingOptions.of_capture(config),
+        ),
     ):
         _say_begin(log)
         with (
             stop_signals(work.stop),
             Progress(endless=not once) as progress,
+            keeping_error(config.log_dir, CAPTURE_NAME),
             _Reporter(lambda: progress.update(_capture_text(work))),
         ):
             done = work.catch_up(wait_s=source_kind(config.wanted_source().kind).once_wait_s) if once else work.run()
@@ -234,7 +261,7 @@ def capture(
 def _say_begin(log: Log) -> None:
     found = log.recovered
     begins = "a new log" if found.created else "the log"
-    say(f"capture: {begins} at {log.path}, epoch {log.epoch}, goes on after seqno {log.last_seqno}")
+    logger.info("Capture begins. log=%s log_dir=%s epoch=%d last_seqno=%d", begins, log.path, log.epoch, log.last_seqno)
 
 
 def _capture_text(work: Capture) -> str:
@@ -349,6 +376,7 @@ def apply(
         with (
             operated(operation, config.log, _operating(config), runtime_dir=runtime_dir(), reread=reread),
             stop_signals(operation.end),
+            keeping_error(config.log_dir, options.pipeline),
         ):
             done = operation.run(online=not wait_offline)
     _show_apply(done, as_json)
@@ -470,7 +498,7 @@ def run(
             try:
                 with stop_signals(operation.end):
                     capturing.start()
-                    with endpoint:
+                    with endpoint, keeping_error(config.log_dir, options.pipeline):
                         done = operation.run()
             except TranlogError:
                 capturing.stop()
@@ -479,6 +507,8 @@ def run(
                 raise
             finally:
                 capturing.stop()
+                if isinstance(capturing.error, TranlogError):
+                    keep_error(config.log_dir, CAPTURE_NAME, capturing.error)
         if capturing.error is not None:
             raise capturing.error
         if as_json:
@@ -498,7 +528,14 @@ def status(
         bool, typer.Option("--watch/--no-watch", help="Watch the pipeline for a second, to see it move and how fast.")
     ] = True,
     name: Annotated[
-        str | None, typer.Option("--name", "-name", metavar="VIEW", help=f"One of {', '.join(VIEW_NAMES)}.")
+        str | None,
+        typer.Option(
+            "--name",
+            "-name",
+            metavar="VIEW",
+            autocompletion=one_of(*VIEW_NAMES),
+            help=f"One of {', '.join(VIEW_NAMES)}.",
+        ),
     ] = None,
     host: Host = None,
     tls_ca: Authority = None,
@@ -597,7 +634,9 @@ def tables_create(
 
 def _tables_of_log(config: Config, progress: Progress) -> list[TableMap]:
     with open_readable(config.log_dir) as reader:
-        return tables_in_log(reader, report=lambda at, last: progress.update(f"tables: seqno {at} of {last}"))
+        return tables_in_log(
+            reader, report=lambda at, last: progress.update("tables: looked at", at, last, "transactions")
+        )
 
 
 def _tables_of_source(config: Config) -> list[TableMap]:

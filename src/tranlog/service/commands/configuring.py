@@ -89,10 +89,14 @@ def check(ctx: typer.Context, as_json: AsJson = False) -> None:
     conf, service = ctx.obj
     read = reading(find_file(conf=conf, service=service))
     config = made(read)
-    try:
-        OperatingOptions.of(config.pipeline).check()
-    except ConfigError as exc:
-        raise read.refusal(f"pipeline.{exc.option}", exc.value, exc.why) from exc
+    for section, ports in (
+        ("pipeline", OperatingOptions.of(config.pipeline)),
+        ("capture", OperatingOptions.of_capture(config)),
+    ):
+        try:
+            ports.check()
+        except ConfigError as exc:
+            raise read.refusal(f"{section}.{exc.option}", exc.value, exc.why) from exc
     if as_json:
         print_json({"file": config.file, "service": config.service})
     else:

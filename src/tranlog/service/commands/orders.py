@@ -19,6 +19,7 @@ import typer
 from tranlog.clock import SystemClock
 from tranlog.errors import ControlError, TranlogError
 from tranlog.pipeline.driving.operation import ReplanEnd
+from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.rules.troubles import Trouble, trouble_text
 from tranlog.pipeline.status.gathering import gather
 from tranlog.pipeline.status.view import (
@@ -33,8 +34,9 @@ from tranlog.pipeline.status.view import (
 )
 from tranlog.service.commands.status import source_text
 from tranlog.service.config.config import NO_OPTIONS, Config, find_file, load
-from tranlog.service.frame.command import AsJson, Progress, print_json
+from tranlog.service.frame.command import AsJson, one_of, print_json
 from tranlog.service.frame.exits import ExitCode, json_line
+from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import Beat, GoOffline, GoOnline, WaitFor, WithinTime
 from tranlog.service.process.client import GRACE_S, RunningPipeline, writer_of
 from tranlog.service.process.operating import parse_time
@@ -237,7 +239,10 @@ def wait(
         int | None, typer.Option("--applied", "-applied", metavar="SEQNO", help="Until all up to here is applied.")
     ] = None,
     state: Annotated[
-        str | None, typer.Option("--state", "-state", metavar="ST", help="Until this state, such as ONLINE.")
+        str | None,
+        typer.Option(
+            "--state", "-state", metavar="ST", autocompletion=one_of(*State), help="Until this state, such as ONLINE."
+        ),
     ] = None,
     timeout_s: Timeout = 60.0,
     as_json: AsJson = False,

@@ -20,12 +20,15 @@ from tranlog.clock import Clock
 from tranlog.errors import DiskFailedError, SourceError, TargetError, TranlogError
 from tranlog.listing import time_text
 from tranlog.loads import ANY_PIPELINE
+from tranlog.pipeline.rules.progress import LastError
 from tranlog.pipeline.rules.states import OperationState
 from tranlog.pipeline.rules.troubles import trouble_text
 from tranlog.pipeline.status.gathering import gather
 from tranlog.pipeline.status.status import LogState, PipelineState, Status, WaitsFor, picked
 from tranlog.service.config.config import Config
 from tranlog.service.process.client import RunningPipeline, capture_state
+from tranlog.service.process.last_error import last_error
+from tranlog.service.process.sockets import CAPTURE_NAME
 from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.target import NOBODY
 
@@ -37,7 +40,8 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     """The source: up to where it is captured, where it is itself, and what it keeps for us.
 
     `waiting` counts transactions in SQLite's outbox; None where the source does not tell. `in_flight`: the large
-    transaction that capture is reading; None for none, and where no capture answers.
+    transaction that capture is reading; None for none, and where no capture answers. `error`: why the last capture
+    ended, None for no error, and while one runs.
     """
 
     kind: str
@@ -50,6 +54,7 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     retained_bytes: int | None = None
     note: str = ""
     in_flight: PartRead | None = None
+    error: LastError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,8 @@ def service_status(config: Config, *, clock: Clock, watch_s: float) -> ServiceSt
     if pipeline is not None and pipeline.row is None:  # what else is there of it is no pipeline's
         pipeline = PipelineState(options=pipeline.options, target=pipeline.target, running=False)
         found = replace(found, process=None)
+    if pipeline is not None:
+        pipeline = replace(pipeline, kept_error=last_error(config.log_dir, pipeline.options.pipeline))
     given = {name: getattr(found, name) for name in Status.__slots__} | {
         "pipeline": pipeline,
         "problems": {part: problems[part] for part in ("log", "source", "target") if part in problems},
@@ -118,6 +125,7 @@ def _source_state(options: SourceOptions, log: LogState | None) -> SourceState:
         captured_event_id=captured,
         captured_tstamp=None if log is None else log.last_tstamp,
         in_flight=None if capture is None else capture.in_flight,
+        error=None if log is None or log.writer is not None else last_error(log.directory, CAPTURE_NAME),
         **found._asdict(),
     )
 
@@ -248,6 +256,8 @@ def _source_lines(source: SourceState, now: int) -> Iterator[str]:
         yield f"          stands at {source.now_at}"
     if source.in_flight is not None:
         yield f"          capture is {part_text(source.in_flight)}, for {_seconds(now - source.in_flight.began_at)}"
+    if source.error is not None:
+        yield f"          capture {_ended(source.error)}"
     if source.waiting is not None:
         yield f"          outbox: {source.waiting} transactions, {_size(source.retained_bytes or 0)}"
     elif source.retained_bytes is not None:
@@ -279,7 +289,7 @@ def _pipeline_lines(pipeline: PipelineState, process: OperationState | None, now
     yield f"pipeline  {pipeline.options.pipeline}, {state}"
     error, lag, channels = pipeline.error, pipeline.lag, pipeline.channels
     if error is not None:
-        yield f"          ended at {time_text(error.at_ms)} UTC by {error.type}: {error.message}"
+        yield f"          {_ended(error)}"
     for note in pipeline.notes:
         yield f"          {note}"
     if pipeline.running and process is not None and process.slots < len(channels):
@@ -303,6 +313,10 @@ def _pipeline_lines(pipeline: PipelineState, process: OperationState | None, now
         if one.in_flight is not None:
             age = f"{_seconds(now - one.in_flight.began_at)}, told {_seconds(now - one.in_flight.written_at)} ago"
             yield f"          channel {one.row.channel} is in {one.in_flight.text}, for {age}"
+
+
+def _ended(error: LastError) -> str:
+    return f"ended at {time_text(error.at_ms)} UTC by {error.type}: {error.message}"
 
 
 def part_text(part: PartRead) -> str:

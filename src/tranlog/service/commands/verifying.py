@@ -19,8 +19,9 @@ from tranlog.pipeline.filters.filter_chain import Chain
 from tranlog.pipeline.upkeep.verify import TableVerdict, select_tables, verify_tables
 from tranlog.service.commands.orders import Ask, Timeout, config_of, reaching
 from tranlog.service.config.config import Config
-from tranlog.service.frame.command import AsJson, Progress, print_json, say
+from tranlog.service.frame.command import AsJson, print_json, say
 from tranlog.service.frame.exits import ExitCode, Told
+from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import WithinTime
 from tranlog.service.process.client import GRACE_S
 from tranlog.source.kinds import source_kind
@@ -70,7 +71,7 @@ def verify(
         with Progress() as progress:
 
             def told(where: str, count: int) -> None:
-                progress.update(f"verify: {count} rows of {where}")
+                progress.update(f"verify: {where}", count, unit="rows")
 
             while True:
                 verdicts = _compare(config, target, table or (), rows, told)

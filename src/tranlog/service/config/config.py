@@ -23,7 +23,7 @@ from tranlog.pipeline.options import ApplyOptions
 from tranlog.pipeline.rules.channels import PlanOptions
 from tranlog.pipeline.rules.shard_list import parse_shard_list
 from tranlog.pipeline.spark.cluster import EngineOptions
-from tranlog.service.config.sections import NAMES, ConfigKey, PipelineKeys, SourceKeys, keys_of
+from tranlog.service.config.sections import NAMES, CaptureKeys, ConfigKey, PipelineKeys, SourceKeys, keys_of
 from tranlog.source.kinds import SourceOptions, source_kind
 from tranlog.target.options import TargetOptions
 
@@ -54,6 +54,7 @@ class Config:
     log_dir: str
     log: LogOptions
     capture: CaptureOptions
+    capture_ports: CaptureKeys
     source: SourceOptions | None
     target: TargetOptions | None
     pipeline: PipelineOptions
@@ -158,6 +159,7 @@ def made(reading: Reading) -> Config:
         log_dir=values.log.dir,
         log=make.options(LogOptions, "log"),
         capture=make.options(CaptureOptions, "capture"),
+        capture_ports=CaptureKeys(**make.fields(CaptureKeys, "capture")),
         source=None if values.source is None else _source(make, service),
         target=None if values.target is None else _target(make),
         pipeline=pipeline,

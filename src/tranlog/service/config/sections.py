@@ -67,6 +67,16 @@ class SourceKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureKeys:
+    """What stands in [capture] beside the options of a capture; what guards its ports stands in [pipeline]."""
+
+    control: str | None = field(default=None, metadata={"example": "127.0.0.1:4714"})
+    """Where the operator of `tranlog capture` reaches it, beside the socket in the log's folder."""
+    metrics: str | None = field(default=None, metadata={"example": "127.0.0.1:4715"})
+    """The same for Prometheus, and for whoever only reads. `tranlog run` has the ports of [pipeline]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardKeys:
     """What stands in [shards] beside the plan of a pipeline."""
 
@@ -152,7 +162,7 @@ _NOT_IN_PIPELINE: Final = frozenset(
 _SECTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "service": (ServiceKeys,),
     "log": (LogKeys, LogOptions),
-    "capture": (CaptureOptions,),
+    "capture": (CaptureKeys, CaptureOptions),
     "shards": (ShardKeys, PlanOptions),
     "target": (TargetOptions, LoginKeys),
     "pipeline": (PipelineKeys, ApplyOptions, GroupBounds),

@@ -6,21 +6,21 @@ and everything else to stderr, so that a pipe gets nothing but results, whatever
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from types import FrameType, TracebackType
-from typing import Annotated, Any, Final, TextIO
+from types import FrameType
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tranlog.clock import Clock, SystemClock
+from tranlog.service.frame.diagnostics import LOG_OPTIONS, lines_are_json
 from tranlog.service.frame.exits import (
     ExitCode,
     ReaderGone,
@@ -30,12 +30,26 @@ from tranlog.service.frame.exits import (
     exit_code_of,
     json_line,
 )
+from tranlog.service.frame.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 HELP_NAMES: Final = {"help_option_names": ["-h", "-help", "--help"]}
 GLOBAL_FLAGS: Final = ("--debug", "--verbose")
+Debug = Annotated[bool, typer.Option("--debug", help="Show all diagnostics, and the traceback of an error.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show diagnostics on stderr.")]
 AsJson = Annotated[bool, typer.Option("--json", "-json", help="Print one line of JSON; errors too, on stderr.")]
-PROGRESS_EVERY_S: Final = 5.0
-"""How often progress is printed where stderr is no terminal."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tranlog {importlib.metadata.version('tranlog')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version, and end.")
+]
 
 
 class _HelpInOrder:
@@ -101,8 +115,8 @@ def run_app(
     accepted after it too. `lowered` names those that belong after it and are accepted before.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    hoisted = (*hoisted, *LOG_OPTIONS)
     words = lower(hoist(given, hoisted, GLOBAL_FLAGS), lowered, passed=hoisted)
-    _show_diagnostics(debug="--debug" in words, verbose="--verbose" in words)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter must not end a listing
@@ -114,7 +128,7 @@ def run_app(
             _let_go_of_stdout()
             return code
         error = _whole_word_error(exc, words)
-        as_json = "--json" in words or "-json" in words
+        as_json = "--json" in words or "-json" in words or lines_are_json()
         print((error_json if as_json else error_line)(error, prog=prog), file=sys.stderr)
         if "--debug" in words:
             print(error_trace(exc), file=sys.stderr, end="")
@@ -164,6 +178,25 @@ def lower(arguments: Sequence[str], valued: Sequence[str], *, passed: Sequence[s
     return [*front, *rest[:end], *moved, *rest[end:]]
 
 
+def one_of(*values: str) -> Callable[[str], list[str]]:
+    """Return what completes one of some values."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [one for one in values if one.startswith(incomplete)]
+
+    return complete
+
+
+def complete_file(incomplete: str) -> list[str]:
+    """Complete a configuration file of this folder."""
+    return sorted(name for name in os.listdir() if name.endswith(".toml") and name.startswith(incomplete))
+
+
+def complete_service(incomplete: str) -> list[str]:
+    """Complete the name of a service that has a file of its own in this folder."""
+    return [name.removesuffix(".toml") for name in complete_file(incomplete)]
+
+
 def log_of(ctx: typer.Context) -> str:
     """Return the log directory that `thl`'s options before the command name. Raises ConfigError."""
     from tranlog.service.config.config import find_log  # with it comes the pipeline: `--help` can do without
@@ -186,6 +219,8 @@ def say(text: str) -> None:
 
 def confirm(question: str) -> None:
     """Ask on stderr for a `y`; raise typer.Abort for anything else, an end of the input included."""
+    if Progress.current is not None:
+        Progress.current.hide()
     print(f"{question} [y/N] ", file=sys.stderr, end="", flush=True)
     answer = sys.stdin.readline()
     if not sys.stdin.isatty():
@@ -206,7 +241,7 @@ def stop_signals(stop: Callable[[], None], *, quiet: bool = False) -> Iterator[N
         for one in before:
             signal.signal(one, signal.SIG_DFL)
         if not quiet:
-            say(f"{signal.Signals(number).name}: stopping cleanly; once more stops at once")
+            logger.info("Stopping cleanly; once more stops at once. signal=%s", signal.Signals(number).name)
         stop()
 
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
@@ -217,76 +252,6 @@ def stop_signals(stop: Callable[[], None], *, quiet: bool = False) -> Iterator[N
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-
-
-class Progress:
-    """Says on stderr how long work goes: a moving line on a terminal, a line now and then elsewhere.
-
-    `endless`: work that goes on until it is told to end, of which nobody wants a line every few seconds in his logs: it
-    says nothing elsewhere. Threads: one at a time.
-    """
-
-    def __init__(
-        self, *, quiet: bool = False, endless: bool = False, clock: Clock | None = None, stream: TextIO | None = None
-    ) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._clock = SystemClock() if clock is None else clock
-        self._quiet = quiet or (endless and not self._stream.isatty())
-        self._said_at = self._clock.monotonic()
-        self._status: Any = None
-
-    def __enter__(self) -> Progress:
-        if not self._quiet and self._stream.isatty():
-            from rich.console import Console
-
-            self._status = Console(file=self._stream).status("")
-            self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def update(self, text: str) -> None:
-        """Show `text`, at once on a terminal, else when the last line is old enough."""
-        if self._quiet:
-            return
-        if self._status is not None:
-            from rich.text import Text
-
-            self._status.update(Text(text))
-            return
-        now = self._clock.monotonic()
-        if now - self._said_at >= PROGRESS_EVERY_S:
-            self._said_at = now
-            print(text, file=self._stream, flush=True)
-
-
-class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what stderr is now, not to what it was when the handler was made."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
-
-
-def _show_diagnostics(*, debug: bool, verbose: bool) -> None:
-    root = logging.getLogger()
-    root.setLevel(logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING)
-    for noisy in ("py4j", "pyspark"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    if any(isinstance(handler, _StderrHandler) for handler in root.handlers):
-        return
-    handler = _StderrHandler()
-    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
-    root.addHandler(handler)
 
 
 class UnknownOption(typer.TyperException):

@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from tranlog.capture.capture import Capture
 from tranlog.capture.load_requests import LoadRequest, read_requests, write_request
@@ -24,6 +24,8 @@ from tranlog.log.upkeep.clearing import has_records
 from tranlog.log.writing.log import Log
 from tranlog.pipeline.upkeep.position import read_rows
 from tranlog.service.config.config import Config
+from tranlog.service.process.last_error import keeping_error
+from tranlog.service.process.sockets import CAPTURE_NAME
 from tranlog.source.kinds import source_kind
 from tranlog.source.source import LoadableSource, ServerSource, Source
 from tranlog.target.target import ChannelRow
@@ -75,22 +77,24 @@ def open_capture(
     without the no-op with which a writer begins.
     """
     options = config.wanted_source()
-    source = source_kind(options.kind).open(options)
-    if accept_server:
-        if not isinstance(source, ServerSource):
-            raise ConfigError(option="--accept-server", value=True, why="only a MariaDB source has a server to accept")
-        source.accept_server = True
-    after = find_beginning(config, new_log=new_log)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    try:
-        with Log.open(config.log_dir, source_id=source.source_id, options=config.log, start_after=after) as log:
+    with ExitStack() as opened:
+        with keeping_error(config.log_dir, CAPTURE_NAME):
+            source = source_kind(options.kind).open(options)
+            if accept_server:
+                if not isinstance(source, ServerSource):
+                    why = "only a MariaDB source has a server to accept"
+                    raise ConfigError(option="--accept-server", value=True, why=why)
+                source.accept_server = True
+            after = find_beginning(config, new_log=new_log)
+            opened.callback(source.close)
+            opened.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+            log = opened.enter_context(
+                Log.open(config.log_dir, source_id=source.source_id, options=config.log, start_after=after)
+            )
             if log.last_event_id() is None:
                 _begin_loaded(config, source, log)
-            yield Capture(source, log, options=config.capture, take_source=take_source), log
-    finally:
-        sys.setswitchinterval(interval)
-        source.close()
+        yield Capture(source, log, options=config.capture, take_source=take_source), log
 
 
 def _begin_loaded(config: Config, source: Source, log: Log) -> None:

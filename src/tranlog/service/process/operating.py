@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,9 +37,10 @@ from tranlog.pipeline.status.gathering import gather
 from tranlog.pipeline.status.status import Status
 from tranlog.pipeline.upkeep.position import set_position
 from tranlog.queues.store import MessageStore
-from tranlog.service.config.config import PipelineOptions
+from tranlog.service.config.config import Config, PipelineOptions
 from tranlog.service.config.exposure import Exposure, Role, check_exposure, read_secrets
 from tranlog.service.process import api
+from tranlog.service.process.last_error import forget_error
 from tranlog.service.process.log_index import extent_of
 from tranlog.service.process.sockets import CAPTURE_NAME, STORE_NAME, runtime_dir, socket_paths
 from tranlog.service.process.store_part import StorePart
@@ -89,6 +90,12 @@ class OperatingOptions:
             authority=options.tls_client_ca,
         )
         return cls(control=options.control, metrics=options.metrics, exposure=exposure)
+
+    @classmethod
+    def of_capture(cls, config: Config) -> OperatingOptions:
+        """Return those of a capture alone. Raises as `of`."""
+        ports = config.capture_ports
+        return replace(cls.of(config.pipeline), control=ports.control, metrics=ports.metrics)
 
     def check(self) -> None:
         """Raise ConfigError for a port that may not be opened so."""
@@ -423,6 +430,8 @@ def _served(
                 logger.warning("this process cannot be operated from outside why=%s", exc)
             else:
                 opened.callback(doors[-1].close)
+        for name, _ in sockets:
+            forget_error(log_dir, name)
         yield opened.enter_context(Server(parts, doors))
 
 

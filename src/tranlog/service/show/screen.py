@@ -1,26 +1,28 @@
 """What `tranlog top` shows, as lines for a screen of some size. Decides, does not act.
 
-Owns the layout: which columns a narrow terminal loses, how many rows a short one shows, what stands out. Leaves the
-terminal itself to `terminal`. The hard idea: a line that is too long wraps, and then everything below it is in the
-wrong place; so lines are cut here, by the cells that they take and not by their letters, and text that came from
-outside cannot move the cursor, since nothing but printable letters gets through.
+Owns the layout: which columns a narrow terminal loses, how many rows a short one shows, what stands out. Leaves cells,
+wrapping and tables to rich, the terminal itself to `terminal`. The hard idea: what came from outside cannot move the
+cursor, since nothing but printable letters gets through.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, TypeAlias
+from typing import Final
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
+from rich.console import Console, ConsoleDimensions
+from rich.table import Table
+from rich.text import Text
 
 from tranlog.ids import NO_SEQNO
 from tranlog.pipeline.rules.states import State
 from tranlog.pipeline.rules.troubles import trouble_text
 from tranlog.pipeline.status.status import Doing
-from tranlog.service.show.overview import TIMES, ChannelNow, ChannelPace, Overview, Pace, ShardNow, pace
+from tranlog.service.show.overview import TIMES, ChannelNow, ChannelPace, Overview, ShardNow, pace
 
 BAR_CELLS: Final = 10
 LETTERS: Final = {name: name[0] for name in TIMES}
@@ -32,29 +34,13 @@ _SHARD_ROWS: Final = 5
 """What channels leave to shards where there is not room for all."""
 _ERROR_LINES: Final = 4
 _ARROW: Final = "  ->  "
-
-
-class Tone(enum.Enum):
-    """How a piece of text stands out, on a terminal that can."""
-
-    PLAIN = "plain"
-    BOLD = "bold"
-    DIM = "dim"
-    GOOD = "good"
-    WARNING = "warning"
-    BAD = "bad"
-    TITLE = "title"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StyledText:
-    """A piece of a line. Shape: printable letters only."""
-
-    text: str
-    tone: Tone = Tone.PLAIN
-
-
-Line: TypeAlias = tuple[StyledText, ...]
+GOOD: Final = "green"
+WARNING: Final = "bold yellow"
+BAD: Final = "bold red"
+BOLD: Final = "bold"
+DIM: Final = "dim"
+_LAYOUT: Final = Console(width=10_000, color_system=None, markup=False, emoji=False, highlight=False)
+"""Lays out without a terminal: nothing is written to it."""
 
 
 class Order(enum.StrEnum):
@@ -72,14 +58,6 @@ class Order(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """Of a screen, in cells."""
-
-    columns: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
     """What there is to show. `away`: why it has not answered for `away_s`; then `now` is what it last said."""
 
@@ -93,116 +71,102 @@ class Shown:
 
 
 _DOING_TONES: Final = {
-    Doing.APPLYING: Tone.GOOD,
-    Doing.SERIAL: Tone.GOOD,
-    Doing.WAITING: Tone.WARNING,
-    Doing.STANDING: Tone.BAD,
-    Doing.IDLE: Tone.DIM,
-    Doing.STOPPED: Tone.DIM,
-    Doing.READING: Tone.PLAIN,
+    Doing.APPLYING: GOOD,
+    Doing.SERIAL: GOOD,
+    Doing.WAITING: WARNING,
+    Doing.STANDING: BAD,
+    Doing.IDLE: DIM,
+    Doing.STOPPED: DIM,
+    Doing.READING: "",
 }
 
 
 # --- whole screens ---------------------------------------------------------------------------------------
 
 
-def screen(shown: Shown, size: Size) -> list[Line]:
+def screen(shown: Shown, size: ConsoleDimensions) -> list[Text]:
     """Return the lines of a terminal: never more than its rows, none wider than its columns."""
-    columns, rows = max(1, size.columns), max(1, size.rows)
-    footer = [_cut(_footer(shown), columns)] if rows > 1 else []
-    head = [_cut(line, columns) for line in _head(shown, columns)]
+    columns, rows = max(1, size.width), max(1, size.height)
+    footer = [_footer(shown)] if rows > 1 else []
     room = rows - len(footer)
-    if shown.away is not None:
-        body = head[:room]
-    else:
-        body = [*head, *_tables(shown, columns, room - len(head))][:room]
-    blank: Line = ()
-    return [*body, *[blank] * (room - len(body)), *footer]
+    head = _head(shown, columns)
+    body = head if shown.away is not None else [*head, *_tables(shown, columns, room - len(head))]
+    lines = [*body[:room], *[Text()] * (room - len(body)), *footer]
+    for line in lines:
+        line.truncate(columns)
+    return lines
 
 
 def plain(shown: Shown) -> list[str]:
     """Return the same as text for any output: nothing cut, no keys."""
-    lines = [*_head(shown, None)]
+    lines = _head(shown, None)
     if shown.away is None:
-        paced = _paced(shown)
-        lines += [(), *_channels(shown, paced, None)]
+        lines += [Text(), *_channels(shown, None)]
         if shown.now.shards:
-            lines += [(), *_shards(shown.now.shards, None)]
-        lines.append((StyledText(text=LEGEND),))
-    return ["".join(span.text for span in line).rstrip() for line in lines]
+            lines += [Text(), *_shards(shown.now.shards, None)]
+        lines.append(Text(LEGEND))
+    return [line.plain.rstrip() for line in lines]
 
 
-def _paced(shown: Shown) -> Pace:
-    return pace(shown.before, shown.now)
-
-
-def _tables(shown: Shown, columns: int, room: int) -> Iterator[Line]:
-    """Yield the two tables: the shards get what the channels leave, and a few rows in any case."""
-    channels = [_cut(line, columns) for line in _channels(shown, _paced(shown), columns)]
-    shards = [_cut(line, columns) for line in _shards(shown.now.shards, columns)] if shown.now.shards else []
+def _tables(shown: Shown, columns: int, room: int) -> list[Text]:
+    """Return the two tables: the shards get what the channels leave, and a few rows in any case."""
+    channels = _channels(shown, columns)
+    shards = _shards(shown.now.shards, columns) if shown.now.shards else []
     wanted = min(len(shards), _SHARD_ROWS + 1) + 1 if shards else 0
     most = room - 1 - wanted
     if most < 4:  # a short screen has channels only
         most, shards = room - 1, []
-    yield ()
     if len(channels) > most > 1:
         left = len(channels) - most + 1
-        channels = [*channels[: most - 1], _cut((StyledText(text=f"and {left} more", tone=Tone.DIM),), columns)]
-    yield from channels
-    if shards:
-        yield ()
-        yield from shards[: room - 2 - len(channels)]
+        channels = [*channels[: most - 1], Text(f"and {left} more", DIM)]
+    return [Text(), *channels, *([Text(), *shards[: max(0, room - 2 - len(channels))]] if shards else [])]
 
 
 # --- the head --------------------------------------------------------------------------------------------
 
 
-def _head(shown: Shown, columns: int | None) -> list[Line]:
-    now, paced = shown.now, _paced(shown)
+def _head(shown: Shown, columns: int | None) -> list[Text]:
+    now, paced = shown.now, pace(shown.before, shown.now)
     name = now.service if now.service in ("", now.pipeline) else f"{now.service}/"
     name = now.pipeline if name in ("", now.pipeline) else name + now.pipeline
-    first = [StyledText(text=f"tranlog top  {_safe(name)}  ", tone=Tone.BOLD)]
+    first = Text.assemble((f"tranlog top  {_safe(name)}  ", BOLD))
     if shown.away is None:
-        first.append(StyledText(text=now.state.value, tone=_state_tone(now.state)))
-        first.append(StyledText(text=f" for {duration(now.now_ms - now.since_ms)}"))
+        first.append(now.state.value, _state_tone(now.state))
+        first.append(f" for {duration(now.now_ms - now.since_ms)}")
         if now.limit:
-            first.append(StyledText(text=f", until {_safe(now.limit)}"))
+            first.append(f", until {_safe(now.limit)}")
     else:
-        first.append(StyledText(text=f"AWAY for {duration(round(shown.away_s * 1000))}", tone=Tone.BAD))
+        first.append(f"AWAY for {duration(round(shown.away_s * 1000))}", BAD)
     if shown.paused:
-        first.append(StyledText(text="  paused", tone=Tone.WARNING))
+        first.append("  paused", WARNING)
     clock = datetime.fromtimestamp(now.now_ms / 1000, UTC).strftime("%H:%M:%S UTC")
-    lines = [_with_right(tuple(first), clock, columns)]
+    gap = 2 if columns is None else columns - first.cell_len - len(clock)
+    if gap >= 2:
+        first.append(" " * gap + clock, DIM)
     if shown.away is not None:
-        lines += _wrapped(shown.away, columns, Tone.BAD)
-        lines.append((StyledText(text="Waiting for it to come back."),))
-        return lines
-    lines.append((StyledText(text=_route(now, columns)),))
+        return [first, *_wrapped(shown.away, columns, BAD), Text("Waiting for it to come back.")]
     lag = "for how long is not known" if now.lag_ms is None else duration(now.lag_ms)
-    lines.append(
-        (
-            StyledText(text=f"log {_seqno(now.first_seqno)} to {_seqno(now.last_seqno)}"),
-            StyledText(text=f", committed {_seqno(now.committed_seqno)}"),
-            StyledText(text=f"  applied {_seqno(now.applied_seqno)}", tone=Tone.BOLD),
-            StyledText(text=f"  behind {max(0, now.committed_seqno - now.applied_seqno)}, {lag}"),
-        )
-    )
-    lines.append(
-        (
-            StyledText(text=f"in {_rate(paced.logged_per_s)} tx/s  out {_rate(paced.transactions_per_s)} tx/s, "),
-            StyledText(
-                text=f"{_rate(paced.changes_per_s)} rows/s  {now.sections} serial sections  {now.shards_known} shards"
-            ),
-            *([StyledText(text=f"  {now.retries} reconnects", tone=Tone.WARNING)] if now.retries else []),
-        )
-    )
+    lines = [
+        first,
+        Text(_route(now, columns)),
+        Text.assemble(
+            f"log {_seqno(now.first_seqno)} to {_seqno(now.last_seqno)}, committed {_seqno(now.committed_seqno)}",
+            (f"  applied {_seqno(now.applied_seqno)}", BOLD),
+            f"  behind {max(0, now.committed_seqno - now.applied_seqno)}, {lag}",
+        ),
+        Text.assemble(
+            f"in {_rate(paced.logged_per_s)} tx/s  out {_rate(paced.transactions_per_s)} tx/s, ",
+            f"{_rate(paced.changes_per_s)} rows/s  {now.sections} serial sections  {now.shards_known} shards",
+            (f"  {now.retries} reconnects" if now.retries else "", WARNING),
+        ),
+    ]
     if now.pending is not None:
         at = f" at seqno {now.pending.seqno}, event id {now.pending.event_id!r}" if now.pending.seqno >= 0 else ""
-        lines += _wrapped(f"{now.pending.type}{at}: {now.pending.message}", columns, Tone.BAD)
+        lines += _wrapped(f"{now.pending.type}{at}: {now.pending.message}", columns, BAD)
     if now.state in (State.ONLINE, State.DEGRADED) and now.slots < len(now.channels):
-        lines += _wrapped(f"{now.slots} slots for {len(now.channels)} channels", columns, Tone.WARNING)
+        lines += _wrapped(f"{now.slots} slots for {len(now.channels)} channels", columns, WARNING)
     for problem in (*map(trouble_text, now.troubles), *now.problems):
-        lines += _wrapped(problem, columns, Tone.WARNING)
+        lines += _wrapped(problem, columns, WARNING)
     return lines
 
 
@@ -218,44 +182,25 @@ def _route(now: Overview, columns: int | None) -> str:
     return _ARROW.join(ends)
 
 
-def _state_tone(state: State) -> Tone:
+def _state_tone(state: State) -> str:
     match state:
         case State.ONLINE:
-            return Tone.GOOD
+            return GOOD
         case State.OFFLINE_ERROR:
-            return Tone.BAD
+            return BAD
         case _:
-            return Tone.WARNING
+            return WARNING
 
 
-def _with_right(line: Line, right: str, columns: int | None) -> Line:
-    """Put a text at a line's end, or, where it does not fit, nothing."""
-    used = sum(cell_len(span.text) for span in line)
-    gap = 2 if columns is None else columns - used - len(right)
-    return line if gap < 2 else (*line, StyledText(text=" " * gap + right, tone=Tone.DIM))
-
-
-def _wrapped(text: str, columns: int | None, tone: Tone) -> list[Line]:
+def _wrapped(text: str, columns: int | None, style: str) -> list[Text]:
     """Return an error in a few lines: it must be read, not guessed."""
-    text = _safe(text)
-    if columns is None:
-        return [(StyledText(text=text, tone=tone),)]
-    lines: list[str] = [""]
-    for word in text.split():
-        if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > columns:
-            lines.append(word)
-        else:
-            lines[-1] = f"{lines[-1]} {word}".lstrip()
-    return [(StyledText(text=line, tone=tone),) for line in lines[:_ERROR_LINES]]
+    line = Text(_safe(text), style)
+    return [line] if columns is None else list(line.wrap(_LAYOUT, columns))[:_ERROR_LINES]
 
 
-def _footer(shown: Shown) -> Line:
+def _footer(shown: Shown) -> Text:
     pause = "go on" if shown.paused else "pause"
-    return (
-        StyledText(
-            text=f"q quit  p {pause}  s sort: {shown.order}  +/- every {shown.interval_s:g} s  {LEGEND}", tone=Tone.DIM
-        ),
-    )
+    return Text(f"q quit  p {pause}  s sort: {shown.order}  +/- every {shown.interval_s:g} s  {LEGEND}", DIM)
 
 
 # --- tables ----------------------------------------------------------------------------------------------
@@ -270,23 +215,24 @@ class _Column:
     left: bool = False
 
 
-def _table(columns: Sequence[_Column], rows: Sequence[Sequence[StyledText]], width: int | None) -> Iterator[Line]:
-    widths = [max([len(column.title), *(cell_len(row[at].text) for row in rows)]) for at, column in enumerate(columns)]
+def _table(columns: Sequence[_Column], rows: Sequence[Sequence[Text | str]], width: int | None) -> list[Text]:
+    texts = [[one if isinstance(one, Text) else Text(one) for one in row] for row in rows]
+    widths = [max([len(column.title), *(row[at].cell_len for row in texts)]) for at, column in enumerate(columns)]
     kept = list(range(len(columns)))
     while width is not None and sum(widths[at] + 2 for at in kept) - 2 > width:
         spare = max(kept, key=lambda at: columns[at].spare)
         if not columns[spare].spare:
             break
         kept.remove(spare)
-    titles = [StyledText(text=column.title, tone=Tone.TITLE) for column in columns]
-    for row in (titles, *rows):
-        line: list[StyledText] = []
-        for at in kept:
-            gap = " " * (widths[at] - cell_len(row[at].text))
-            text = row[at].text + gap if columns[at].left else gap + row[at].text
-            line.append(StyledText(text=text, tone=row[at].tone))
-            line.append(StyledText(text="  "))
-        yield tuple(line[:-1])
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="reverse")
+    for at in kept:
+        table.add_column(
+            columns[at].title, justify="left" if columns[at].left else "right", no_wrap=True, width=widths[at]
+        )
+    for row in texts:
+        table.add_row(*[row[at] for at in kept])
+    lines = _LAYOUT.render_lines(table, pad=False)
+    return [Text.assemble(*[(part.text, part.style or "") for part in line]) for line in lines]
 
 
 _CHANNEL_COLUMNS: Final = (
@@ -301,8 +247,10 @@ _CHANNEL_COLUMNS: Final = (
 )
 
 
-def _channels(shown: Shown, paced: Pace, width: int | None) -> Iterator[Line]:
-    by_channel = {one.channel: one for one in paced.channels}
+def _channels(shown: Shown, width: int | None) -> list[Text]:
+    if not shown.now.channels:
+        return [Text("This pipeline has no channels yet.", DIM)]
+    by_channel = {one.channel: one for one in pace(shown.before, shown.now).channels}
     ranks: dict[Order, Callable[[ChannelNow], float]] = {
         Order.CHANNEL: lambda one: one.channel,
         Order.BEHIND: lambda one: -one.behind,
@@ -318,20 +266,17 @@ def _channels(shown: Shown, paced: Pace, width: int | None) -> Iterator[Line]:
             what = f"{what} {one.in_flight.text}"
         rows.append(
             (
-                StyledText(text=str(one.channel)),
-                StyledText(text=what, tone=_DOING_TONES[moves.doing]),
-                StyledText(text=_seqno(one.applied_seqno)),
-                StyledText(text=str(one.behind)),
-                StyledText(text=duration(one.latency_ms)),
-                StyledText(text=_rate(moves.transactions_per_s)),
-                StyledText(text=_rate(moves.changes_per_s)),
-                StyledText(text=bar(one, moves)),
+                str(one.channel),
+                Text(what, _DOING_TONES[moves.doing]),
+                _seqno(one.applied_seqno),
+                str(one.behind),
+                duration(one.latency_ms),
+                _rate(moves.transactions_per_s),
+                _rate(moves.changes_per_s),
+                bar(one, moves),
             )
         )
-    if rows:
-        yield from _table(_CHANNEL_COLUMNS, rows, width)
-    else:
-        yield (StyledText(text="This pipeline has no channels yet.", tone=Tone.DIM),)
+    return _table(_CHANNEL_COLUMNS, rows, width)
 
 
 def bar(now: ChannelNow, moves: ChannelPace) -> str:
@@ -356,18 +301,15 @@ _SHARD_COLUMNS: Final = (
 _SHARD_CELLS: Final = 40
 
 
-def _shards(shards: Sequence[ShardNow], width: int | None) -> Iterator[Line]:
-    rows = [
-        (
-            StyledText(text=_clipped(_safe(one.shard), _SHARD_CELLS)),
-            StyledText(text=str(one.channel)),
-            StyledText(text=duration(one.latency_ms)),
-            StyledText(text=_seqno(one.applied_seqno)),
-            StyledText(text=str(one.transactions)),
+def _shards(shards: Sequence[ShardNow], width: int | None) -> list[Text]:
+    rows = []
+    for one in shards:
+        name = Text(_safe(one.shard))
+        name.truncate(_SHARD_CELLS, overflow="ellipsis")
+        rows.append(
+            (name, str(one.channel), duration(one.latency_ms), _seqno(one.applied_seqno), str(one.transactions))
         )
-        for one in shards
-    ]
-    yield from _table(_SHARD_COLUMNS, rows, width)
+    return _table(_SHARD_COLUMNS, rows, width)
 
 
 # --- pieces ----------------------------------------------------------------------------------------------
@@ -378,30 +320,12 @@ def _safe(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _clipped(text: str, cells: int) -> str:
-    return text if cell_len(text) <= cells else set_cell_size(text, cells - 2) + ".."
-
-
 def _clipped_front(text: str, cells: int) -> str:
     if cell_len(text) <= cells:
         return text
     while text and cell_len(text) + 2 > cells:
         text = text[1:]
     return f"..{text}"
-
-
-def _cut(line: Line, columns: int) -> Line:
-    """Return as much of a line as its cells have room for."""
-    kept: list[StyledText] = []
-    left = columns
-    for span in line:
-        cells = cell_len(span.text)
-        if cells > left:
-            kept.append(StyledText(text=set_cell_size(span.text, left), tone=span.tone))
-            break
-        kept.append(span)
-        left -= cells
-    return tuple(kept)
 
 
 def _seqno(seqno: int) -> str:

@@ -9,8 +9,9 @@ import typer
 
 from tranlog.codecs.converting import MEANINGS, Conversion, Finding, convert
 from tranlog.codecs.opening import Codec
-from tranlog.service.frame.command import Progress, print_json, say
+from tranlog.service.frame.command import print_json, say
 from tranlog.service.frame.exits import ExitCode
+from tranlog.service.frame.progress import Progress
 
 KINDS = "\n".join(["\b", "Kinds:", *[f"  {kind}: {meaning}" for kind, meaning in MEANINGS.items()]])
 HELP = f"""Copy the log in SRC, as it is now, into DST in the other codec: native or the Tungsten replicator's.
@@ -73,7 +74,7 @@ def convert_command(
             to=to,
             lossy=lossy,
             show=show,
-            progress=lambda what, so_far, total: progress.update(f"{what} {so_far} of {total} transactions"),
+            progress=lambda what, so_far, total: progress.update(f"convert: {what}", so_far, total, "transactions"),
         )
     if as_json:
         print_json({**msgspec.to_builtins(done), "complete_before": done.complete_before})

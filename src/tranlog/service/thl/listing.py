@@ -34,7 +34,7 @@ class SegmentShown(msgspec.Struct, frozen=True, kw_only=True):
     modified_ms: int
 
 
-class LogOverview(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class LogOverview(msgspec.Struct, frozen=True, kw_only=True):
     """What `thl info` tells. `events` counts transactions: one per seqno."""
 
     directory: str

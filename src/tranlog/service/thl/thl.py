@@ -25,8 +25,23 @@ from tranlog.log.rules.repair import Keep, NothingToRepair, RepairPlan
 from tranlog.log.upkeep.diff import SHOWN
 from tranlog.log.upkeep.diff import diff as diff_logs
 from tranlog.log.upkeep.verify import VerifyReport
-from tranlog.service.frame.command import Progress, confirm, log_of, new_app, print_json, require_command, run_app, say
+from tranlog.service.frame.command import (
+    Debug,
+    Verbose,
+    Version,
+    complete_file,
+    complete_service,
+    confirm,
+    log_of,
+    new_app,
+    print_json,
+    require_command,
+    run_app,
+    say,
+)
+from tranlog.service.frame.diagnostics import LogFormat, LogLevel, show_diagnostics
 from tranlog.service.frame.exits import ExitCode
+from tranlog.service.frame.progress import Progress
 from tranlog.service.thl import converting, integrity, listing, thl_dump, thl_list
 
 LOCATING: Final = ("-service", "--service", "-conf", "--conf", "-dir", "--dir")
@@ -39,18 +54,32 @@ def locate(
     ctx: typer.Context,
     service: Annotated[
         str | None,
-        typer.Option("-service", "--service", metavar="NAME", help="The service of NAME.toml or tranlog.toml here."),
+        typer.Option(
+            "-service",
+            "--service",
+            metavar="NAME",
+            autocompletion=complete_service,
+            help="The service of NAME.toml or tranlog.toml here.",
+        ),
     ] = None,
     conf: Annotated[
-        str | None, typer.Option("-conf", "--conf", metavar="FILE", help="The configuration; default: tranlog.toml.")
+        str | None,
+        typer.Option(
+            "-conf",
+            "--conf",
+            metavar="FILE",
+            autocompletion=complete_file,
+            help="The configuration; default: tranlog.toml.",
+        ),
     ] = None,
     directory: Annotated[
         str | None, typer.Option("-dir", "--dir", metavar="PATH", help="The log directory itself.")
     ] = None,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show all diagnostics, and the traceback of an error.")
-    ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show diagnostics on stderr.")] = False,
+    debug: Debug = False,
+    verbose: Verbose = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = "text",
+    version: Version = False,
 ) -> None:
     """Look into a transaction log: list what it holds, check it, compare it. Only purge and repair change it.
 
@@ -62,6 +91,7 @@ def locate(
 
     Exit codes: 0 done, 1 not found, 2 bad usage, 3 damaged log, 4 log missing or unreadable.
     """
+    show_diagnostics(debug=debug, verbose=verbose, levels=log_level, form=log_format)
     require_command(ctx)
     ctx.obj = (service, conf, directory)
 
@@ -82,12 +112,14 @@ def index(
     Example:
       thl -service shop index
     """
-    log = open_log(log_of(ctx))
+    with Progress("index: reading the log"):
+        log = open_log(log_of(ctx))
+        segments = log.segments()
     try:
-        for one in log.segments():
+        for one in segments:
             if as_json:
                 print_json(
-                    {"file": one.name, "firstSeqno": one.first_seqno, "lastSeqno": one.last_seqno, "bytes": one.bytes}
+                    {"file": one.name, "first_seqno": one.first_seqno, "last_seqno": one.last_seqno, "bytes": one.bytes}
                 )
             else:
                 print(listing.index_line(one.name, one.first_seqno, one.last_seqno))
@@ -176,7 +208,8 @@ def purge(
     if not as_json:
         line = listing.purge_line(low, high)
         print(line if low is not None or high is not None else "Deleting all events")
-    shown, said = remove(path, codec, low=low, high=high)
+    with Progress("purge: removing transactions"):
+        shown, said = remove(path, codec, low=low, high=high)
     if as_json:
         print_json(shown)
     else:
@@ -201,7 +234,7 @@ def verify(
     with Progress() as progress:
 
         def tell(done: int, total: int) -> None:
-            progress.update(f"checked {done} of {total} bytes")
+            progress.update("checked", done, total, "bytes")
 
         found = check(path, progress=tell)
     if as_json:
@@ -264,7 +297,7 @@ def repair(
             keep=keep,
             dry_run=dry_run,
             agree=None if yes and as_json else agree,
-            progress=lambda done, total: progress.update(f"checked {done} of {total} bytes"),
+            progress=lambda done, total: progress.update("checked", done, total, "bytes"),
         )
     plan = outcome.decision
     if as_json:
@@ -316,7 +349,7 @@ def diff(
             right,
             full=full,
             shown=shown,
-            progress=lambda done, total: progress.update(f"compared {done} of {total} transactions"),
+            progress=lambda done, total: progress.update("compared", done, total, "transactions"),
         )
     if as_json:
         print_json({**msgspec.to_builtins(found), "agree": found.agree})

@@ -31,8 +31,9 @@ from tranlog.codecs.shown import (
 from tranlog.ids import Gtid, Seqno, segment_number
 from tranlog.listing import Style, json_array, python_charset
 from tranlog.log.reading.lookup import parse_time
-from tranlog.service.frame.command import Progress, log_of, say, stop_signals
+from tranlog.service.frame.command import log_of, say, stop_signals
 from tranlog.service.frame.exits import ExitCode
+from tranlog.service.frame.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ from typing import Annotated
 import typer
 
 from tranlog.clock import SystemClock
-from tranlog.errors import PipelineHeldError
+from tranlog.errors import PipelineHeldError, TranlogError
 from tranlog.log.files.positions import MAY_HAVE_ALL, Hold, drop_hold, is_running, read_hold, read_holds
+from tranlog.service.config.config import find_log
 from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command, say
 from tranlog.service.frame.exits import ExitCode
 from tranlog.service.upkeep.segments import Directory, log_of
@@ -73,10 +74,23 @@ def list_holds(ctx: typer.Context, directory: Directory = None, as_json: AsJson 
         print(line)
 
 
+def _complete(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a hold's name; of a log that cannot be found nothing."""
+    path = ctx.params.get("directory")
+    front = ctx.find_root().params
+    try:
+        path = path or find_log(conf=front.get("conf"), service=front.get("service"), directory=None)
+        return [one.name for one in read_holds(path) if one.name.startswith(incomplete)]
+    except (TranlogError, OSError):
+        return []
+
+
 @hold_app.command("drop")
 def drop(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As `tranlog hold list` shows it.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", autocompletion=_complete, help="As `tranlog hold list` shows it.")
+    ],
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
     directory: Directory = None,
     as_json: AsJson = False,

@@ -30,8 +30,9 @@ from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.lookup import OtherEpoch, find_gtid, parse_time
 from tranlog.log.reading.reader import LogReader
 from tranlog.service.config.config import find_log
-from tranlog.service.frame.command import AsJson, Progress, confirm, new_app, print_json, require_command, say
+from tranlog.service.frame.command import AsJson, confirm, new_app, print_json, require_command, say
 from tranlog.service.frame.exits import ExitCode
+from tranlog.service.frame.progress import Progress
 from tranlog.service.process.api import Trim, Trimmed
 from tranlog.service.process.client import capture_state
 from tranlog.service.process.log_index import IndexExtent, WriterIndex, index_lines, stored_extent
@@ -375,14 +376,14 @@ def trim(
             if isinstance(found, OtherEpoch):
                 say(f"{found.wanted} is not of this log: seqno {found.wanted.seqno} is {found.found.gtid} here")
                 return ExitCode.CHECK_FAILED
-    with upkeep_of(path) as upkeep, Progress() as progress:
+    with upkeep_of(path) as upkeep:
         plan = upkeep.trim(msgspec.structs.replace(asked, dry_run=True))
         _tell(plan)
         if plan.gone and not dry_run:
             if not yes:
                 confirm(f"Remove {len(plan.gone)} segments, {plan.bytes} bytes, up to seqno {plan.up_to}, of {path}?")
-            progress.update(f"trim: removing {len(plan.gone)} segments")
-            plan = upkeep.trim(asked)
+            with Progress(f"trim: removing {len(plan.gone)} segments"):
+                plan = upkeep.trim(asked)
     _show(plan, dry_run=dry_run, as_json=as_json)
     return ExitCode.CHECK_FAILED if plan.kept_for else ExitCode.DONE
 
