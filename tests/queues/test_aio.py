@@ -92,14 +92,14 @@ def test_what_a_cancelled_task_took_is_on_its_queue_again(tmp_path: Path) -> Non
         store = opened(tmp_path)
         store.publish(b"one", queues=["a"])
         async with AsyncStore(store) as seen:
-            with store._journal.lock:
-                taking = asyncio.create_task(seen.get("a"))
-                for _ in range(5):
-                    await asyncio.sleep(0)
-                taking.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await taking
-            while store.queues() != {"a": (1, 0)} or not store._core.row(1).counts.requeued:
-                await asyncio.sleep(0.01)
+            while not store._core.row(store._catalogue.queues["a"].id).counts.requeued:  # else it was cancelled before its thread began
+                with store._journal.lock:
+                    taking = asyncio.create_task(seen.get("a"))
+                    await asyncio.sleep(0.02)
+                    taking.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await taking
+                while store.queues() != {"a": (1, 0)}:
+                    await asyncio.sleep(0.01)
 
     run(work())
