@@ -15,11 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from demo_steps import Process, StepFailedError
 from kill_load import SqliteLoad
-from kill_service import Service, Stray, empty_folder, last_line
+from kill_service import STALL_S, Service, Stray, empty_folder, last_line
 from tranlog.pipeline.status.gathering import writer_of
 
 TAKE_OVER_S = 240.0
@@ -108,6 +109,30 @@ def _source_server(service: Service, rng: random.Random) -> bool:
     service.mariadb.kill()
     time.sleep(rng.uniform(0.0, 1.0))
     service.mariadb.start()
+    return True
+
+
+def _reset_source(service: Service, rng: random.Random) -> bool:
+    """Reset the binlog, with all of it captured and its GTIDs kept: refused by name until it is said to be the same."""
+    assert service.mariadb is not None
+    if service.capture is None:
+        return False
+    with closing(service.mariadb.connect()) as session, session.cursor() as cursor:
+        cursor.execute("FLUSH TABLES WITH READ LOCK")
+        service.wait(service.captured_all, "capture has everything")
+        captured = service.committed_seqno()
+        _end(service.capture)
+        cursor.execute("SELECT @@gtid_binlog_state")
+        ((state,),) = cursor.fetchall()
+        cursor.execute("RESET MASTER")
+        cursor.execute("SET GLOBAL gtid_binlog_state = %s", (state,))
+        refused = service.start("refused", "capture")
+        if refused.child.wait(STALL_S) != 3 or "was reset" not in last_line(refused):
+            raise StepFailedError(f"a reset source was not refused by name: {last_line(refused)}")
+        service.capture = service.start("capture", "capture", "--accept-server")
+        cursor.execute("UNLOCK TABLES")
+        cursor.execute(f"INSERT INTO {service.load.tables[0][0]}.visits VALUES (7)")
+    service.wait(lambda: service.committed_seqno() > captured, "capture goes on after a reset")
     return True
 
 
@@ -324,6 +349,7 @@ KINDS = {
     "jvm": Kind(_jvm),
     "worker": Kind(_worker),
     "source_server": Kind(_source_server, ("mariadb",)),
+    "reset_source": Kind(_reset_source, ("mariadb",)),
     "target_server": Kind(_target_server),
     "locked_table": Kind(_locked_table),
     "no_connection": Kind(_no_connection),
