@@ -231,7 +231,7 @@ def test_positions_are_written_as_the_page_says(page: str) -> None:
     at = {row[2]: (int(row[0]), int(row[1])) for row in rows_under(page, "`POSITIONS_FIELDS`")}
     part = {name: raw[offset : offset + size] for name, (offset, size) in at.items()}
     assert {name: int.from_bytes(part[name], "big", signed=True) for name in given} == given
-    assert part["magic"] == b"THLPOSN1"
+    assert part["magic"] == b"THLPOSN2"
     assert part["boot_id"] == b"b" * 36
     assert int.from_bytes(part["identity"], "big") == 5
     assert part["history"] == b"h" * 16

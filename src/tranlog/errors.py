@@ -288,17 +288,17 @@ class RollbackError(LogError):
 class AbandonedError(LogError):
     """What a cursor returned last was abandoned since: a rollback went back to before it.
 
-    `seqno` is the transaction returned last, `mark` where the rollback mark stands, `epoch` the one that begins there.
+    `seqno` is the transaction returned last, `mark` where the rollback mark stands, `number` the mark's own.
     """
 
     seqno: int
     matchpoint: Gtid
     mark: str
-    epoch: int
+    number: int
 
     def __str__(self) -> str:
         return (
-            f"seqno {self.seqno} was read and is no longer true: the rollback mark at {self.mark} (epoch {self.epoch}) "
+            f"seqno {self.seqno} was read and is no longer true: rollback mark {self.number} at {self.mark} "
             f"abandoned everything after {self.matchpoint}. Take back what came after it, and seek to "
             f"{self.matchpoint.seqno + 1}"
         )

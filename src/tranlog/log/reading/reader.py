@@ -94,6 +94,7 @@ class LogReader(Closing):
         self._tail: SegmentScanner | None = None  # walks on from there
         self._tail_reader: SegmentReader | None = None
         self._range = LogRange()
+        self._heeded = 0  # the last rollback mark that was looked for
         self._closed = False
 
     keeps_holds = True
@@ -159,7 +160,7 @@ class LogReader(Closing):
 
     def _limit_marks(self, positions: Positions | None) -> None:
         """Heed no rollback that its writer has not published: readers go by what is visible."""
-        self._segments.epoch_limit = None if positions is None else positions.epoch
+        self._segments.mark_limit = None if positions is None else positions.mark
 
     def _look(self) -> None:
         self._positions.history = self._segments.history
@@ -179,8 +180,9 @@ class LogReader(Closing):
     def _take(self, positions: Positions) -> None:
         empty = positions.visible_seqno < positions.first_seqno
         first = self._segments.first_seqno()
-        if positions.epoch != self._range.epoch:
-            self._segments.refresh()  # a rollback may have come with the epoch
+        if positions.mark != self._heeded:
+            self._segments.refresh()
+            self._heeded = positions.mark
             first = self._segments.first_seqno()
         number = lsn_segment(positions.visible_lsn)
         if not empty and not self._segments.knows(number):

@@ -12,26 +12,35 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence, Set
 
-from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 
 
 class Extent:
     """A stretch of the newest segment that holds whole transactions.
 
     `first` to `last` are theirs, both inclusive; `starts` the offsets at which they begin; `end` is after the last
-    byte. `ids` are source id and event id of the last one, `owners` the threads whose transactions are in it.
+    byte. `epoch` is that of all of them, `ids` are source id and event id of the last one, `owners` the threads whose
+    transactions are in it.
     """
 
-    __slots__ = ("done", "end", "first", "holder", "ids", "last", "owners", "refused", "starts", "writing")
+    __slots__ = ("done", "end", "epoch", "first", "holder", "ids", "last", "owners", "refused", "starts", "writing")
 
     def __init__(
-        self, first: Seqno, starts: Sequence[int], *, end: int, ids: tuple[str, str], owners: Set[int] = frozenset()
+        self,
+        first: Seqno,
+        starts: Sequence[int],
+        *,
+        end: int,
+        ids: tuple[str, str],
+        epoch: Epoch = NO_EPOCH,
+        owners: Set[int] = frozenset(),
     ) -> None:
         assert starts
         self.first = first
         self.last = Seqno(first + len(starts) - 1)
         self.starts = starts
         self.end = end
+        self.epoch = epoch
         self.ids = ids
         self.owners = owners
         self.holder = 0

@@ -65,7 +65,8 @@ class Allocating:
             start = pending.start
             stop = start + size + padding
             seqno = self._next_seqno(event_id)
-            extent = Extent(seqno, (start,), end=stop, ids=(fragments[-1].source_id, event_id))
+            ids = (fragments[-1].source_id, event_id)
+            extent = Extent(seqno, (start,), end=stop, ids=ids, epoch=pending.epoch)
             extent.holder = me
             tstamp, checksum = fragments[-1].tstamp, end.options.checksum
             place = AllocatedPlace(extent, Gtid(pending.epoch, seqno), before, tstamp, checksum=checksum)

@@ -144,6 +144,7 @@ class Log(LogView, Closing):
         last = opened.last_header
         self._pending.epoch = numbering.epoch(opened.epoch, None if last is None else last.epoch)
         self._appending.numbering = numbering
+        end.publishing.given = numbering is Numbering.GIVEN
         with self._steps.lock, self._steps:
             if numbering is Numbering.OWN:
                 self._appending.begin_epoch(opened.epoch)
@@ -191,7 +192,7 @@ class Log(LogView, Closing):
                     last = Gtid(pending.epoch, pending.last)
                     if not follows(gtid, last):
                         raise AppendOrderError(path=self._end.path, why=f"{gtid} after {last}")
-                    pending.epoch = gtid.epoch
+                    self._end.go_on_in(gtid.epoch)
             self.append(fragment)
 
     def append_many(self, fragments: Iterable[Fragment]) -> Gtid | None:

@@ -21,7 +21,7 @@ from tranlog.clock import Clock
 from tranlog.disk import Disk
 from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, PurgeFailedError, SegmentGoneError
 from tranlog.group_commit import Sync
-from tranlog.ids import NO_SEQNO, Gtid, Seqno
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.files.directory import DISK_FULL, join, list_segments
 from tranlog.log.files.ownership import Ownership, closed_by, renew_locks
 from tranlog.log.files.positions import NO_LSN, POSITIONS_NAME
@@ -82,14 +82,15 @@ class LogEnd:
         assert history is not None, "opening the log has found it, or made it"
         self.journal.open(opened.file, opened.number, opened.end, durable_end=opened.durable_end, history=history)
         self.journal.begun_at = self.segments.files.begun_and_size(opened.number)[0]
-        ids, start = self.pending.ids, NO_LSN
+        ids, start, epoch = self.pending.ids, NO_LSN, NO_EPOCH
         if opened.last_header is not None and opened.last_first_lsn is not None:
             ids, start = (opened.last_header.source_id, opened.last_header.event_id), opened.last_first_lsn
+            epoch = opened.last_header.epoch
         elif opened.event_id:
             ids = (ids[0], opened.event_id)
         self.pending.go_back(opened.last_seqno, ids)
         self.index_flush.adopt(opened.index)
-        self.publishing.open(opened.last_seqno, ids, start, opened.end)
+        self.publishing.open(opened.last_seqno, ids, epoch, start, opened.end, opened.mark)
         self.spilling.take_stock(list_segments(self.path, self.disk), opened.end, history)
         try:
             self.spilling.drop_below(self.segments.first_seqno())
@@ -185,18 +186,29 @@ class LogEnd:
 
         Not `elsewhere`: those in other processes wait for the next time.
         """
-        if self.pending.starts:
-            extent = self.pending.seal()
-            extent.done = True
-            self.prefix.allocate(extent)
-            if self.turn is not None:
-                self.pending.owners.add(self.turn.owner)
+        self._seal()
         if self.places:
             self.leave_empty(self.dropped())
         visible = self.prefix.advance()
         if visible:
             self.publishing.show(self.journal.number, visible)
             self.tell(elsewhere=elsewhere)
+
+    def _seal(self) -> None:
+        """Put the whole transactions that are flushed in one row with the allocations."""
+        if self.pending.starts:
+            extent = self.pending.seal()
+            extent.done = True
+            self.prefix.allocate(extent)
+            if self.turn is not None:
+                self.pending.owners.add(self.turn.owner)
+
+    def go_on_in(self, epoch: Epoch) -> None:
+        """Have what is appended from here on be of this epoch."""
+        if epoch != self.pending.epoch:
+            self.flush()
+            self._seal()
+            self.pending.epoch = epoch
 
     def dropped(self) -> list[Extent]:
         """Return the extents whose allocation was dropped: nobody else will fill them, and others wait for them."""
