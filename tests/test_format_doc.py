@@ -23,7 +23,7 @@ from tranlog import ids, payload
 from tranlog import table_map as table_map_module
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import HISTORY_BYTES, Seqno, segment_name
-from tranlog.log.files import cleared, directory, index_table, positions, purge_notes
+from tranlog.log.files import cleared, commit_point, directory, index_table, positions, purge_notes
 from tranlog.log.records import format as log_format
 from tranlog.log.records import spill
 from tranlog.log.rules import bucket, index
@@ -150,7 +150,7 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    homes = (ids, log_format, positions, directory, cleared, index_table, purge_notes, spill, in_flight)
+    homes = (ids, log_format, positions, commit_point, directory, cleared, index_table, purge_notes, spill, in_flight)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
         assert name.strip("`").startswith(value)

@@ -150,6 +150,7 @@ class Log(LogView, Closing):
                 self._appending.begin_epoch(opened.epoch)
             else:
                 end.sync_now()
+            end.take_commit_point()
             if numbering is Numbering.GIVEN:
                 end.tell()
         if self._options.flush_interval_s and numbering is not Numbering.NONE:

@@ -22,12 +22,14 @@ from tranlog.disk import Disk
 from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, PurgeFailedError, SegmentGoneError
 from tranlog.group_commit import Sync
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.log.files.commit_point import is_member, read_commit_point
 from tranlog.log.files.directory import DISK_FULL, join, list_segments
 from tranlog.log.files.ownership import Ownership, closed_by, renew_locks
 from tranlog.log.files.positions import NO_LSN, POSITIONS_NAME
 from tranlog.log.files.recent import RecentPieces
 from tranlog.log.files.segments import Segments
 from tranlog.log.options import LogOptions
+from tranlog.log.reading.cursor import Cursor
 from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.prefix import Extent, UnbrokenPrefix
 from tranlog.log.writing.allocation import AllocatedPlace
@@ -89,6 +91,8 @@ class LogEnd:
         elif opened.event_id:
             ids = (ids[0], opened.event_id)
         self.pending.go_back(opened.last_seqno, ids)
+        if is_member(self.path, self.disk):
+            self.publishing.told = min(opened.committed, opened.last_seqno)
         self.index_flush.adopt(opened.index)
         self.publishing.open(opened.last_seqno, ids, epoch, start, opened.end, opened.mark)
         self.spilling.take_stock(list_segments(self.path, self.disk), opened.end, history)
@@ -96,6 +100,16 @@ class LogEnd:
             self.spilling.drop_below(self.segments.first_seqno())
         except PurgeFailedError as exc:
             logger.warning("Spill that nothing refers to could not be removed. path=%s why=%s", self.path, exc)
+
+    def take_commit_point(self) -> None:
+        """In the log of a member of a group, take what it has kept of the commit point, if the log holds that."""
+        point = None if self.publishing.told is None else read_commit_point(self.path, self.disk)
+        if point is not None and self.publishing.committed < point.seqno <= self.publishing.visible:
+            with Cursor(OwnView(self), committed_only=False, kept=None) as cursor:
+                cursor.seek(point.seqno)
+                header = cursor.next_header()
+            if header is not None and header.gtid == point:
+                self.publishing.commit_to(point.seqno)
 
     def syncs(self) -> int:
         """Return how many syncs there were since the log was opened; takes no lock."""

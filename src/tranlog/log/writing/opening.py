@@ -92,6 +92,8 @@ class OpenedSegment:
     """Covers every complete transaction."""
     mark: int = 0
     """The number of the last rollback mark."""
+    committed: Seqno = NO_SEQNO
+    """Up to where the positions file says that it is committed, where it can be trusted."""
     event_id: str = ""
     """Up to where the source was captured, of a log without records."""
 
@@ -213,6 +215,7 @@ def _continue(
             report=_report(path, disk, segments, decided, published, kept_in),
             index=load_index(path, disk, found, stored, decided),
             mark=_last_mark(decided, published),
+            committed=_committed(published, found, disk),
         )
     except BaseException:
         file.close()
@@ -224,6 +227,12 @@ def _last_mark(decided: Continue, published: Positions | None) -> int:
     if decided.mark is not None:
         return decided.mark.number
     return 0 if published is None else published.mark
+
+
+def _committed(published: Positions | None, found: Survey, disk: Disk) -> Seqno:
+    """Return what the positions file says of it, if it was written in this directory since the machine was started."""
+    trusted = published is not None and published.boot_id == disk.boot_id() and not found.published.copied
+    return published.committed_seqno if published is not None and trusted else NO_SEQNO
 
 
 def load_index(path: str, disk: Disk, found: Survey, stored: StoredIndex | None, decided: Continue) -> SeqnoIndex:

@@ -46,6 +46,8 @@ class Publishing:
         """Opens as transactions become visible."""
         self.proven = Gate()
         """Opens as they are committed."""
+        self.told: Seqno | None = None
+        """Up to where a group has committed, as far as this member knows; None for a log without a group."""
         self.given = False
         """Epochs come with the transactions: there may be a later one of which nothing is durable."""
         self._path = path
@@ -59,6 +61,8 @@ class Publishing:
 
     def open(self, seqno: Seqno, ids: tuple[str, str], epoch: Epoch, start: Lsn, end: int, mark: int) -> None:
         """Stand at the end of a log that was recovered, whose last rollback mark has this number. Raises OSError."""
+        if self.told is not None:
+            self.told = max(self.told, Seqno(self._segments.first_seqno() - 1))  # nothing else was ever purged
         self.go_back(seqno, ids, epoch, start, mark)
         self.visible_end = end
         self._file = PositionsFile(self._path, self._disk)
@@ -76,8 +80,19 @@ class Publishing:
         self.visible_epoch = newest.epoch
 
     def synced(self, seqno: Seqno) -> None:
-        """Take everything up to `seqno` for durable, and for committed: there is no other copy."""
-        self.durable = self.committed = max(self.durable, seqno)
+        """Take everything up to `seqno` for durable."""
+        self.durable = max(self.durable, seqno)
+        self._commit()
+
+    def commit_to(self, seqno: Seqno) -> None:
+        """Take everything up to `seqno`, which is visible, for committed by the group once it is durable here."""
+        assert self.told is not None
+        self.told = max(self.told, seqno)
+        self._commit()
+
+    def _commit(self) -> None:
+        """Move `committed`: without a group there is no other copy."""
+        self.committed = self.durable if self.told is None else max(self.committed, min(self.told, self.durable))
 
     def durable_epoch(self) -> Epoch:
         """Return the epoch of the transaction `durable`."""
@@ -87,7 +102,8 @@ class Publishing:
 
     def go_back(self, seqno: Seqno, ids: tuple[str, str], epoch: Epoch, start: Lsn, mark: int) -> None:
         """Make `seqno` the last transaction, durable: what lay after it was abandoned, by that mark."""
-        self.visible = self.durable = self.committed = seqno
+        self.visible = self.durable = seqno
+        self._commit()
         self.seen.go_back(seqno)
         self.proven.go_back(seqno)
         self.visible_ids = ids
