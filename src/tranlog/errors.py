@@ -352,6 +352,17 @@ class LogClosedError(LogError):
     template = "the log is closed: {why}. Open it again: what was durable is there"
 
 
+class NotPrimaryError(LogError):
+    """A member of a group follows, and takes no transaction of its own; or it led, and does no more."""
+
+    path: str
+
+    template = (
+        "the log at {path} is not its group's primary, or no longer. What was committed meanwhile may be kept or not: "
+        "ask the group for it, and commit at the primary"
+    )
+
+
 class DiskFullError(LogError):
     """The disk has no room. The transaction is refused whole; the log stays readable and, given room, writable."""
 

@@ -1,19 +1,29 @@
-"""log/writing/member.py: committed is what a group has told, and neither what is durable nor what a scan proves.
+"""log/writing/member.py: committed is what a group has told, and what a reign leaves behind.
 
 docs/format.md, "positions".
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from fix_log import PATH, after_restart, forget_positions, make_fragment, open_reader, read_all
-from tranlog.errors import RollbackError
+from fix_log import PATH, after_restart, forget_positions, make_fragment, open_reader, read_all, run_threads
+from tranlog.change import Fragment
+from tranlog.disk import DiskFile
+from tranlog.errors import NotPrimaryError, RollbackError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.files.commit_point import COMMIT_NAME, read_commit_point, write_commit_point
 from tranlog.log.files.positions import read_positions
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LogReader
+from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.log import Log
 from tranlog.log.writing.member import MemberLog
 from tranlog.testing.clock import ManualClock
@@ -162,3 +172,204 @@ def test_a_log_without_a_group_commits_what_is_durable() -> None:
         assert log.status().committed_seqno == log.status().durable_seqno == 1
     found = read_positions(PATH, disk)
     assert found is not None and found.committed_seqno == 1
+
+
+# --- leading ------------------------------------------------------------------------------------------------
+
+
+def own(log: Log) -> list[tuple[int, int, str, bool]]:
+    with log.cursor() as cursor:
+        return [(one.header.epoch, one.header.seqno, one.header.event_id, one.is_noop()) for one in read_all(cursor)]
+
+
+def test_a_follower_takes_nothing_of_its_own() -> None:
+    disk = SimDisk()
+    with follow(disk) as log:
+        give(log, 1, 0)
+        calls: list[Callable[[], object]] = [
+            lambda: log.append(make_fragment("a")),
+            lambda: log.append_many([make_fragment("a")]),
+            lambda: log.transact([make_fragment("a")]),
+            lambda: log.allocate([make_fragment("a")]),
+            log.begin,
+        ]
+        for call in calls:
+            with pytest.raises(NotPrimaryError):
+                call()
+        give(log, 1, 1)
+        log.commit()
+        assert [one[:2] for one in own(log)] == [(1, 0), (1, 1)]
+
+
+def test_a_leader_begins_the_epoch_that_it_was_told() -> None:
+    disk = SimDisk()
+    with follow(disk) as log:
+        give(log, 1, 0)
+        log.append_given(make_fragment("half", last=False), gtid(2, 1))
+        assert log.lead(Epoch(5)) == gtid(5, 1)
+        assert log.status().durable_seqno == 1 and log.status().committed_seqno == -1
+        assert log.transact([make_fragment("a")]) == gtid(5, 2)
+        log.unlead()
+        log.unlead()
+        give(log, 5, 3)
+        give(log, 7, 4)
+        log.commit()
+        assert [one[:2] for one in own(log)] == [(1, 0), (5, 1), (5, 2), (5, 3), (7, 4)]
+        assert log.lead(Epoch(8)) == gtid(8, 5)
+    with follow(disk) as log:
+        assert log.last_seqno == 5 and log.epoch == 8
+
+
+def test_what_is_open_when_a_reign_ends_is_nothing_in_the_next_one() -> None:
+    """Each kind once, by one thread; the second reign begins before any of them goes on."""
+    disk = SimDisk()
+    with follow(disk, spill_buffer_bytes=100) as log:
+        log.lead(Epoch(1))
+        held, spilled = log.begin(), log.begin()
+        held.add(make_fragment("held", b"x"))
+        for _ in range(3):
+            spilled.add(make_fragment("spilled", b"x" * 200))
+        assert spilled.spills and not held.spills
+        place = log.allocate([make_fragment("place", b"y" * 500)])
+        written = log.allocate([make_fragment("written", b"y" * 500)])
+        written.write()
+        log.unlead()
+        log.lead(Epoch(2))
+        for call in (held.commit, spilled.commit, place.complete, written.complete):
+            with pytest.raises(NotPrimaryError):
+                call()
+        assert log.transact([make_fragment("next")]) == gtid(2, 4)
+        assert [(epoch, seqno, noop) for epoch, seqno, _, noop in own(log)] == [
+            (1, 0, True),
+            (1, 1, True),
+            (1, 2, True),
+            (2, 3, True),
+            (2, 4, False),
+        ]
+
+
+@pytest.mark.long
+def test_a_reign_ends_in_the_midst_of_eight_threads(tmp_path: Path) -> None:
+    """What was acknowledged is there, whole; all else ended with NotPrimaryError, and is there whole or not at all."""
+    log = MemberLog.follow(
+        tmp_path / "log", source_id="db1", options=LogOptions(spill_above=4_000, segment_bytes=60_000)
+    )
+    going = threading.Event()
+    going.set()
+    done: dict[str, Gtid] = {}
+    ended: list[int] = []
+
+    def pieces(name: str, count: int, size: int) -> list[Fragment]:
+        return [make_fragment(name, f"<{name}>".encode() * size, last=at == count - 1) for at in range(count)]
+
+    def write(number: int) -> None:
+        made = 0
+        while going.is_set():
+            made += 1
+            name = f"{number}.{made}"
+            try:
+                kind = (number + made) % 4
+                if kind == 0:
+                    gtid = log.transact(pieces(name, 1, 5))
+                elif kind == 1:
+                    for fragment in pieces(name, 3, 20):
+                        gtid = log.append(fragment)
+                    log.commit()
+                elif kind == 2:
+                    with log.allocate(pieces(name, 2, 40)) as place:
+                        gtid = place.gtid
+                else:
+                    with log.begin() as transaction:
+                        for fragment in pieces(name, 3, 300):
+                            transaction.add(fragment)
+                        gtid = transaction.commit()
+                done[name] = gtid
+            except NotPrimaryError:
+                ended.append(number)
+                time.sleep(0.001)
+
+    def reign() -> None:
+        try:
+            for epoch in range(1, 6):
+                log.lead(Epoch(epoch))
+                reached = len(done) + 40
+                while len(done) < reached:
+                    time.sleep(0.001)
+                log.unlead()
+                status = log.status()
+                assert status.last_seqno == status.visible_seqno == status.durable_seqno
+                assert log.abandon_after(last_of(log)) is None, "nothing is open"
+        finally:
+            going.clear()
+
+    run_threads(reign, *(partial(write, number) for number in range(8)))
+    assert ended
+    found: dict[str, Gtid] = {}
+    with log.cursor() as cursor:
+        for one in read_all(cursor):
+            if not one.is_noop():
+                name = one.header.event_id
+                assert name not in found
+                found[name] = one.header.gtid
+                parts = list(one.payloads())
+                count = {5: 1, 20: 3, 40: 2, 300: 3}[parts[0].count(b"<")]
+                assert len(parts) == count and set(parts) == {parts[0]} and parts[0].startswith(f"<{name}>".encode())
+    assert {name: found.get(name) for name in done} == done
+    log.close()
+    assert verify(tmp_path / "log").sound
+
+
+def last_of(log: Log) -> Gtid:
+    header = log.last()
+    assert header is not None
+    return header.gtid
+
+
+class SlowFile:
+    """A file whose sync begins and ends when the test says so."""
+
+    def __init__(self, file: DiskFile) -> None:
+        self._file = file
+        self.began, self.go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def sync(self) -> None:
+        self.began.set()
+        assert self.go_on.wait(60)
+        self._file.sync()
+
+
+def test_a_commit_that_waits_when_a_reign_ends_is_told() -> None:
+    with follow(SimDisk()) as log:
+        log.lead(Epoch(1))
+        end = log._end
+        file = SlowFile(end.journal.file)
+        end.journal.file = file  # type: ignore[assignment]
+        reign = end.reign
+
+        def commit() -> None:
+            log.append(make_fragment("a"))
+            with pytest.raises(NotPrimaryError):
+                log.commit()
+
+        def wait_beside() -> None:
+            assert file.began.wait(60)
+            log.append(make_fragment("b"))
+            with pytest.raises(NotPrimaryError):
+                log.commit()
+
+        def unlead() -> None:
+            while len(end.steps.commits) < 1:
+                time.sleep(0.001)
+            log.unlead()
+
+        def let_go() -> None:
+            while end.reign == reign:
+                time.sleep(0.001)
+            file.go_on.set()
+
+        run_threads(commit, wait_beside, unlead, let_go)
+        assert own(log) == [(1, 0, "", True), (1, 1, "a", False), (1, 2, "b", False)]
+        assert log.status().durable_seqno == 2

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence, Set
 
+from tranlog.errors import DiskFullError, LogError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 
 
@@ -49,8 +50,8 @@ class Extent:
         """All its bytes are written."""
         self.writing = False
         """A thread is writing them now, outside the lock."""
-        self.refused: str | None = None
-        """The file for which the disk was full, once these transactions were taken back."""
+        self.refused: LogError | None = None
+        """Why these transactions were taken back, or their place left empty."""
 
 
 class UnbrokenPrefix:
@@ -102,7 +103,7 @@ class UnbrokenPrefix:
         """Refuse everything that is not visible, the disk being full; return the threads it belonged to."""
         owners: set[int] = set()
         for extent in self._row:
-            extent.refused = path
+            extent.refused = DiskFullError(path=path)
             owners |= extent.owners
         self._row.clear()
         return owners

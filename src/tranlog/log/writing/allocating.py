@@ -10,7 +10,7 @@ from threading import get_ident
 
 from tranlog.change import Fragment
 from tranlog.disk import DiskFile
-from tranlog.errors import AppendOrderError, DiskFullError, RecordLimitError
+from tranlog.errors import AppendOrderError, RecordLimitError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.records.format import SEQNO_MAX
 from tranlog.log.records.spill import Reference
@@ -48,13 +48,18 @@ class Allocating:
         size: int,
         spilled: SpilledTransaction | None = None,
         reference: Reference | None = None,
+        reign: int | None = None,
     ) -> Allocation:
-        """Give a transaction of `size` bytes its place; one that is spilled comes as what refers to it."""
+        """Give a transaction of `size` bytes its place; one that is spilled comes as what refers to it.
+
+        `reign`: the one that it belongs to, if not this.
+        """
         me = get_ident()
         event_id = fragments[-1].event_id
         end = self._end
         with self._steps.lock, self._steps:
             self._appending.await_turn(me)
+            end.check_leads(reign)
             self._appending.check_none_open()
             pending = end.pending
             before = pending.ids
@@ -78,12 +83,12 @@ class Allocating:
                 spilled.end(reference, allocation.gtid)
             return allocation
 
-    def allocate_spilled(self, spilled: SpilledTransaction, last: Fragment) -> Allocation:
+    def allocate_spilled(self, spilled: SpilledTransaction, last: Fragment, reign: int | None = None) -> Allocation:
         """Give a spilled transaction, whose last fragment is `last`, a place for the record that refers to it."""
         reference = spilled.finish()
         told = referring(last, reference)
         try:
-            return self.allocate([told], size_of([told]), spilled, reference)
+            return self.allocate([told], size_of([told]), spilled, reference, reign)
         except BaseException:
             spilled.abort()
             raise
@@ -114,15 +119,16 @@ class Allocating:
             self._end.flush()
             self._end.publish()
             self._steps.changed.notify_all()
-            turn = self._steps.commits.take_turn(extent.last) if sync else extent.last
+            turn, reign = self._steps.commits.take_turn(extent.last) if sync else extent.last, self._end.reign
         if sync:
             self._steps.commits.wait(turn, extent.last)
             with self._steps.lock, self._steps:
                 self._check_extent(extent)
+                self._end.check_reign(reign)
 
     def _check_extent(self, extent: Extent) -> None:
         if extent.refused is not None:
-            raise DiskFullError(path=extent.refused)
+            raise extent.refused
         self._end.check_open()
 
     def _next_seqno(self, event_id: str) -> Seqno:

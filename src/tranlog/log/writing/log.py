@@ -194,7 +194,8 @@ class Log(LogView, Closing):
                     if not follows(gtid, last):
                         raise AppendOrderError(path=self._end.path, why=f"{gtid} after {last}")
                     self._end.go_on_in(gtid.epoch)
-            self.append(fragment)
+            if not pending.add(fragment, get_ident()):
+                self._appending.append(fragment, get_ident(), given=True)
 
     def append_many(self, fragments: Iterable[Fragment]) -> Gtid | None:
         """Append one fragment after the other; return what `append` returns for the last, None where there is none.
@@ -216,7 +217,7 @@ class Log(LogView, Closing):
             at += 1
         return gtid
 
-    def allocate(self, fragments: Sequence[Fragment]) -> Allocation:
+    def allocate(self, fragments: Sequence[Fragment], reign: int | None = None) -> Allocation:
         """Give a whole transaction its seqno and its place; its bytes are written later, outside the lock.
 
         Other threads go on appending and allocating after it. For transactions that are large, or whose writing
@@ -226,11 +227,11 @@ class Log(LogView, Closing):
         if len(fragments) <= FRAGNO_MAX + 1:
             size = size_of(fragments)
             if size <= self._options.spill_above:
-                return self._allocating.allocate(fragments, size)
+                return self._allocating.allocate(fragments, size, reign=reign)
         spilled = self.begin_spill()
         for fragment in fragments:
             spilled.add(fragment)
-        return self._allocating.allocate_spilled(spilled, fragments[-1])
+        return self._allocating.allocate_spilled(spilled, fragments[-1], reign)
 
     def transact(self, fragments: Iterable[Fragment], *, sync: bool = True) -> Gtid:
         """Append a whole transaction and commit it; large ones do not hold up others. Raises as `append`, `commit`;
@@ -245,13 +246,17 @@ class Log(LogView, Closing):
                 return transaction.commit(sync=sync)
             finally:
                 transaction.abort()
+        return self.commit_whole(fragments, sync, None)
+
+    def commit_whole(self, fragments: Sequence[Fragment], sync: bool, reign: int | None) -> Gtid:
+        """For `transact`, and `OpenTransaction`, whose `reign` it is."""
         check_shape(self._end.path, fragments)
         if sum(len(fragment.payload) for fragment in fragments) < self._options.buffer_bytes:
-            gtid = self._appending.append_whole(fragments)
+            gtid = self._appending.append_whole(fragments, reign)
             if gtid is not None:
                 self.commit(sync=sync)
                 return gtid
-        return self.allocate(fragments).complete(sync=sync)
+        return self.allocate(fragments, reign).complete(sync=sync)
 
     # --- open transactions, and what they spill --------------------------------------------------------
 
@@ -263,7 +268,8 @@ class Log(LogView, Closing):
         """
         with self._steps.lock, self._steps:
             self._end.check_open()
-        return OpenTransaction(self, self._options.spill_buffer_bytes)
+            self._end.check_leads()
+            return OpenTransaction(self, self._options.spill_buffer_bytes, self._end.reign, self._end.check_reign)
 
     def begin_spill(self) -> SpilledTransaction:
         """For `OpenTransaction` only."""
@@ -271,9 +277,9 @@ class Log(LogView, Closing):
             self._end.check_open()
             return self._end.spilling.begin(self._pending.epoch)
 
-    def commit_spilled(self, spilled: SpilledTransaction, last: Fragment, sync: bool) -> Gtid:
+    def commit_spilled(self, spilled: SpilledTransaction, last: Fragment, sync: bool, reign: int) -> Gtid:
         """For `OpenTransaction` only."""
-        return self._allocating.allocate_spilled(spilled, last).complete(sync=sync)
+        return self._allocating.allocate_spilled(spilled, last, reign).complete(sync=sync)
 
     def roll_spill(self) -> int:
         """Begin another spill segment, whatever the size of the newest; return its number.
@@ -309,8 +315,10 @@ class Log(LogView, Closing):
                     end.flush()
                     end.publish()
                 return target
-            turn = self._steps.commits.take_turn(target)
-        return Seqno(self._steps.commits.wait(turn, target))
+            turn, reign = self._steps.commits.take_turn(target), end.reign
+        seqno = Seqno(self._steps.commits.wait(turn, target))
+        end.check_reign(reign)
+        return seqno
 
     # --- rolling back, rotating and purging ------------------------------------------------------------
 

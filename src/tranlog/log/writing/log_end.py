@@ -19,7 +19,15 @@ from threading import get_ident
 
 from tranlog.clock import Clock
 from tranlog.disk import Disk
-from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, PurgeFailedError, SegmentGoneError
+from tranlog.errors import (
+    DiskFailedError,
+    DiskFullError,
+    LogClosedError,
+    LogError,
+    NotPrimaryError,
+    PurgeFailedError,
+    SegmentGoneError,
+)
 from tranlog.group_commit import Sync
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.files.commit_point import is_member, read_commit_point
@@ -75,7 +83,8 @@ class LogEnd:
         self.prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
         self.places: dict[Seqno, AllocatedPlace] = {}  # those of allocations neither complete nor abandoned
         self.turn: OpenTurn | None = None
-        self.refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
+        self.refused: dict[int, LogError] = {}  # threads whose transactions were taken back by another one, and why
+        self.reign = 0  # counts how often a member of a group began to lead, and ceased
         _WRITERS.add(self)
 
     def open(self, opened: OpenedSegment) -> None:
@@ -193,7 +202,7 @@ class LogEnd:
     def give_room(self) -> None:
         """Let whole transactions in without a look at anything else, as far as buffer and segment go."""
         pending, options = self.pending, self.options
-        pending.room = max(min(options.buffer_bytes, options.segment_bytes - pending.start), 0)
+        pending.room = 0 if self.follows else max(min(options.buffer_bytes, options.segment_bytes - pending.start), 0)
 
     def publish(self, *, elsewhere: bool = True) -> None:
         """Let readers see every transaction before the oldest unfinished one; what was pending has been flushed.
@@ -296,9 +305,9 @@ class LogEnd:
             self.turn.spilled.abort()
 
     def check(self) -> None:
-        """Raise what has closed the log, or that a full disk has taken what this thread appended."""
+        """Raise what has closed the log, or why what this thread appended was taken back."""
         if self.refused and get_ident() in self.refused:
-            raise DiskFullError(path=self.refused.pop(get_ident()))
+            raise self.refused.pop(get_ident())
         if self.ownership.lost is not None:
             raise closed_by(self.ownership.lost) from self.ownership.lost
 
@@ -306,6 +315,45 @@ class LogEnd:
         """Raise as `check`, where the log is closed."""
         if self.ownership.lost is not None:
             self.check()
+
+    @property
+    def follows(self) -> bool:
+        """Whether this is the log of a member of a group that does not lead it."""
+        return self.publishing.given and self.publishing.told is not None
+
+    def check_leads(self, reign: int | None = None) -> None:
+        """Raise NotPrimaryError where only the group gives transactions, or `reign` is over."""
+        if self.follows:
+            raise NotPrimaryError(path=self.path)
+        if reign is not None:
+            self.check_reign(reign)
+
+    def check_reign(self, reign: int) -> None:
+        """Raise NotPrimaryError where `reign` is over."""
+        if reign != self.reign:
+            self.refused.pop(get_ident(), None)
+            raise NotPrimaryError(path=self.path)
+
+    def end_reign(self) -> None:
+        """Take back what is open, leave places empty that are not filled, and have all the rest visible and durable.
+
+        Whoever did something of it is told. Nothing is being synced or written.
+        """
+        told = NotPrimaryError(path=self.path)
+        owners = set(self.pending.owners)
+        if self.turn is not None:
+            owners.add(self.turn.owner)
+            self.drop_open()
+        self.flush()
+        unfinished = self.prefix.unfinished()
+        for extent in unfinished:
+            extent.refused = told
+        self.leave_empty(unfinished)
+        self.refused.update(dict.fromkeys(owners - {get_ident()}, told))
+        self.publish()
+        self.sync_now()
+        self.tell()
+        self.steps.wake_all()
 
     def check_segment_file(self) -> None:
         """Close the log for writing where its newest segment was removed: a sync of that is worth nothing."""
@@ -346,7 +394,7 @@ class LogEnd:
         self.steps.draining = False
         self.places.clear()
         owners = self.prefix.take_back(path) | self.pending.owners
-        self.refused.update(dict.fromkeys(owners - {get_ident()}, path))
+        self.refused.update({owner: DiskFullError(path=path) for owner in owners - {get_ident()}})
         self.steps.wake_all()
         if self.ownership.lost is not None:
             return self.ownership.lost

@@ -14,8 +14,8 @@ from typing import Self
 
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk
-from tranlog.errors import RollbackError
-from tranlog.ids import Gtid
+from tranlog.errors import LogError, RollbackError
+from tranlog.ids import Epoch, Gtid
 from tranlog.log.files.commit_point import become_member, write_commit_point
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LOOK_S
@@ -67,6 +67,55 @@ class MemberLog(Log):
         assert numbering is Numbering.GIVEN, "a member begins no epoch by itself"
         become_member(self.path, self.disk)
         super()._recover(start_after, history, numbering)
+
+    def lead(self, epoch: Epoch) -> Gtid:
+        """Take transactions from here on, in this epoch, which is above every one of the log; return its first GTID.
+
+        That is a no-op's, durable when this returns. A transaction that was given in part is forgotten. Raises
+        DiskFullError (the log follows on), DiskFailedError, LogClosedError, LogLockedError.
+        """
+        end = self._end
+        with self._steps.lock, self._steps:
+            assert end.follows and epoch > end.pending.epoch
+            end.abandon()
+            self._appending.await_quiet()
+            end.flush()
+            end.publish()
+            before = end.pending.epoch
+            self._change(Numbering.OWN)
+            try:
+                self._appending.begin_epoch(epoch)
+            except LogError:
+                self._change(Numbering.GIVEN)
+                end.pending.epoch = before
+                raise
+            return Gtid(epoch, end.publishing.visible)
+
+    def unlead(self) -> None:
+        """Follow again. What of this reign is open, unfinished or waits for a sync ends with NotPrimaryError.
+
+        A place that was given out gets an empty transaction; what is whole stays, durable when this returns. Cursors
+        and gates stay as they are. A log that follows goes on doing so. Raises DiskFullError (what was not visible is
+        gone), DiskFailedError, LogClosedError, LogLockedError; it follows then, too.
+        """
+        end, steps = self._end, self._steps
+        with steps.lock, steps:
+            end.check_open()
+            if end.follows:
+                return
+            self._change(Numbering.GIVEN)
+            while steps.commits.leader or steps.draining or end.prefix.writing():
+                steps.wait()
+            end.check_open()
+            end.end_reign()
+
+    def _change(self, numbering: Numbering) -> None:
+        """Begin a reign, or end one: from here on nothing of the former is taken."""
+        end = self._end
+        self._appending.numbering = numbering
+        end.publishing.given = numbering is Numbering.GIVEN
+        end.reign += 1
+        end.pending.room = 0
 
     def commit_to(self, gtid: Gtid) -> None:
         """Take the group's word that everything up to `gtid`, which this log holds and shows, is committed.
