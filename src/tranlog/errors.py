@@ -358,8 +358,8 @@ class NotPrimaryError(LogError):
     path: str
 
     template = (
-        "the log at {path} is not its group's primary, or no longer. What was committed meanwhile may be kept or not: "
-        "ask the group for it, and commit at the primary"
+        "the log at {path} is not its group's primary, or no longer. What waited for its sync may stay in the log or "
+        "not. Append at the primary what is not there"
     )
 
 
