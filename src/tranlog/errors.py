@@ -179,6 +179,20 @@ class AppendOrderError(LogError):
     template = "the log at {path} refuses {why}; nothing was stored. Append what is to come, in order"
 
 
+class RawRecordError(LogError):
+    """Records that came as bytes are not what follows in the log. `offset` is one in these bytes."""
+
+    path: str
+    offset: int
+    seqno: int
+    why: str
+
+    template = (
+        "the log at {path} refuses records that came as bytes: at offset {offset} of them, where seqno {seqno} "
+        "belongs, stands {why}; nothing of them was stored. Append what follows its last transaction"
+    )
+
+
 class PurgeRangeError(LogError):
     """A range that cannot be purged; nothing was removed."""
 

@@ -13,19 +13,21 @@ from tranlog.codecs import converting
 from tranlog.codecs.converting import NOTE_NAME, convert
 from tranlog.codecs.opening import Codec, codec_of
 from tranlog.errors import (
-    AppendOrderError,
     ConversionRefusedError,
     ConversionTargetError,
     LogLockedError,
     LogMissingError,
     MixedCodecsError,
     PurgedError,
+    RawRecordError,
 )
 from tranlog.header import Record
 from tranlog.ids import Epoch, Gtid, Seqno, segment_name
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.numbering import Numbering
+from tranlog.log.upkeep.diff import diff
 from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.allocation import record_of
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.payload import Payload, decode, encode
 from tranlog.testing.clock import ManualClock
@@ -369,6 +371,46 @@ def test_a_source_that_was_purged_ahead_of_it() -> None:
         convert(LOG, NATIVE, disk=disk)
 
 
+@pytest.mark.usefixtures("often")
+def test_a_native_log_is_copied_byte_for_byte(effort: Effort) -> None:
+    """docs/operations.md: the same records and the same history, in other segments; resumed after any crash."""
+    whole = SimDisk()
+    native_log(whole, *map(str, range(6)))
+    start = whole.calls
+    convert(NATIVE, "/dst", to=Codec.NATIVE, segment_bytes=1500, disk=whole)
+    calls = whole.calls - start
+    with LogReader.open(NATIVE, disk=whole) as source, LogReader.open("/dst", disk=whole) as copied:
+        with source.cursor() as one, copied.cursor() as other:
+            wanted = list(one.raw())
+            assert list(other.raw()) == wanted and copied.history == source.history
+        found = diff(source, copied, full=True)
+        assert found.agree and found.only_one.count == found.only_other.count == 0
+    for cut in range(1, calls + 1, effort(10, 3, 1)):
+        disk = SimDisk()
+        native_log(disk, *map(str, range(6)))
+        disk.cut_at = disk.calls + cut
+        with pytest.raises(PowerCut):
+            convert(NATIVE, "/dst", to=Codec.NATIVE, segment_bytes=1500, disk=disk)
+        after = disk.after_crash(random.Random(cut))
+        convert(NATIVE, "/dst", to=Codec.NATIVE, segment_bytes=1500, disk=after)
+        with LogReader.open("/dst", disk=after) as copied, copied.cursor() as cursor:
+            assert list(cursor.raw()) == wanted, f"cut at call {cut}"
+        assert verify("/dst", disk=after).problems == ()
+        assert convert(NATIVE, "/dst", to=Codec.NATIVE, disk=after).complete_before
+
+
+def test_a_copy_of_a_purged_log_begins_where_that_does() -> None:
+    disk = SimDisk()
+    native_log(disk, *map(str, range(6)))
+    with Log.open(NATIVE, source_id="src", disk=disk) as log:
+        log.purge(below=Seqno(9))
+        first = log.first_seqno
+    assert first > 0
+    done = convert(NATIVE, "/dst", to=Codec.NATIVE, disk=disk)
+    assert (done.first_seqno, done.last_seqno) == (first, log.last_seqno)
+    assert verify("/dst", disk=disk).first_seqno == first
+
+
 def test_bad_directories() -> None:
     disk = on_disk(golden_segments("simple-100"))
     with pytest.raises(ConversionRefusedError, match="tungsten codec already"):
@@ -405,5 +447,5 @@ def test_one_conversion_at_a_time_and_only_what_follows() -> None:
     with Log.open(NATIVE, source_id="", disk=disk, numbering=Numbering.GIVEN) as held:
         with pytest.raises(LogLockedError):
             convert(LOG, NATIVE, disk=disk)
-        with pytest.raises(AppendOrderError, match="after"):
-            held.append_given(fragment, Gtid(Epoch(0), Seqno(7)))
+        with pytest.raises(RawRecordError, match="seqno 100 belongs"):
+            held.append_raw(b"".join(record_of(fragment, Gtid(Epoch(0), Seqno(7)), 0, checksum=True)))

@@ -48,7 +48,8 @@ FILE_S: Final = 60.0
 _OWN_SERVER: Final = re.compile(
     r"(restart|shutdown|kill|start)_mysqld|\bshutdown\s*(wait\b[^;]*)?;|reset\s+master|master-slave|change\s+master|start\s+slave|big_test|"
     r"have_debug|have_embedded|have_perfschema|rpl_init|have_wsrep|connect\s*\(\s*slave|"
-    r"(alter|drop|rename)\s+table\s+(if\s+exists\s+)?mysql\.(proc|event|user|db|func|\w+_priv|plugin|servers)\b",
+    r"(alter|drop|rename)\s+table\s+(if\s+exists\s+)?mysql\.(proc|event|user|db|func|\w+_priv|plugin|servers)\b|"
+    r"truncate\s+(table\s+)?mysql\.(user|global_priv)\b|AddGeometryColumn\('', 'mysql'",
     re.IGNORECASE,
 )
 """Files that need a server to themselves, or harm its own tables, or need a build that is not here."""

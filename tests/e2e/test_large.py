@@ -191,7 +191,7 @@ def mariadb_transaction(pipeline: Pipeline, server: MariaDbAddress, database: st
         server.execute(statement, database=database)
 
 
-SMALL, LARGE = (100_000, 600, 150), (1_000_000, 200, 500)
+SMALL, LARGE = (100_000, 600, 180), (1_000_000, 200, 500)
 """Rows, bytes of the text in each, and the MiB that a Python process of ours may have resident."""
 
 

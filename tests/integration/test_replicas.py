@@ -114,6 +114,14 @@ UNICODE = "SET NAMES utf8mb4 COLLATE utf8mb4_general_ci"
         ),
         pytest.param(
             [
+                "CREATE TABLE t (a VARBINARY(9))",
+                "SET collation_connection = utf32_general_ci, character_set_client = binary",
+                "ALTER TABLE t MODIFY a ENUM('aa') CHARACTER SET utf32",
+            ],
+            id="binary in UTF-32",
+        ),
+        pytest.param(
+            [
                 "CREATE TABLE p (id INT PRIMARY KEY)",
                 "CREATE TABLE c (id INT PRIMARY KEY, p INT)",
                 "INSERT INTO c VALUES (1, 1)",

@@ -14,17 +14,31 @@ from typing import Any
 
 import pytest
 
-from fix_log import PATH, after_restart, forget_positions, make_fragment, open_reader, read_all, run_threads
+from fix_log import (
+    PATH,
+    after_restart,
+    append_large,
+    contents,
+    forget_positions,
+    make_fragment,
+    open_log,
+    open_reader,
+    read_all,
+    run_threads,
+    segment_path,
+)
 from tranlog.change import Fragment
 from tranlog.disk import DiskFile
-from tranlog.errors import NotPrimaryError, RollbackError
-from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.errors import DiskFullError, NotPrimaryError, RollbackError
+from tranlog.ids import Epoch, Gtid, Seqno, lsn
 from tranlog.log.files.commit_point import COMMIT_NAME, read_commit_point, write_commit_point
 from tranlog.log.files.positions import read_positions
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LogReader
+from tranlog.log.records.format import CRC_NONE, HEADER, RecordHeader, SyncRecord, parse_record
 from tranlog.log.upkeep.verify import verify
-from tranlog.log.writing.log import Log
+from tranlog.log.writing.allocation import records_of
+from tranlog.log.writing.log import Log, hold, read_holds
 from tranlog.log.writing.member import MemberLog
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
@@ -39,9 +53,13 @@ def follow(disk: SimDisk, clock: ManualClock | None = None, **options: int) -> M
     return MemberLog.follow(PATH, source_id="db1", options=given, disk=disk, clock=clock or ManualClock())
 
 
+def raw_of(fragment: Fragment, at: Gtid, *, checksum: bool = True) -> bytes:
+    return b"".join(records_of([fragment], at, checksum=checksum))
+
+
 def give(log: MemberLog, epoch: int, *seqnos: int) -> None:
     for seqno in seqnos:
-        log.append_given(make_fragment(f"e{seqno}", b"x" * 200), gtid(epoch, seqno))
+        log.append_raw(raw_of(make_fragment(f"e{seqno}", b"x" * 200), gtid(epoch, seqno)))
 
 
 def committed(view: Log | LogReader) -> list[int]:
@@ -205,7 +223,7 @@ def test_a_leader_begins_the_epoch_that_it_was_told() -> None:
     disk = SimDisk()
     with follow(disk) as log:
         give(log, 1, 0)
-        log.append_given(make_fragment("half", last=False), gtid(2, 1))
+        log.append_raw(raw_of(make_fragment("half", last=False), gtid(6, 1)))
         assert log.lead(Epoch(5)) == gtid(5, 1)
         assert log.status().durable_seqno == 1 and log.status().committed_seqno == -1
         assert log.transact([make_fragment("a")]) == gtid(5, 2)
@@ -218,6 +236,64 @@ def test_a_leader_begins_the_epoch_that_it_was_told() -> None:
         assert log.lead(Epoch(8)) == gtid(8, 5)
     with follow(disk) as log:
         assert log.last_seqno == 5 and log.epoch == 8
+
+
+def test_a_leader_says_whether_its_own_records_have_checksums() -> None:
+    """docs/format.md, "Sync record": those that it took over may have none."""
+    disk = SimDisk()
+    with follow(disk) as log:
+        for seqno in range(3):
+            log.append_raw(raw_of(make_fragment("a"), gtid(1, seqno), checksum=False))
+        log.lead(Epoch(2))
+        log.transact([make_fragment("b")])
+        log.unlead()
+        log.append_raw(raw_of(make_fragment("c"), gtid(3, 5), checksum=False))
+        log.commit()
+    report = verify(PATH, disk=disk)
+    assert (report.problems, report.transactions, report.unchecked) == ((), 6, 4)
+    raw, at, said, have = disk.content(segment_path(1)), HEADER.size, None, []
+    while isinstance(record := parse_record(raw, at, lsn(1, at)), SyncRecord | RecordHeader):
+        if isinstance(record, SyncRecord):
+            said = record.checksums
+        else:
+            have.append(record.crc_method != CRC_NONE)
+            assert said is have[-1]
+        at += record.record_length
+    assert have == [False, False, False, True, True, False]
+
+
+@pytest.mark.parametrize("taken_by", ["abandon_open", "abandon_after", "full disk"])
+def test_the_epoch_of_what_was_taken_back_does_not_count(taken_by: str) -> None:
+    """A transaction of a later epoch came, in part or whole, and is gone: what follows may be of one between."""
+    disk = SimDisk()
+    with follow(disk, buffer_bytes=100) as log:
+        give(log, 1, 0)
+        log.commit()
+        if taken_by == "full disk":
+            disk.room = 0
+            with pytest.raises(DiskFullError):
+                give(log, 7, 1)
+            disk.room = None
+        else:
+            log.append_raw(raw_of(make_fragment("half", last=False), gtid(7, 1)))
+            if taken_by == "abandon_open":
+                log.abandon_open()
+            else:
+                assert log.abandon_after(gtid(1, 0)) is None
+        assert log.epoch == 1
+        give(log, 3, 1)
+        log.commit()
+        published = read_positions(PATH, disk)
+        assert published is not None and published.epoch == 3
+        assert log.lead(Epoch(4)) == gtid(4, 2)
+    assert verify(PATH, disk=disk).problems == ()
+
+
+def test_a_leader_takes_no_records_of_another() -> None:
+    with follow(SimDisk()) as log:
+        log.lead(Epoch(1))
+        with pytest.raises(AssertionError):
+            give(log, 1, 1)
 
 
 def test_what_is_open_when_a_reign_ends_is_nothing_in_the_next_one() -> None:
@@ -373,3 +449,30 @@ def test_a_commit_that_waits_when_a_reign_ends_is_told() -> None:
         run_threads(commit, wait_beside, unlead, let_go)
         assert own(log) == [(1, 0, "", True), (1, 1, "a", False), (1, 2, "b", False)]
         assert log.status().durable_seqno == 2
+
+
+# --- what comes as bytes --------------------------------------------------------------------------------------
+
+
+def test_what_was_abandoned_comes_again_with_its_chunks_and_holds_go_back_with_it() -> None:
+    """docs/format.md, "holds/NAME": a follower's is lowered to the seqno after the matchpoint."""
+    source_disk, disk = SimDisk(), SimDisk()
+    with open_log(source_disk, spill_above=2_000) as source, follow(disk) as log:
+        for name in ("one", "two"):
+            append_large(source, name, [name.encode() * 300] * 4)
+        source.commit()
+        for _ in range(2):
+            with source.cursor() as cursor:
+                cursor.seek(Seqno(log.last_seqno + 1))
+                for stretch in cursor.stretches():
+                    for chunk in stretch.chunks():
+                        log.put_chunk(chunk)
+                    log.append_raw(stretch.raw)
+            log.commit()
+            assert contents(log) == contents(source)
+            hold(PATH, "node.db2", Seqno(log.last_seqno + 1), follower=True, disk=disk, clock=ManualClock())
+            mark = log.abandon_after(gtid(1, 1))
+            assert mark is not None and mark.last_seqno == 2
+            assert [one.restart_seqno for one in read_holds(PATH, disk=disk)] == [2]
+    report = verify(PATH, disk=disk)
+    assert report.problems == () and report.transactions == 2

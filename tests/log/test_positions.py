@@ -217,6 +217,12 @@ def test_a_hold_has_a_plain_name(name: str) -> None:
         hold(PATH, name, Seqno(1), disk=log_disk(), clock=ManualClock())
 
 
+@pytest.mark.parametrize(("name", "follower"), [("node.b", False), ("restore.b", False), ("pipe", True)])
+def test_followers_and_pipelines_share_no_name(name: str, follower: bool) -> None:
+    with pytest.raises(ConfigError, match="names of followers alone"):
+        hold(PATH, name, Seqno(1), follower=follower, disk=log_disk(), clock=ManualClock())
+
+
 def test_a_hold_that_cannot_be_written_says_so() -> None:
     """log-format.md: a pipeline that cannot write its hold says that retention will not wait for it."""
     disk = log_disk()

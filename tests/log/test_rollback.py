@@ -30,7 +30,7 @@ from fix_log import (
 )
 from tranlog.errors import AbandonedError, CorruptRecordError, DiskFullError, HoldError, RollbackError
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_offset, lsn_segment
-from tranlog.log.files.positions import MAY_HAVE_ALL, await_rollback, lock_hold, shut_out
+from tranlog.log.files.positions import MAY_HAVE_ALL, await_rollback, lock_hold, read_holds, shut_out
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.gate import Gate
 from tranlog.log.records.format import (
@@ -158,6 +158,7 @@ def test_what_a_reader_returned_is_overtaken_by_marks_that_it_did_not_know() -> 
         (gtid(1, 8), {"holds": [Needed("pipe", Seqno(5), MAY_HAVE_ALL)]}, None),
         (gtid(1, 8), {"holds": [Needed("pipe", Seqno(5), Seqno(5), True)]}, "'pipe' runs; stop it"),
         (gtid(1, 5), {"holds": [Needed("pipe", None)]}, "is damaged"),
+        (gtid(1, 5), {"holds": [Needed("node.b", Seqno(9)), Needed("restore.c", None)]}, None),
         (gtid(1, 5), {"last": Seqno(11)}, "seqno 10 to 11 are appended and not committed"),
         (gtid(1, 5), {"unfinished": "seqno 10 is open"}, "seqno 10 is open"),
         (gtid(1, 5), {"visible": Seqno(2), "last": Seqno(2)}, "no transaction"),
@@ -170,6 +171,18 @@ def test_when_a_rollback_is_refused(asked: Gtid, changed: dict[str, object], why
     }  # fmt: skip
     found = refusal(asked, **(given | changed))  # type: ignore[arg-type]
     assert found is None if why is None else found is not None and why in found
+
+
+def test_followers_go_back_with_the_log() -> None:
+    """design/replication.md, "What the log gives": their holds refuse nothing, and are lowered."""
+    disk = SimDisk()
+    with open_log(disk) as log:
+        fill(log, 9)
+        for name, seqno in (("node.b", 9), ("node.c", 3), ("restore.d", 6)):
+            hold(PATH, name, Seqno(seqno), holder="b1", follower=True, disk=disk, clock=ManualClock())
+        assert log.rollback(gtid(1, 4)) is not None
+        held = {one.name: (one.restart_seqno, one.holder) for one in read_holds(PATH, disk=disk)}
+        assert held == {"node.b": (5, "b1"), "node.c": (3, "b1"), "restore.d": (5, "b1")}
 
 
 def test_the_row_of_segments_with_marks() -> None:

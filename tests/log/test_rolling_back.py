@@ -14,12 +14,14 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fix_log import PATH, make_fragment, open_reader, read_all
+from tranlog.change import Fragment
 from tranlog.errors import AbandonedError, PurgedError, RollbackError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.numbering import Numbering
 from tranlog.log.upkeep.verify import verify
+from tranlog.log.writing.allocation import records_of
 from tranlog.log.writing.log import Log, LogOptions
 from tranlog.log.writing.member import MemberLog
 from tranlog.testing.clock import ManualClock
@@ -35,9 +37,13 @@ def open_given(disk: SimDisk, clock: ManualClock | None = None, options: LogOpti
     )
 
 
+def raw_of(gtid: Gtid, *fragments: Fragment) -> bytes:
+    return b"".join(records_of(fragments, gtid, checksum=True))
+
+
 def give(log: Log, epoch: int, *seqnos: int) -> None:
     for seqno in seqnos:
-        log.append_given(make_fragment(f"e{epoch}.{seqno}"), Gtid(Epoch(epoch), Seqno(seqno)))
+        log.append_raw(raw_of(Gtid(Epoch(epoch), Seqno(seqno)), make_fragment(f"e{epoch}.{seqno}")))
 
 
 def held(view: Log | LogReader) -> list[tuple[int, int]]:
@@ -157,9 +163,8 @@ class GivenAgainstLists(RuleBasedStateMachine):
         for gtid, event_id in entries:
             if self.log._pending.start + len(self.log._pending) >= self.options.segment_bytes:
                 self.visible = self.durable = len(self.entries)  # it rotates first
-            for part in range(gtid.seqno % 3):
-                self.log.append_given(make_fragment(event_id, b"%d" % part * 40, last=False), gtid)
-            self.log.append_given(make_fragment(event_id, event_id.encode() * 20), gtid)
+            parts = [make_fragment(event_id, b"%d" % part * 40, last=False) for part in range(gtid.seqno % 3)]
+            self.log.append_raw(raw_of(gtid, *parts, make_fragment(event_id, event_id.encode() * 20)))
             self.entries.append((gtid, event_id))
 
     # --- the group ---

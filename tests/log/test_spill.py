@@ -68,6 +68,7 @@ from tranlog.log.records.spill import (
     highest,
     may_go,
     open_chunk,
+    pack_chunk,
     parse_chunk_header,
     parse_reference,
     parse_spill_header,
@@ -178,7 +179,7 @@ def test_the_highest_is_the_one_that_retention_waits_for() -> None:
 def test_a_chunk_comes_back(raw: bytes, seq: int, previous: int, compress: bool) -> None:
     cut = len(raw) // 3
     pieces: list[bytes | memoryview] = [raw[:cut], memoryview(raw)[cut:]]
-    chunk = b"".join(encode_chunk(bytes(range(16)), seq, previous, 7, pieces, compress=compress))
+    chunk = b"".join(encode_chunk(bytes(range(16)), seq, previous, 7, pack_chunk(pieces, compress=compress)))
     header = parse_chunk_header(chunk)
     assert not isinstance(header, Impossible)
     assert (header.oid, header.seq, header.previous, header.written_at) == (bytes(range(16)), seq, previous, 7)
@@ -188,7 +189,7 @@ def test_a_chunk_comes_back(raw: bytes, seq: int, previous: int, compress: bool)
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_every_flipped_bit_of_a_chunk_is_found(compress: bool) -> None:
-    chunk = b"".join(encode_chunk(bytes(16), 3, 4, 5, [b"fragments " * 30], compress=compress))
+    chunk = b"".join(encode_chunk(bytes(16), 3, 4, 5, pack_chunk([b"fragments " * 30], compress=compress)))
     for bit in range(len(chunk) * 8):
         raw = bytearray(chunk)
         raw[bit // 8] ^= 1 << bit % 8
@@ -201,7 +202,7 @@ def test_every_flipped_bit_of_a_chunk_is_found(compress: bool) -> None:
 
 def test_a_chunk_that_lies_about_its_content_is_impossible() -> None:
     """A checksum proves the bytes; what they mean is still held against what they say."""
-    good = b"".join(encode_chunk(bytes(16), 0, 0, 0, [b"x" * 100], compress=True))
+    good = b"".join(encode_chunk(bytes(16), 0, 0, 0, pack_chunk([b"x" * 100], compress=True)))
     header = parse_chunk_header(good)
     assert not isinstance(header, Impossible) and header.codec == 1
     body = good[CHUNK_HEADER_BYTES:-5]

@@ -346,7 +346,7 @@ def test_a_job_is_submitted_again_only_while_that_helps() -> None:
     assert moving.total == 20
 
 
-@pytest.mark.parametrize("name", ["", ".", ".x", "a/b", "a\\b", "a\nb", " a", "x" * 65])
+@pytest.mark.parametrize("name", ["", ".", ".x", "a/b", "a\\b", "a\nb", " a", "x" * 65, "node.b", "restore.b"])
 def test_a_pipeline_needs_a_plain_name(name: str) -> None:
     with pytest.raises(ConfigError, match="pipeline"):
         check_pipeline_name(name)

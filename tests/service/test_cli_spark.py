@@ -15,7 +15,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from tranlog.change import Fragment
+from tranlog.ids import Seqno
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.writing.member import MemberLog
 from tranlog.source.sqlite import connect
@@ -215,24 +215,12 @@ def test_a_pipeline_beside_a_member_of_a_group_stops_at_committed(shop: Shop) ->
         reader.cursor() as cursor,
         MemberLog.follow(shop.path / "log", source_id="shop", history=reader.history) as member,
     ):
-        after = []
-        for record in cursor.records(wait=False):
-            header = record.header
-            member.append_given(
-                Fragment(
-                    source_id=header.source_id,
-                    event_id=header.event_id,
-                    shard_id=header.shard_id,
-                    tstamp=header.tstamp,
-                    tables=header.tables,
-                    payload=record.payload,
-                    last=header.last_frag,
-                ),
-                header.gtid,
-            )
-            after.append(header.gtid)
+        for stretch in cursor.stretches():
+            last = member.append_raw(stretch.raw)
         member.commit()
-        *_, point, _, _, last = after
+        before = member.header(Seqno(last.seqno - 3))
+        assert before is not None
+        point = before.gtid
         member.commit_to(point)
         with shop.running("apply") as process:
             shop.wait_until_running(process, point.seqno)

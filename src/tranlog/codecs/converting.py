@@ -1,4 +1,4 @@
-"""From one codec to the other: a whole log, streaming, resumed where it was cut off.
+"""From one codec to the other, or native to native: a whole log, streaming, resumed where it was cut off.
 
 Owns the two scans, the two copies and the note that a destination carries. What an event is in the other codec is
 `translate`'s. The hard idea: the destination itself says how far it has come, since its opening cuts what is not
@@ -32,7 +32,9 @@ from tranlog.log.options import LogOptions
 from tranlog.log.reading.cursor import StoredTransaction
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.rules.numbering import Numbering
+from tranlog.log.writing.allocation import records_of, referring
 from tranlog.log.writing.log import Log
+from tranlog.log.writing.spilling import SpilledTransaction
 from tranlog.tungsten.reading.reader import TungstenReader
 from tranlog.tungsten.reading.stream import WholeReader, fillers, stand_before, with_tables
 from tranlog.tungsten.records.codec import segment_number
@@ -141,7 +143,8 @@ def convert(
 ) -> Conversion:
     """Convert the log at `source`, as it is now, into the directory `destination`, whose parent exists.
 
-    `to`: the other codec, which is the default. `show` gets what was found before a byte is written, if anything was.
+    `to`: the other codec by default; a native log into a native one is copied record by record, as the bytes that they
+    are, and has the same history. `show` gets what was found before a byte is written, if anything was.
     A destination that is the beginning of this conversion is gone on with.
     Raises ConversionRefusedError (findings without `lossy`, or such as cannot be left out), ConversionTargetError
     (another log's), PurgedError (the source no longer has what comes next), and what opening and reading either
@@ -150,7 +153,7 @@ def convert(
     source, destination = source.rstrip("/") or "/", destination.rstrip("/") or "/"
     codec = codec_of(source, disk)
     wanted = (Codec.NATIVE if codec is Codec.TUNGSTEN else Codec.TUNGSTEN) if to is None else to
-    if wanted is codec:
+    if wanted is codec is Codec.TUNGSTEN:
         raise ConversionRefusedError(path=source, why=f"it is in the {codec} codec already")
     if os.path.realpath(source) == os.path.realpath(destination):
         raise ConversionTargetError(path=destination, why="it is the source itself")
@@ -183,7 +186,7 @@ class _Work:
             return self._done(to, resumed=note is not None, count=0, first=-1, last=-1, findings=())
         self._check_note(note, first)
         last = origin.last_seqno
-        findings = self._scan(note, first.seqno, last)
+        findings = () if to is origin.codec else self._scan(note, first.seqno, last)
         if findings:
             show(findings)
             self._judge(findings, lossy or (note is not None and note.findings == findings))
@@ -199,7 +202,7 @@ class _Work:
                 )
             )
         resumed = note is not None
-        began, count = (self._to_native if to is Codec.NATIVE else self._to_tungsten)(first.seqno, last)
+        began, count = (self._to_tungsten if to is Codec.TUNGSTEN else self._to_native)(first.seqno, last)
         return self._done(to, resumed=resumed, count=count, first=began, last=last, findings=findings)
 
     def _done(
@@ -314,16 +317,14 @@ class _Work:
     def _to_native(self, first: int, last: int) -> tuple[int, int]:
         """Copy to a native log; return the first seqno that was copied, and how many transactions."""
         origin = self._origin
-        assert isinstance(origin, _TungstenSource)
         options = LogOptions(segment_bytes=self._segment_bytes)
-        after = Gtid(Epoch(0), Seqno(first - 1)) if first else None
-        count = pending = 0
         with Log.open(
             self._destination,
             source_id="",
             options=options,
             disk=self._disk,
-            start_after=after,
+            start_after=Gtid(Epoch(0), Seqno(first - 1)) if first else None,
+            history=origin.history,
             numbering=Numbering.GIVEN,
         ) as log:
             before = log.last()
@@ -331,18 +332,15 @@ class _Work:
             if before is not None:
                 self._check_reach(began, first, last)
                 self._check_same(_identity(before), origin.identity(before.seqno))
-            for fragment, tables in with_tables(origin.fragments(began, last)):
-                outer = fragment.outer
-                log.append_given(_fragment(fragment, tables), Gtid(Epoch(outer.epoch), Seqno(outer.seqno)))
-                pending += len(fragment.payload)
-                if outer.last_frag:
-                    count += 1
-                    if pending >= COMMIT_BYTES or count % COMMIT_TRANSACTIONS == 0:
-                        log.commit()
-                        pending = 0
-                    self._progress("converted", outer.seqno - began + 1, last - began + 1)
+            pending, synced = 0, began - 1
+            for seqno, size in origin.copy_to(log, options, began, last):
+                pending += size
+                if pending >= COMMIT_BYTES or seqno - synced >= COMMIT_TRANSACTIONS:
+                    log.commit()
+                    pending, synced = 0, seqno
+                self._progress("converted", seqno - began + 1, last - began + 1)
             log.commit()
-        return began, count
+            return began, log.last_seqno - began + 1
 
     def _to_tungsten(self, first: int, last: int) -> tuple[int, int]:
         origin = self._origin
@@ -383,6 +381,38 @@ class _Work:
         return began, count
 
 
+class _Copy:
+    """Puts fragments into a log under the GTIDs that they come with. Memory: as an open transaction's."""
+
+    def __init__(self, log: Log, options: LogOptions) -> None:
+        self._log = log
+        self._options = options
+        self._held: list[Fragment] = []
+        self._bytes = 0
+        self._spilled: SpilledTransaction | None = None
+
+    def add(self, fragment: Fragment, gtid: Gtid) -> None:
+        """Take the next fragment; with the last one of a transaction put all of it."""
+        self._held.append(fragment)
+        self._bytes += len(fragment.payload)
+        large = self._bytes > self._options.spill_buffer_bytes and len(self._held) > 1
+        if self._spilled is None and (large or len(self._held) > FRAGNO_MAX):
+            self._spilled = self._log.begin_spill()
+        if self._spilled is not None:
+            for one in self._held:
+                self._spilled.add(one)
+            self._held = []
+        if fragment.last:
+            checksum = self._options.checksum
+            if self._spilled is None:
+                pieces = records_of(self._held, gtid, checksum=checksum)
+            else:
+                told = referring(fragment, self._spilled.finish())
+                pieces = records_of([told], gtid, checksum=checksum, spilled=True)
+            self._log.append_raw(b"".join(pieces))
+            self._held, self._bytes, self._spilled = [], 0, None
+
+
 def _identity(header: FragmentHeader) -> Identity:
     return Identity(seqno=header.seqno, epoch=header.epoch, source_id=header.source_id, event_id=header.event_id)
 
@@ -420,6 +450,12 @@ class _Source:
     codec: Codec
     path: str
     last_seqno: int
+    history: bytes | None
+    """The identity that a native copy has; None: one of its own."""
+
+    def copy_to(self, log: Log, options: LogOptions, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """Put the transactions from `low` to `high` into a native log; yield seqno and bytes after each step."""
+        raise NotImplementedError
 
     def first(self) -> Identity | None:
         """Return the first transaction, None of an empty log."""
@@ -441,6 +477,7 @@ class _TungstenSource(_Source):
     def __init__(self, path: str, disk: Disk) -> None:
         self.codec = Codec.TUNGSTEN
         self.path = path
+        self.history = None
         self._reader = TungstenReader.open(path, disk=disk)
         self.last_seqno = self._reader.next_seqno - 1 if self._reader.last_seqno >= 0 else NO_SEQNO
 
@@ -482,6 +519,17 @@ class _TungstenSource(_Source):
                 yield whole.seqno, fragment.losses | lost
                 lost = set()
             follows = whole.end_seqno + 1
+
+    def copy_to(self, log: Log, options: LogOptions, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """Put what the transactions are in a native log, which has every seqno."""
+        copy, size = _Copy(log, options), 0
+        for fragment, tables in with_tables(self.fragments(low, high)):
+            outer = fragment.outer
+            copy.add(_fragment(fragment, tables), Gtid(Epoch(outer.epoch), Seqno(outer.seqno)))
+            size += len(fragment.payload)
+            if outer.last_frag:
+                yield outer.seqno, size
+                size = 0
 
     def fragments(self, low: int, high: int) -> Iterator[NativeFragment]:
         """Yield what a native log has from `low` to `high`, every seqno and every fragment."""
@@ -526,6 +574,7 @@ class _NativeSource(_Source):
         found = self._reader.range()
         self._first_seqno = found.first_seqno
         self.last_seqno = found.committed_seqno
+        self.history = None if self.last_seqno == NO_SEQNO else self._reader.history
 
     def first(self) -> Identity | None:
         return None if self.last_seqno == NO_SEQNO else self.identity(self._first_seqno)
@@ -542,6 +591,16 @@ class _NativeSource(_Source):
                 if record.header.fragno > FRAGNO_MAX:
                     losses |= {Loss.MANY_FRAGMENTS}
                 yield record.header.seqno, losses
+
+    def copy_to(self, log: Log, options: LogOptions, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """Put the records as they are."""
+        with self._reader.cursor(committed_only=True) as cursor:
+            cursor.seek(Seqno(low))
+            for stretch in cursor.stretches(until=Seqno(high)):
+                for chunk in stretch.chunks():
+                    log.put_chunk(chunk)
+                log.append_raw(stretch.raw)
+                yield stretch.last, len(stretch.raw)
 
     def transactions(self, low: int, high: int) -> Iterator[StoredTransaction]:
         """Yield the transactions from `low` to `high`."""

@@ -234,11 +234,12 @@ class Once:
             raise DdlStopError(seqno=unit.seqno, text=text, why=why) from exc
         finally:
             self._session.run(f"USE {own}")
-            for names in (_CHARSETS, self._standing.keys() - _CHARSETS - _LEFT):
-                back = [name for name in names if name in self._standing]
-                sets = [f"{name} = ${number}" for number, name in enumerate(back, start=1)]
-                values = [self._standing[name][0] for name in back]
-                self._session.run(f"SET {', '.join([*sets, 'timestamp = DEFAULT'])}", values)
+            # A literal would come in the statement's own charset, a bare word does not.
+            words = [f"{name} = {self._standing[name][0]}" for name in _CHARSETS if name in self._standing]
+            self._session.run(f"SET {', '.join([*words, 'timestamp = DEFAULT'])}", [])
+            back = [name for name in self._standing if name not in _CHARSETS | _LEFT]
+            sets = [f"{name} = ${number}" for number, name in enumerate(back, start=1)]
+            self._session.run(f"SET {', '.join([*sets, 'timestamp = DEFAULT'])}", [self._standing[n][0] for n in back])
         return True
 
     def _settings(self, seqno: Seqno, statement: Statement, text: str) -> list[tuple[str, str | int]]:

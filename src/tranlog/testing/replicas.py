@@ -34,6 +34,7 @@ OWN_DATABASE: Final = "tranlog_own"
 """Where our target keeps its tables; a replica has no such database."""
 _ENGINE: Final = re.compile(
     r" (?:/\* )?(?:ENGINE|TRANSACTIONAL|PAGE_CHECKSUM|ROW_FORMAT|MAX_ROWS|MIN_ROWS) ?= ?\w+(?: \*/)?"
+    r"| USING HASH"  # of a unique key; InnoDB takes it and shows it not
 )
 _SYSTEM: Final = ("mysql", "information_schema", "performance_schema", "sys", OWN_DATABASE)
 _PIPELINE: Final = "replicas"

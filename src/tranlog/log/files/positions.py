@@ -25,6 +25,7 @@ from tranlog.disk import OS_DISK, Disk, DiskFile, DiskLock
 from tranlog.errors import ConfigError, HoldError
 from tranlog.ids import NO_EPOCH, NO_HISTORY, NO_SEQNO, Epoch, Lsn, Seqno
 from tranlog.log.rules.recovery import NOTHING_PUBLISHED, Published
+from tranlog.log.rules.rollback import FOLLOWERS
 
 NO_LSN: Final = Lsn(0)
 POSITIONS_NAME: Final = "positions"
@@ -339,6 +340,7 @@ def hold(
     holder: str = "",
     applied: Seqno | None = None,
     sync: bool = False,
+    follower: bool = False,
     disk: Disk = OS_DISK,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
@@ -346,9 +348,14 @@ def hold(
 
     `holder` says in words who that is, `applied` how far a pipeline may have applied. Units: a line of text of fixed
     size, overwritten in place; it is synced when it is created, later only where `sync` asks for it, since an older
-    hold is a safer one. Raises HoldError where it cannot be written, ConfigError for an impossible name.
+    hold is a safer one. A `follower` copies the log, and its name begins with `node.` or `restore.`; nobody else's
+    does. Raises HoldError where it cannot be written, ConfigError for an impossible name.
     """
     file_path = _hold_path(path, name)
+    if name.startswith(FOLLOWERS) is not follower:
+        raise ConfigError(
+            option="name", value=name, why=f"{' and '.join(FOLLOWERS)} begin the names of followers alone"
+        )
     raw = _encode_hold(restart_seqno, clock.now_ms(), holder, applied)
     with _touching(file_path):
         fresh = not disk.exists(file_path)

@@ -22,6 +22,7 @@ from tranlog.log.files.segment import SegmentReader
 from tranlog.log.records.format import (
     HEADER,
     SEQNO_MAX,
+    TRAILER,
     End,
     Impossible,
     RecordHeader,
@@ -36,6 +37,7 @@ from tranlog.log.records.spill import (
     SPILL_HEADER_BYTES,
     SPILL_TABLE_NAME,
     ChunkHeader,
+    RawChunk,
     Reference,
     SpillTable,
     fragments_of,
@@ -68,11 +70,12 @@ def _fault(place: Lsn, why: str, *, missing: bool = False) -> SpillFault:
 class SpillReader:
     """Reads the chunks of one transaction of the log with this history. Not for threads.
 
-    `verdict` is the referring record's header. What reads raises ForeignHistoryError for another log's spill segment.
+    `verdict` is the referring record's header; None while there is none, for raw chunks. What reads raises
+    ForeignHistoryError for another log's spill segment.
     """
 
     def __init__(
-        self, directory: str, disk: Disk, reference: Reference, verdict: RecordHeader, history: bytes | None
+        self, directory: str, disk: Disk, reference: Reference, verdict: RecordHeader | None, history: bytes | None
     ) -> None:
         self._history = history
         self._directory = directory
@@ -130,15 +133,43 @@ class SpillReader:
 
     def chunk(self, place: Lsn, seq: int, fragno: int) -> Iterator[StoredRecord] | SpillFault:
         """Return the fragments of a chunk, the first of them being `fragno`. Raises LogUnreadableError."""
+        assert self._verdict is not None
+        read = self._read(place, seq)
+        if isinstance(read, SpillFault):
+            return read
+        opened = open_chunk(*read)
+        found = opened if isinstance(opened, Impossible) else fragments_of(opened, self._verdict, fragno)
+        return _fault(place, found.why) if isinstance(found, Impossible) else found
+
+    def _read(self, place: Lsn, seq: int) -> tuple[ChunkHeader, bytes] | SpillFault:
         header = self._header(place, seq)
         if isinstance(header, SpillFault):
             return header
         raw = self._pread(place, header.record_length)
-        if isinstance(raw, SpillFault):
-            return raw
-        opened = open_chunk(header, raw)
-        found = opened if isinstance(opened, Impossible) else fragments_of(opened, self._verdict, fragno)
-        return _fault(place, found.why) if isinstance(found, Impossible) else found
+        return raw if isinstance(raw, SpillFault) else (header, raw)
+
+    def chunks(self, first: int = 0) -> Iterator[RawChunk | SpillFault]:
+        """Yield the chunks from number `first` on, verified; a fault is the last thing that comes.
+
+        Raises LogUnreadableError.
+        """
+        places = self.places()
+        if isinstance(places, SpillFault):
+            yield places
+            return
+        for seq in range(first, len(places)):
+            place = Lsn(places[seq])
+            read = self._read(place, seq)
+            if isinstance(read, SpillFault):
+                yield read
+                return
+            header, raw = read
+            opened = open_chunk(header, raw)
+            if isinstance(opened, Impossible):
+                yield _fault(place, opened.why)
+                return
+            kept = raw[CHUNK_HEADER_BYTES : -TRAILER.size]
+            yield RawChunk(header.oid, seq, header.codec, header.raw_length, kept)
 
     def records(self) -> Iterator[StoredRecord | SpillFault]:
         """Yield each fragment's header and payload, in order; a fault is the last thing that comes.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tranlog.change import Change
 from tranlog.closing import Closing
@@ -46,7 +46,7 @@ from tranlog.log.records.format import (
     pass_events,
     take_events,
 )
-from tranlog.log.records.spill import Reference, parse_reference
+from tranlog.log.records.spill import RawChunk, Reference, parse_reference
 from tranlog.log.rules.rollback import overtaken
 from tranlog.payload import Payload, decode
 
@@ -116,6 +116,23 @@ class StoredTransaction:
         else:
             yield from self._read_records()
 
+    def in_log(self) -> Iterator[StoredRecord]:
+        """Yield the records that stand in the log: of a spilled transaction the one that refers to it. Raises as
+        `records`."""
+        return self._read_records()
+
+    def chunks(self, first: int = 0) -> Iterator[RawChunk]:
+        """Yield what a spilled transaction refers to, from chunk `first` on; nothing of any other. Raises as `records`.
+
+        For `Log.put_chunk`.
+        """
+        if self.header.spilled:
+            with closing(self._spill_reader()) as reader:
+                for found in reader.chunks(first):
+                    if isinstance(found, SpillFault):
+                        raise self._missing(found)
+                    yield found
+
     def _refers_to(self) -> Reference:
         """Return what the referring record says."""
         if self._reference is None:
@@ -128,16 +145,23 @@ class StoredTransaction:
         return self._reference
 
     def _read_spilled(self) -> Iterator[StoredRecord]:
-        segments, header = self._view.segments, self.header
-        refers_to = self._refers_to()
-        with closing(SpillReader(segments.directory, segments.disk, refers_to, header, segments.history)) as reader:
+        with closing(self._spill_reader()) as reader:
             for found in reader.records():
                 if isinstance(found, SpillFault):
-                    segments.refresh()
-                    if header.seqno < segments.first_seqno():  # purged meanwhile, and its spill with it
-                        raise segments.purged(header.seqno)
-                    raise fault_error(found, header)
+                    raise self._missing(found)
                 yield found
+
+    def _spill_reader(self) -> SpillReader:
+        segments = self._view.segments
+        return SpillReader(segments.directory, segments.disk, self._refers_to(), self.header, segments.history)
+
+    def _missing(self, fault: SpillFault) -> LogError:
+        """Return the error for a fault in what was spilled."""
+        segments, header = self._view.segments, self.header
+        segments.refresh()
+        if header.seqno < segments.first_seqno():  # purged meanwhile, and its spill with it
+            return segments.purged(header.seqno)
+        return fault_error(fault, header)
 
     def _only_payload(self) -> bytes:
         """Return the payload of the one fragment, from the window that its header was found in where it fits."""
@@ -197,6 +221,22 @@ class StoredTransaction:
             return decode(raw)
         except PayloadError as exc:
             raise PayloadError(why=exc.why, seqno=self.header.seqno) from exc
+
+
+class Stretch(NamedTuple):
+    """Records as bytes: whole transactions up to seqno `last`, or one fragment of it.
+
+    `spilled`: the one record refers to this transaction, whose chunks come before it.
+    """
+
+    last: Seqno
+    raw: bytes
+    spilled: StoredTransaction | None
+
+    def chunks(self) -> Iterator[RawChunk]:
+        """Yield what `Log.put_chunk` takes before `Log.append_raw` takes the records. Raises as `next`."""
+        if self.spilled is not None:
+            yield from self.spilled.chunks()
 
 
 def _record_bytes(record: StoredRecord) -> bytes:
@@ -380,7 +420,7 @@ class Cursor(Closing):
         left early, seek. Raises as `next`.
         """
         heed, segments = self._view.heed, self._view.segments
-        for window, places, seqno in self._blocks():
+        for window, places, seqno, _ in self._blocks():
             for one in cut_records(window, places, seqno):
                 heed()
                 if segments.marks is not self._marks:
@@ -389,36 +429,57 @@ class Cursor(Closing):
                     break
                 yield one
 
-    def _blocks(self) -> Iterator[tuple[bytes, list[int], Seqno]]:
-        """Yield runs of records that stand side by side: bytes, where each begins and the last ends, first seqno."""
-        while True:
+    def stretches(self, *, until: Seqno | None = None) -> Iterator[Stretch]:
+        """Yield records that stand side by side, as bytes; what `Log.append_raw` takes.
+
+        Checksums are verified. Ends after `until`, and without waiting where there is nothing more now. Moves on by
+        stretches. Raises as `next`.
+        """
+        for window, places, seqno, spilled in self._blocks(referring=True, until=until):
+            if self._overtaken():
+                self._next = seqno
+                self._heed()
+            else:
+                last = Seqno(seqno + len(places) - 2)
+                yield Stretch(last, window[places[0] : places[-1]], spilled)
+
+    def _blocks(
+        self, *, referring: bool = False, until: Seqno | None = None
+    ) -> Iterator[tuple[bytes, list[int], Seqno, StoredTransaction | None]]:
+        """Yield runs of records that stand side by side: bytes, where each begins and the last ends, first seqno.
+
+        `referring`: a spilled transaction is the record that refers to it, and comes with that; else its fragments.
+        """
+        upto = SEQNO_MAX if until is None else until
+        while self._next <= upto:
             walk, seqno = self._walk, self._next
             at = walk.place_of(seqno)
             if walk.reader is not None and at >= 0:
-                window, limit = walk.reader.window, min(self._limit, walk.living)
+                window, limit = walk.reader.window, min(self._limit, walk.living, upto)
                 places: list[int] = []
                 behind, following = take_events(window, at, seqno, limit, places, verify=self._view.checksum)
                 if not self._overtaken() and places:
                     self._next = Seqno(following)
                     walk.move(behind, self._next, places[-1])
                     places.append(behind)
-                    yield window, places, seqno
+                    yield window, places, seqno, None
                     continue
             if self.next_header() is None:
                 return
             transaction = self.current()
-            for raw in self._raw_of(transaction):
-                yield raw, [0, len(raw)], transaction.header.seqno
+            spilled = transaction if referring and transaction.header.spilled else None
+            for raw in self._raw_of(transaction, referring=referring):
+                yield raw, [0, len(raw)], transaction.header.seqno, spilled
 
-    def _raw_of(self, transaction: StoredTransaction) -> Iterator[bytes]:
-        """Yield the bytes of a transaction's records, verified."""
-        if transaction.header.spilled:
+    def _raw_of(self, transaction: StoredTransaction, *, referring: bool) -> Iterator[bytes]:
+        """Yield the bytes of a transaction's records, verified; `referring`: of a spilled one what refers to it."""
+        if transaction.header.spilled and not referring:
             for record in transaction.records():
                 yield _record_bytes(record)
             return
         number = lsn_segment(transaction.start)
         with self._view.segments.opened(number, transaction.header.seqno) as file:
-            for record in transaction.records():
+            for record in transaction.in_log():
                 yield file.pread(record.header.record_length, lsn_offset(record.header.lsn))
 
     def current(self) -> StoredTransaction:

@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -151,17 +151,38 @@ class ChunkHeader(msgspec.Struct, frozen=True):
     raw_length: int
 
 
-def encode_chunk(
-    oid: bytes, seq: int, previous: int, written_at: int, raw: Sequence[bytes | memoryview], *, compress: bool
-) -> Iterator[bytes | memoryview]:
-    """Return a chunk record around `raw`, the event records of some fragments, cut anywhere; in pieces as well."""
+class RawChunk(msgspec.Struct, frozen=True):
+    """A chunk as it goes from one log to another: what it holds, and nothing of where it stood.
+
+    `raw` are fragments of `raw_length` bytes, as `codec` keeps them.
+    """
+
+    oid: bytes
+    seq: int
+    codec: int
+    raw_length: int
+    raw: bytes
+
+
+Kept: TypeAlias = tuple[int, int, Sequence[bytes | memoryview]]
+"""Codec, raw_length, and the fragments as the codec keeps them, in pieces that are cut anywhere."""
+
+
+def pack_chunk(raw: Sequence[bytes | memoryview], *, compress: bool) -> Kept:
+    """Return how a chunk keeps `raw`, the event records of some fragments, cut anywhere."""
     raw_length = sum(map(len, raw))
-    codec, kept, length = AS_IT_IS, raw, raw_length
     if compress:
         packed = zlib.compress(b"".join(raw), 1)
         if len(packed) < raw_length:
-            codec, kept, length = DEFLATED, (packed,), len(packed)
-    head = CHUNK.pack(CHUNK_OVERHEAD + length, CHUNK_TYPE, oid, seq, previous, max(written_at, 0), codec, raw_length)
+            return DEFLATED, raw_length, (packed,)
+    return AS_IT_IS, raw_length, raw
+
+
+def encode_chunk(oid: bytes, seq: int, previous: int, written_at: int, what: Kept) -> Iterator[bytes | memoryview]:
+    """Return a chunk record, in pieces."""
+    codec, raw_length, kept = what
+    length = CHUNK_OVERHEAD + sum(map(len, kept))
+    head = CHUNK.pack(length, CHUNK_TYPE, oid, seq, previous, max(written_at, 0), codec, raw_length)
     head += CRC.pack(crc32(head))
     yield head
     crc = crc32(head)
@@ -190,16 +211,22 @@ def open_chunk(header: ChunkHeader, raw: bytes) -> bytes | Impossible:
         return Impossible("the file ends inside the chunk")
     if TRAILER.unpack_from(raw, len(raw) - TRAILER.size) != (CRC_32, crc32(memoryview(raw)[: -CRC.size])):
         return Impossible(BAD_CHECKSUM)
-    kept = raw[CHUNK_HEADER_BYTES : -TRAILER.size]
-    if header.codec == DEFLATED:
+    return unpack_chunk(header.codec, header.raw_length, raw[CHUNK_HEADER_BYTES : -TRAILER.size])
+
+
+def unpack_chunk(codec: int, raw_length: int, kept: bytes) -> bytes | Impossible:
+    """Return the event records that a chunk keeps so."""
+    if codec > DEFLATED:
+        return Impossible("a chunk that this release does not know")
+    if codec == DEFLATED:
         unpacking = zlib.decompressobj()
         try:
-            kept = unpacking.decompress(kept, header.raw_length + 1)
+            kept = unpacking.decompress(kept, raw_length + 1)
         except zlib.error as exc:
             return Impossible(f"a chunk that does not unpack: {exc}")
         if not unpacking.eof:
             return Impossible("a chunk that does not unpack to what it says")
-    return kept if len(kept) == header.raw_length else Impossible("a chunk that does not hold as much as it says")
+    return kept if len(kept) == raw_length else Impossible("a chunk that does not hold as much as it says")
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -226,6 +253,12 @@ class Reference(msgspec.Struct, frozen=True):
 def encode_reference(one: Reference) -> bytes:
     """Return what stands in the event field of a referring record."""
     return REFERENCE.pack(one.oid, one.chunks, one.fragments, one.first, one.last, one.raw_bytes, one.spilled_bytes)
+
+
+def with_reference(record: bytes, one: Reference) -> bytes:
+    """Return a whole referring record with another reference in it, its checksum made anew."""
+    body = record[: -TRAILER.size - REFERENCE.size] + encode_reference(one) + record[-TRAILER.size : -CRC.size]
+    return body + CRC.pack(crc32(body) if body[-1] == CRC_32 else 0)
 
 
 def parse_reference(raw: bytes) -> Reference | None:

@@ -1,6 +1,6 @@
 """Who numbers the transactions of a log: the log itself, or whoever has them from another one.
 
-Owns in which epoch an opened log goes on, and which number may stand after which. The hard idea: equal GTIDs mean
+Owns in which epoch an opened log goes on. The hard idea: equal GTIDs mean
 equal history, so a log that takes over transactions gives out no number and begins no epoch.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from tranlog.ids import NO_EPOCH, Epoch, Gtid
+from tranlog.ids import NO_EPOCH, Epoch
 
 
 class Numbering(Enum):
@@ -29,8 +29,3 @@ class Numbering(Enum):
         if self is Numbering.GIVEN:
             return NO_EPOCH if last is None else last
         return Epoch(fresh - 1)
-
-
-def follows(gtid: Gtid, last: Gtid) -> bool:
-    """Whether a transaction may stand after `last`: it has the next seqno, and no earlier epoch."""
-    return gtid.seqno == last.seqno + 1 and gtid.epoch >= last.epoch

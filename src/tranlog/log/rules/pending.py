@@ -151,11 +151,11 @@ class Pending(Buffer):
         self.last = self.appended = Seqno(seqno)
         return True
 
-    def complete(self, start: int, ids: tuple[str, str]) -> None:
-        """Take what was put from offset `start` on for the next transaction, whole."""
-        self.starts.append(start)
+    def complete(self, starts: list[int], ids: tuple[str, str]) -> None:
+        """Take what was put for the next transactions, whole: they begin at `starts`, and `ids` are the last one's."""
+        self.starts.extend(starts)
         self.end = self.start + self._size
-        self.last = self.appended = Seqno(self.last + 1)
+        self.last = self.appended = Seqno(self.last + len(starts))
         self.ids = ids
 
     def seal(self) -> Extent:

@@ -80,6 +80,10 @@ class UnbrokenPrefix:
             visible.append(self._row.popleft())
         return visible
 
+    def newest(self) -> Extent | None:
+        """Return the extent that was allocated last; None when all are visible."""
+        return self._row[-1] if self._row else None
+
     def oldest_unfinished(self) -> Seqno:
         """Return the first seqno of the oldest extent that is unfinished; NO_SEQNO when there is none."""
         for extent in self._row:

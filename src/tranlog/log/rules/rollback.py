@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn_text
 from tranlog.log.records.format import RollbackMark
+
+FOLLOWERS: Final = ("node.", "restore.")
+"""What the names of holds begin with that nodes keep which copy the log: they go back with it, and refuse nothing."""
 
 
 class Needed(NamedTuple):
@@ -126,6 +129,8 @@ def refusal(
     if found != matchpoint.epoch:
         return f"seqno {seqno} has epoch {found} here"
     for name, needed, applied, running in holds:
+        if name.startswith(FOLLOWERS):
+            continue
         if running:
             return f"the pipeline {name!r} runs; stop it first"
         if needed is None:
@@ -143,6 +148,7 @@ def refusal(
 
 
 __all__ = [
+    "FOLLOWERS",
     "DeadInterval",
     "Needed",
     "contradiction",

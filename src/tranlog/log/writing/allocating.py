@@ -12,7 +12,7 @@ from tranlog.change import Fragment
 from tranlog.disk import DiskFile
 from tranlog.errors import AppendOrderError, RecordLimitError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.records.format import SEQNO_MAX
+from tranlog.log.records.format import FRAGNO_MAX, SEQNO_MAX
 from tranlog.log.records.spill import Reference
 from tranlog.log.rules.prefix import Extent
 from tranlog.log.writing.allocation import AllocatedPlace, Allocation, padding_for, referring, size_of
@@ -42,18 +42,37 @@ class Allocating:
         self.syncs = end.syncs
         self.give_way = end.steps.give_way
 
-    def allocate(
-        self,
-        fragments: Sequence[Fragment],
-        size: int,
-        spilled: SpilledTransaction | None = None,
-        reference: Reference | None = None,
-        reign: int | None = None,
-    ) -> Allocation:
-        """Give a transaction of `size` bytes its place; one that is spilled comes as what refers to it.
+    def allocate(self, fragments: Sequence[Fragment], reign: int | None = None) -> Allocation:
+        """Give a whole transaction its place; one that is too large for the log is spilled first.
 
         `reign`: the one that it belongs to, if not this.
         """
+        end = self._end
+        check_shape(end.path, fragments)
+        if len(fragments) <= FRAGNO_MAX + 1:
+            size = size_of(fragments)
+            if size <= end.options.spill_above:
+                return self._place(fragments, size, reign)
+        spilled = self.begin_spill()
+        for fragment in fragments:
+            spilled.add(fragment)
+        return self.allocate_spilled(spilled, fragments[-1], reign)
+
+    def begin_spill(self) -> SpilledTransaction:
+        """Return a transaction that spills, for whoever appends the record that refers to it."""
+        with self._steps.lock, self._steps:
+            self._end.check_open()
+            return self._end.spilling.begin(self._end.pending.epoch)
+
+    def _place(
+        self,
+        fragments: Sequence[Fragment],
+        size: int,
+        reign: int | None,
+        spilled: SpilledTransaction | None = None,
+        reference: Reference | None = None,
+    ) -> Allocation:
+        """Give a transaction of `size` bytes its place; one that is spilled comes as what refers to it."""
         me = get_ident()
         event_id = fragments[-1].event_id
         end = self._end
@@ -88,7 +107,7 @@ class Allocating:
         reference = spilled.finish()
         told = referring(last, reference)
         try:
-            return self.allocate([told], size_of([told]), spilled, reference, reign)
+            return self._place([told], size_of([told]), reign, spilled, reference)
         except BaseException:
             spilled.abort()
             raise

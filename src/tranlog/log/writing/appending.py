@@ -111,17 +111,16 @@ class Appending:
             with self._steps:
                 return self._put(pieces, fragments[-1], me)
 
-    def append(self, fragment: Fragment, me: int, *, given: bool = False) -> Gtid:
-        """Append what is not let in without a look; see `Log.append`. `given`: its number came with it."""
+    def append(self, fragment: Fragment, me: int) -> Gtid:
+        """Append what is not let in without a look; see `Log.append`."""
         end = self._end
         pending = end.pending
         with self._steps.lock:
             with self._steps:
                 self.await_turn(me)
-                if not given:
-                    if end.follows and end.turn is not None:
-                        end.drop_open()
-                    end.check_leads()
+                if end.follows and end.turn is not None:
+                    end.drop_open()
+                end.check_leads()
                 self._let_in()
             if pending.add(fragment, me):
                 return Gtid(pending.epoch, pending.last)
@@ -199,7 +198,7 @@ class Appending:
             pending.put(piece)
         pending.owners.add(me)
         if fragment.last:
-            pending.complete(start, (fragment.source_id, fragment.event_id))
+            pending.complete([start], (fragment.source_id, fragment.event_id))
             if turn is not None and not spilled:
                 end.end_turn()
         else:

@@ -61,6 +61,8 @@ class Journal:
         """How many there were since the log was opened."""
         self.history = b""
         """The identity that a segment's first sync record names, 16 bytes."""
+        self.checksums = options.checksum
+        """Whether the records that come next have checksums; a sync record in front of them says it."""
         self._directory = directory
         self._disk = disk
         self._clock = clock
@@ -173,6 +175,12 @@ class Journal:
             self.buffer.put(self.sync_record(self.end, self.durable_end, stamp))
             self.buffer.sync_due = False
 
+    def announce(self, *, checksums: bool) -> None:
+        """Have a sync record say, where it was otherwise, whether the records that come next have checksums."""
+        if checksums is not self.checksums:
+            self.checksums = checksums
+            self.buffer.sync_due = True
+
     def sync_record(self, at: int, durable_end: int, stamp: int, number: int = 0) -> bytes:
         """Return the sync record to be put at offset `at` of a segment, the newest one by default.
 
@@ -180,7 +188,7 @@ class Journal:
         """
         history = self.history if at == HEADER.size else b""
         durable = lsn(self.number, durable_end)
-        return encode_sync(lsn(number or self.number, at), durable, stamp, history, checksums=self._options.checksum)
+        return encode_sync(lsn(number or self.number, at), durable, stamp, history, checksums=self.checksums)
 
     # --- the end of a segment ------------------------------------------------------------------------
 

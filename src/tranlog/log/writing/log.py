@@ -18,19 +18,20 @@ from tranlog.change import Fragment
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.closing import Closing
 from tranlog.disk import OS_DISK, Disk, DiskLock
-from tranlog.errors import AppendOrderError, LogMissingError, PurgeFailedError, SegmentEmptyError
+from tranlog.errors import LogMissingError, PurgeFailedError, SegmentEmptyError
 from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Gtid, Seqno, segment_name
 from tranlog.log.files.directory import directory_of, list_segments, make_directory, storage_error, take_lock
 from tranlog.log.files.ownership import OwnedDisk, Ownership
 from tranlog.log.files.positions import drop_hold, hold, read_holds, shut_out
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LOOK_S, LogReader
-from tranlog.log.records.format import FRAGNO_MAX, RollbackMark
-from tranlog.log.rules.numbering import Numbering, follows
+from tranlog.log.records.format import RollbackMark
+from tranlog.log.records.spill import RawChunk
+from tranlog.log.rules.numbering import Numbering
 from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.retention import Limit, PurgePlan, UpToSeqno
 from tranlog.log.writing.allocating import Allocating, check_shape
-from tranlog.log.writing.allocation import Allocation, size_of
+from tranlog.log.writing.allocation import Allocation
 from tranlog.log.writing.appending import Appending
 from tranlog.log.writing.flushing import Flushing
 from tranlog.log.writing.log_end import LogEnd
@@ -38,6 +39,7 @@ from tranlog.log.writing.log_view import LogView
 from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.log.writing.opening import RecoveryReport, check_source_id, open_newest
 from tranlog.log.writing.purging import limits_of
+from tranlog.log.writing.raw_appending import RawAppending
 from tranlog.log.writing.rolling_back import Rollback
 from tranlog.log.writing.rotation import Rotation
 from tranlog.log.writing.spilling import SpilledTransaction
@@ -61,6 +63,7 @@ class Log(LogView, Closing):
         self._steps = self._end.steps
         self._rotation = Rotation(self._end)
         self._appending = Appending(self._end, self._rotation)
+        self._raw = RawAppending(self._end, self._appending)
         self._allocating = Allocating(self._end, self._appending)
         self._rollback = Rollback(self._end, self._rotation, self._appending)
         self._flushing: Flushing | None = None
@@ -88,7 +91,7 @@ class Log(LogView, Closing):
     ) -> Self:
         """Take the lock, mend what a crash left, open a new epoch and write its no-op, synced.
 
-        With another `numbering` than its own it begins no epoch: transactions come by `append_given`, or not at all.
+        With another `numbering` than its own it begins no epoch: transactions come by `append_raw`, or not at all.
 
         The directory is created if missing; its parent must exist. `start_after` and `history` only matter for a log
         without records: it begins after that position and after what it held before it was cleared, in a higher
@@ -179,23 +182,30 @@ class Log(LogView, Closing):
                 return Gtid(pending.epoch, pending.last)
         return self._appending.append(fragment, me)
 
-    def append_given(self, fragment: Fragment, gtid: Gtid) -> None:
-        """As `append`, in a log whose numbers are given: `gtid` is the transaction's.
+    def append_raw(self, raw: bytes) -> Gtid:
+        """Put whole records as they came from another log of the same history; return the last whole transaction.
 
-        Raises AppendOrderError for one that does not follow, and what `append` raises.
+        For a log whose numbers are given. They are verified once, all before the first is put: checksums, the row of
+        seqnos and fragments, epochs that do not fall. The end may lie inside a transaction of several fragments, which
+        goes on with the next call or is given up by `abandon_open`. A record that refers to a spilled transaction
+        comes after its chunks, and refers to where these stand here. Visible by `commit`. Threads: one at a time.
+        Raises RawRecordError (nothing of `raw` was put), and as `append`.
         """
         assert self._appending.numbering is Numbering.GIVEN
-        pending = self._pending
-        with self._steps.lock:
-            if gtid.epoch != pending.epoch or gtid.seqno != pending.last + 1:
-                with self._steps:
-                    self._appending.await_turn(get_ident())
-                    last = Gtid(pending.epoch, pending.last)
-                    if not follows(gtid, last):
-                        raise AppendOrderError(path=self._end.path, why=f"{gtid} after {last}")
-                    self._end.go_on_in(gtid.epoch)
-            if not pending.add(fragment, get_ident()):
-                self._appending.append(fragment, get_ident(), given=True)
+        return self._raw.append(raw)
+
+    def put_chunk(self, chunk: RawChunk) -> None:
+        """Spill a chunk of a transaction of another log, under the oid that it has there, before the record comes
+        that refers to it. Chunks come in order; one that is there is passed over.
+
+        An opening forgets those whose record has not come. Raises AppendOrderError, DiskFullError, SpillFailedError,
+        LogClosedError.
+        """
+        self._raw.put_chunk(chunk)
+
+    def drop_chunks(self, oid: bytes) -> None:
+        """Forget the chunks of a transaction of another log that was given up there."""
+        self._raw.drop_chunks(oid)
 
     def append_many(self, fragments: Iterable[Fragment]) -> Gtid | None:
         """Append one fragment after the other; return what `append` returns for the last, None where there is none.
@@ -217,21 +227,13 @@ class Log(LogView, Closing):
             at += 1
         return gtid
 
-    def allocate(self, fragments: Sequence[Fragment], reign: int | None = None) -> Allocation:
+    def allocate(self, fragments: Sequence[Fragment]) -> Allocation:
         """Give a whole transaction its seqno and its place; its bytes are written later, outside the lock.
 
         Other threads go on appending and allocating after it. For transactions that are large, or whose writing
         should not hold up others; small ones are cheaper through `append`. Raises as `append`.
         """
-        check_shape(self._end.path, fragments)
-        if len(fragments) <= FRAGNO_MAX + 1:
-            size = size_of(fragments)
-            if size <= self._options.spill_above:
-                return self._allocating.allocate(fragments, size, reign=reign)
-        spilled = self.begin_spill()
-        for fragment in fragments:
-            spilled.add(fragment)
-        return self._allocating.allocate_spilled(spilled, fragments[-1], reign)
+        return self._allocating.allocate(fragments)
 
     def transact(self, fragments: Iterable[Fragment], *, sync: bool = True) -> Gtid:
         """Append a whole transaction and commit it; large ones do not hold up others. Raises as `append`, `commit`;
@@ -256,7 +258,7 @@ class Log(LogView, Closing):
             if gtid is not None:
                 self.commit(sync=sync)
                 return gtid
-        return self.allocate(fragments, reign).complete(sync=sync)
+        return self._allocating.allocate(fragments, reign).complete(sync=sync)
 
     # --- open transactions, and what they spill --------------------------------------------------------
 
@@ -272,10 +274,8 @@ class Log(LogView, Closing):
             return OpenTransaction(self, self._options.spill_buffer_bytes, self._end.reign, self._end.check_reign)
 
     def begin_spill(self) -> SpilledTransaction:
-        """For `OpenTransaction` only."""
-        with self._steps.lock, self._steps:
-            self._end.check_open()
-            return self._end.spilling.begin(self._pending.epoch)
+        """For whoever appends the record that refers to it: `OpenTransaction`, and by `append_raw`."""
+        return self._allocating.begin_spill()
 
     def commit_spilled(self, spilled: SpilledTransaction, last: Fragment, sync: bool, reign: int) -> Gtid:
         """For `OpenTransaction` only."""

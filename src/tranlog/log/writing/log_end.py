@@ -298,6 +298,7 @@ class LogEnd:
             self.journal.take_back(turn.start)
         except OSError as exc:
             raise self.stop_for(exc, "cutting back") from exc
+        self.publishing.settle_epoch(self.prefix.newest())
 
     def forget_spilled(self) -> None:
         """Give up what `append` has spilled of the open transaction."""
@@ -408,6 +409,7 @@ class LogEnd:
         self.forget_spilled()
         self.turn = None
         self.spilling.forget_above(Gtid(self.pending.epoch, visible))
+        self.publishing.settle_epoch(self.prefix.newest())
         logger.warning("The disk is full; what was not committed is refused. path=%s", path)
         return DiskFullError(path=path)
 

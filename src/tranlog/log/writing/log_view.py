@@ -7,14 +7,19 @@ Source: thl-internals; docs/format.md.
 
 from __future__ import annotations
 
-from tranlog.ids import NO_SEQNO, Epoch, Seqno
+from collections.abc import Iterator
+from contextlib import closing
+
+from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.files.positions import NO_LSN, KeptHold
 from tranlog.log.files.segments import SegmentStat
-from tranlog.log.files.spilled import SpillStat
+from tranlog.log.files.spilled import SpillFault, SpillReader, SpillStat
 from tranlog.log.options import LogStatus
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.gate import Gate
+from tranlog.log.reading.reader import LogRange
 from tranlog.log.records.format import RecordHeader
+from tranlog.log.records.spill import RawChunk
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.writing.log_end import LogEnd, OwnView
 
@@ -72,6 +77,58 @@ class LogView:
         with self.cursor() as cursor:
             cursor.seek(self._end.publishing.visible)
             return cursor.next_header()
+
+    def range(self) -> LogRange:
+        """Return what the log holds now, as readers see it."""
+        publishing, first = self._end.publishing, self.first_seqno
+        if first == NO_SEQNO:
+            return LogRange(epoch=self.epoch)
+        return LogRange(
+            first_seqno=first,
+            last_seqno=publishing.visible,
+            durable_seqno=publishing.durable,
+            committed_seqno=publishing.committed,
+            epoch=self.epoch,
+        )
+
+    def header(self, seqno: Seqno) -> RecordHeader | None:
+        """Return the header of a visible transaction's last fragment; None for one that the log does not show."""
+        if seqno < 0 or not self.first_seqno <= seqno <= self._end.publishing.visible:
+            return None
+        with self.cursor() as cursor:
+            cursor.seek(seqno)
+            return cursor.next_header()
+
+    def last_of_epoch(self, epoch: int) -> Gtid | None:
+        """Return the last visible transaction of that epoch or of one before it; None where none is held.
+
+        By halving over headers: epochs do not fall.
+        """
+        low, high = self.first_seqno, self._end.publishing.visible
+        found: Gtid | None = None
+        with self.cursor() as cursor:
+            while NO_SEQNO < low <= high:
+                middle = Seqno((low + high + 1) // 2)
+                cursor.seek(middle)
+                header = cursor.next_header()
+                if header is not None and header.epoch <= epoch:
+                    found, low = header.gtid, Seqno(middle + 1)
+                else:
+                    high = Seqno(middle - 1)
+        return found
+
+    def open_chunks(self) -> Iterator[RawChunk]:
+        """Yield the chunks that transactions have spilled which are still open, each one's in order.
+
+        One that ends meanwhile has no more of them. Raises LogUnreadableError.
+        """
+        end = self._end
+        for reference in end.spilling.open_ones():
+            with closing(SpillReader(end.path, end.disk, reference, None, end.segments.history)) as reader:
+                for found in reader.chunks():
+                    if isinstance(found, SpillFault):
+                        break
+                    yield found
 
     def last_event_id(self) -> str | None:
         """Return the event id that a source resumes after; None in a log that never captured anything.

@@ -76,13 +76,15 @@ class MemberLog(Log):
         """
         end = self._end
         with self._steps.lock, self._steps:
-            assert end.follows and epoch > end.pending.epoch
+            assert end.follows
             end.abandon()
             self._appending.await_quiet()
             end.flush()
             end.publish()
             before = end.pending.epoch
+            assert epoch > before
             self._change(Numbering.OWN)
+            end.journal.announce(checksums=end.options.checksum)
             try:
                 self._appending.begin_epoch(epoch)
             except LogError:

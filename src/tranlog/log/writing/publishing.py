@@ -94,6 +94,14 @@ class Publishing:
         """Move `committed`: without a group there is no other copy."""
         self.committed = self.durable if self.told is None else max(self.committed, min(self.told, self.durable))
 
+    def settle_epoch(self, newest: Extent | None) -> None:
+        """Where epochs are given, have the last transaction's be that of the next: a later one was taken back.
+
+        `newest`: the last extent that is not visible.
+        """
+        if self.given and not self._pending.starts:
+            self._pending.epoch = self.visible_epoch if newest is None else newest.epoch
+
     def durable_epoch(self) -> Epoch:
         """Return the epoch of the transaction `durable`."""
         while len(self._epochs) > 1 and self._epochs[1][0] <= self.durable:

@@ -12,10 +12,10 @@ import logging
 
 from tranlog.errors import DiskFullError, RollbackError
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
-from tranlog.log.files.positions import NO_LSN, is_running, read_holds
+from tranlog.log.files.positions import NO_LSN, hold, is_running, read_holds
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.records.format import HEADER, RecordHeader, RollbackMark, encode_mark
-from tranlog.log.rules.rollback import Needed, refusal
+from tranlog.log.rules.rollback import FOLLOWERS, Needed, refusal
 from tranlog.log.writing.appending import Appending
 from tranlog.log.writing.log_end import LogEnd, OwnView
 from tranlog.log.writing.rotation import Rotation
@@ -93,6 +93,7 @@ class Rollback:
     def abandon(self, header: RecordHeader, start: Lsn, epoch: Epoch) -> RollbackMark:
         """Abandon what follows the transaction with this last header, which begins at `start`, by a mark of `epoch`."""
         end = self._end
+        self._lower_holds(Seqno(header.seqno + 1))
         end.flush()  # a sync record may be left of a transaction that was given up
         number = end.journal.number + 1
         stamp = end.clock.now_ms()
@@ -111,6 +112,14 @@ class Rollback:
         self._rotation.begin_segment(proof + encode_mark(mark), stamp)
         self._go_back(mark, header)
         return mark
+
+    def _lower_holds(self, following: Seqno) -> None:
+        """Have followers, who go back with the log, hold it from `following` on where they hold less of it."""
+        path, disk = self._end.path, self._end.disk
+        for one in read_holds(path, disk=disk):
+            if one.name.startswith(FOLLOWERS) and one.restart_seqno is not None and one.restart_seqno > following:
+                words, clock = one.holder, self._end.clock
+                hold(path, one.name, following, holder=words, sync=True, follower=True, disk=disk, clock=clock)
 
     def _find(self, seqno: Seqno) -> tuple[RecordHeader | None, Lsn]:
         """Return the last header of a visible transaction and where its first record stands; None if there is none."""

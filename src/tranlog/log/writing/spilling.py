@@ -38,6 +38,8 @@ from tranlog.log.records.spill import (
     OID,
     SPILL_HEADER_BYTES,
     SPILL_TABLE_NAME,
+    Kept,
+    RawChunk,
     Reference,
     SpillSegment,
     SpillTable,
@@ -46,6 +48,7 @@ from tranlog.log.records.spill import (
     encode_table,
     highest,
     may_go,
+    pack_chunk,
     spill_name,
 )
 from tranlog.log.writing.allocation import NO_GTID, record_of
@@ -105,7 +108,8 @@ class Spilling:
         self._unsure = False  # what refers to spill could not be found out: nothing goes
         self._next_number = 1
         self._active: _Segment | None = None
-        self._open: dict[bytes, int] = {}  # open transactions, and the segment in which each began to spill
+        self._open: dict[bytes, SpilledTransaction] = {}  # those that have chunks
+        self._begun_in: dict[bytes, int] = {}  # the segment in which each of them began to spill
         self._begun = 0
         self._closed = False
         self._stored: SpillTable | None = None
@@ -151,7 +155,27 @@ class Spilling:
             self._begun += 1
             return SpilledTransaction(self, OID.pack(epoch, self._begun), self._options)
 
-    def write_chunk(self, spilled: SpilledTransaction, raw: Sequence[bytes | memoryview]) -> None:
+    def opened(self, oid: bytes) -> SpilledTransaction | None:
+        """Return an open transaction that has spilled; None where there is none with this oid."""
+        with self._lock:
+            return self._open.get(oid)
+
+    def open_ones(self) -> list[Reference]:
+        """Return what a reference to each open transaction would say of its chunks so far."""
+        with self._lock:
+            return [one.so_far() for one in self._open.values()]
+
+    def receive(self, chunk: RawChunk) -> bool:
+        """Write a chunk of another log's transaction after those before it, once; False where one of these is missing.
+
+        Raises DiskFullError, SpillFailedError, LogClosedError.
+        """
+        spilled = self.opened(chunk.oid) or SpilledTransaction(self, chunk.oid, self._options)
+        if chunk.seq == spilled.chunks:
+            spilled.put((chunk.codec, chunk.raw_length, (chunk.raw,)))
+        return chunk.seq < spilled.chunks
+
+    def write_chunk(self, spilled: SpilledTransaction, what: Kept) -> None:
         """For `SpilledTransaction` only: write its next chunk after whatever was spilled last."""
         with self._lock:
             if self._closed:
@@ -165,14 +189,7 @@ class Spilling:
                 or active.end >= self._options.spill_segment_bytes
             ):
                 active = self._roll()
-            chunk = encode_chunk(
-                spilled.oid,
-                spilled.chunks,
-                spilled.last,
-                self._clock.now_ms(),
-                raw,
-                compress=self._options.spill_compress,
-            )
+            chunk = encode_chunk(spilled.oid, spilled.chunks, spilled.last, self._clock.now_ms(), what)
             end, patient = active.end, True
             try:
                 for part in slices(chunk):
@@ -188,7 +205,8 @@ class Spilling:
             place = Lsn(active.number << 32 | active.end)
             # An exception between any two of these leaves space that nobody uses, and nothing in use without its pin.
             if not spilled.chunks:
-                self._open[spilled.oid] = active.number
+                self._begun_in[spilled.oid] = active.number
+                self._open[spilled.oid] = spilled
             if not spilled.files or spilled.files[-1] is not active:
                 active.users += 1
             size, active.end = end - active.end, end
@@ -270,6 +288,7 @@ class Spilling:
         """For `SpilledTransaction` only: it is committed or aborted."""
         with self._lock:
             self._open.pop(spilled.oid, None)
+            self._begun_in.pop(spilled.oid, None)
             for segment in spilled.files:
                 if not aborted:
                     segment.kept = segment.end
@@ -314,7 +333,7 @@ class Spilling:
         gone = may_go(
             [SpillSegment(number=number, referred_by=highest(self._known[number])) for number in sorted(self._known)],
             first_seqno=first_seqno,
-            pinned=self._open.values(),
+            pinned=self._begun_in.values(),
             active=None if self._active is None else self._active.number,
         )
         names = []
@@ -420,11 +439,15 @@ class SpilledTransaction:
             self._write()
 
     def _write(self) -> None:
-        raw, size = list(slices(self._pending)), self._pending_bytes
+        raw = list(slices(self._pending))
         self._pending = []
         self._pending_bytes = 0
-        self._spilling.write_chunk(self, raw)
-        self._raw_bytes += size
+        self.put(pack_chunk(raw, compress=self._options.spill_compress))
+
+    def put(self, what: Kept) -> None:
+        """Write a chunk. Raises as `add`, and the transaction stays as it was."""
+        self._spilling.write_chunk(self, what)
+        self._raw_bytes += what[1]
         while (out := self._outflow.due(self._spilling.syncs())) is not None:
             self._spilling.give_way()
             self.files[-1].file.write_out(*out)
@@ -455,6 +478,20 @@ class SpilledTransaction:
         except BaseException:
             self.abort()
             raise
+        return self.so_far()
+
+    def refer(self, reference: Reference) -> Reference | None:
+        """Return what a referring record of another log says here, once everything is durable.
+
+        None where these are not the chunks that it refers to. Raises as `finish`.
+        """
+        if (self.chunks, self._raw_bytes) != (reference.chunks, reference.raw_bytes):
+            return None
+        self._fragments = reference.fragments
+        return self.finish()
+
+    def so_far(self) -> Reference:
+        """Return what a reference to its chunks says."""
         return Reference(
             oid=self.oid,
             chunks=self.chunks,

@@ -20,6 +20,7 @@ import msgspec
 
 from tranlog.errors import ConfigError, TranlogError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.log.rules.rollback import FOLLOWERS
 from tranlog.pipeline.rules.channels import ShardPlan
 from tranlog.target.target import ChannelRow, PipelineRow
 
@@ -579,4 +580,7 @@ def check_pipeline_name(name: str) -> None:
     """Raise ConfigError for a name that cannot be a hold's file name or a table's key."""
     if not name or len(name.encode()) > 64 or not name.isprintable() or name[0] in ". " or "/" in name or "\\" in name:
         why = "a pipeline's name is 1 to 64 bytes, printable, without slashes and not starting with a dot"
+        raise ConfigError(option="pipeline", value=name, why=why)
+    if name.startswith(FOLLOWERS):
+        why = f"{' and '.join(FOLLOWERS)} begin the names of nodes that copy a log"
         raise ConfigError(option="pipeline", value=name, why=why)

@@ -68,6 +68,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.NativeLogError: _SURROUNDINGS,
     errors.MixedCodecsError: _SURROUNDINGS,
     errors.AppendOrderError: _DATA,
+    errors.RawRecordError: _DATA,
     errors.PurgeRangeError: _DATA,
     errors.ConversionRefusedError: _DATA,
     errors.ConversionTargetError: _SURROUNDINGS,

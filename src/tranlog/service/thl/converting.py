@@ -19,7 +19,8 @@ Seqno, epoch, source id, event id, shard and commit time of every transaction st
 first; what the other codec cannot say is listed with counts and first seqnos, and refused without --lossy. A conversion
 that was cut off at any moment goes on when it is started again, and so does a finished one when SRC has grown. DST gets
 a note, converted.json, of what it was made from; a DST that is not the beginning of this log is refused. The Java
-serializer's payloads are kept as they are, and their changes cannot be read.
+serializer's payloads are kept as they are, and their changes cannot be read. With --to native a native log is copied:
+every record byte for byte, with the identity of its history; segments are cut anew.
 
 \b
 Example:
