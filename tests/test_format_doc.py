@@ -23,7 +23,7 @@ from tranlog import ids, payload
 from tranlog import table_map as table_map_module
 from tranlog.change import NOOP, Column, Op, RowChange, Statement, TableMap
 from tranlog.ids import HISTORY_BYTES, Seqno, segment_name
-from tranlog.log.files import cleared, directory, index_table, positions, purge_notes
+from tranlog.log.files import cleared, commit_point, directory, index_table, positions, purge_notes
 from tranlog.log.records import format as log_format
 from tranlog.log.records import spill
 from tranlog.log.rules import bucket, index
@@ -150,7 +150,7 @@ def test_the_lengths_are_as_the_page_computes_them(page: str) -> None:
 
 
 def test_the_directory_is_the_constants(page: str) -> None:
-    homes = (ids, log_format, positions, directory, cleared, index_table, purge_notes, spill, in_flight)
+    homes = (ids, log_format, positions, commit_point, directory, cleared, index_table, purge_notes, spill, in_flight)
     for name, _, constant in rows_under(page, "## The directory"):
         value = next(getattr(home, constant.strip("`")) for home in homes if hasattr(home, constant.strip("`")))
         assert name.strip("`").startswith(value)
@@ -231,7 +231,7 @@ def test_positions_are_written_as_the_page_says(page: str) -> None:
     at = {row[2]: (int(row[0]), int(row[1])) for row in rows_under(page, "`POSITIONS_FIELDS`")}
     part = {name: raw[offset : offset + size] for name, (offset, size) in at.items()}
     assert {name: int.from_bytes(part[name], "big", signed=True) for name in given} == given
-    assert part["magic"] == b"THLPOSN1"
+    assert part["magic"] == b"THLPOSN2"
     assert part["boot_id"] == b"b" * 36
     assert int.from_bytes(part["identity"], "big") == 5
     assert part["history"] == b"h" * 16

@@ -302,17 +302,17 @@ class RollbackError(LogError):
 class AbandonedError(LogError):
     """What a cursor returned last was abandoned since: a rollback went back to before it.
 
-    `seqno` is the transaction returned last, `mark` where the rollback mark stands, `epoch` the one that begins there.
+    `seqno` is the transaction returned last, `mark` where the rollback mark stands, `number` the mark's own.
     """
 
     seqno: int
     matchpoint: Gtid
     mark: str
-    epoch: int
+    number: int
 
     def __str__(self) -> str:
         return (
-            f"seqno {self.seqno} was read and is no longer true: the rollback mark at {self.mark} (epoch {self.epoch}) "
+            f"seqno {self.seqno} was read and is no longer true: rollback mark {self.number} at {self.mark} "
             f"abandoned everything after {self.matchpoint}. Take back what came after it, and seek to "
             f"{self.matchpoint.seqno + 1}"
         )
@@ -364,6 +364,17 @@ class LogClosedError(LogError):
     why: str = field(default="it was closed", kw_only=False)
 
     template = "the log is closed: {why}. Open it again: what was durable is there"
+
+
+class NotPrimaryError(LogError):
+    """A member of a group follows, and takes no transaction of its own; or it led, and does no more."""
+
+    path: str
+
+    template = (
+        "the log at {path} is not its group's primary, or no longer. What waited for its sync may stay in the log or "
+        "not. Append at the primary what is not there"
+    )
 
 
 class DiskFullError(LogError):

@@ -34,6 +34,7 @@ SOME = Positions(
     boot_id="5c4b1f6e-0000-4000-8000-123456789abc",
     identity=77,
     epoch=Epoch(3),
+    mark=2,
     first_seqno=Seqno(5),
     visible_seqno=Seqno(9),
     durable_seqno=Seqno(8),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tranlog.ids import Epoch, Seqno, lsn
+from tranlog.ids import NO_SEQNO, Epoch, Seqno, lsn
 from tranlog.log.records.format import RecordHeader
 from tranlog.log.records.record import RollbackMark
 from tranlog.log.rules.damage import Problem
@@ -190,12 +190,14 @@ def test_a_log_that_ends_before_what_was_published_is_damaged(published: Publish
         assert isinstance(found, Problem) == ends_early
 
 
-@pytest.mark.parametrize(("epoch", "still"), [(1, Published()), (2, Published(seqno=Seqno(99), epoch=Epoch(2)))])
-def test_a_mark_of_a_later_epoch_takes_back_what_was_published(epoch: int, still: Published) -> None:
-    mark = RollbackMark(Epoch(2), Epoch(1), Seqno(5), lsn(1, 500), lsn(1, 600), lsn(2, 42), Seqno(9), 0)
-    published = Published(seqno=Seqno(99), epoch=Epoch(epoch))
-    assert published.beside([mark]) == still
-    assert published.beside([]) == published
+def test_a_later_mark_takes_back_what_was_published() -> None:
+    mark = RollbackMark(2, Epoch(2), Epoch(1), Seqno(5), lsn(1, 500), lsn(1, 600), lsn(2, 42), Seqno(9), 0)
+    for number, still, lost in ((1, 0, False), (2, 99, False), (3, 99, True)):
+        published = Published(seqno=Seqno(99), epoch=Epoch(1), mark=number)
+        found = published.beside([mark])
+        assert (found.seqno, found.mark_lost) == (still or NO_SEQNO, lost)
+        assert found.ends_later(Seqno(100), Epoch(9)) == lost
+        assert published.beside([]) == published
 
 
 def test_a_copy_that_was_made_while_the_log_was_written_ends_at_its_blank() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from fix_log import (
     PATH,
@@ -57,11 +58,13 @@ from tranlog.log.writing.log import Log, LogReader, drop_hold, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
+WRITTEN_AT = 1_700_000_000_000
+
 
 def mark(start: int, end: int, *, epoch: int = 2, seqno: int = 4, last: int = 9) -> RollbackMark:
-    """A mark whose dead interval is `start` to `end`; its matchpoint stands right before."""
+    """Mark number `epoch` - 1, whose dead interval is `start` to `end`; its matchpoint stands right before."""
     return RollbackMark(
-        Epoch(epoch), Epoch(1), Seqno(seqno), Lsn(start - 1), Lsn(start), Lsn(end), Seqno(last), 1_700_000_000_000
+        epoch - 1, Epoch(epoch), Epoch(1), Seqno(seqno), Lsn(start - 1), Lsn(start), Lsn(end), Seqno(last), WRITTEN_AT
     )
 
 
@@ -103,14 +106,16 @@ def test_crossing_intervals_are_refused() -> None:
 
 
 def test_a_matchpoint_that_was_abandoned_is_refused() -> None:
-    later = RollbackMark(Epoch(3), Epoch(1), Seqno(4), Lsn(30), Lsn(40), Lsn(60), Seqno(9), 0)
+    later = RollbackMark(2, Epoch(3), Epoch(1), Seqno(4), Lsn(30), Lsn(40), Lsn(60), Seqno(9), 0)
     wrong = contradiction([mark(20, 40), later])
     assert wrong is not None and "matchpoint" in wrong[1]
 
 
-def test_epochs_of_marks_rise() -> None:
-    wrong = contradiction([mark(20, 40), mark(50, 60)])
-    assert wrong is not None and "epoch 2" in wrong[1]
+def test_numbers_of_marks_rise_by_one_and_epochs_do_not_fall() -> None:
+    first = mark(20, 40, epoch=3)
+    for number, epoch, why in ((1, 3, "mark 1"), (2, 3, "mark 2"), (4, 3, "mark 4"), (3, 3, ""), (3, 2, "epoch 2")):
+        wrong = contradiction([first, replace(mark(50, 60), number=number, epoch=Epoch(epoch))])
+        assert (wrong is None) if not why else (wrong is not None and why in wrong[1])
 
 
 def test_a_record_is_abandoned_by_the_first_mark_that_took_it() -> None:
@@ -250,7 +255,7 @@ def test_a_mark_in_another_place_or_that_contradicts_itself_is_impossible() -> N
     assert isinstance(parse_record(encode_mark(mark(20, 40)), 0, 41), Impossible)
     assert isinstance(parse_record(encode_mark(mark(40, 40)), 0, 40), Impossible)
     assert isinstance(parse_record(encode_mark(mark(20, 40, last=4)), 0, 40), Impossible)
-    assert isinstance(parse_record(encode_mark(mark(20, 40, epoch=1)), 0, 40), Impossible)
+    assert isinstance(parse_record(encode_mark(replace(mark(20, 40), epoch=Epoch(0))), 0, 40), Impossible)
     assert isinstance(parse_record(encode_mark(mark(20, 40))[:-4] + bytes(4), 0, 40), BadChecksum)
 
 
@@ -551,7 +556,7 @@ def test_a_cursor_behind_the_matchpoint_is_told(opened: Opened, returned: int, m
     with pytest.raises(AbandonedError) as caught:
         read_all(cursor)
     error = caught.value
-    assert error.seqno >= returned and error.matchpoint == gtid(1, 6) and error.epoch == 2
+    assert error.seqno >= returned and error.matchpoint == gtid(1, 6) and error.number == 1
     assert error.mark == f"{lsn_segment(placed.dead_end)}:{lsn_offset(placed.dead_end)}"
     with pytest.raises(AbandonedError):  # as often as it is asked
         cursor.next()
@@ -916,8 +921,8 @@ def test_a_mark_that_crosses_another_is_damage() -> None:
     raw = bytearray(disk.content(path))
     start = lsn_offset(second.dead_end)
     bad = RollbackMark(
-        second.epoch, Epoch(1), Seqno(14), Lsn(first.dead_start + 1), Lsn(first.dead_start + 2), second.dead_end,
-        second.last_seqno, 0,
+        second.number, second.epoch, Epoch(1), Seqno(14), Lsn(first.dead_start + 1), Lsn(first.dead_start + 2),
+        second.dead_end, second.last_seqno, 0,
     )  # fmt: skip
     raw[start : start + MARK_BYTES] = encode_mark(bad)
     disk.set_content(path, bytes(raw))

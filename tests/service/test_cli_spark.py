@@ -9,12 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import apsw
 import pytest
 
+from tranlog.ids import Seqno
+from tranlog.log.reading.reader import LogReader
+from tranlog.log.writing.member import MemberLog
 from tranlog.source.sqlite import connect
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # several starts of a JVM, on a shared machine
@@ -199,3 +202,39 @@ def test_a_capture_that_fails_ends_the_run(shop: Shop) -> None:
         (shop.path / name).unlink(missing_ok=True)
     told = shop("run", code=4).stderr
     assert "there is no database at" in told
+
+
+def test_a_pipeline_beside_a_member_of_a_group_stops_at_committed(shop: Shop) -> None:
+    """What is visible and durable there may be abandoned yet: it is not applied before it is committed."""
+    shop.write(*(f"INSERT INTO item VALUES ({number}, 'a')" for number in range(6)))
+    shop("capture", "--once")
+    taken = shop.path / "captured"
+    (shop.path / "log").rename(taken)
+    with (
+        LogReader.open(taken) as reader,
+        reader.cursor() as cursor,
+        MemberLog.follow(shop.path / "log", source_id="shop", history=reader.history) as member,
+    ):
+        for stretch in cursor.stretches():
+            last = member.append_raw(stretch.raw)
+        member.commit()
+        before = member.header(Seqno(last.seqno - 3))
+        assert before is not None
+        point = before.gtid
+        member.commit_to(point)
+        with shop.running("apply") as process:
+            shop.wait_until_running(process, point.seqno)
+            status = json.loads(shop("status", "--json").stdout)
+            assert member.status().visible_seqno == member.status().durable_seqno == last.seqno
+            assert status["log"]["committed_seqno"] == status["pipeline"]["restart_seqno"] == point.seqno
+            assert items(shop) == [0, 1, 2]
+            member.commit_to(last)
+            shop.wait_until_running(process, last.seqno)
+            assert items(shop) == [0, 1, 2, 3, 4, 5]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
+
+def items(shop: Shop) -> list[int]:
+    with closing(apsw.Connection(str(shop.path / "target.db"), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+        return [number for (number,) in db.execute("SELECT id FROM item ORDER BY id")]

@@ -30,15 +30,16 @@ from tranlog.log.rules.rollback import FOLLOWERS
 NO_LSN: Final = Lsn(0)
 POSITIONS_NAME: Final = "positions"
 HOLDS_DIR: Final = "holds"
-POSITIONS_MAGIC: Final = b"THLPOSN1"
+POSITIONS_MAGIC: Final = b"THLPOSN2"
 
-POSITIONS: Final = struct.Struct(">8s36sQQqqqqQ16s")
+POSITIONS: Final = struct.Struct(">8s36sQQQqqqqQ16s")
 """The positions block without its crc; docs/format.md lists the fields."""
 POSITIONS_FIELDS: Final = (
     ("magic", 8),
     ("boot_id", 36),
     ("identity", 8),
     ("epoch", 8),
+    ("mark", 8),
     ("first_seqno", 8),
     ("visible_seqno", 8),
     ("durable_seqno", 8),
@@ -66,7 +67,8 @@ HOLDER_MAX: Final = 360
 class Positions(msgspec.Struct, frozen=True, kw_only=True):
     """What a writer published last; the fields are in the order of `POSITIONS`.
 
-    `first_seqno` is the first that the log holds or will hold. `visible_lsn` is where the transaction
+    `mark` is the number of the last rollback mark that readers heed, 0 for none. `first_seqno` is the first that the
+    log holds or will hold. `visible_lsn` is where the transaction
     `visible_seqno` begins, 0 while there is none. `identity` is the positions file's own, `history` that of the log's
     history.
     """
@@ -74,6 +76,7 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     identity: int
     epoch: Epoch = NO_EPOCH
+    mark: int = 0
     first_seqno: Seqno
     visible_seqno: Seqno = NO_SEQNO
     durable_seqno: Seqno = NO_SEQNO
@@ -89,6 +92,7 @@ def encode_positions(positions: Positions) -> bytes:
         positions.boot_id.encode()[:36],
         positions.identity & 0xFFFF_FFFF_FFFF_FFFF,
         positions.epoch,
+        positions.mark,
         positions.first_seqno,
         positions.visible_seqno,
         positions.durable_seqno,
@@ -143,7 +147,8 @@ def read_published(path: str, disk: Disk) -> Published:
     if positions.identity != identity & 0xFFFF_FFFF_FFFF_FFFF:
         return Published(copied=True)
     same = positions.boot_id == disk.boot_id()
-    return Published(seqno=positions.visible_seqno if same else positions.durable_seqno, epoch=positions.epoch)
+    seqno = positions.visible_seqno if same else positions.durable_seqno
+    return Published(seqno=seqno, epoch=positions.epoch, mark=positions.mark)
 
 
 class PositionsReader:

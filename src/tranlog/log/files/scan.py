@@ -244,12 +244,12 @@ class SegmentScanner:
     def _take_mark(self, mark: RollbackMark) -> str | None:
         if self._mark is not None or self._counts.fragments or self._fragno:
             return "a rollback mark that is not the first record of its segment"
-        if mark.epoch <= self._epoch:
+        if mark.epoch < self._epoch:
             return f"a rollback mark of epoch {mark.epoch} after epoch {self._epoch}"
         if mark.last_seqno != self._last_seqno:
             return f"a rollback mark that abandons up to seqno {mark.last_seqno} after {self._last_seqno}"
         self._mark = mark
-        self._epoch = mark.epoch
+        self._epoch = mark.matchpoint_epoch
         self._prev_seqno = self._last_seqno = self._proof.seqno = mark.matchpoint_seqno
         self._closed_cleanly = False
         return None
@@ -327,7 +327,7 @@ class SegmentScanner:
             epochs=tuple(self._epochs),
             references=tuple(self._references),
             mark=self._mark,
-            epoch=self._epoch,
+            epoch=self._epoch if self._mark is None else max(self._epoch, self._mark.epoch),
             behind=behind,
         )
 

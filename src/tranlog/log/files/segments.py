@@ -227,8 +227,8 @@ class Segments:
         """The identity of the log's history; None while no segment has its first record."""
         self.marks: tuple[RollbackMark, ...] = ()
         """The rollback marks of this log that were ever heard of here; for readers: replaced, never changed."""
-        self.epoch_limit: Epoch | None = None
-        """A mark of a later epoch is not to be heeded yet: its writer has not published it. None: heed all."""
+        self.mark_limit: int | None = None
+        """A mark with a higher number is not to be heeded yet: its writer has not published it. None: heed all."""
         self.recent: RecentPieces | None = None
         """What the writer of this process wrote last; None without a writer here."""
         self._idle: OrderedDict[int, DiskFile] | None = OrderedDict()  # open and unused, oldest first; None: closed
@@ -273,7 +273,7 @@ class Segments:
                 why = f"bad header: prev_seqno {header.prev_seqno} is below the previous segment's {after}"
                 raise CorruptRecordError(segment=segment_name(number), offset=0, seqno=after, why=why)
             mark = self.files.mark_of(number, newest=number == numbers[-1])
-            if mark is not None and self.epoch_limit is not None and mark.epoch > self.epoch_limit:
+            if mark is not None and self.mark_limit is not None and mark.number > self.mark_limit:
                 break
             fresh.append((number, header.prev_seqno, mark))
             after = header.prev_seqno if mark is None else mark.matchpoint_seqno

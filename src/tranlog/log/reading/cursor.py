@@ -368,7 +368,7 @@ class Cursor(Closing):
         if mark is not None:
             self._told = marks
             raise AbandonedError(
-                seqno=returned, matchpoint=mark.matchpoint, mark=lsn_text(mark.dead_end), epoch=mark.epoch
+                seqno=returned, matchpoint=mark.matchpoint, mark=lsn_text(mark.dead_end), number=mark.number
             )
         self._marks = marks
         self._limit = NO_SEQNO

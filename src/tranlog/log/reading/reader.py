@@ -28,6 +28,7 @@ from tranlog.errors import (
     SegmentGoneError,
 )
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment, segment_name
+from tranlog.log.files.commit_point import is_member, read_commit_point
 from tranlog.log.files.directory import directory_of, join, reading
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.index_table import INDEX_NAME, read_index
@@ -62,7 +63,7 @@ class LogRange:
     """What a log holds and how far it may be read; NO_SEQNO where there is nothing.
 
     `scanned`: the positions file could not be trusted, so last_seqno is the last complete transaction, and durable
-    and committed are what a sync record proves.
+    and committed are what a sync record proves; of a member of a group, committed is what `group/commit` says.
     """
 
     first_seqno: Seqno = NO_SEQNO
@@ -94,6 +95,7 @@ class LogReader(Closing):
         self._tail: SegmentScanner | None = None  # walks on from there
         self._tail_reader: SegmentReader | None = None
         self._range = LogRange()
+        self._heeded = 0  # the last rollback mark that was looked for
         self._closed = False
 
     keeps_holds = True
@@ -159,7 +161,7 @@ class LogReader(Closing):
 
     def _limit_marks(self, positions: Positions | None) -> None:
         """Heed no rollback that its writer has not published: readers go by what is visible."""
-        self._segments.epoch_limit = None if positions is None else positions.epoch
+        self._segments.mark_limit = None if positions is None else positions.mark
 
     def _look(self) -> None:
         self._positions.history = self._segments.history
@@ -179,8 +181,9 @@ class LogReader(Closing):
     def _take(self, positions: Positions) -> None:
         empty = positions.visible_seqno < positions.first_seqno
         first = self._segments.first_seqno()
-        if positions.epoch != self._range.epoch:
-            self._segments.refresh()  # a rollback may have come with the epoch
+        if positions.mark != self._heeded:
+            self._segments.refresh()
+            self._heeded = positions.mark
             first = self._segments.first_seqno()
         number = lsn_segment(positions.visible_lsn)
         if not empty and not self._segments.knows(number):
@@ -295,14 +298,25 @@ class LogReader(Closing):
     def _take_scan(self, last: Seqno, proven: Seqno, header: RecordHeader | None) -> None:
         first = self._segments.first_seqno()
         empty = last < first
+        durable = NO_SEQNO if proven < first else proven
         self._range = LogRange(
             first_seqno=NO_SEQNO if empty else first,
             last_seqno=NO_SEQNO if empty else last,
-            durable_seqno=NO_SEQNO if proven < first else proven,
-            committed_seqno=NO_SEQNO if proven < first else proven,
+            durable_seqno=durable,
+            committed_seqno=self._commit_point(last) if is_member(self.path, self._disk) else durable,
             epoch=self._range.epoch if header is None else header.epoch,
             scanned=True,
         )
+
+    def _commit_point(self, last: Seqno) -> Seqno:
+        """Return up to where the group has committed what a member's log holds, which ends at `last`, if it is kept."""
+        point = read_commit_point(self.path, self._disk)
+        if point is None or not self._segments.first_seqno() <= point.seqno <= last:
+            return NO_SEQNO
+        with Cursor(_ScannedView(self._segments, self._checksum, last)) as cursor:
+            cursor.seek(point.seqno)
+            header = cursor.next_header()
+        return point.seqno if header is not None and header.gtid == point else NO_SEQNO
 
     def cursor(self, *, committed_only: bool = False, hold: str | None = None) -> Cursor:
         """Return a cursor at the first transaction; with `committed_only` it never passes the committed seqno.
@@ -431,6 +445,26 @@ class LogReader(Closing):
             if look_again:
                 with self._lock:
                     self._positions.look_again()
+
+
+class _ScannedView:
+    """A log up to where a scan found it to end, for a look at one of its records."""
+
+    __slots__ = ("_last", "checksum", "segments")
+
+    def __init__(self, segments: Segments, checksum: bool, last: Seqno) -> None:
+        self.segments = segments
+        self.checksum = checksum
+        self._last = last
+
+    def limit(self, *, committed_only: bool) -> Seqno:
+        return self._last
+
+    def heed(self) -> None:
+        """The scan has."""
+
+    def wait(self, seqno: Seqno, *, committed_only: bool, timeout_s: float) -> Seqno:
+        return self._last
 
 
 class _ReaderView:

@@ -174,8 +174,8 @@ def _spec_text(index: int, column: Column) -> str:
 def mark_line(mark: RollbackMark) -> str:
     """Return the line that stands before what a rollback mark abandoned."""
     return (
-        f"# ABANDONED by the rollback mark at {lsn_text(mark.dead_end)}, {time_text(mark.written_at)}: "
-        f"everything after {mark.matchpoint} up to seqno {mark.last_seqno}; epoch {mark.epoch} begins there"
+        f"# ABANDONED by rollback mark {mark.number} at {lsn_text(mark.dead_end)}, {time_text(mark.written_at)}: "
+        f"everything after {mark.matchpoint} up to seqno {mark.last_seqno}"
     )
 
 
@@ -183,9 +183,9 @@ def mark_json(mark: RollbackMark) -> str:
     """Return the same as one line of JSON."""
     shown = {
         "mark": lsn_text(mark.dead_end),
+        "number": mark.number,
         "matchpoint": str(mark.matchpoint),
         "lastSeqno": mark.last_seqno,
-        "epoch": mark.epoch,
         "time": time_text(mark.written_at),
     }
     return msgspec.json.encode(shown).decode()

@@ -102,6 +102,7 @@ SYNC_FIELDS: Final = (
 MARK_FIELDS: Final = (
     ("record_length", 4),
     ("record_type", 1),
+    ("number", 8),
     ("epoch_number", 8),
     ("matchpoint_epoch", 8),
     ("matchpoint_seqno", 8),
@@ -126,7 +127,7 @@ RECORD_START: Final = struct.Struct(">IB")
 """record_length and record_type, as every record but the header begins."""
 SYNC: Final = struct.Struct(">IBQQ")
 """A sync record up to and including written_at."""
-MARK: Final = struct.Struct(">IBQQQQQQQQB")
+MARK: Final = struct.Struct(">IBQQQQQQQQQB")
 """A rollback mark without its crc."""
 TRAILER: Final = struct.Struct(">BI")
 """crc_method and crc, as every record but the header ends."""
@@ -659,6 +660,7 @@ def encode_mark(mark: RollbackMark) -> bytes:
     body = MARK.pack(
         MARK_BYTES,
         MARK_TYPE,
+        mark.number,
         mark.epoch,
         mark.matchpoint_epoch,
         mark.matchpoint_seqno,
@@ -679,12 +681,12 @@ def looks_like_mark(raw: bytes) -> bool:
 
 
 def _parse_mark(raw: bytes, at: int, lsn: int) -> RollbackMark | Impossible:
-    _, _, epoch, its_epoch, seqno, place, start, end, last, written_at, _ = MARK.unpack_from(raw, at)
+    _, _, number, epoch, its_epoch, seqno, place, start, end, last, written_at, _ = MARK.unpack_from(raw, at)
     # A place of 0 is the caller's "somewhere": then nothing can be said about where the mark stands.
-    if not place < start < end or seqno >= last or its_epoch >= epoch or (lsn and end != lsn):
+    if not place < start < end or seqno >= last or its_epoch > epoch or (lsn and end != lsn):
         return Impossible("a rollback mark whose numbers contradict each other or its place", MARK_BYTES)
     return RollbackMark(
-        Epoch(epoch), Epoch(its_epoch), Seqno(seqno), Lsn(place), Lsn(start), Lsn(end), Seqno(last), written_at
+        number, Epoch(epoch), Epoch(its_epoch), Seqno(seqno), Lsn(place), Lsn(start), Lsn(end), Seqno(last), written_at
     )
 
 

@@ -58,11 +58,13 @@ class SyncRecord(msgspec.Struct, frozen=True):
 class RollbackMark(msgspec.Struct, frozen=True):
     """Everything after the matchpoint, up to this mark, is abandoned; the stream goes on after the mark.
 
-    `epoch` is the one that begins with it, `matchpoint_lsn` where the matchpoint's first record stands. The dead
+    `number` rises by one from mark to mark. No transaction in front of the mark has an epoch above `epoch`; a log
+    that numbers itself goes on in that one. `matchpoint_lsn` is where the matchpoint's first record stands. The dead
     interval is half-open: `dead_start` lies behind the matchpoint's last record, `dead_end` is the mark's own place.
     `last_seqno` is the last transaction that was abandoned, `written_at` is ms since 1970.
     """
 
+    number: int
     epoch: Epoch
     matchpoint_epoch: Epoch
     matchpoint_seqno: Seqno
@@ -71,7 +73,7 @@ class RollbackMark(msgspec.Struct, frozen=True):
     dead_end: Lsn
     last_seqno: Seqno
     written_at: int
-    record_length: int = 74
+    record_length: int = 82
 
     @property
     def matchpoint(self) -> Gtid:

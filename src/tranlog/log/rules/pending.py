@@ -162,7 +162,7 @@ class Pending(Buffer):
         """Return the transactions that are whole, as one extent, and forget them; their bytes are written."""
         starts = self.starts
         first = Seqno(self.last - len(starts) + 1)
-        extent = Extent(first, starts, end=self.end, ids=self.ids, owners=self.owners)
+        extent = Extent(first, starts, end=self.end, ids=self.ids, epoch=self.epoch, owners=self.owners)
         self.starts = []
         self.owners = set()
         return extent

@@ -12,26 +12,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence, Set
 
-from tranlog.ids import NO_SEQNO, Seqno
+from tranlog.errors import DiskFullError, LogError
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
 
 
 class Extent:
     """A stretch of the newest segment that holds whole transactions.
 
     `first` to `last` are theirs, both inclusive; `starts` the offsets at which they begin; `end` is after the last
-    byte. `ids` are source id and event id of the last one, `owners` the threads whose transactions are in it.
+    byte. `epoch` is that of all of them, `ids` are source id and event id of the last one, `owners` the threads whose
+    transactions are in it.
     """
 
-    __slots__ = ("done", "end", "first", "holder", "ids", "last", "owners", "refused", "starts", "writing")
+    __slots__ = ("done", "end", "epoch", "first", "holder", "ids", "last", "owners", "refused", "starts", "writing")
 
     def __init__(
-        self, first: Seqno, starts: Sequence[int], *, end: int, ids: tuple[str, str], owners: Set[int] = frozenset()
+        self,
+        first: Seqno,
+        starts: Sequence[int],
+        *,
+        end: int,
+        ids: tuple[str, str],
+        epoch: Epoch = NO_EPOCH,
+        owners: Set[int] = frozenset(),
     ) -> None:
         assert starts
         self.first = first
         self.last = Seqno(first + len(starts) - 1)
         self.starts = starts
         self.end = end
+        self.epoch = epoch
         self.ids = ids
         self.owners = owners
         self.holder = 0
@@ -40,8 +50,8 @@ class Extent:
         """All its bytes are written."""
         self.writing = False
         """A thread is writing them now, outside the lock."""
-        self.refused: str | None = None
-        """The file for which the disk was full, once these transactions were taken back."""
+        self.refused: LogError | None = None
+        """Why these transactions were taken back, or their place left empty."""
 
 
 class UnbrokenPrefix:
@@ -70,6 +80,10 @@ class UnbrokenPrefix:
             visible.append(self._row.popleft())
         return visible
 
+    def newest(self) -> Extent | None:
+        """Return the extent that was allocated last; None when all are visible."""
+        return self._row[-1] if self._row else None
+
     def oldest_unfinished(self) -> Seqno:
         """Return the first seqno of the oldest extent that is unfinished; NO_SEQNO when there is none."""
         for extent in self._row:
@@ -93,7 +107,7 @@ class UnbrokenPrefix:
         """Refuse everything that is not visible, the disk being full; return the threads it belonged to."""
         owners: set[int] = set()
         for extent in self._row:
-            extent.refused = path
+            extent.refused = DiskFullError(path=path)
             owners |= extent.owners
         self._row.clear()
         return owners

@@ -12,8 +12,8 @@ Source: docs/format.md.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, lsn_offset, lsn_segment, segment_name
@@ -40,24 +40,29 @@ class BadRecord:
 class Published:
     """What stands beside the segments about how far they went.
 
-    The log held everything up to `seqno`, NO_SEQNO where nobody knows, and something of `epoch`, its writer's.
-    `copied`: the directory is a copy of the log's, and may have been made while that was written.
+    The log held everything up to `seqno`, NO_SEQNO where nobody knows, something of `epoch`, and all rollback marks up
+    to number `mark`. `mark_lost`: that one is not there any more. `copied`: the directory is a copy of the log's, and
+    may have been made while that was written.
     """
 
     seqno: Seqno = NO_SEQNO
     epoch: Epoch = NO_EPOCH
+    mark: int = 0
+    mark_lost: bool = False
     copied: bool = False
 
     def ends_later(self, last: Seqno, epoch: Epoch) -> bool:
         """Whether it knows of more than a log that ends at `last`, with `epoch` as its highest."""
-        return self.epoch > epoch or self.seqno > last
+        return self.mark_lost or self.epoch > epoch or self.seqno > last
 
-    def beside(self, marks: Iterable[RollbackMark]) -> Published:
-        """Return what still counts of it in a log with these marks: one of a later epoch has rolled it back.
+    def beside(self, marks: Sequence[RollbackMark]) -> Published:
+        """Return what still counts of it in a log with these marks, in order: a later mark has rolled it back.
 
-        The epoch of an event takes nothing back, and may be damage where events have no checksum.
+        Without any of them nobody knows whether the last one was lost or purged.
         """
-        return NOTHING_PUBLISHED if any(mark.epoch > self.epoch for mark in marks) else self
+        if not marks or marks[-1].number == self.mark:
+            return self
+        return NOTHING_PUBLISHED if marks[-1].number > self.mark else replace(self, mark_lost=True)
 
 
 NOTHING_PUBLISHED = Published()
@@ -220,8 +225,8 @@ class Continue:
     last_first_lsn: Lsn | None
     clean: bool
     """The log was closed by its writer."""
-    mark_epoch: Epoch = NO_EPOCH
-    """Of the last rollback mark: the next writer's lies above it."""
+    mark: RollbackMark | None = None
+    """The last rollback mark: the epoch of the next writer lies above its."""
 
 
 RecoveryPlan: TypeAlias = NewLog | Problem | Continue
@@ -254,7 +259,7 @@ def plan(survey: Survey) -> RecoveryPlan:
         last_header=last_header,
         last_first_lsn=last_first_lsn,
         clean=last.closed_cleanly and torn is None,
-        mark_epoch=marks[-1].epoch if marks else NO_EPOCH,
+        mark=marks[-1] if marks else None,
     )
 
 
@@ -379,6 +384,8 @@ def header_end_problem(number: int, last: Seqno, published: Published, epoch: Ep
 
 
 def _ends_early(published: Published) -> str:
+    if published.mark_lost:
+        return f"the records end here, but rollback mark {published.mark} stood after them"
     return f"the records end here, but the log went up to seqno {published.seqno}"
 
 

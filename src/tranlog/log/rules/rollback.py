@@ -67,7 +67,9 @@ def still_there(marks: Iterable[RollbackMark], first_segment: int) -> tuple[Roll
 def contradiction(marks: Sequence[RollbackMark]) -> tuple[RollbackMark, str] | None:
     """Return the first mark, of those of a log in order, that cannot be true beside the earlier ones, and why."""
     for before, mark in pairwise(marks):
-        if mark.epoch <= before.epoch:
+        if mark.number != before.number + 1:
+            return mark, f"rollback mark {mark.number} after rollback mark {before.number}"
+        if mark.epoch < before.epoch:
             return mark, f"a rollback mark of epoch {mark.epoch} after one of epoch {before.epoch}"
     for at, mark in enumerate(marks):
         for before in marks[:at]:

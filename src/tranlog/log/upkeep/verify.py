@@ -17,6 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import msgspec
+
 from tranlog.disk import OS_DISK, Disk, DiskFile
 from tranlog.errors import LogMissingError, LogUnreadableError, SegmentGoneError
 from tranlog.ids import (
@@ -158,6 +160,8 @@ class _Tally:
             self.abandoned += max(mark.last_seqno - max(mark.matchpoint_seqno, self.first_seqno - 1), 0)
             self.first_seqno = min(self.first_seqno, Seqno(mark.matchpoint_seqno + 1))
         self.last_seqno = mark.matchpoint_seqno
+        if self.last_header is not None:
+            self.last_header = msgspec.structs.replace(self.last_header, epoch=mark.matchpoint_epoch)
 
 
 def verify(
@@ -376,7 +380,7 @@ class _Walk:
         if found.last_seqno >= first:
             epochs = tuple(one for one in found.epochs if one[0] <= found.last_seqno)
             if found.mark is not None:
-                before = (first, found.mark.epoch)
+                before = (first, found.mark.matchpoint_epoch)
             if before is not None and (not epochs or epochs[0][0] > first):
                 epochs = ((max(before[0], first), before[1]), *epochs)
             self.runs.append(TransactionRun(start=start, first=first, last=found.last_seqno, epochs=epochs))

@@ -10,9 +10,9 @@ from threading import get_ident
 
 from tranlog.change import Fragment
 from tranlog.disk import DiskFile
-from tranlog.errors import AppendOrderError, DiskFullError, RecordLimitError
+from tranlog.errors import AppendOrderError, RecordLimitError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.records.format import SEQNO_MAX
+from tranlog.log.records.format import FRAGNO_MAX, SEQNO_MAX
 from tranlog.log.records.spill import Reference
 from tranlog.log.rules.prefix import Extent
 from tranlog.log.writing.allocation import AllocatedPlace, Allocation, padding_for, referring, size_of
@@ -42,10 +42,33 @@ class Allocating:
         self.syncs = end.syncs
         self.give_way = end.steps.give_way
 
-    def allocate(
+    def allocate(self, fragments: Sequence[Fragment], reign: int | None = None) -> Allocation:
+        """Give a whole transaction its place; one that is too large for the log is spilled first.
+
+        `reign`: the one that it belongs to, if not this.
+        """
+        end = self._end
+        check_shape(end.path, fragments)
+        if len(fragments) <= FRAGNO_MAX + 1:
+            size = size_of(fragments)
+            if size <= end.options.spill_above:
+                return self._place(fragments, size, reign)
+        spilled = self.begin_spill()
+        for fragment in fragments:
+            spilled.add(fragment)
+        return self.allocate_spilled(spilled, fragments[-1], reign)
+
+    def begin_spill(self) -> SpilledTransaction:
+        """Return a transaction that spills, for whoever appends the record that refers to it."""
+        with self._steps.lock, self._steps:
+            self._end.check_open()
+            return self._end.spilling.begin(self._end.pending.epoch)
+
+    def _place(
         self,
         fragments: Sequence[Fragment],
         size: int,
+        reign: int | None,
         spilled: SpilledTransaction | None = None,
         reference: Reference | None = None,
     ) -> Allocation:
@@ -55,6 +78,7 @@ class Allocating:
         end = self._end
         with self._steps.lock, self._steps:
             self._appending.await_turn(me)
+            end.check_leads(reign)
             self._appending.check_none_open()
             pending = end.pending
             before = pending.ids
@@ -65,7 +89,8 @@ class Allocating:
             start = pending.start
             stop = start + size + padding
             seqno = self._next_seqno(event_id)
-            extent = Extent(seqno, (start,), end=stop, ids=(fragments[-1].source_id, event_id))
+            ids = (fragments[-1].source_id, event_id)
+            extent = Extent(seqno, (start,), end=stop, ids=ids, epoch=pending.epoch)
             extent.holder = me
             tstamp, checksum = fragments[-1].tstamp, end.options.checksum
             place = AllocatedPlace(extent, Gtid(pending.epoch, seqno), before, tstamp, checksum=checksum)
@@ -77,12 +102,12 @@ class Allocating:
                 spilled.end(reference, allocation.gtid)
             return allocation
 
-    def allocate_spilled(self, spilled: SpilledTransaction, last: Fragment) -> Allocation:
+    def allocate_spilled(self, spilled: SpilledTransaction, last: Fragment, reign: int | None = None) -> Allocation:
         """Give a spilled transaction, whose last fragment is `last`, a place for the record that refers to it."""
         reference = spilled.finish()
         told = referring(last, reference)
         try:
-            return self.allocate([told], size_of([told]), spilled, reference)
+            return self._place([told], size_of([told]), reign, spilled, reference)
         except BaseException:
             spilled.abort()
             raise
@@ -113,15 +138,16 @@ class Allocating:
             self._end.flush()
             self._end.publish()
             self._steps.changed.notify_all()
-            turn = self._steps.commits.take_turn(extent.last) if sync else extent.last
+            turn, reign = self._steps.commits.take_turn(extent.last) if sync else extent.last, self._end.reign
         if sync:
             self._steps.commits.wait(turn, extent.last)
             with self._steps.lock, self._steps:
                 self._check_extent(extent)
+                self._end.check_reign(reign)
 
     def _check_extent(self, extent: Extent) -> None:
         if extent.refused is not None:
-            raise DiskFullError(path=extent.refused)
+            raise extent.refused
         self._end.check_open()
 
     def _next_seqno(self, event_id: str) -> Seqno:

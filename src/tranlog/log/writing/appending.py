@@ -87,16 +87,20 @@ class Appending:
         why = "one more transaction of a thread that has not completed its own allocation, in a segment of 4 GiB"
         raise AppendOrderError(path=end.path, why=why)
 
-    def append_whole(self, fragments: Sequence[Fragment]) -> Gtid | None:
-        """Append a transaction at once, all of it or nothing; None, and nothing, where it is too large for that."""
+    def append_whole(self, fragments: Sequence[Fragment], reign: int | None = None) -> Gtid | None:
+        """Append a transaction at once, all of it or nothing; None, and nothing, where it is too large for that.
+
+        `reign`: the one that it belongs to, if not this.
+        """
         end = self._end
         me = get_ident()
         with self._steps.lock:
             pending = end.pending
-            if len(fragments) == 1 and pending.add(fragments[0], me):
+            if len(fragments) == 1 and reign in (None, end.reign) and pending.add(fragments[0], me):
                 return Gtid(pending.epoch, pending.last)
             with self._steps:
                 self.await_turn(me)
+                end.check_leads(reign)
                 self.check_none_open()
             if len(fragments) > FRAGNO_MAX + 1:
                 return None
@@ -114,6 +118,9 @@ class Appending:
         with self._steps.lock:
             with self._steps:
                 self.await_turn(me)
+                if end.follows and end.turn is not None:
+                    end.drop_open()
+                end.check_leads()
                 self._let_in()
             if pending.add(fragment, me):
                 return Gtid(pending.epoch, pending.last)
@@ -151,6 +158,7 @@ class Appending:
             with self._steps.lock, self._steps:
                 if self._end.turn is not None and self._end.turn.spilled is spilled:
                     self._end.drop_open()
+                self._end.check()  # whoever gave it up meanwhile said why
             raise
         with self._steps.lock, self._steps:
             self._end.check()

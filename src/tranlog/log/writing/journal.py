@@ -175,6 +175,12 @@ class Journal:
             self.buffer.put(self.sync_record(self.end, self.durable_end, stamp))
             self.buffer.sync_due = False
 
+    def announce(self, *, checksums: bool) -> None:
+        """Have a sync record say, where it was otherwise, whether the records that come next have checksums."""
+        if checksums is not self.checksums:
+            self.checksums = checksums
+            self.buffer.sync_due = True
+
     def sync_record(self, at: int, durable_end: int, stamp: int, number: int = 0) -> bytes:
         """Return the sync record to be put at offset `at` of a segment, the newest one by default.
 

@@ -25,13 +25,13 @@ from tranlog.log.files.ownership import OwnedDisk, Ownership
 from tranlog.log.files.positions import drop_hold, hold, read_holds, shut_out
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LOOK_S, LogReader
-from tranlog.log.records.format import FRAGNO_MAX, RollbackMark
+from tranlog.log.records.format import RollbackMark
 from tranlog.log.records.spill import RawChunk
 from tranlog.log.rules.numbering import Numbering
 from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.retention import Limit, PurgePlan, UpToSeqno
 from tranlog.log.writing.allocating import Allocating, check_shape
-from tranlog.log.writing.allocation import Allocation, size_of
+from tranlog.log.writing.allocation import Allocation
 from tranlog.log.writing.appending import Appending
 from tranlog.log.writing.flushing import Flushing
 from tranlog.log.writing.log_end import LogEnd
@@ -147,11 +147,13 @@ class Log(LogView, Closing):
         last = opened.last_header
         self._pending.epoch = numbering.epoch(opened.epoch, None if last is None else last.epoch)
         self._appending.numbering = numbering
+        end.publishing.given = numbering is Numbering.GIVEN
         with self._steps.lock, self._steps:
             if numbering is Numbering.OWN:
                 self._appending.begin_epoch(opened.epoch)
             else:
                 end.sync_now()
+            end.take_commit_point()
             if numbering is Numbering.GIVEN:
                 end.tell()
         if self._options.flush_interval_s and numbering is not Numbering.NONE:
@@ -231,15 +233,7 @@ class Log(LogView, Closing):
         Other threads go on appending and allocating after it. For transactions that are large, or whose writing
         should not hold up others; small ones are cheaper through `append`. Raises as `append`.
         """
-        check_shape(self._end.path, fragments)
-        if len(fragments) <= FRAGNO_MAX + 1:
-            size = size_of(fragments)
-            if size <= self._options.spill_above:
-                return self._allocating.allocate(fragments, size)
-        spilled = self.begin_spill()
-        for fragment in fragments:
-            spilled.add(fragment)
-        return self._allocating.allocate_spilled(spilled, fragments[-1])
+        return self._allocating.allocate(fragments)
 
     def transact(self, fragments: Iterable[Fragment], *, sync: bool = True) -> Gtid:
         """Append a whole transaction and commit it; large ones do not hold up others. Raises as `append`, `commit`;
@@ -254,13 +248,17 @@ class Log(LogView, Closing):
                 return transaction.commit(sync=sync)
             finally:
                 transaction.abort()
+        return self.commit_whole(fragments, sync, None)
+
+    def commit_whole(self, fragments: Sequence[Fragment], sync: bool, reign: int | None) -> Gtid:
+        """For `transact`, and `OpenTransaction`, whose `reign` it is."""
         check_shape(self._end.path, fragments)
         if sum(len(fragment.payload) for fragment in fragments) < self._options.buffer_bytes:
-            gtid = self._appending.append_whole(fragments)
+            gtid = self._appending.append_whole(fragments, reign)
             if gtid is not None:
                 self.commit(sync=sync)
                 return gtid
-        return self.allocate(fragments).complete(sync=sync)
+        return self._allocating.allocate(fragments, reign).complete(sync=sync)
 
     # --- open transactions, and what they spill --------------------------------------------------------
 
@@ -272,17 +270,16 @@ class Log(LogView, Closing):
         """
         with self._steps.lock, self._steps:
             self._end.check_open()
-        return OpenTransaction(self, self._options.spill_buffer_bytes)
+            self._end.check_leads()
+            return OpenTransaction(self, self._options.spill_buffer_bytes, self._end.reign, self._end.check_reign)
 
     def begin_spill(self) -> SpilledTransaction:
         """For whoever appends the record that refers to it: `OpenTransaction`, and by `append_raw`."""
-        with self._steps.lock, self._steps:
-            self._end.check_open()
-            return self._end.spilling.begin(self._pending.epoch)
+        return self._allocating.begin_spill()
 
-    def commit_spilled(self, spilled: SpilledTransaction, last: Fragment, sync: bool) -> Gtid:
+    def commit_spilled(self, spilled: SpilledTransaction, last: Fragment, sync: bool, reign: int) -> Gtid:
         """For `OpenTransaction` only."""
-        return self._allocating.allocate_spilled(spilled, last).complete(sync=sync)
+        return self._allocating.allocate_spilled(spilled, last, reign).complete(sync=sync)
 
     def roll_spill(self) -> int:
         """Begin another spill segment, whatever the size of the newest; return its number.
@@ -318,8 +315,10 @@ class Log(LogView, Closing):
                     end.flush()
                     end.publish()
                 return target
-            turn = self._steps.commits.take_turn(target)
-        return Seqno(self._steps.commits.wait(turn, target))
+            turn, reign = self._steps.commits.take_turn(target), end.reign
+        seqno = Seqno(self._steps.commits.wait(turn, target))
+        end.check_reign(reign)
+        return seqno
 
     # --- rolling back, rotating and purging ------------------------------------------------------------
 

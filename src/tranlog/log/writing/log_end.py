@@ -19,15 +19,25 @@ from threading import get_ident
 
 from tranlog.clock import Clock
 from tranlog.disk import Disk
-from tranlog.errors import DiskFailedError, DiskFullError, LogClosedError, LogError, PurgeFailedError, SegmentGoneError
+from tranlog.errors import (
+    DiskFailedError,
+    DiskFullError,
+    LogClosedError,
+    LogError,
+    NotPrimaryError,
+    PurgeFailedError,
+    SegmentGoneError,
+)
 from tranlog.group_commit import Sync
-from tranlog.ids import NO_SEQNO, Gtid, Seqno
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.log.files.commit_point import is_member, read_commit_point
 from tranlog.log.files.directory import DISK_FULL, join, list_segments
 from tranlog.log.files.ownership import Ownership, closed_by, renew_locks
 from tranlog.log.files.positions import NO_LSN, POSITIONS_NAME
 from tranlog.log.files.recent import RecentPieces
 from tranlog.log.files.segments import Segments
 from tranlog.log.options import LogOptions
+from tranlog.log.reading.cursor import Cursor
 from tranlog.log.rules.pending import Pending
 from tranlog.log.rules.prefix import Extent, UnbrokenPrefix
 from tranlog.log.writing.allocation import AllocatedPlace
@@ -73,7 +83,8 @@ class LogEnd:
         self.prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
         self.places: dict[Seqno, AllocatedPlace] = {}  # those of allocations neither complete nor abandoned
         self.turn: OpenTurn | None = None
-        self.refused: dict[int, str] = {}  # threads whose transactions a full disk took, through another's write
+        self.refused: dict[int, LogError] = {}  # threads whose transactions were taken back by another one, and why
+        self.reign = 0  # counts how often a member of a group began to lead, and ceased
         _WRITERS.add(self)
 
     def open(self, opened: OpenedSegment) -> None:
@@ -82,19 +93,32 @@ class LogEnd:
         assert history is not None, "opening the log has found it, or made it"
         self.journal.open(opened.file, opened.number, opened.end, durable_end=opened.durable_end, history=history)
         self.journal.begun_at = self.segments.files.begun_and_size(opened.number)[0]
-        ids, start = self.pending.ids, NO_LSN
+        ids, start, epoch = self.pending.ids, NO_LSN, NO_EPOCH
         if opened.last_header is not None and opened.last_first_lsn is not None:
             ids, start = (opened.last_header.source_id, opened.last_header.event_id), opened.last_first_lsn
+            epoch = opened.last_header.epoch
         elif opened.event_id:
             ids = (ids[0], opened.event_id)
         self.pending.go_back(opened.last_seqno, ids)
+        if is_member(self.path, self.disk):
+            self.publishing.told = min(opened.committed, opened.last_seqno)
         self.index_flush.adopt(opened.index)
-        self.publishing.open(opened.last_seqno, ids, start, opened.end)
+        self.publishing.open(opened.last_seqno, ids, epoch, start, opened.end, opened.mark)
         self.spilling.take_stock(list_segments(self.path, self.disk), opened.end, history)
         try:
             self.spilling.drop_below(self.segments.first_seqno())
         except PurgeFailedError as exc:
             logger.warning("Spill that nothing refers to could not be removed. path=%s why=%s", self.path, exc)
+
+    def take_commit_point(self) -> None:
+        """In the log of a member of a group, take what it has kept of the commit point, if the log holds that."""
+        point = None if self.publishing.told is None else read_commit_point(self.path, self.disk)
+        if point is not None and self.publishing.committed < point.seqno <= self.publishing.visible:
+            with Cursor(OwnView(self), committed_only=False, kept=None) as cursor:
+                cursor.seek(point.seqno)
+                header = cursor.next_header()
+            if header is not None and header.gtid == point:
+                self.publishing.commit_to(point.seqno)
 
     def syncs(self) -> int:
         """Return how many syncs there were since the log was opened; takes no lock."""
@@ -178,25 +202,36 @@ class LogEnd:
     def give_room(self) -> None:
         """Let whole transactions in without a look at anything else, as far as buffer and segment go."""
         pending, options = self.pending, self.options
-        pending.room = max(min(options.buffer_bytes, options.segment_bytes - pending.start), 0)
+        pending.room = 0 if self.follows else max(min(options.buffer_bytes, options.segment_bytes - pending.start), 0)
 
     def publish(self, *, elsewhere: bool = True) -> None:
         """Let readers see every transaction before the oldest unfinished one; what was pending has been flushed.
 
         Not `elsewhere`: those in other processes wait for the next time.
         """
-        if self.pending.starts:
-            extent = self.pending.seal()
-            extent.done = True
-            self.prefix.allocate(extent)
-            if self.turn is not None:
-                self.pending.owners.add(self.turn.owner)
+        self._seal()
         if self.places:
             self.leave_empty(self.dropped())
         visible = self.prefix.advance()
         if visible:
             self.publishing.show(self.journal.number, visible)
             self.tell(elsewhere=elsewhere)
+
+    def _seal(self) -> None:
+        """Put the whole transactions that are flushed in one row with the allocations."""
+        if self.pending.starts:
+            extent = self.pending.seal()
+            extent.done = True
+            self.prefix.allocate(extent)
+            if self.turn is not None:
+                self.pending.owners.add(self.turn.owner)
+
+    def go_on_in(self, epoch: Epoch) -> None:
+        """Have what is appended from here on be of this epoch."""
+        if epoch != self.pending.epoch:
+            self.flush()
+            self._seal()
+            self.pending.epoch = epoch
 
     def dropped(self) -> list[Extent]:
         """Return the extents whose allocation was dropped: nobody else will fill them, and others wait for them."""
@@ -263,6 +298,7 @@ class LogEnd:
             self.journal.take_back(turn.start)
         except OSError as exc:
             raise self.stop_for(exc, "cutting back") from exc
+        self.publishing.settle_epoch(self.prefix.newest())
 
     def forget_spilled(self) -> None:
         """Give up what `append` has spilled of the open transaction."""
@@ -270,9 +306,9 @@ class LogEnd:
             self.turn.spilled.abort()
 
     def check(self) -> None:
-        """Raise what has closed the log, or that a full disk has taken what this thread appended."""
+        """Raise what has closed the log, or why what this thread appended was taken back."""
         if self.refused and get_ident() in self.refused:
-            raise DiskFullError(path=self.refused.pop(get_ident()))
+            raise self.refused.pop(get_ident())
         if self.ownership.lost is not None:
             raise closed_by(self.ownership.lost) from self.ownership.lost
 
@@ -280,6 +316,45 @@ class LogEnd:
         """Raise as `check`, where the log is closed."""
         if self.ownership.lost is not None:
             self.check()
+
+    @property
+    def follows(self) -> bool:
+        """Whether this is the log of a member of a group that does not lead it."""
+        return self.publishing.given and self.publishing.told is not None
+
+    def check_leads(self, reign: int | None = None) -> None:
+        """Raise NotPrimaryError where only the group gives transactions, or `reign` is over."""
+        if self.follows:
+            raise NotPrimaryError(path=self.path)
+        if reign is not None:
+            self.check_reign(reign)
+
+    def check_reign(self, reign: int) -> None:
+        """Raise NotPrimaryError where `reign` is over."""
+        if reign != self.reign:
+            self.refused.pop(get_ident(), None)
+            raise NotPrimaryError(path=self.path)
+
+    def end_reign(self) -> None:
+        """Take back what is open, leave places empty that are not filled, and have all the rest visible and durable.
+
+        Whoever did something of it is told. Nothing is being synced or written.
+        """
+        told = NotPrimaryError(path=self.path)
+        owners = set(self.pending.owners)
+        if self.turn is not None:
+            owners.add(self.turn.owner)
+            self.drop_open()
+        self.flush()
+        unfinished = self.prefix.unfinished()
+        for extent in unfinished:
+            extent.refused = told
+        self.leave_empty(unfinished)
+        self.refused.update(dict.fromkeys(owners - {get_ident()}, told))
+        self.publish()
+        self.sync_now()
+        self.tell()
+        self.steps.wake_all()
 
     def check_segment_file(self) -> None:
         """Close the log for writing where its newest segment was removed: a sync of that is worth nothing."""
@@ -320,7 +395,7 @@ class LogEnd:
         self.steps.draining = False
         self.places.clear()
         owners = self.prefix.take_back(path) | self.pending.owners
-        self.refused.update(dict.fromkeys(owners - {get_ident()}, path))
+        self.refused.update({owner: DiskFullError(path=path) for owner in owners - {get_ident()}})
         self.steps.wake_all()
         if self.ownership.lost is not None:
             return self.ownership.lost
@@ -334,6 +409,7 @@ class LogEnd:
         self.forget_spilled()
         self.turn = None
         self.spilling.forget_above(Gtid(self.pending.epoch, visible))
+        self.publishing.settle_epoch(self.prefix.newest())
         logger.warning("The disk is full; what was not committed is refused. path=%s", path)
         return DiskFullError(path=path)
 

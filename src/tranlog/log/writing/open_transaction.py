@@ -9,13 +9,14 @@ Source: tokumx-replication, "Large Transactions".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
 import msgspec
 
 from tranlog.change import Fragment
-from tranlog.errors import LogClosedError
+from tranlog.errors import LogClosedError, LogError
 from tranlog.ids import Gtid
 from tranlog.log.writing.spilling import SpilledTransaction
 
@@ -26,11 +27,11 @@ class SpillingLog(Protocol):
     def begin_spill(self) -> SpilledTransaction:
         """Begin to spill. Raises whatever has closed the log meanwhile."""
 
-    def transact(self, fragments: list[Fragment], *, sync: bool = True) -> Gtid:
-        """Append a whole transaction and commit it."""
+    def commit_whole(self, fragments: list[Fragment], sync: bool, reign: int) -> Gtid:
+        """Append a whole transaction, of that reign, and commit it."""
 
-    def commit_spilled(self, spilled: SpilledTransaction, last: Fragment, sync: bool) -> Gtid:
-        """Append the record of a spilled transaction whose last fragment is `last`, and commit it."""
+    def commit_spilled(self, spilled: SpilledTransaction, last: Fragment, sync: bool, reign: int) -> Gtid:
+        """Append the record of a spilled transaction whose last fragment is `last`, of that reign, and commit it."""
 
 
 class OpenTransaction:
@@ -40,9 +41,13 @@ class OpenTransaction:
     `spill_buffer_bytes`, a chunk and the newest fragment. Threads: one at a time, any one; others commit meanwhile.
     """
 
-    def __init__(self, log: SpillingLog, spill_buffer_bytes: int) -> None:
-        """For `Log.begin` only."""
+    def __init__(
+        self, log: SpillingLog, spill_buffer_bytes: int, reign: int, check_reign: Callable[[int], None]
+    ) -> None:
+        """For `Log.begin` only; `check_reign` raises NotPrimaryError where the log's `reign` is over."""
         self._log = log
+        self._reign = reign
+        self._check_reign = check_reign
         self._most = spill_buffer_bytes
         self._held: list[Fragment] = []  # in memory; the newest is always among them
         self._held_bytes = 0
@@ -90,11 +95,11 @@ class OpenTransaction:
             row = [*(_with_last(one, False) for one in self._held[:-1])]
             row += [_with_last(one, True) for one in self._held[-1:]]
             if self._spilled is None:
-                gtid = self._log.transact(row, sync=sync)
+                gtid = self._log.commit_whole(row, sync, self._reign)
             else:
                 last = row[-1]
                 self._spilled.add(last)
-                gtid = self._log.commit_spilled(self._spilled, last, sync)
+                gtid = self._log.commit_spilled(self._spilled, last, sync, self._reign)
         except BaseException:
             self.abort()
             raise
@@ -113,6 +118,11 @@ class OpenTransaction:
     def _check(self) -> None:
         if self._over:
             raise LogClosedError("this transaction is committed or aborted")
+        try:
+            self._check_reign(self._reign)
+        except LogError:
+            self.abort()
+            raise
 
     def __enter__(self) -> OpenTransaction:
         return self

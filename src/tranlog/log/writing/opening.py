@@ -90,6 +90,10 @@ class OpenedSegment:
     report: RecoveryReport
     index: SeqnoIndex
     """Covers every complete transaction."""
+    mark: int = 0
+    """The number of the last rollback mark."""
+    committed: Seqno = NO_SEQNO
+    """Up to where the positions file says that it is committed, where it can be trusted."""
     event_id: str = ""
     """Up to where the source was captured, of a log without records."""
 
@@ -161,7 +165,8 @@ def open_newest(
                 epoch = max(epoch, decided.last_header.epoch)
             elif start_after is not None:
                 epoch = max(epoch, start_after.epoch)
-            epoch = max(epoch, decided.mark_epoch)
+            if decided.mark is not None:
+                epoch = max(epoch, decided.mark.epoch)
             opened = _continue(path, disk, segments, found, stored, decided, published, Epoch(epoch + 1))
             return opened if mark is None else replace(opened, event_id=mark.event_id)
 
@@ -209,10 +214,25 @@ def _continue(
             epoch=epoch,
             report=_report(path, disk, segments, decided, published, kept_in),
             index=load_index(path, disk, found, stored, decided),
+            mark=_last_mark(decided, published),
+            committed=_committed(published, found, disk),
         )
     except BaseException:
         file.close()
         raise
+
+
+def _last_mark(decided: Continue, published: Positions | None) -> int:
+    """Return the number of the last rollback mark; where all were purged, as far as it is published."""
+    if decided.mark is not None:
+        return decided.mark.number
+    return 0 if published is None else published.mark
+
+
+def _committed(published: Positions | None, found: Survey, disk: Disk) -> Seqno:
+    """Return what the positions file says of it, if it was written in this directory since the machine was started."""
+    trusted = published is not None and published.boot_id == disk.boot_id() and not found.published.copied
+    return published.committed_seqno if published is not None and trusted else NO_SEQNO
 
 
 def load_index(path: str, disk: Disk, found: Survey, stored: StoredIndex | None, decided: Continue) -> SeqnoIndex:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tranlog.disk import Disk
-from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn
+from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Lsn, Seqno, lsn
 from tranlog.log.files.positions import NO_LSN, Positions, PositionsFile
 from tranlog.log.files.segments import Segments
 from tranlog.log.reading.gate import Gate
@@ -38,21 +38,32 @@ class Publishing:
         self.visible_lsn = NO_LSN
         self.visible_end = 0
         self.visible_ids = pending.ids
+        self.visible_epoch = NO_EPOCH
+        """Of the transaction `visible`."""
+        self.mark = 0
+        """The number of the last rollback mark, 0 for none."""
         self.seen = Gate()
         """Opens as transactions become visible."""
         self.proven = Gate()
         """Opens as they are committed."""
+        self.told: Seqno | None = None
+        """Up to where a group has committed, as far as this member knows; None for a log without a group."""
+        self.given = False
+        """Epochs come with the transactions: there may be a later one of which nothing is durable."""
         self._path = path
         self._disk = disk
         self._segments = segments
         self._pending = pending
+        self._epochs: list[tuple[Seqno, Epoch]] = [(NO_SEQNO, NO_EPOCH)]  # from that of `durable` on
         self._file: PositionsFile | None = None
         self._entries: object = None  # the directory's stamp when its files were looked at last
         self._looks = 0
 
-    def open(self, seqno: Seqno, ids: tuple[str, str], start: Lsn, end: int) -> None:
-        """Stand at the end of a log that was recovered. Raises OSError."""
-        self.go_back(seqno, ids, start)
+    def open(self, seqno: Seqno, ids: tuple[str, str], epoch: Epoch, start: Lsn, end: int, mark: int) -> None:
+        """Stand at the end of a log that was recovered, whose last rollback mark has this number. Raises OSError."""
+        if self.told is not None:
+            self.told = max(self.told, Seqno(self._segments.first_seqno() - 1))  # nothing else was ever purged
+        self.go_back(seqno, ids, epoch, start, mark)
         self.visible_end = end
         self._file = PositionsFile(self._path, self._disk)
 
@@ -65,18 +76,49 @@ class Publishing:
         self.visible_lsn = lsn(number, newest.starts[-1])
         self.visible_end = newest.end
         self.visible_ids = newest.ids
+        self._epochs += [(one.first, one.epoch) for one in extents if one.epoch != self.visible_epoch]
+        self.visible_epoch = newest.epoch
 
     def synced(self, seqno: Seqno) -> None:
-        """Take everything up to `seqno` for durable, and for committed: there is no other copy."""
-        self.durable = self.committed = max(self.durable, seqno)
+        """Take everything up to `seqno` for durable."""
+        self.durable = max(self.durable, seqno)
+        self._commit()
 
-    def go_back(self, seqno: Seqno, ids: tuple[str, str], start: Lsn) -> None:
-        """Make `seqno` the last transaction, durable: what lay after it was abandoned."""
-        self.visible = self.durable = self.committed = seqno
+    def commit_to(self, seqno: Seqno) -> None:
+        """Take everything up to `seqno`, which is visible, for committed by the group once it is durable here."""
+        assert self.told is not None
+        self.told = max(self.told, seqno)
+        self._commit()
+
+    def _commit(self) -> None:
+        """Move `committed`: without a group there is no other copy."""
+        self.committed = self.durable if self.told is None else max(self.committed, min(self.told, self.durable))
+
+    def settle_epoch(self, newest: Extent | None) -> None:
+        """Where epochs are given, have the last transaction's be that of the next: a later one was taken back.
+
+        `newest`: the last extent that is not visible.
+        """
+        if self.given and not self._pending.starts:
+            self._pending.epoch = self.visible_epoch if newest is None else newest.epoch
+
+    def durable_epoch(self) -> Epoch:
+        """Return the epoch of the transaction `durable`."""
+        while len(self._epochs) > 1 and self._epochs[1][0] <= self.durable:
+            del self._epochs[0]
+        return self._epochs[0][1]
+
+    def go_back(self, seqno: Seqno, ids: tuple[str, str], epoch: Epoch, start: Lsn, mark: int) -> None:
+        """Make `seqno` the last transaction, durable: what lay after it was abandoned, by that mark."""
+        self.visible = self.durable = seqno
+        self._commit()
         self.seen.go_back(seqno)
         self.proven.go_back(seqno)
         self.visible_ids = ids
         self.visible_lsn = start
+        self.visible_epoch = epoch
+        self._epochs = [(seqno, epoch)]
+        self.mark = mark
 
     def publish(self, *, elsewhere: bool = True, look: bool = False) -> None:
         """Tell readers here and elsewhere; with `look`, see first whether the file is still where they look for it.
@@ -98,7 +140,8 @@ class Publishing:
                 Positions(
                     boot_id=file.boot_id,
                     identity=file.identity,
-                    epoch=pending.epoch,
+                    epoch=self.durable_epoch() if self.given else pending.epoch,
+                    mark=self.mark,
                     first_seqno=first,
                     visible_seqno=visible,
                     durable_seqno=self.durable,
@@ -123,7 +166,7 @@ class Publishing:
             return None
         assert self._segments.history is not None
         end = lsn(number, self.visible_end)
-        return BuiltFrom(epoch=self._pending.epoch, end=end, history=self._segments.history)
+        return BuiltFrom(epoch=self.visible_epoch, end=end, history=self._segments.history)
 
     def gate(self, *, committed_only: bool) -> Gate:
         """Return the gate at which to wait for a transaction to be visible or, on demand, committed."""

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from threading import get_ident
 
 from tranlog.errors import AppendOrderError, RawRecordError
-from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.ids import Gtid, Seqno
 from tranlog.log.records.format import CRC_NONE, Impossible, RecordHeader, parse_event
 from tranlog.log.records.spill import RawChunk, Reference, unpack_chunk, with_reference
 from tranlog.log.rules.raw_records import RawFault, RawRun, walk_raw
@@ -30,14 +30,13 @@ class RawAppending:
         self._end = end
         self._steps = end.steps
         self._appending = appending
-        self._begun: list[tuple[Seqno, Epoch]] = []  # where epochs began that may be taken back, and those before
 
     def append(self, raw: bytes) -> Gtid:
         """See `Log.append_raw`."""
         end, me = self._end, get_ident()
         with self._steps.lock, self._steps:
             self._appending.await_turn(me)
-            last, turn = self._last(), end.turn
+            last, turn = Gtid(end.pending.epoch, end.pending.last), end.turn
         runs = walk_raw(raw, last, 0 if turn is None else turn.fragno)
         if isinstance(runs, RawFault):
             raise RawRecordError(path=end.path, offset=runs.offset, seqno=runs.seqno, why=runs.why)
@@ -48,18 +47,7 @@ class RawAppending:
             else:
                 self._put(raw, run, me)
         with self._steps.lock:
-            return self._last()
-
-    def _last(self) -> Gtid:
-        """Return the last transaction that has its place, in the epoch of the open one if there is one.
-
-        The epoch of what was taken back, by a full disk or by `abandon_open`, does not count.
-        """
-        pending = self._end.pending
-        newest = pending.last if self._end.turn is None else pending.last + 1
-        while self._begun and self._begun[-1][0] > newest:
-            pending.epoch = self._begun.pop()[1]
-        return Gtid(pending.epoch, pending.last)
+            return Gtid(end.pending.epoch, end.pending.last)
 
     def put_chunk(self, chunk: RawChunk) -> None:
         """See `Log.put_chunk`."""
@@ -118,13 +106,8 @@ class RawAppending:
         """Put records, of which `header` is the last one's; `starts` are their offsets in them."""
         end = self._end
         pending, turn, journal = end.pending, end.turn, end.journal
-        if header.epoch != pending.epoch and turn is None:
-            self._begun = [one for one in self._begun if one[0] > end.publishing.visible]
-            self._begun.append((Seqno(pending.last + 1), pending.epoch))
-            pending.epoch = header.epoch
-        if journal.checksums is (header.crc_method == CRC_NONE):
-            journal.checksums = not journal.checksums
-            pending.sync_due = True  # it says of what follows whether it has checksums
+        end.go_on_in(header.epoch)
+        journal.announce(checksums=header.crc_method != CRC_NONE)
         pending.room = 0
         journal.prove()
         base = journal.end

@@ -56,8 +56,42 @@ class Rollback:
             raise RollbackError(matchpoint=matchpoint, why=why)
         return None if header is None or matchpoint.seqno == end.publishing.visible else (header, start)
 
+    def given_matchpoint(self, matchpoint: Gtid) -> tuple[RecordHeader, Lsn] | None:
+        """As `matchpoint`, for a log whose numbers are given: nothing is left open or unseen, and no hold counts."""
+        end = self._end
+        self._appending.await_quiet()
+        end.flush()
+        end.publish()
+        header, start = self._find(matchpoint.seqno)
+        if header is None or header.epoch != matchpoint.epoch:
+            there = "nothing" if header is None else str(header.gtid)
+            raise RollbackError(matchpoint=matchpoint, why=f"the log holds {there} there")
+        return None if matchpoint.seqno == end.publishing.visible else (header, start)
+
     def carry_out(self, header: RecordHeader, start: Lsn) -> RollbackMark:
-        """Abandon what follows the transaction with this last header, which begins at `start`; return the mark."""
+        """Abandon what follows the transaction with this last header, which begins at `start`, and begin an epoch.
+
+        Return the mark.
+        """
+        mark = self.abandon(header, start, Epoch(self._end.pending.epoch + 1))
+        try:
+            self._appending.begin_epoch(mark.epoch)
+        except DiskFullError as exc:  # the mark says all that matters
+            logger.warning("The new epoch has no no-op. path=%s why=%s", self._end.path, exc)
+        self._tell()
+        return mark
+
+    def carry_out_given(self, header: RecordHeader, start: Lsn) -> RollbackMark:
+        """As `carry_out`, but go on in the matchpoint's epoch, with the transactions that are given."""
+        end = self._end
+        highest = max(end.publishing.visible_epoch, *(mark.epoch for mark in end.segments.marks), header.epoch)
+        mark = self.abandon(header, start, highest)
+        end.pending.epoch = header.epoch
+        self._tell()
+        return mark
+
+    def abandon(self, header: RecordHeader, start: Lsn, epoch: Epoch) -> RollbackMark:
+        """Abandon what follows the transaction with this last header, which begins at `start`, by a mark of `epoch`."""
         end = self._end
         self._lower_holds(Seqno(header.seqno + 1))
         end.flush()  # a sync record may be left of a transaction that was given up
@@ -65,7 +99,8 @@ class Rollback:
         stamp = end.clock.now_ms()
         proof = end.journal.sync_record(HEADER.size, end.pending.start, stamp, number)
         mark = RollbackMark(
-            epoch=Epoch(end.pending.epoch + 1),
+            number=end.publishing.mark + 1,
+            epoch=epoch,
             matchpoint_epoch=header.epoch,
             matchpoint_seqno=header.seqno,
             matchpoint_lsn=start,
@@ -97,27 +132,27 @@ class Rollback:
         return (None, NO_LSN) if found is None else (found.header, found.start)
 
     def _go_back(self, mark: RollbackMark, header: RecordHeader) -> None:
-        """Take a mark that is durable for the end of the stream, and begin its epoch with a no-op."""
+        """Take a mark that is durable for the end of the stream."""
         end = self._end
         last = mark.matchpoint_seqno
         # What readers may pass to comes first: the segments that they then look into hold nothing beyond it.
         ids = (header.source_id, header.event_id)
-        end.publishing.go_back(last, ids, mark.matchpoint_lsn)
+        end.publishing.go_back(last, ids, header.epoch, mark.matchpoint_lsn, mark.number)
         end.pending.go_back(last, ids)
         end.segments.roll_back(end.journal.number, mark.last_seqno, mark)
         logger.warning(
-            "Rolled back. matchpoint=%s abandoned=%d..%d mark=%s epoch=%d path=%s",
+            "Rolled back. matchpoint=%s abandoned=%d..%d mark=%d at=%s path=%s",
             mark.matchpoint,
             last + 1,
             mark.last_seqno,
+            mark.number,
             lsn_text(mark.dead_end),
-            mark.epoch,
             end.path,
         )
-        try:
-            self._appending.begin_epoch(mark.epoch)
-        except DiskFullError as exc:  # the mark says all that matters
-            logger.warning("The new epoch has no no-op. path=%s why=%s", end.path, exc)
+
+    def _tell(self) -> None:
+        """Publish the mark, and wake whoever waits for what was abandoned."""
+        end = self._end
         end.tell()
         end.publishing.stir()
         end.store_index()

@@ -103,4 +103,4 @@ class Rotation:
         newest = Retained(
             number=journal.number, last_seqno=publishing.visible, begun_at=journal.begun_at, bytes=end.pending.start
         )
-        return self._purging.choose(newest, durable=publishing.durable, limits=limits, now_ms=now_ms)
+        return self._purging.choose(newest, durable=publishing.committed, limits=limits, now_ms=now_ms)

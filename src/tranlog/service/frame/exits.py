@@ -84,6 +84,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.RepairRefusedError: _DATA,
     errors.LogLockedError: _SURROUNDINGS,
     errors.LogClosedError: _SURROUNDINGS,
+    errors.NotPrimaryError: _SURROUNDINGS,
     errors.DiskFullError: _SURROUNDINGS,
     errors.DiskFailedError: _SURROUNDINGS,
     errors.SpillFailedError: _SURROUNDINGS,

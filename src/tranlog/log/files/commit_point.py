@@ -1,0 +1,51 @@
+"""The commit point of a group, as a member's log keeps it beside its segments: `group/commit`.
+
+Owns the file's form, and by what a member's directory is known. How far the group has committed is told, never
+concluded: what is synced here may be abandoned yet. The hard idea: an older commit point is a safer one, so the file
+is written over itself, and never synced once it is there.
+
+Source: docs/format.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Final
+
+from tranlog.disk import Disk
+from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.log.files.directory import join
+from tranlog.log.files.positions import parse_line, sealed_line
+
+GROUP_DIR: Final = "group"
+"""A directory with this folder is the log of a member of a group."""
+COMMIT_NAME: Final = f"{GROUP_DIR}/commit"
+COMMIT_BYTES: Final = 128
+
+
+def is_member(path: str, disk: Disk) -> bool:
+    """Whether the log at `path` is that of a member of a group."""
+    return disk.exists(join(path, GROUP_DIR))
+
+
+def become_member(path: str, disk: Disk) -> None:
+    """Make the log at `path` that of a member, durably. Raises OSError."""
+    if not is_member(path, disk):
+        disk.make_dir(join(path, GROUP_DIR))
+        disk.sync_dir(path)
+
+
+def write_commit_point(path: str, gtid: Gtid, disk: Disk) -> None:
+    """Keep the commit point of the log at `path`. Raises OSError."""
+    with closing(disk.open(join(path, COMMIT_NAME), write=True, create=True)) as file:
+        file.pwrite(sealed_line(f"epoch={gtid.epoch} seqno={gtid.seqno}", COMMIT_BYTES), 0)
+
+
+def read_commit_point(path: str, disk: Disk) -> Gtid | None:
+    """Return the commit point that the log at `path` keeps; None where there is none, or it cannot be read."""
+    try:
+        with closing(disk.open(join(path, COMMIT_NAME))) as file:
+            fields = parse_line(file.pread(COMMIT_BYTES, 0))
+        return None if fields is None else Gtid(Epoch(int(fields["epoch"])), Seqno(int(fields["seqno"])))
+    except (OSError, KeyError, ValueError):
+        return None
