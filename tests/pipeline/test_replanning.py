@@ -182,6 +182,7 @@ class Held:
 
     def __init__(self) -> None:
         self.plans: PlanOrders | None = None
+        self.begun = threading.Event()
         self.limit = threading.Event()
 
     def __call__(
@@ -195,6 +196,7 @@ class Held:
         plans: PlanOrders,
     ) -> ApplyResult:
         self.plans = plans
+        self.begun.set()
         while not self.limit.wait(0.005) and not stop.is_set():
             pass
         return run_in_threads(
@@ -202,7 +204,7 @@ class Held:
         )
 
     def order(self) -> PlanOrder:
-        assert self.plans is not None
+        assert self.begun.wait(WAIT_S) and self.plans is not None
         return self.plans.get(timeout=WAIT_S)
 
 

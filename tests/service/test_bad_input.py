@@ -42,10 +42,12 @@ class Place:
         return int(code), told.out, told.err
 
     def state(self) -> dict[str, bytes | str]:
-        """Return every file's bytes; a database's journal and lock files come and go with who looks."""
+        """Return every file's bytes, but what comes and goes with who looks, and what keeps the last error."""
         found: dict[str, bytes | str] = {}
         for path in sorted(self.path.rglob("*")):
             name = str(path.relative_to(self.path))
+            if path.parent.name == "control" or path.name == "control":
+                continue
             if path.is_symlink():
                 found[name] = f"link to {path.readlink()}"
             elif path.is_dir():
