@@ -92,9 +92,7 @@ def test_what_a_cancelled_task_took_is_on_its_queue_again(tmp_path: Path) -> Non
         store = opened(tmp_path)
         store.publish(b"one", queues=["a"])
         async with AsyncStore(store) as seen:
-            while not store._core.row(
-                store._catalogue.queues["a"].id
-            ).counts.requeued:  # else it was cancelled before its thread began
+            while not store._core.row(store._catalogue.queues["a"].id).counts.requeued:
                 with store._journal.lock:
                     taking = asyncio.create_task(seen.get("a"))
                     await asyncio.sleep(0.02)
