@@ -46,7 +46,7 @@ class Place:
         found: dict[str, bytes | str] = {}
         for path in sorted(self.path.rglob("*")):
             name = str(path.relative_to(self.path))
-            if path.parent.name == "control" or path.name == "control":
+            if name == "log/control" or path.name.startswith(".error-"):
                 continue
             if path.is_symlink():
                 found[name] = f"link to {path.readlink()}"
