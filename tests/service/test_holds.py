@@ -126,6 +126,7 @@ def test_holds_are_listed_and_dropped(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [one.name for one in read_holds(path)] == ["audit", "done"]
 
 
+@pytest.mark.long
 def test_holds_are_listed_by_whoever_may_only_read(tmp_path: Path) -> None:
     """Whether a pipeline runs was found by taking its lock, for which the file has to be opened for writing."""
     path = tmp_path / "log"
