@@ -76,6 +76,7 @@ class QueueLedger:
     """The states that the log went through, and how many of them are known to be durable.
 
     `ids` are the queues that the catalogue has for certain, by name; `maybe` the names of which that is not known.
+    `transient` are the messages that no end of the process leaves.
     """
 
     seed: int
@@ -83,6 +84,7 @@ class QueueLedger:
     ids: dict[str, int] = field(default_factory=dict)
     maybe: set[str] = field(default_factory=set)
     epochs: list[int] = field(default_factory=list)
+    transient: set[int] = field(default_factory=set)
     made: int = 0
 
     def now(self) -> Rows:
@@ -95,6 +97,12 @@ class QueueLedger:
     def durable(self) -> None:
         """Take note that all of them are durable."""
         self.states = self.states[-1:]
+
+    def lose_transient(self) -> None:
+        """Take note that the process has ended."""
+        for state in self.states:
+            for queue in [one for one in state if one > 0]:
+                state[queue] = tuple(one for one in state[queue] if one[0] not in self.transient)
 
     def remove(self, queue_id: int, number: int) -> None:
         state = self.now()
@@ -136,6 +144,7 @@ def check_opened(store: MessageStore, ledger: QueueLedger) -> None:
             assert ids.get(name) == ledger.ids.get(name), f"queue {name}"
     found = look_into(store, ledger.seed)
     known = set(ids.values())
+    ledger.lose_transient()
     wanted = [seen_of(state, known) for state in ledger.states]
     assert found in wanted, f"{found} is none of {wanted}"
     state = ledger.states[wanted.index(found)]
@@ -256,10 +265,17 @@ class QueueLife:
         for name in names:
             state.setdefault(self.ledger.ids[name], []).append((number, 0, 0))
         self.ledger.then(state)
-        wait = self.rng.random() < 0.5
-        self.store.publish(content, queues=names, header=b"h%d" % number, wait=wait)
-        if wait:
+        wait, transient = self.rng.random() < 0.5, self.is_transient(number)
+        self.store.publish(content, queues=names, header=b"h%d" % number, wait=wait, transient=transient)
+        if wait and not transient:
             self.ledger.durable()
+
+    def is_transient(self, number: int) -> bool:
+        """Whether a message is published as a transient one, and note it: each fourth is."""
+        if number % 4:
+            return False
+        self.ledger.transient.add(number)
+        return True
 
     def publish_once(self) -> None:
         """The next number of a producer, or one that it is not sure of."""
@@ -314,10 +330,16 @@ class QueueLife:
         for _ in range(self.rng.randrange(4)):
             number, content = self.new_message()
             names = self.rng.sample(sorted(self.ledger.ids), self.rng.randrange(1, min(3, len(self.ledger.ids)) + 1))
-            on.publish(content, queues=names, header=b"h%d" % number)
+            if isinstance(on, StoreTransaction):
+                on.publish(content, queues=names, header=b"h%d" % number, transient=self.is_transient(number))
+            else:
+                on.publish(content, queues=names, header=b"h%d" % number)
             puts += [(self.ledger.ids[name], number) for name in names]
         for _ in range(min(len(self.held), self.rng.randrange(4))):
             delivery, number = self.held.pop(self.rng.randrange(len(self.held)))
+            if isinstance(on, BranchSession) and delivery.message.transient:
+                self.held.append((delivery, number))  # it would be refused
+                break
             on.ack(delivery)
             takes.append((delivery.place.queue_id, number))
         return puts, takes

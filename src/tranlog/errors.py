@@ -726,6 +726,20 @@ class TransactionStateError(QueueError):
         return f"{self.what}: {self.why}. Nothing was changed; start another, or see which are in doubt"
 
 
+class TransientRoomError(QueueError):
+    """Transient messages take as much memory as they may: one more was refused."""
+
+    path: str
+    size: int
+    used: int
+    most: int
+
+    template = (
+        "the message store at {path} has no memory for a transient message that takes {size} bytes: {used} of {most} "
+        "are taken. It was refused; take some off their queues, or open the store with more transient_bytes"
+    )
+
+
 # --- the pipeline ----------------------------------------------------------------------------------------
 
 

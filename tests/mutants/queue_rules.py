@@ -28,7 +28,7 @@ QUEUES = {
         "queue-no-sync-after-catalogue",
         "no Sync record stands before the first record after a change to the catalogue",
         "core",
-        "        self.journal.sync_due = True\n",
+        "            self.journal.sync_due = True\n",
         "",
     ): "tests/queues/test_store.py::test_the_log_says_of_each_change_to_the_catalogue_before_it_goes_on",
     _mutant(

@@ -97,7 +97,7 @@ def view(scan: LogScan) -> View:
     """Return by queue what is on it, and what is in doubt, as a recovery gives it."""
     assert scan.damage is None
     scan.state.abort_open()
-    found: dict[int, list[tuple[tuple[Lsn, Lsn], Lsn]]] = {}
+    found: dict[int, list[tuple[tuple[int, ...], Lsn]]] = {}
     for message in scan.state.messages.values():
         for place in message.places:
             if message.complete and place.free:

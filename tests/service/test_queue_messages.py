@@ -57,7 +57,10 @@ def test_a_message_goes_in_and_comes_out_once(mail: Mail) -> None:
     assert (code, out, err) == (1, "", "no message waits on a\n")
     assert mail.json("get", path, "a", code=1) == {"message": None}
     assert mail("get", path, "b")[1] == "two teas"
-    assert mail.json("list", path)["queues"] == [{"name": "a", "waiting": 0}, {"name": "b", "waiting": 0}]
+    assert mail.json("list", path)["queues"] == [
+        {"name": "a", "waiting": 0, "transient": False},
+        {"name": "b", "waiting": 0, "transient": False},
+    ]
 
 
 @pytest.mark.parametrize("how", ["argument", "file", "pipe", "redirected"])
@@ -130,7 +133,10 @@ def test_purging_asks_and_empties_one_queue(mail: Mail, monkeypatch: pytest.Monk
     assert mail("purge", path, "a")[0] == 1
     assert mail.json("purge", path, "a", "-y") == {"purged": 1, "queue": "a"}
     assert mail("purge", path, "a")[1] == "took 0 messages off a\n"
-    assert mail.json("list", path)["queues"] == [{"name": "a", "waiting": 0}, {"name": "b", "waiting": 1}]
+    assert mail.json("list", path)["queues"] == [
+        {"name": "a", "waiting": 0, "transient": False},
+        {"name": "b", "waiting": 1, "transient": False},
+    ]
 
 
 def test_names_that_are_not_there_and_bad_words(mail: Mail, tmp_path: Path) -> None:

@@ -33,9 +33,10 @@ def test_declaring_makes_the_store_once_and_its_queues(mail: Mail) -> None:
     assert mail.json("declare", path, "events", "--exchange", "topic") == {
         "declared": "events",
         "exchange": "topic",
+        "transient": False,
         "store_created": False,
     }
-    assert mail.json("list", path) == {"queues": [{"name": "orders", "waiting": 0}]}
+    assert mail.json("list", path) == {"queues": [{"name": "orders", "waiting": 0, "transient": False}]}
     code, _, err = mail("declare", path, "events", "--exchange", "fanout")
     assert code == 3 and "other properties" in err
     assert mail("declare", path, "x", "--exchange", "odd")[0] == 2
@@ -81,7 +82,7 @@ def test_deleting_asks_and_takes_messages_and_bindings_along(mail: Mail, monkeyp
     monkeypatch.setattr("sys.stdin", io.StringIO())
     code, _, err = mail("delete", path, "orders")
     assert code == 1 and "Delete the queue orders with 1 messages?" in err and "declined" in err
-    assert mail.json("list", path)["queues"] == [{"name": "orders", "waiting": 1}]
+    assert mail.json("list", path)["queues"] == [{"name": "orders", "waiting": 1, "transient": False}]
     assert mail("delete", path, "orders", "-y") == (0, "deleted the queue orders with 1 messages\n", "")
     assert mail.json("list", path)["queues"] == []
     assert mail("publish", path, "x", "--exchange", "events")[0] == 1
@@ -115,9 +116,11 @@ def test_the_store_is_where_the_documents_options_say(mail: Mail) -> None:
     """Document, "Plugin Options": a folder of --data-dir; with --no-data-dir it must be given."""
     parent = mail.path.parent
     assert mail("declare", "--data-dir", str(parent), "orders")[0] == 0
-    assert mail.json("list", str(parent / "queues")) == {"queues": [{"name": "orders", "waiting": 0}]}
+    assert mail.json("list", str(parent / "queues")) == {
+        "queues": [{"name": "orders", "waiting": 0, "transient": False}]
+    }
     assert mail("declare", "--data-dir", str(parent), "--store-dir", str(mail.path), "b")[0] == 0
-    assert mail.json("list", str(mail.path)) == {"queues": [{"name": "b", "waiting": 0}]}
+    assert mail.json("list", str(mail.path)) == {"queues": [{"name": "b", "waiting": 0, "transient": False}]}
     assert mail("declare", "--no-data-dir", "--store-dir", str(mail.path), "c")[0] == 0
     for words, named in (
         (["--no-data-dir", str(mail.path), "c"], "--store-dir"),
@@ -137,7 +140,7 @@ def test_a_store_remembers_the_server_of_its_catalogue(mail: Mail, postgres: Pos
     try:
         assert mail("declare", path, "orders", "--connect", dsn, "--catalog", name)[0] == 0
         assert mail("publish", path, "two teas", "--queue", "orders")[0] == 0
-        assert mail.json("list", path) == {"queues": [{"name": "orders", "waiting": 1}]}
+        assert mail.json("list", path) == {"queues": [{"name": "orders", "waiting": 1, "transient": False}]}
         assert mail.json("verify", path)["queues"] == 1
         kept = (mail.path / "catalogue.connect").read_text()
         assert f"dbname={name}" in kept and not (mail.path / "catalogue.db").exists()

@@ -56,7 +56,10 @@ def test_containers_and_records_are_shown_and_nothing_is_changed(mail: Mail) -> 
         assert (found["lsn"], found["record"], found["total_length"]) == (lsn_text(message), "Start", 400)
         assert mail.json("verify", path)["messages"] == 30 + 1
         assert {name: (mail.path / name).read_bytes() for name in os.listdir(mail.path)} == before
-        assert mail.json("list", path)["queues"] == [{"name": "a", "waiting": 30}, {"name": "b", "waiting": 0}]
+        assert mail.json("list", path)["queues"] == [
+            {"name": "a", "waiting": 30, "transient": False},
+            {"name": "b", "waiting": 0, "transient": False},
+        ]
         assert mail("status", path)[0] == 0
         assert {name: (mail.path / name).read_bytes() for name in os.listdir(mail.path)} == before
         code, _, err = mail("purge", path, "a", "-y")
@@ -69,7 +72,9 @@ def test_what_is_in_doubt_is_listed_and_decided(mail: Mail) -> None:
     assert mail("in-doubt", "commit", path, "transfer 7") == (0, "committed transfer 7\n", "")
     assert mail("in-doubt", "rollback", path, "0xff")[0] == 0
     assert mail("in-doubt", "list", path)[1] == ""
-    assert mail.json("list", path) == {"queues": [{"name": "a", "waiting": 30}, {"name": "b", "waiting": 1}]}
+    assert mail.json("list", path) == {
+        "queues": [{"name": "a", "waiting": 30, "transient": False}, {"name": "b", "waiting": 1, "transient": False}]
+    }
     code, _, err = mail("in-doubt", "commit", path, "nobody's")
     assert code == 3 and "not known" in err
     assert mail("in-doubt", "commit", path, "0xzz")[0] == 2
@@ -78,7 +83,10 @@ def test_what_is_in_doubt_is_listed_and_decided(mail: Mail) -> None:
 def test_how_a_store_stands_is_told(mail: Mail) -> None:
     path = str(mail.path)
     found = mail.json("status", path)
-    assert found["queues"] == [{"name": "a", "waiting": 30}, {"name": "b", "waiting": 0}]
+    assert found["queues"] == [
+        {"name": "a", "waiting": 30, "transient": False},
+        {"name": "b", "waiting": 0, "transient": False},
+    ]
     assert (found["in_doubt"], found["pinned_bytes"], found["container_bytes"]) == (["transfer 7", "0xff"], 0, 16_384)
     listed = mail.json("containers", path)["containers"]
     used = [one for one in listed if not one["free"]]
@@ -175,6 +183,8 @@ def test_a_store_is_copied_and_restored(mail: Mail, tmp_path: Path) -> None:
     assert out.startswith(f"copied into {copy}: ") and "31 messages, 2 queues, 2 transactions in doubt" in out
     assert mail("purge", path, "a", "-y")[0] == 0
     assert mail.json("restore", copy, again)["messages"] == 31
-    assert mail.json("list", again) == {"queues": [{"name": "a", "waiting": 30}, {"name": "b", "waiting": 0}]}
+    assert mail.json("list", again) == {
+        "queues": [{"name": "a", "waiting": 30, "transient": False}, {"name": "b", "waiting": 0, "transient": False}]
+    }
     assert mail("restore", copy, again)[0] == mail("backup", path, copy)[0] == 2
     assert mail("restore", str(tmp_path / "nowhere"), str(tmp_path / "x"))[0] == 4

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import filecmp
+import hashlib
 import json
+import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,6 +21,7 @@ import pytest
 
 from fix_mail import Mail
 from tranlog.queues.store import MessageStore
+from tranlog.service.commands.queue_messages import _parts as read_parts
 from tranlog.service.process.operating import OperatingOptions, serve_store
 
 pytestmark = pytest.mark.long
@@ -64,6 +72,22 @@ COMMANDS = [
     ["bind", "events", "nothing"],
     ["unbind", "events", "c", "--key", "new.#"],
     ["unbind", "events", "c", "--key", "new.#"],
+    ["publish", "two teas", "--queue", "a", "--queue", "c"],
+    ["publish", "tea", "--exchange", "events", "--key", "new.tea"],
+    ["publish", "tea", "--exchange", "events", "--key", "old.tea"],
+    ["publish", "tea", "--exchange", "nothing", "--key", "k"],
+    ["publish", "tea", "--queue", "a", "--queue", "nothing"],
+    ["publish", "--queue", "c", "--file", __file__],
+    ["publish", "--queue", "c", "--file", "/nowhere/at/all"],
+    ["get", "c", "--requeue"],
+    ["get", "c"],
+    ["get", "c", "--output", "/dev/full"],
+    ["get", "c", "--output", "/nowhere/at/all"],
+    ["get", "c"],
+    ["get", "c"],
+    ["get", "a"],
+    ["get", "b", "--json"],
+    ["get", "nothing"],
     ["purge", "a", "-y"],
     ["purge", "nothing", "-y"],
     ["producer", "remove", "till-3", "-y"],
@@ -76,9 +100,11 @@ COMMANDS = [
 
 
 def told(answer: tuple[int, str, str]) -> tuple[int, str, str]:
-    """Leave out of an answer how old a message is, and that a later opening has made it a redelivered one."""
+    """Leave out of an answer how old a message is and where it stands, and that a later opening has redelivered it."""
     code, out, err = answer
-    out = re.sub(r'"age_ms":\d+|\d+ s old', "", out).replace('"redelivered":true', '"redelivered":false')
+    out = re.sub(r'"age_ms":\d+|\d+ s old|"stored_at_ms":\d+|\d+:\d+', "", out).replace(
+        '"redelivered":true', '"redelivered":false'
+    )
     return code, out, err
 
 
@@ -101,7 +127,7 @@ def test_how_a_store_stands_is_told_by_its_process(mail: Mail, served: MessageSt
     """What only it knows is in it."""
     delivery = served.get("a")
     assert delivery is not None
-    assert mail.json("list", str(mail.path))["queues"][0] == {"name": "a", "waiting": 2}
+    assert mail.json("list", str(mail.path))["queues"][0] == {"name": "a", "waiting": 2, "transient": False}
     found = mail.json("status", str(mail.path))
     assert (found["syncs"], found["in_doubt"]) == (served.status().syncs, ["transfer 7", "0xff"])
     assert (found["recovered"]["epoch"], found["recovered"]["clean"]) == (served.recovered.epoch, True)
@@ -109,7 +135,7 @@ def test_how_a_store_stands_is_told_by_its_process(mail: Mail, served: MessageSt
 
 def test_a_process_that_serves_nothing_is_named_and_what_only_looks_goes_on(mail: Mail) -> None:
     with mail.open() as store:
-        assert mail.json("list", str(mail.path))["queues"][0] == {"name": "a", "waiting": 3}
+        assert mail.json("list", str(mail.path))["queues"][0] == {"name": "a", "waiting": 3, "transient": False}
         assert mail("peek", str(mail.path), "a")[0] == 0
         code, _, err = mail("purge", str(mail.path), "a", "-y")
         assert code == 4 and "held by another writer" in err
@@ -208,3 +234,185 @@ def test_the_counts_are_those_of_what_happened(mail: Mail) -> None:
         assert store.status().queues["a"].counts == counts.__class__(
             published=2, delivered=2, acknowledged=1, dropped=3
         )
+
+
+# --- content through the process -------------------------------------------------------------------------
+
+
+@contextmanager
+def over_tcp(store: MessageStore) -> Iterator[str]:
+    """Serve a store at a port; give the address of its operations."""
+    with serve_store(store, OperatingOptions(control="127.0.0.1:0")) as server:
+        yield f"http://{server.doors[0].address}/store"
+
+
+def wait_for(told: Callable[[], object], wanted: object) -> None:
+    """Wait until it is told, for a minute at most."""
+    until = time.monotonic() + 60
+    while told() != wanted:
+        assert time.monotonic() < until, told()
+        time.sleep(0.01)
+
+
+def test_who_goes_away_in_the_midst_of_a_message_leaves_it_on_its_queue(tmp_path: Path) -> None:
+    """Before any of it is read, in the midst of it, and before it is answered."""
+    with MessageStore.open(tmp_path / "s") as store, over_tcp(store) as url:
+        store.declare("large")
+        store.publish(b"x" * 10_000_000, queues=["large"])
+        for count in range(3):
+            with httpx.stream("POST", f"{url}/take", json={"queue": "large"}) as answer:
+                parts = answer.iter_raw()
+                for _ in range(count):
+                    next(parts)
+            wait_for(lambda: store.queues()["large"], (1, 0))
+        with httpx.Client() as client:
+            head, _, content = client.post(f"{url}/take", json={"queue": "large"}).content.partition(b"\n")
+            assert store.queues()["large"] == (0, 1) and len(content) == 10_000_000
+        wait_for(lambda: store.queues()["large"], (1, 0))
+        answered = httpx.post(f"{url}/answer", json={"delivery": json.loads(head)["delivery"]})
+        assert (answered.status_code, answered.json()["error"]["type"]) == (409, "NotHeldError")
+        assert json.loads(head)["message"]["attempts"] == 3
+
+
+def test_what_is_held_goes_back_when_the_process_serves_no_more(mail: Mail) -> None:
+    with mail.open() as store, httpx.Client() as client:
+        with over_tcp(store) as url:
+            assert client.post(f"{url}/take", json={"queue": "a"}).status_code == 200
+            assert store.queues()["a"] == (2, 1)
+        wait_for(lambda: store.queues()["a"], (3, 0))
+
+
+def test_a_message_that_does_not_come_whole_is_not_there(mail: Mail) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b'{"queues":["b"],"length":1000000}\n' + b"x" * 500_000
+        raise RuntimeError("the client's own")
+
+    with mail.open() as store, over_tcp(store) as url:
+        before = store.queues()
+        with pytest.raises(RuntimeError, match="own"):
+            httpx.post(f"{url}/publish", content=broken())
+        for head, status in (
+            (b'{"queues":["b"],"length":3}\n' + b"x" * 4, 400),
+            (b'{"queues":["b"],"length":3}\n', 400),
+            (b'{"queues":[],"length":3}\nabc', 400),
+            (b'{"queues":["b"]}\n', 400),
+            (b"no json", 400),
+            (b"", 400),
+            (b" " * 300_000, 413),
+            (b'{"queues":["nothing"],"length":3}\nabc', 409),
+        ):
+            assert httpx.post(f"{url}/publish", content=head).status_code == status, head[:60]
+        assert store.queues() == before
+        wait_for(lambda: [one for one in store._core.state.messages.values() if not one.places], [])
+
+
+def test_a_file_that_became_shorter_is_named(mail: Mail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the files and by the process; nothing is published."""
+    file = tmp_path / "body"
+    for served_there in (False, True):
+        file.write_bytes(b"x" * 500_000)
+        with ExitStack() as stack:
+            if served_there:
+                stack.enter_context(serve_store(stack.enter_context(mail.open())))
+            patch = stack.enter_context(monkeypatch.context())
+            patch.setattr("tranlog.service.commands.queue_messages._parts", lambda raw, length, path: parts(path))
+            code, _, err = mail("publish", str(mail.path), "--queue", "b", "--file", str(file))
+        assert code == 4 and "became shorter" in err and str(file) in err
+    assert mail.json("list", str(mail.path))["queues"][1]["waiting"] == 1
+
+
+def parts(path: str) -> Iterator[bytes]:
+    """Read a file that somebody truncates meanwhile."""
+    with open(path, "rb") as raw:
+        found = read_parts(raw, 500_000, path)
+        yield next(found)
+        os.truncate(path, 1_000)
+        yield from found
+
+
+def test_what_is_transient_needs_a_process_that_goes_on(mail: Mail) -> None:
+    path = str(mail.path)
+    for words in (["declare", path, "t", "--transient"], ["publish", path, "x", "--queue", "a", "--transient"]):
+        code, _, err = mail(*words)
+        assert code == 2 and f"no process has {path} open" in err
+    assert mail("declare", path, "t", "--transient", "--exchange", "fanout")[0] == 2
+    with mail.open() as store, serve_store(store):
+        assert mail.json("declare", path, "t", "--transient")["transient"] is True
+        assert mail("publish", path, "x", "--queue", "t", "--queue", "a", "--transient") == (0, "0:0\n", "")
+        assert mail("publish", path, "y", "--queue", "t")[1] == "0:0\n"
+        assert mail("list", path)[1].splitlines()[-1] == f"{2:10d}  t  transient"
+        assert "transient: 2 messages, which take 802 bytes" in mail("status", path)[1]
+        assert (mail("get", path, "t")[1], mail("get", path, "t")[1]) == ("x", "y")
+        assert mail("delete", path, "t", "-y")[0] == 0
+        assert mail("declare", path, "a", "--transient")[0] == 3
+        assert store.status().transient_messages == 1
+    assert mail.json("list", path)["queues"][0]["waiting"] == 3
+
+
+def test_a_copy_is_made_by_the_process(mail: Mail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the command names it; a directory that is there is refused, and a peer names a whole path."""
+    monkeypatch.chdir(tmp_path)
+    with mail.open() as store, over_tcp(store) as url:
+        found = mail.json("backup", str(mail.path), "copy")
+        assert (found["messages"], found["in_doubt"], found["directory"]) == (6, 2, "copy")
+        assert mail("backup", str(mail.path), "copy")[0] == 2
+        answer = httpx.post(f"{url}/back-up", json={"to": "copy"})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "ConfigError")
+        store.purge("a")
+    assert mail("restore", "copy", "again")[0] == 0
+    assert mail.json("list", "again")["queues"][0]["waiting"] == 3
+
+
+SERVES = """
+import resource, sys
+from tranlog.queues.store import MessageStore
+from tranlog.service.commands.queue_messages import _parts as read_parts
+from tranlog.service.process.operating import serve_store
+with MessageStore.open(sys.argv[1]) as store, serve_store(store):
+    store.declare("q")
+    print("open", flush=True)
+    sys.stdin.readline()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print("counting", flush=True)
+    sys.stdin.readline()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, flush=True)
+"""
+COMMAND = """
+import resource, sys
+from tranlog.service.commands import cli
+code = cli.main(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_a_large_message_is_streamed_at_both_ends(tmp_path: Path) -> None:
+    """In processes of their own: a message of 64 MB adds a few to either; small ones go first."""
+    path, size = str(tmp_path / "s"), 64 << 20
+    serves = subprocess.Popen(
+        [sys.executable, "-c", SERVES, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def run(*words: str, give: str = os.devnull, take: str = os.devnull) -> int:
+        with open(give, "rb") as stdin, open(take, "wb") as stdout:
+            program = [sys.executable, "-c", COMMAND, "queue", *words]
+            done = subprocess.run(program, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return int(done.stderr)
+
+    with serves:
+        assert serves.stdin is not None and serves.stdout is not None
+        assert serves.stdout.readline() == "open\n"
+        small = [run("publish", path, "--queue", "q", "--file", __file__), run("get", path, "q")]
+        print("count", file=serves.stdin, flush=True)
+        assert serves.stdout.readline() == "counting\n"
+        large, out = tmp_path / "large", tmp_path / "out"
+        with open(large, "wb") as file:
+            for number in range(size >> 16):
+                file.write(hashlib.sha256(b"%d" % number).digest() * 2_048)
+        most = [run("publish", path, "--queue", "q", give=str(large)), run("get", path, "q", take=str(out))]
+        print("end", file=serves.stdin, flush=True)
+        more = int(serves.stdout.readline())
+    assert filecmp.cmp(large, out, shallow=False)
+    assert more < 24 << 10, f"the process took {more >> 10} MB"
+    assert all(one - other < 24 << 10 for one, other in zip(most, small, strict=True)), (small, most)

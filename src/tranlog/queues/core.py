@@ -48,6 +48,7 @@ from tranlog.queues.rules.records import (
     encode_position,
 )
 from tranlog.queues.rules.state import NO_LSN, Message, QueuePlace, QueueState, in_order, section_start
+from tranlog.queues.transient import TransientMessages
 from tranlog.queues.waiting import QueueRow
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Delivery:
 
     @property
     def id(self) -> Lsn:
-        """The message's persistence id."""
+        """The message's persistence id; 0 for a transient one."""
         return self.message.id
 
     @property
@@ -134,11 +135,18 @@ class StoreCore:
     """An open store. `journal.lock` guards everything here and is held by whoever calls, but for `read`."""
 
     def __init__(
-        self, journal: QueueJournal, state: QueueState, catalogue: Catalogue, clock: Clock, content_bytes: int
+        self,
+        journal: QueueJournal,
+        state: QueueState,
+        catalogue: Catalogue,
+        clock: Clock,
+        content_bytes: int,
+        transient: TransientMessages,
     ) -> None:
         self.journal = journal
         self.state = state
         self.catalogue = catalogue
+        self.transient = transient
         self.held: dict[QueuePlace, Delivery] = {}
         """What was taken and not answered."""
         self.section_bytes = largest_section(journal.files.container_bytes, SECTION_BYTES)
@@ -157,9 +165,10 @@ class StoreCore:
         return found
 
     def catalogue_changed(self) -> None:
-        """Have the log say what the catalogue's counter is now."""
-        self.journal.counter = self.catalogue.counter
-        self.journal.sync_due = True
+        """Have the log say what the catalogue's counter is now; what is transient is not counted."""
+        if self.journal.counter != self.catalogue.counter:
+            self.journal.counter = self.catalogue.counter
+            self.journal.sync_due = True
 
     # --- putting -------------------------------------------------------------------------------------
 
@@ -204,6 +213,34 @@ class StoreCore:
             self.forget(message)  # its group is cut off, and counts for nothing
             raise
         return message
+
+    def begin_transient(self, header_length: int, total_length: int) -> Message:
+        """Take the memory for a transient message. Raises TransientRoomError."""
+        return self.transient.begin(header_length, total_length, self._clock.now_ms())
+
+    def show_transient(
+        self,
+        message: Message,
+        raw: bytes,
+        queues: Sequence[int],
+        expires_at: int,
+        priority: int,
+        *,
+        behind: Lsn | None = None,
+        commit: Lsn | None = None,
+    ) -> None:
+        """Put a transient message on queues, with header and content; it goes behind what is on them.
+
+        `behind`, `commit`: within a transaction, the place at which it was its turn, and that of the Commit.
+        """
+        behind = self.journal.place if behind is None else behind
+        message.content = raw
+        message.places = tuple(self.transient.place(one, behind, commit, expires_at, priority) for one in queues)
+        for queue_id in queues:
+            row = self.row(queue_id)
+            row.add(message)
+            row.counts.published += 1
+        self.journal.changed.notify_all()
 
     def begin_large(self, header_length: int, total_length: int, section: bytes) -> Message:
         """Put the first section of a message, which counts for nothing before it is on a queue."""
@@ -254,6 +291,9 @@ class StoreCore:
 
     def forget(self, message: Message) -> None:
         """Forget a message: it is deleted, or never was."""
+        if message.transient:
+            self.transient.forget(message)
+            return
         if message.content is not None:
             self._room += len(message.content)
             message.content = None
@@ -267,30 +307,35 @@ class StoreCore:
 
     def dequeue(self, message: Message, place: QueuePlace, reason: int, row: QueueRow | None = None) -> None:
         """Take a message off a queue, for good; its last place takes the message along. `row`: it is first there."""
-        journal = self.journal
-        journal.admit(_DEQUEUE_BYTES, Need.DRAIN)
         last = len(message.places) == 1
-        body = DEQUEUE_BODY.pack(place.queue_id, 0, reason)
-        journal.put(DEQUEUE, FIRST if last else WHOLE, message.id, body)
-        if last:
-            journal.put(DELETE, LAST, message.id, b"")
+        if not message.transient:
+            journal = self.journal
+            journal.admit(_DEQUEUE_BYTES, Need.DRAIN)
+            body = DEQUEUE_BODY.pack(place.queue_id, 0, reason)
+            journal.put(DEQUEUE, FIRST if last else WHOLE, message.id, body)
+            if last:
+                journal.put(DELETE, LAST, message.id, b"")
         if row is not None:
             row.take()
         known = self._rows.get(place.queue_id)
         if known is not None:  # else its queue is being deleted
             known.counts.acknowledged += reason == ACKED
             known.counts.dropped += reason != ACKED
-        self.state.dequeue(message.id, place.queue_id, NO_LSN)
+        if message.transient:
+            message.leave(place)
+        else:
+            self.state.dequeue(message.id, place.queue_id, NO_LSN)
         if last:
             self.forget(message)
 
     def come_back(self, message: Message, place: QueuePlace) -> None:
         """Put a message that was taken back into its queue, and count that."""
         attempts = place.attempts + 1
-        self.journal.admit(OVERHEAD + records.ATTEMPT_BODY.size, Need.DRAIN)
-        body = records.ATTEMPT_BODY.pack(place.queue_id, attempts)
-        self.journal.put(records.ATTEMPT, WHOLE, message.id, body)
-        self.state.attempt(message.id, place.queue_id, attempts)
+        if not message.transient:
+            self.journal.admit(OVERHEAD + records.ATTEMPT_BODY.size, Need.DRAIN)
+            body = records.ATTEMPT_BODY.pack(place.queue_id, attempts)
+            self.journal.put(records.ATTEMPT, WHOLE, message.id, body)
+        place.attempts = attempts  # as the record says it
         row = self.row(place.queue_id)
         row.add(message)
         row.counts.requeued += 1
@@ -356,14 +401,15 @@ class StoreCore:
     def _delivery(self, queue: str, queue_id: int, message: Message) -> Delivery:
         place = message.place_on(queue_id)
         assert place is not None and place.free, "what waits on a queue is on it"
-        return Delivery(self, queue, message, place, place.attempts > 0 or message.id < self.recovered)
+        redelivered = place.attempts > 0 or NO_LSN < message.id < self.recovered
+        return Delivery(self, queue, message, place, redelivered)
 
     def waiting(self, queue: str, queue_id: int) -> Iterator[Delivery]:
         """Go over what `take` would hand out, in order, without taking it. The lock is held meanwhile."""
         shown, now_ms = self.journal.shown, self._clock.now_ms()
         for message in self.row(queue_id):
             found = self._delivery(queue, queue_id, message)
-            if found.place.visible < shown and not 0 < found.place.expires_at <= now_ms:
+            if found.place.needs < shown and not 0 < found.place.expires_at <= now_ms:
                 yield found
 
     def drop_expired(self, queue_id: int) -> None:
@@ -398,7 +444,8 @@ class StoreCore:
     def drop_queue(self, queue_id: int) -> None:
         """Take everything off a queue that the catalogue does not have any more."""
         self._rows.pop(queue_id, None)
-        touched = [(one, place) for one in self.state.messages.values() for place in one.places]
+        messages = (*self.state.messages.values(), *self.transient.messages)
+        touched = [(one, place) for one in messages for place in one.places]
         for message, place in touched:
             if place.queue_id == queue_id:
                 self.held.pop(place, None)

@@ -28,7 +28,7 @@ class StoreDefinitions:
         self._core = core
         self._catalogue = core.catalogue
         self._journal = core.journal
-        self._router: tuple[int, Router] | None = None  # with the catalogue's counter then
+        self._router: tuple[int, Router] | None = None  # with the catalogue's count of changes then
 
     def sync(self) -> None:
         """Return when everything that any call has done so far is durable."""
@@ -36,11 +36,15 @@ class StoreDefinitions:
             target = self._journal.place
         self._journal.commit(target)
 
-    def declare(self, queue: str, *, arguments: bytes = b"") -> int:
-        """Create a queue if it is missing; return its id, which is never given out again."""
+    def declare(self, queue: str, *, arguments: bytes = b"", transient: bool = False) -> int:
+        """Create a queue if it is missing; return its id, which is never given out again.
+
+        A `transient` one is in memory alone, with its bindings and messages: it is gone when the store is closed, or
+        its process dies, and its id is below 0.
+        """
         with self._journal.lock:
             self._journal.check_open()
-            found = self._catalogue.declare_queue(queue, arguments)
+            found = self._catalogue.declare_queue(queue, arguments, transient=transient)
             self._core.catalogue_changed()
             return found.id
 
@@ -117,10 +121,10 @@ class StoreDefinitions:
         """Return the queues to which a message would go. The exchange without a name leads to the queue named `key`."""
         with self._journal.lock:
             catalogue = self._catalogue
-            if self._router is None or self._router[0] != catalogue.counter:
+            if self._router is None or self._router[0] != catalogue.changes:
                 ids = {queue.name: queue.id for queue in catalogue.queues.values()}
                 router = Router(ids, catalogue.exchanges.values(), catalogue.bindings, _decoded)
-                self._router = catalogue.counter, router
+                self._router = catalogue.changes, router
             names = {queue.id: queue.name for queue in catalogue.queues.values()}
             try:
                 found = self._router[1].route(exchange, key, headers or {})

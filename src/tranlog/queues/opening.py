@@ -39,6 +39,7 @@ from tranlog.queues.rules.records import CATALOGUE_NAME, STORE_ID_BYTES, STORE_L
 from tranlog.queues.rules.recovery import next_epoch
 from tranlog.queues.rules.state import QueueState
 from tranlog.queues.transaction import in_doubt, outcome_bytes
+from tranlog.queues.transient import TransientMessages
 
 Connect: TypeAlias = Callable[[str], apsw.Connection]
 """Opens a catalogue by its path."""
@@ -143,7 +144,8 @@ def _recover(
     )
     opening = StoreOpening(disk, clock, files, catalogue, scan, next_epoch(scan, headers, catalogue.epoch))
     recovered = opening.run(journal, created=created)
-    core = StoreCore(journal, state, catalogue, clock, options.content_bytes)
+    transient = TransientMessages(files.path, options.transient_bytes)
+    core = StoreCore(journal, state, catalogue, clock, options.content_bytes, transient)
     journal.reserved = sum(outcome_bytes(len(one.operations)) for one in in_doubt(core).values())
     return OpenedStore(
         ownership=ownership, clock=clock, files=files, catalogue=catalogue, core=core, recovered=recovered

@@ -26,6 +26,8 @@ class QueueStoreOptions:
     `container_bytes`: of each container, a multiple of 4,096. `initial_containers`: how many a new store has, and
     below how many it never goes. `write_buffers`: so many pending buffers of 64 KiB are written without waiting for a
     commit. `content_bytes`: how much content of waiting messages is kept in memory; the rest is read back.
+    `transient_bytes`: how much memory transient messages take at most, 400 bytes each beside their content; more are
+    refused.
     `ack_sync_s`: acknowledgements that nobody waits for are durable after so many seconds; None: with the next sync.
     `connect`: the PostgreSQL that has the catalogue, a connection string of libpq's; the store's directory keeps it,
     without a password. None: what it keeps, else SQLite in the directory. `catalog`: the database there, which is made
@@ -36,6 +38,7 @@ class QueueStoreOptions:
     initial_containers: int = 2
     write_buffers: int = 10
     content_bytes: int = 128 << 20
+    transient_bytes: int = 64 << 20
     ack_sync_s: float | None = 0.05
     connect: str | None = field(default=None, repr=False)
     catalog: str | None = None
@@ -47,6 +50,7 @@ class QueueStoreOptions:
             ("initial_containers", 2, 1 << 20),
             ("write_buffers", 1, 1 << 14),
             ("content_bytes", 0, 1 << 50),
+            ("transient_bytes", 0, 1 << 50),
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value <= most:

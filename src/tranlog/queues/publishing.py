@@ -9,7 +9,9 @@ Source: docs/format.md, "Groups, order, what a recovery believes".
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
+from tranlog.errors import UnknownQueueError
 from tranlog.queues.core import StoreCore, sections_of
 from tranlog.queues.rules.containers import Need
 from tranlog.queues.rules.records import FIRST, POSITION_BYTES_MOST, WHOLE, ProducerStep
@@ -32,6 +34,8 @@ class MessagePublishing:
         expires_at: int,
         priority: int,
         once: ProducerStep | None = None,
+        *,
+        transient: bool = False,
     ) -> Message | None:
         """Put a message on queues; see `MessageStore.publish`. None where it was there before."""
         names = list(dict.fromkeys(queues))
@@ -44,29 +48,67 @@ class MessagePublishing:
             raise ValueError("content in parts needs its length")
         else:
             parts = iter(content)
-        total, core = len(header) + length, self._core
+        total, core, stamps = len(header) + length, self._core, (expires_at, priority)
         if total <= core.section_bytes or not names:
             raw = b"".join((header, *parts)) if names else b""
             _check_length(len(raw), total, least=total if names else 0)
             with core.journal.lock, core.journal:
-                ids = self._ids(names)
-                if once is not None:
-                    if core.has_seen(once):
-                        return None
-                    if not ids:
-                        core.journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
-                        core.stand(once, WHOLE)
-                        return None
-                return core.publish_small(len(header), raw, ids, expires_at, priority, once)
-        if once is not None:
-            with core.journal.lock:
-                if core.has_seen(once):
+                stored, kept = self._ids(names, transient)
+                if once is not None and core.has_seen(once):
                     return None
-        return self._large(parts, names, header, total, expires_at, priority, once=once)
+                if not kept:
+                    return self._put_small(len(header), raw, stored, *stamps, once)
+                with self._twin(len(header), total) as twin:
+                    message = self._put_small(len(header), raw, stored, *stamps, once)
+                    core.show_transient(twin, raw, kept, *stamps)
+                return message or twin
+        with core.journal.lock:
+            if once is not None and core.has_seen(once):
+                return None
+            _, kept = self._ids(names, transient)
+        with self._twin(len(header), total) if kept else nullcontext() as copy:
+            return self._large(parts, names, header, total, *stamps, once=once, transient=transient, twin=copy)
 
-    def _ids(self, queues: Iterable[str]) -> list[int]:
+    def _ids(self, queues: Iterable[str], transient: bool) -> tuple[list[int], list[int]]:
+        """Return the ids of queues: those for which a message goes to the log, and those for which to memory alone."""
         self._core.journal.check_open()
-        return [self._core.catalogue.queue(name).id for name in queues]
+        stored: list[int] = []
+        kept: list[int] = []
+        for name in queues:
+            queue = self._core.catalogue.queue(name)
+            (kept if transient or queue.transient else stored).append(queue.id)
+        return stored, kept
+
+    def _put_small(
+        self,
+        header_length: int,
+        raw: bytes,
+        queues: Sequence[int],
+        expires_at: int,
+        priority: int,
+        once: ProducerStep | None,
+    ) -> Message | None:
+        """Put a message that fits one section into the log; for no queue, no more than where its producer stands."""
+        core = self._core
+        if queues:
+            return core.publish_small(header_length, raw, queues, expires_at, priority, once)
+        if once is not None:
+            core.journal.admit(POSITION_BYTES_MOST, Need.DRAIN)
+            core.stand(once, WHOLE)
+        return None
+
+    @contextmanager
+    def _twin(self, header_length: int, total: int) -> Iterator[Message]:
+        """Take memory for the transient message of a publish; it is given back where that is on no queue then."""
+        core = self._core
+        with core.journal.lock:
+            twin = core.begin_transient(header_length, total)
+        try:
+            yield twin
+        finally:
+            if not twin.places:
+                with core.journal.lock:
+                    core.forget(twin)
 
     def collect(
         self,
@@ -76,6 +118,8 @@ class MessagePublishing:
         header: bytes,
         expires_at: int,
         priority: int,
+        *,
+        transient: bool = False,
     ) -> None:
         """Add a publish to a transaction; content too large for one section goes to the log ahead."""
         core, journal = self._core, self._core.journal
@@ -84,11 +128,16 @@ class MessagePublishing:
             raise ValueError("a message is published to at least one queue")
         _check_stamps(expires_at, priority)
         total, written = len(header) + len(content), None
-        if total > core.section_bytes:
+        with journal.lock:
+            stored, _ = self._ids(names, transient)
+        if total > core.section_bytes and stored:
             written = self._large(iter((content,)), names, header, total, 0, 0, decide=False)
         with journal.lock, journal:
-            raw = header + content if written is None else b""
-            work.publishes.append(WaitingPublish(len(header), raw, written, self._ids(names), expires_at, priority))
+            stored, kept = self._ids(names, transient)
+            twin = core.begin_transient(len(header), total) if kept else None
+            raw = header + content if twin is not None or written is None else b""
+            publish = WaitingPublish(len(header), raw, written, stored, expires_at, priority, kept, twin)
+            work.publishes.append(publish)
 
     def _large(
         self,
@@ -101,43 +150,59 @@ class MessagePublishing:
         *,
         decide: bool = True,
         once: ProducerStep | None = None,
+        transient: bool = False,
+        twin: Message | None = None,
     ) -> Message | None:
         """Put a message section by section; others go on in between. The last one decides, if this is to decide.
 
-        None where another thread has published it meanwhile.
+        `twin`: the transient message for the queues for which it is in memory alone. None where another thread has
+        published it meanwhile.
         """
         core, journal = self._core, self._core.journal
         sections = sections_of(_joined(header, parts), core.section_bytes)
         message: Message | None = None
+        gathered: list[bytes] = []
+        got = 0
         try:
             with journal.lock, journal:
-                self._ids(names)
+                ids = stored, kept = self._ids(names, transient)
             section = next(sections)
             for following in sections:
-                _check_length((message.got if message else 0) + len(section) + 1, total, least=0)
-                with journal.lock, journal:
-                    if message is None:
-                        message = core.begin_large(len(header), total, section)
-                    else:
-                        core.add_section(message, section)
+                _check_length(got + len(section) + 1, total, least=0)
+                got += len(section)
+                if twin is not None:
+                    gathered.append(section)
+                if stored:
+                    with journal.lock, journal:
+                        if message is None:
+                            message = core.begin_large(len(header), total, section)
+                        else:
+                            core.add_section(message, section)
                 section = following
-            _check_length((message.got if message else 0) + len(section), total)
-            assert message is not None, "it is larger than one section"
+            _check_length(got + len(section), total)
             with journal.lock, journal:
                 if once is not None and core.has_seen(once):
-                    core.delete(message)
+                    if message is not None:
+                        core.delete(message)
                     return None
-                ids = self._ids(names) if decide else []
-                core.add_section(message, section, FIRST if ids else WHOLE, behind=len(ids) + 7 * (once is not None))
-                if ids:
-                    core.enqueue(message, ids, expires_at, priority, once)
+                if self._ids(names, transient) != ids:
+                    raise UnknownQueueError(what="queue any more that the message was for")
+                if message is None:
+                    self._put_small(len(header), b"", (), expires_at, priority, once)
+                else:
+                    behind = len(stored) + 7 * (once is not None)
+                    core.add_section(message, section, FIRST if decide else WHOLE, behind=behind if decide else 0)
+                    if decide:
+                        core.enqueue(message, stored, expires_at, priority, once)
+                if twin is not None:
+                    core.show_transient(twin, b"".join((*gathered, section)), kept, expires_at, priority)
         except BaseException:
             if message is not None:
                 with journal.lock, journal:
                     if journal.is_open and not message.places:
                         core.delete(message)
             raise
-        return message
+        return message or twin
 
 
 def _joined(header: bytes, parts: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:

@@ -34,13 +34,15 @@ class Pinned(NamedTuple):
 class QueueStanding(msgspec.Struct, frozen=True, kw_only=True):
     """How a queue stands. `held`: handed out and not answered. `oldest_ms`: the age of the first that waits.
 
-    Only the process that has the store open knows `held` and `counts`; elsewhere they are None.
+    `transient`: it is in memory alone. Only the process that has the store open knows `held` and `counts`, which are
+    None elsewhere, and its transient queues and messages.
     """
 
     waiting: int
     oldest_ms: int | None
     held: int | None = None
     counts: QueueCounts | None = None
+    transient: bool = False
 
 
 class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,7 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `pinned_bytes`: of the containers that what `pinned` returns holds back. `recovered`: what this opening found and
     did, the last recovery that there was; of a reader, what an opening would find. `syncs`: of this opening's.
+    `transient_messages`, and the memory that they take: None where only the owner knows.
     """
 
     queues: dict[str, QueueStanding]
@@ -58,6 +61,8 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     in_doubt: tuple[bytes, ...]
     recovered: StoreRecovery
     syncs: int | None = None
+    transient_messages: int | None = None
+    transient_bytes: int | None = None
 
 
 def pinned_in(

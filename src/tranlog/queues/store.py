@@ -159,16 +159,20 @@ class MessageStore(StoreDefinitions):
                 in_doubt=tuple(in_doubt(self._core)),
                 recovered=self.recovered,
                 syncs=self._journal.syncs.count,
+                transient_messages=len(self._core.transient.messages),
+                transient_bytes=self._core.transient.used,
             )
 
     def _standing(self, queue: str, held: int) -> QueueStanding:
-        row = self._core.row(self._catalogue.queue(queue).id)
+        found = self._catalogue.queue(queue)
+        row = self._core.row(found.id)
         first = row.first()
         return QueueStanding(
             waiting=len(row),
             oldest_ms=None if first is None else self._clock.now_ms() - first.stored_at,
             held=held,
             counts=msgspec.structs.replace(row.counts),
+            transient=found.transient,
         )
 
     def peek(self, queue: str, count: int = 1) -> list[Delivery]:
@@ -203,6 +207,7 @@ class MessageStore(StoreDefinitions):
         expires_at: int = 0,
         priority: int = 0,
         wait: bool = True,
+        transient: bool = False,
     ) -> Lsn | None:
         """Put a message on all of these queues or on none; return its id, once that is durable.
 
@@ -213,14 +218,20 @@ class MessageStore(StoreDefinitions):
         is for consumers alone.
         Content in parts needs its `length` in bytes. Without `wait` it is durable with the next sync, and `sync` waits
         for that. Raises UnknownQueueError, ValueError where the parts are not as long as they were said to be.
+
+        A `transient` message is never written: it waits in memory, in the same order as the others, and is gone when
+        the store is closed, or its process dies. So is what any message is on a transient queue. Its id is 0, and where
+        it is on other queues, too, that of the message there. Raises TransientRoomError where memory has no room for
+        it: then nothing is put on any queue.
         """
         if queues is None:
             queues = self.route(exchange, key, headers)
             if not queues:
                 return None
-        message = self._publishing.publish(content, queues, length, header, expires_at, priority)
+        stamps = expires_at, priority
+        message = self._publishing.publish(content, queues, length, header, *stamps, transient=transient)
         assert message is not None, "only publish_once has seen a message before"
-        if wait:
+        if wait and not message.transient:
             self.sync()
         return message.id
 
@@ -348,7 +359,7 @@ class MessageStore(StoreDefinitions):
                 self._core.drop_expired(queue_id)
                 first = self._core.row(queue_id).first()
                 place = None if first is None else first.place_on(queue_id)
-                if place is not None and place.visible < journal.shown:
+                if place is not None and place.needs < journal.shown:
                     return self._core.take(queue, queue_id)
                 target = journal.place
                 if first is None:

@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 
 
 class WaitingPublish(NamedTuple):
-    """A publish that waits: its bytes, or the message that has them in the log already."""
+    """A publish that waits: its bytes, or the message that has them in the log already.
+
+    `kept`: the queues for which it is in memory alone, as the message `twin`, for which there is memory.
+    """
 
     header_length: int
     raw: bytes
@@ -55,6 +58,8 @@ class WaitingPublish(NamedTuple):
     queues: list[int]
     expires_at: int
     priority: int
+    kept: list[int]
+    twin: Message | None
 
 
 class TransactionWork:
@@ -69,9 +74,12 @@ class TransactionWork:
     def size(self) -> int:
         """Return how many bytes its group takes, at most."""
         size = 3 * OVERHEAD + 1024
-        for one in self.publishes:
+        for one in self._stored():
             size += len(one.raw) + OVERHEAD + START_BODY.size + len(one.queues) * (OVERHEAD + ENQUEUE_BODY.size)
         return size + len(self.answers) * (OVERHEAD + DEQUEUE_BODY.size)
+
+    def _stored(self) -> list[WaitingPublish]:
+        return [one for one in self.publishes if one.queues]
 
     def answer(self, core: StoreCore, deliveries: Iterable[Delivery], reason: int) -> None:
         """Take deliveries: nobody else can answer them. Raises NotHeldError, nothing being taken."""
@@ -92,34 +100,60 @@ class TransactionWork:
         for one in publishes:
             if one.written is not None:
                 core.delete(one.written)
+            if one.twin is not None:
+                core.forget(one.twin)
         core.journal.changed.notify_all()
 
-    def write(self, core: StoreCore, xid: bytes | None) -> Lsn:
-        """Put it as one group: with an xid up to Prepare, else up to Commit, and carry that out. Return its id.
+    def write(self, core: StoreCore, xid: bytes | None) -> None:
+        """Put it as one group: with an xid up to Prepare, else up to Commit, and carry that out.
+
+        What is transient has no record, and a transaction of nothing else none at all.
 
         Raises UnknownQueueError where a queue was deleted meanwhile, and what the journal raises; it is as it was then.
         """
-        journal, state = core.journal, core.state
         known = {queue.id for queue in core.catalogue.queues.values()}
         for one in self.publishes:
-            if not known.issuperset(one.queues):
+            if not known.issuperset((*one.queues, *one.kept)):
                 raise UnknownQueueError(what="queue any more for a message of the transaction")
-        answers = [one for one in self.answers if one[0].place in one[0].message.places]
+        every = [one for one in self.answers if one[0].place in one[0].message.places]
+        answers = [one for one in every if not one[0].message.transient]
+        turns: list[Lsn] = []  # where each transient message stands among the others
+        commit = None
+        if xid is not None or answers or self._stored():
+            commit = self._write(core, xid, answers, turns)
+        for delivery, reason in every:
+            if delivery.message.transient:
+                core.dequeue(delivery.message, delivery.place, reason)
+        for one in self.publishes:
+            if one.twin is not None:
+                behind = turns.pop(0) if turns else None
+                core.show_transient(
+                    one.twin, one.raw, one.kept, one.expires_at, one.priority, behind=behind, commit=commit
+                )
+        self.publishes, self.answers = [], []
+
+    def _write(
+        self, core: StoreCore, xid: bytes | None, answers: Sequence[tuple[Delivery, int]], turns: list[Lsn]
+    ) -> Lsn:
+        """Put what is not transient; return the place of Prepare or Commit. `turns` is filled."""
+        journal, state = core.journal, core.state
         operations = sum(len(one.queues) for one in self.publishes) + len(answers)
         outcome = 0 if xid is None else outcome_bytes(operations)
-        journal.admit(self.size() + outcome, Need.PUBLISH if self.publishes else Need.DRAIN)
+        journal.admit(self.size() + outcome, Need.PUBLISH if self._stored() else Need.DRAIN)
         put = journal.put
         transaction = put(TX_START, FIRST, NO_LSN, b"") if xid is None else put(DTX_START, FIRST, NO_LSN, xid)
         stored_at = core.now_ms()
         placed = []
         for one in self.publishes:
             start = NO_LSN if one.written is None else one.written.id
-            if one.written is None:
+            if one.written is None and one.queues:
                 body = START_BODY.pack(0, stored_at, one.header_length, len(one.raw)) + one.raw
                 start = put(START, 0, NO_LSN, body)
             for queue_id in one.queues:
                 body = ENQUEUE_BODY.pack(queue_id, transaction, one.expires_at, one.priority)
                 placed.append((one, start, queue_id, put(ENQUEUE, 0, start, body)))
+            if one.twin is not None:
+                turns.append(journal.place)
         for delivery, reason in answers:
             body = DEQUEUE_BODY.pack(delivery.place.queue_id, transaction, reason)
             put(DEQUEUE, 0, delivery.message.id, body)
@@ -132,13 +166,12 @@ class TransactionWork:
             state.enqueue(place, start, queue_id, transaction, one.expires_at, one.priority)
         for delivery, _ in answers:
             state.dequeue(delivery.message.id, delivery.place.queue_id, transaction)
-        self.publishes, self.answers = [], []
         if xid is None:
             finish(core, state.transactions[transaction], decided, commit=True, need=Need.DRAIN)
         else:
             state.prepare(transaction)
             journal.reserved += outcome
-        return transaction
+        return decided
 
 
 def outcome_bytes(operations: int) -> int:
@@ -207,10 +240,12 @@ class StoreTransaction:
         header: bytes = b"",
         expires_at: int = 0,
         priority: int = 0,
+        transient: bool = False,
     ) -> None:
         """Publish once it is committed. Raises as `MessageStore.publish`, TransactionStateError."""
         self._check()
-        self._store._publishing.collect(self._work, content, queues, header, expires_at, priority)
+        stamps = expires_at, priority
+        self._store._publishing.collect(self._work, content, queues, header, *stamps, transient=transient)
 
     def ack(self, *deliveries: Delivery) -> None:
         """Have these messages done with once it is committed. Raises NotHeldError, TransactionStateError."""
@@ -295,12 +330,27 @@ class BranchSession:
     def publish(
         self, content: bytes, *, queues: Sequence[str], header: bytes = b"", expires_at: int = 0, priority: int = 0
     ) -> None:
-        """Publish in the branch. Raises as `MessageStore.publish`."""
-        self._store._publishing.collect(self._current().work, content, queues, header, expires_at, priority)
+        """Publish in the branch. Raises as `MessageStore.publish`, and TransactionStateError for a transient queue.
+
+        A branch that is prepared outlives the process, and what is transient does not.
+        """
+        work = self._current().work
+        with self._store._deciding(self._xid) as core:
+            known = core.catalogue.queues
+            self._no_transient([name for name in queues if name in known and known[name].transient])
+        self._store._publishing.collect(work, content, queues, header, expires_at, priority)
 
     def ack(self, *deliveries: Delivery) -> None:
-        """Have these messages done with in the branch. Raises NotHeldError."""
-        self._store._take_answers(self._current().work, deliveries, ACKED)
+        """Have these messages done with in the branch. Raises NotHeldError, TransactionStateError as `publish`."""
+        work = self._current().work
+        with self._store._deciding(self._xid):
+            self._no_transient([str(one) for one in deliveries if one.message.transient])
+        self._store._take_answers(work, deliveries, ACKED)
+
+    @staticmethod
+    def _no_transient(names: list[str]) -> None:
+        if names:
+            raise CallRefused(f"{names[0]} is transient, and a distributed transaction is to outlive the process")
 
     def _current(self) -> Branch[TransactionWork]:
         with self._store._deciding(self._xid):

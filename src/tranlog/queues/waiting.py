@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from tranlog.ids import Lsn
 from tranlog.queues.rules.state import Message
 
-_Order = tuple[Lsn, Lsn]
+_Order = tuple[int, ...]
 
 
 class QueueCounts(msgspec.Struct, kw_only=True):

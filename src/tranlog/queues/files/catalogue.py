@@ -4,6 +4,7 @@ Owns what the tables hold, each change as one SQL transaction, and the two numbe
 other. The hard idea: a message counts only on a queue that the catalogue knows, so a catalogue that is put back from a
 copy would have messages dropped. Each transaction raises a counter, which the log repeats; each opening writes its
 epoch here. What a transaction creates has the counter's new value as its id, so no database gives one out twice.
+Transient queues, and bindings to them, are in memory beside it; their ids are below 0.
 
 Which database it is: `files.catalogue_sqlite`, `files.catalogue_postgres`.
 
@@ -62,11 +63,16 @@ class CatalogueDatabase(Protocol):
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """A queue of the catalogue. Its id is never given out twice."""
+    """A queue of the catalogue. Its id is never given out twice; that of a transient one is below 0."""
 
     id: int
     name: str
     arguments: bytes
+
+    @property
+    def transient(self) -> bool:
+        """Whether it is in memory alone, with its messages."""
+        return self.id < 0
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -93,7 +99,8 @@ class QueueBinding(msgspec.Struct, frozen=True):
 class Catalogue:
     """An open catalogue, and what it holds. One thread at a time; the store's lock guards it.
 
-    `queues` and `exchanges` are by name. `counter` rises with each change, `epoch` is that of the last opening.
+    `queues` and `exchanges` are by name. `counter` rises with each change in SQL, `changes` with those in memory, too.
+    `epoch` is that of the last opening.
     """
 
     def __init__(self, database: CatalogueDatabase, *, reading: bool = False) -> None:
@@ -107,8 +114,14 @@ class Catalogue:
         self._database = database
         self._reading = reading
         self._queues: dict[str, Queue] = {}
+        self._stored_queues: dict[str, Queue] = {}
         self._exchanges: dict[str, Exchange] = {}
         self._bindings: list[QueueBinding] = []
+        self._stored_bindings: list[QueueBinding] = []
+        self._transient_queues: dict[str, Queue] = {}
+        self._transient_bindings: list[QueueBinding] = []
+        self._last_transient = 0
+        self.changes = 0
         self._unsure = False
 
     def load(self, new_id: bytes | None, now_ms: int, initial_containers: int = 0) -> None:
@@ -159,10 +172,19 @@ class Catalogue:
             )
         kept = dict(tables["config"]).get("initial_containers")
         self.initial_containers = None if kept is None else int(kept)
-        self._queues = {one.name: one for one in (Queue(*row) for row in tables["queue"])}
+        self._stored_queues = {one.name: one for one in (Queue(*row) for row in tables["queue"])}
         self._exchanges = {one.name: one for one in (Exchange(*row) for row in tables["exchange"])}
-        self._bindings = sorted((QueueBinding(*row) for row in tables["binding"]), key=lambda one: one.id)
+        self._stored_bindings = sorted((QueueBinding(*row) for row in tables["binding"]), key=lambda one: one.id)
         self._unsure = False
+        self._join()
+
+    def _join(self) -> None:
+        """Have queues and bindings be those in SQL and those in memory."""
+        exchanges = {one.id for one in self._exchanges.values()}
+        self._transient_bindings = [one for one in self._transient_bindings if one.exchange_id in exchanges]
+        self._queues = self._stored_queues | self._transient_queues
+        self._bindings = self._stored_bindings + self._transient_bindings
+        self.changes += 1
 
     def _sure(self) -> None:
         """Read it again after a change of which nobody knows whether it was committed. Raises CatalogueError."""
@@ -187,7 +209,7 @@ class Catalogue:
 
     @property
     def bindings(self) -> list[QueueBinding]:
-        """In the order in which they were made."""
+        """In the order in which they were made, those to transient queues last."""
         self._sure()
         return self._bindings
 
@@ -215,6 +237,10 @@ class Catalogue:
     def _new_id(self) -> int:
         return self.counter + 1
 
+    def _next_transient(self) -> int:
+        self._last_transient -= 1
+        return self._last_transient
+
     # --- what can be asked of it ---------------------------------------------------------------------
 
     def note_epoch(self, epoch: int) -> None:
@@ -235,13 +261,21 @@ class Catalogue:
             raise UnknownQueueError(what=f"exchange {name!r}")
         return found
 
-    def declare_queue(self, name: str, arguments: bytes = b"") -> Queue:
+    def declare_queue(self, name: str, arguments: bytes = b"", *, transient: bool = False) -> Queue:
         """Return the queue of that name; it is created if missing. Raises DeclaredOtherwiseError."""
         known = self.queues.get(name)
         if known is None:
             _check_text(f"queue {name!r}", "name", name)
-            self._change(("insert into queue(id, name, arguments) values (?, ?, ?)", self._new_id, name, arguments))
+            if transient:
+                self._transient_queues[name] = Queue(self._next_transient(), name, arguments)
+                self._join()
+            else:
+                row = (self._new_id, name, arguments)
+                self._change(("insert into queue(id, name, arguments) values (?, ?, ?)", *row))
             return self.queues[name]
+        if known.transient != transient:
+            why = f"it is there, and {'transient' if known.transient else 'not transient'}"
+            raise DeclaredOtherwiseError(what=f"queue {name!r}", why=why)
         if known.arguments != arguments:
             raise DeclaredOtherwiseError(what=f"queue {name!r}", why="it is there with other arguments")
         return known
@@ -263,7 +297,12 @@ class Catalogue:
     def delete_queue(self, name: str) -> Queue:
         """Delete a queue and its bindings; return what it was. Raises UnknownQueueError."""
         found = self.queue(name)
-        self._change(("delete from queue where id = ?", found.id))
+        if found.transient:
+            del self._transient_queues[name]
+            self._transient_bindings = [one for one in self._transient_bindings if one.queue_id != found.id]
+            self._join()
+        else:
+            self._change(("delete from queue where id = ?", found.id))
         return found
 
     def delete_exchange(self, name: str) -> Exchange:
@@ -289,7 +328,12 @@ class Catalogue:
         known = self._find(row)
         if known is None:
             _check_text("the binding", "key", key, least=0)
-            self._change((f"insert into binding({_COLUMNS['binding']}) values (?, ?, ?, ?, ?, ?)", self._new_id, *row))
+            if row[1] is not None and row[1] < 0:
+                self._transient_bindings.append(QueueBinding(self._next_transient(), *row))
+                self._join()
+            else:
+                insert = f"insert into binding({_COLUMNS['binding']}) values (?, ?, ?, ?, ?, ?)"
+                self._change((insert, self._new_id, *row))
             known = self._find(row)
             assert known is not None
         return known
@@ -307,7 +351,11 @@ class Catalogue:
         known = self._find(self._ends(exchange, queue, destination, key, arguments))
         if known is None:
             raise UnknownQueueError(what=f"binding of exchange {exchange!r} to {queue or destination!r} by {key!r}")
-        self._change(("delete from binding where id = ?", known.id))
+        if known.id < 0:
+            self._transient_bindings.remove(known)
+            self._join()
+        else:
+            self._change(("delete from binding where id = ?", known.id))
 
     def _ends(
         self, exchange: str, queue: str | None, destination: str | None, key: str, arguments: bytes

@@ -9,7 +9,6 @@ Source: docs/format.md, "The message store".
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -216,9 +215,9 @@ def free_name(number: int) -> str:
 
 def number_of(name: str, prefix: str) -> int | None:
     """Return the number in the name of a container with this prefix; None where it is no such name."""
-    match = re.fullmatch(re.escape(prefix) + r"(\d{10})", name, re.ASCII)
-    number = int(match[1]) if match else 0
-    return number if 0 < number < 1 << 32 else None
+    digits = name.removeprefix(prefix)
+    named = name.startswith(prefix) and len(digits) == 10 and digits.isascii() and digits.isdigit()
+    return int(digits) if named and 0 < int(digits) < 1 << 32 else None
 
 
 def first_lsn(number: int) -> Lsn:
@@ -243,7 +242,8 @@ def parse_header(raw: bytes) -> ContainerHeader | str:
         return "the checksum of its header is wrong"
     if major != CONTAINER_MAJOR:
         return f"its format version is {major}.{minor}, and this release knows {CONTAINER_MAJOR}.{CONTAINER_MINOR}"
-    if any(raw[_CONTAINER.size + _CRC.size :]):
+    behind = raw[_CONTAINER.size + _CRC.size :]
+    if behind != bytes(len(behind)):
         return "what stands behind the fields of its header is not zeros"
     return ContainerHeader(*fields)
 

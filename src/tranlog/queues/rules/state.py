@@ -41,9 +41,14 @@ class QueuePlace(msgspec.Struct, gc=False, eq=False):
     dequeuing: Lsn = NO_LSN
 
     @property
-    def order(self) -> tuple[Lsn, Lsn]:
+    def order(self) -> tuple[int, ...]:
         """What a queue is ordered by."""
         return self.visible, self.enqueued
+
+    @property
+    def needs(self) -> Lsn:
+        """The record that is durable before the message is handed out."""
+        return self.visible
 
     @property
     def free(self) -> bool:
@@ -51,8 +56,31 @@ class QueuePlace(msgspec.Struct, gc=False, eq=False):
         return not (self.enqueuing or self.dequeuing)
 
 
+class TransientPlace(QueuePlace, gc=False, eq=False):
+    """A transient message on a queue, between the records that were put before and after it.
+
+    `visible` and `enqueued` are at or behind the last record before, and below the next one. `number` rises from one
+    transient message to the next. `after`: the Commit that has to be durable first, NO_LSN for none.
+    """
+
+    number: int = 0
+    after: Lsn = NO_LSN
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """What a queue is ordered by."""
+        return self.visible, self.enqueued, self.number
+
+    @property
+    def needs(self) -> Lsn:
+        """The record that is durable before the message is handed out; NO_LSN for none."""
+        return self.after
+
+
 class Message(msgspec.Struct, gc=False, eq=False):
     """A message in the log. `id` is the LSN of its Start, `stands` that or the LSN of its last Move.
+
+    A transient message is in memory alone: both are NO_LSN, and `QueueState` does not know it.
 
     `got`: bytes of header and content that are there, of `total_length`. `chunks`: where those behind the first
     section stand. `content`: header and content, as far as they are kept in memory.
@@ -72,6 +100,11 @@ class Message(msgspec.Struct, gc=False, eq=False):
     def complete(self) -> bool:
         """Whether all of its content is there."""
         return self.got == self.total_length
+
+    @property
+    def transient(self) -> bool:
+        """Whether it is in memory alone."""
+        return not self.id
 
     def leave(self, place: QueuePlace) -> None:
         """Take it off a place."""
@@ -401,7 +434,7 @@ def positions_of(record: QueueRecord) -> dict[bytes, NamedPosition]:
 
 def in_order(messages: Iterable[Message]) -> dict[int, list[Message]]:
     """Return by queue what waits on it, in its order; nothing that a transaction is at."""
-    rows: dict[int, list[tuple[tuple[Lsn, Lsn], Message]]] = {}
+    rows: dict[int, list[tuple[tuple[int, ...], Message]]] = {}
     for message in messages:
         for place in message.places:
             if place.free:

@@ -5,15 +5,18 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import msgspec
 import typer
 
-from tranlog.queues.backup import back_up, restore_store
+from tranlog.queues.backup import restore_store
 from tranlog.queues.by_hand import StoreVerdict, open_by_hand
 from tranlog.service.commands.queue_words import CatalogName, ConnectUrl, StoreDir
 from tranlog.service.frame.command import AsJson, print_json
+from tranlog.service.process.api import BackUp
+from tranlog.service.process.store_part import store_part
 
 
 def add_copies(app: typer.Typer) -> None:
@@ -29,14 +32,15 @@ def backup(
 ) -> None:
     """Copy a store: its log and its catalogue, as of one moment; the copy is then checked.
 
-    The copy has its catalogue in SQLite, also where the store's is in PostgreSQL.
+    The copy has its catalogue in SQLite, also where the store's is in PostgreSQL. Where a process holds and serves the
+    store, that process makes it.
 
     \b
     Example:
       tranlog queue backup mail /backup/mail-monday
     """
-    with open_by_hand(directory) as store:
-        found = back_up(store, to)
+    with store_part(directory, open_by_hand) as store:
+        found = store.back_up(BackUp(to=os.path.abspath(to)))
     _print("copied into", to, found, as_json)
 
 

@@ -21,9 +21,7 @@ from typing import Annotated, BinaryIO
 import msgspec
 import typer
 
-from tranlog.ids import lsn_text
 from tranlog.queues.by_hand import open_by_hand
-from tranlog.queues.core import Delivery
 from tranlog.queues.options import QueueStoreOptions
 from tranlog.queues.rules.routing import DEFAULT_EXCHANGE
 from tranlog.service.commands.queue_words import (
@@ -34,11 +32,12 @@ from tranlog.service.commands.queue_words import (
     StoreDir,
     WriteBuffers,
     Yes,
+    by_hand_or_owner,
     headers_of,
 )
 from tranlog.service.frame.command import AsJson, confirm, print_json, say
 from tranlog.service.frame.exits import ExitCode
-from tranlog.service.process.api import ByName, Peek
+from tranlog.service.process.api import AnswerMessage, ByName, Peek, PublishMessage, TakeMessage
 from tranlog.service.process.store_part import store_looks, store_part
 
 _PART_BYTES = 64 * 1024
@@ -67,13 +66,18 @@ def publish(
     ] = DEFAULT_EXCHANGE,
     key: RoutingKey = "",
     headers: HeadersJson = None,
+    transient: Annotated[
+        bool,
+        typer.Option("--transient", "-transient", help="In memory alone; only on a store that a process has open."),
+    ] = False,
     write_buffers: WriteBuffers = DEFAULTS.write_buffers,
     as_json: AsJson = False,
 ) -> int:
     """Publish a message; its id is printed once it is durable.
 
     The body is an argument, a file, or the standard input, and may be of any size: what comes by a pipe waits in a
-    temporary file until its length is known. Exit code 1 if it leads to no queue: then it is not stored.
+    temporary file until its length is known. Exit code 1 if it leads to no queue: then it is not stored. A transient
+    message has the id 0:0.
 
     \b
     Example:
@@ -89,17 +93,18 @@ def publish(
     routed_by = headers_of(headers)
     given = None if body is None else os.fsencode(body)
     with _open_body(file) if given is None else nullcontext((io.BytesIO(given), len(given))) as (raw, length):
-        with open_by_hand(directory, QueueStoreOptions(write_buffers=write_buffers)) as store:
-            content = _parts(raw, length, file)
-            found = store.publish(
-                content, queues=queues or None, exchange=exchange, key=key, headers=routed_by, length=length
+        options = QueueStoreOptions(write_buffers=write_buffers)
+        with store_part(directory, by_hand_or_owner(options, transient=transient)) as store:
+            asked = PublishMessage(
+                length=length, queues=queues or None, exchange=exchange, key=key, headers=routed_by, transient=transient
             )
+            found = store.publish(asked, _parts(raw, length, file)).id
     if as_json:
-        print_json({"id": None if found is None else lsn_text(found)})
+        print_json({"id": found})
     elif found is None:
         say("the message leads to no queue, and was not stored")
     else:
-        print(lsn_text(found))
+        print(found)
     return ExitCode.CHECK_FAILED if found is None else ExitCode.DONE
 
 
@@ -148,24 +153,21 @@ def get(
     Example:
       tranlog queue get mail orders --output order.bin
     """
-    with open_by_hand(directory) as store:
-        delivery = store.get(queue)
-        if delivery is not None:
-            fields = _fields(delivery)
+    with store_part(directory, open_by_hand) as store, store.take(TakeMessage(queue=queue)) as taken:
+        message = taken.head.message
+        if message is not None:
+            fields = msgspec.structs.asdict(message)
             if output is not None:
-                _write_file(delivery, output)
+                _write_file(taken.content, output)
             elif as_json:
-                fields |= _body(delivery.content)
+                fields |= _body(b"".join(taken.content))
             else:
-                _write(delivery, sys.stdout.buffer)
+                _write(taken.content, sys.stdout.buffer)
             if as_json:
                 print_json({"message": fields})
                 sys.stdout.flush()
-            if requeue:
-                store.requeue(delivery)
-            else:
-                store.ack(delivery, wait=True)
-    if delivery is not None:
+            store.answer(AnswerMessage(delivery=taken.head.delivery, requeue=requeue))
+    if message is not None:
         return ExitCode.DONE
     if as_json:
         print_json({"message": None})
@@ -174,34 +176,21 @@ def get(
     return ExitCode.CHECK_FAILED
 
 
-def _write(delivery: Delivery, file: BinaryIO) -> None:
-    for part in delivery.parts():
+def _write(content: Iterator[bytes], file: BinaryIO) -> None:
+    for part in content:
         file.write(part)
     file.flush()
 
 
-def _write_file(delivery: Delivery, path: str) -> None:
+def _write_file(content: Iterator[bytes], path: str) -> None:
     with open(path, "wb") as file:
-        _write(delivery, file)
+        _write(content, file)
         os.fsync(file.fileno())
     directory = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _fields(delivery: Delivery) -> dict[str, object]:
-    message = delivery.message
-    return {
-        "id": lsn_text(delivery.id),
-        "queue": delivery.queue,
-        "bytes": message.total_length - message.header_length,
-        "stored_at_ms": message.stored_at,
-        "redelivered": delivery.redelivered,
-        "attempts": delivery.attempts,
-        "priority": delivery.priority,
-    }
 
 
 def _body(raw: bytes) -> dict[str, object]:

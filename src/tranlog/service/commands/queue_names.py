@@ -6,6 +6,7 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -23,6 +24,7 @@ from tranlog.service.commands.queue_words import (
     StoreDir,
     WriteBuffers,
     Yes,
+    by_hand_or_owner,
     headers_of,
 )
 from tranlog.service.frame.command import AsJson, confirm, print_json, say
@@ -42,8 +44,8 @@ def add_names(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("declare")(declare)
     app.command("delete")(delete)
-    app.command("bind")(bind)
-    app.command("unbind")(unbind)
+    app.command("bind")(_binding_command("bound", _BIND))
+    app.command("unbind")(_binding_command("unbound", _UNBIND))
 
 
 def declare(
@@ -63,6 +65,10 @@ def declare(
         str | None,
         typer.Option("--alternate", "-alternate", metavar="NAME", help="The exchange for what no binding is for."),
     ] = None,
+    transient: Annotated[
+        bool,
+        typer.Option("--transient", "-transient", help="A queue in memory alone, of a store that a process has open."),
+    ] = False,
     store_dir: Annotated[
         str | None, typer.Option("--store-dir", "-store-dir", metavar="DIR", help="The store's directory.")
     ] = None,
@@ -113,6 +119,8 @@ def declare(
         raise typer.BadParameter(f"is none of {', '.join(EXCHANGE_TYPES)}", param_hint="--exchange")
     if alternate is not None and exchange is None:
         raise typer.BadParameter("only an exchange has one: name its type by --exchange", param_hint="--alternate")
+    if transient and exchange is not None:
+        raise typer.BadParameter("only a queue is transient", param_hint="--transient")
     if data_dir is not None and no_data_dir:
         raise typer.BadParameter("is given, and --no-data-dir too", param_hint="--data-dir")
     named = store_dir or (None if data_dir is None else os.path.join(data_dir, STORE_FOLDER))
@@ -137,18 +145,19 @@ def declare(
         created = made.recovered.created
         return made
 
-    with store_part(directory, make) as store:
+    with store_part(directory, by_hand_or_owner(DEFAULTS, transient=True) if transient else make) as store:
         if created:
             say(f"made the store {os.path.abspath(directory)}")
         elif container_size is not None or initial_containers is not None:
             size = store.status().container_bytes
             say(f"{directory} exists and keeps its containers, of {size} bytes each, and how many it began with")
         if exchange is None:
-            store.declare(DeclareQueue(queue=name))
+            store.declare(DeclareQueue(queue=name, transient=transient))
         else:
             store.declare_exchange(DeclareExchange(exchange=name, kind=exchange, alternate=alternate))
     if as_json:
-        print_json({"declared": name, "exchange": exchange, "store_created": created})
+        told = {"declared": name, "exchange": exchange, "transient": transient, "store_created": created}
+        print_json(told)
         return
     print(f"declared the {'queue' if exchange is None else f'{exchange} exchange'} {name}")
 
@@ -182,58 +191,47 @@ def delete(
     print(f"deleted the exchange {name}" if exchange else f"deleted the queue {name} with {waiting} messages")
 
 
-def bind(
-    directory: StoreDir,
-    exchange: ExchangeName,
-    name: Destination,
-    key: RoutingKey = "",
-    headers: HeadersJson = None,
-    to_exchange: ToExchange = False,
-    as_json: AsJson = False,
-) -> None:
-    """Bind an exchange to a queue, or to another exchange. A binding that is there stays as it is.
+def _binding_command(done: str, told: str) -> Callable[..., None]:
+    """Return `bind` or `unbind`, by what it has done and what it tells."""
 
-    A headers exchange takes --headers, with "x-match" one of all, any, all-with-x, any-with-x. Exit code 1 if a name is
-    not there.
+    def command(
+        directory: StoreDir,
+        exchange: ExchangeName,
+        name: Destination,
+        key: RoutingKey = "",
+        headers: HeadersJson = None,
+        to_exchange: ToExchange = False,
+        as_json: AsJson = False,
+    ) -> None:
+        asked = _binding(exchange, name, to_exchange, key, headers)
+        with store_part(directory, open_by_hand) as store:
+            (store.bind if done == "bound" else store.unbind)(asked)
+        if as_json:
+            print_json({done: {"exchange": exchange, "to": name, "key": key}})
+            return
+        print(f"{done} {exchange} {'to' if done == 'bound' else 'from'} {name}, key {key!r}")
 
-    \b
-    Example:
-      tranlog queue bind mail events orders --key 'orders.#'
-    """
-    asked = _binding(exchange, name, to_exchange, key, headers)
-    with store_part(directory, open_by_hand) as store:
-        store.bind(asked)
-    _print_binding("bound", exchange, name, key, as_json)
+    command.__doc__ = told
+    return command
 
 
-def unbind(
-    directory: StoreDir,
-    exchange: ExchangeName,
-    name: Destination,
-    key: RoutingKey = "",
-    headers: HeadersJson = None,
-    to_exchange: ToExchange = False,
-    as_json: AsJson = False,
-) -> None:
-    """Remove a binding: the one with this very key and these headers. Exit code 1 if there is none.
+_BIND = """Bind an exchange to a queue, or to another exchange. A binding that is there stays as it is.
 
-    \b
-    Example:
-      tranlog queue unbind mail events orders --key 'orders.#'
-    """
-    asked = _binding(exchange, name, to_exchange, key, headers)
-    with store_part(directory, open_by_hand) as store:
-        store.unbind(asked)
-    _print_binding("unbound", exchange, name, key, as_json)
+A headers exchange takes --headers, with "x-match" one of all, any, all-with-x, any-with-x. Exit code 1 if a name is
+not there.
+
+\b
+Example:
+  tranlog queue bind mail events orders --key 'orders.#'
+"""
+_UNBIND = """Remove a binding: the one with this very key and these headers. Exit code 1 if there is none.
+
+\b
+Example:
+  tranlog queue unbind mail events orders --key 'orders.#'
+"""
 
 
 def _binding(exchange: str, name: str, to_exchange: bool, key: str, headers: str | None) -> Bind:
     queue, destination = (None, name) if to_exchange else (name, None)
     return Bind(exchange=exchange, queue=queue, destination=destination, key=key, arguments=headers_of(headers))
-
-
-def _print_binding(done: str, exchange: str, name: str, key: str, as_json: bool) -> None:
-    if as_json:
-        print_json({done: {"exchange": exchange, "to": name, "key": key}})
-        return
-    print(f"{done} {exchange} {'to' if done == 'bound' else 'from'} {name}, key {key!r}")

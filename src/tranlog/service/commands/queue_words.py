@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 import typer
 
+from tranlog.queues.by_hand import open_by_hand
 from tranlog.queues.options import QueueStoreOptions
+from tranlog.queues.store import MessageStore
 
 DEFAULTS = QueueStoreOptions()
 StoreDir = Annotated[str, typer.Argument(metavar="DIR", help="The store's directory.")]
@@ -40,6 +43,23 @@ CatalogName = Annotated[
     typer.Option("--catalog", "-catalog", metavar="NAME", help="The database there; it is made if it is missing."),
 ]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+
+
+def by_hand_or_owner(options: QueueStoreOptions, *, transient: bool) -> Callable[[str], MessageStore]:
+    """Return how a command opens a store that no process holds; what is transient needs one that goes on.
+
+    Raises typer.BadParameter.
+    """
+
+    def open_it(path: str) -> MessageStore:
+        store = open_by_hand(path, options)
+        if transient:
+            store.close()
+            why = f"no process has {path} open, and what is transient would be gone with this command"
+            raise typer.BadParameter(why, param_hint="--transient")
+        return store
+
+    return open_it
 
 
 def headers_of(text: str | None) -> dict[str, object] | None:

@@ -7,6 +7,7 @@ Source: Design for Hybrid SQL/CLFS-Based Store in Qpid.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -15,6 +16,7 @@ import typer
 from tranlog.ids import Lsn, lsn, lsn_text
 from tranlog.queues.by_hand import dump_store, list_containers, open_by_hand, verify_store
 from tranlog.queues.rules.records import BODIES, record_fields, record_text, stream_of
+from tranlog.queues.standing import QueueStanding
 from tranlog.service.commands.queue_copies import add_copies
 from tranlog.service.commands.queue_messages import add_messages
 from tranlog.service.commands.queue_names import add_names
@@ -148,10 +150,18 @@ def list_queues(directory: StoreDir, as_json: AsJson = False) -> None:
     with store_looks(directory) as store:
         found = store.status().queues
     if as_json:
-        print_json({"queues": [{"name": name, "waiting": one.waiting} for name, one in found.items()]})
+        print_json({"queues": _queues(found)})
         return
+    _print_queues(found)
+
+
+def _queues(found: Mapping[str, QueueStanding]) -> list[dict[str, object]]:
+    return [{"name": name, "waiting": one.waiting, "transient": one.transient} for name, one in found.items()]
+
+
+def _print_queues(found: Mapping[str, QueueStanding]) -> None:
     for name, one in found.items():
-        print(f"{one.waiting:10d}  {name}")
+        print(f"{one.waiting:10d}  {name}{'  transient' if one.transient else ''}")
 
 
 @queue_app.command("pinned")
@@ -209,18 +219,18 @@ def status(directory: StoreDir, as_json: AsJson = False) -> None:
     with store_looks(directory) as store:
         found = store.status()
     if as_json:
-        queues = [{"name": name, "waiting": one.waiting} for name, one in found.queues.items()]
         in_doubt = [_text(xid) for xid in found.in_doubt]
-        print_json({**msgspec.structs.asdict(found), "queues": queues, "in_doubt": in_doubt})
+        print_json({**msgspec.structs.asdict(found), "queues": _queues(found.queues), "in_doubt": in_doubt})
         return
-    for name, one in found.queues.items():
-        print(f"{one.waiting:10d}  {name}")
+    _print_queues(found.queues)
     print(
         f"containers: {found.containers_in_use} in use, {found.containers_free} free, "
         f"of {found.container_bytes} bytes each"
     )
     print(f"pinned: {found.pinned_bytes} bytes")
     print(f"in doubt: {len(found.in_doubt)}")
+    if found.transient_messages:
+        print(f"transient: {found.transient_messages} messages, which take {found.transient_bytes} bytes of memory")
     did = found.recovered
     end = "the store was closed cleanly" if did.clean else "the store was not closed cleanly"
     print(

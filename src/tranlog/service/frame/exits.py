@@ -116,6 +116,7 @@ EXIT_CODES: Final[Mapping[type[TranlogError], ExitCode]] = {
     errors.DeclaredOtherwiseError: _DATA,
     errors.NotHeldError: _DATA,
     errors.TransactionStateError: _DATA,
+    errors.TransientRoomError: _SURROUNDINGS,
     errors.ReplicationError: _DATA,
     errors.PacketError: _DATA,
     errors.GroupFileError: _DATA,

@@ -12,9 +12,21 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Protocol, TypeAlias, TypeVar, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -32,7 +44,11 @@ NAME: Final = f"tranlog/{VERSION} api/{API}"
 """What either side calls itself, in the headers User-Agent and Server."""
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
+OCTETS: Final = "application/octet-stream"
+"""A line of JSON, and behind it content of any size."""
 
+Content: TypeAlias = Iterator[bytes]
+"""What an operation takes beside its body: bytes of any number, in parts."""
 Bytes: TypeAlias = bytes
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
@@ -110,9 +126,40 @@ class Peek(_Body, frozen=True):
 
 
 class DeclareQueue(_Body, frozen=True):
-    """A queue's name."""
+    """A queue's name. `transient`: it is gone when the process ends."""
 
     queue: str
+    transient: bool = False
+
+
+class PublishMessage(_Body, frozen=True):
+    """A message for these queues, or for those to which exchange, key and headers lead. `length`: of its content."""
+
+    length: Annotated[int, msgspec.Meta(ge=0)]
+    queues: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
+    exchange: str = ""
+    key: str = ""
+    headers: dict[str, Any] | None = None
+    transient: bool = False
+
+
+class TakeMessage(_Body, frozen=True):
+    """The next message of a queue."""
+
+    queue: str
+
+
+class AnswerMessage(_Body, frozen=True):
+    """What becomes of a message that was taken: it is done with, or goes back to its queue."""
+
+    delivery: str
+    requeue: bool = False
+
+
+class BackUp(_Body, frozen=True):
+    """The directory of a copy, an absolute path."""
+
+    to: str
 
 
 class DeclareExchange(_Body, frozen=True):
@@ -208,8 +255,8 @@ class Trimmed:
     first_seqno: Seqno
 
 
-class Peeked(msgspec.Struct, kw_only=True, frozen=True):
-    """A message that waits. `bytes`: of its content, of which `begins` has the first in base64."""
+class MessageTold(msgspec.Struct, kw_only=True, frozen=True):
+    """A message. `bytes`: of its content."""
 
     id: str
     queue: str
@@ -218,7 +265,25 @@ class Peeked(msgspec.Struct, kw_only=True, frozen=True):
     redelivered: bool
     attempts: int
     priority: int
+
+
+class Peeked(MessageTold, kw_only=True, frozen=True):
+    """A message that waits. `begins`: the first bytes of its content, in base64."""
+
     begins: Bytes
+
+
+class TakenMessage(msgspec.Struct, kw_only=True, frozen=True):
+    """A message that was taken, by which name it is answered; None where none waits."""
+
+    delivery: str = ""
+    message: MessageTold | None = None
+
+
+class PublishedMessage(msgspec.Struct, kw_only=True, frozen=True):
+    """A message's id; None where it leads to no queue, and is not stored."""
+
+    id: str | None
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -263,6 +328,23 @@ class Line(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 # --- operations ------------------------------------------------------------------------------------------
 
+HeadT = TypeVar("HeadT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending(Generic[HeadT]):
+    """An answer with content of any size, closed when whoever asked for it is done with it, or gone."""
+
+    head: HeadT
+    content: Iterator[bytes]
+    close: Callable[[], object]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
 
 class ServedPart(Protocol):
     """What one process does: its operations, and these."""
@@ -279,7 +361,10 @@ class ServedPart(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """One operation: a method of a part, and where it is asked for. A path may have one argument, in braces."""
+    """One operation: a method of a part, and where it is asked for. A path may have one argument, in braces.
+
+    `reads`: it takes content behind its body. `sends`: its answer has content behind it.
+    """
 
     method: str
     path: str
@@ -287,6 +372,8 @@ class Spec:
     call: Callable[..., object]
     takes: type[_Body] | None
     gives: Any
+    reads: bool
+    sends: bool
 
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
@@ -320,7 +407,10 @@ def _spec(call: Any) -> Spec:
     hints = get_type_hints(call, include_extras=True)
     gives = hints.pop("return")
     takes = next((one for one in hints.values() if isinstance(one, type) and issubclass(one, _Body)), None)
-    return Spec(method=method, path=path, role=role, call=call, takes=takes, gives=gives)
+    reads, sends = Content in hints.values(), get_origin(gives) is Sending
+    if sends:
+        (gives,) = get_args(gives)
+    return Spec(method=method, path=path, role=role, call=call, takes=takes, gives=gives, reads=reads, sends=sends)
 
 
 def document(specs: Iterable[Spec]) -> dict[str, Any]:
@@ -334,6 +424,8 @@ def document(specs: Iterable[Spec]) -> dict[str, Any]:
     paths = {"/metrics": {"get": {"responses": {"200": _content("By Accept", metrics)} | refused}}}
     for spec in specs:
         answers = {JSON: schema[spec.gives]} | ({NDJSON: schema[Line]} if spec.method == "POST" else {})
+        if spec.sends:
+            answers = {OCTETS: _OCTETS}
         told: dict[str, Any] = {"summary": (inspect.getdoc(spec.call) or "").partition("\n")[0]}
         told["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": msgspec.json.schema(hint)}
@@ -341,7 +433,8 @@ def document(specs: Iterable[Spec]) -> dict[str, Any]:
             if f"{{{name}}}" in spec.path
         ]
         if spec.takes is not None:
-            told["requestBody"] = {"content": {JSON: {"schema": schema[spec.takes]}}}
+            body = {OCTETS: {"schema": _OCTETS}} if spec.reads else {JSON: {"schema": schema[spec.takes]}}
+            told["requestBody"] = {"content": body}
         told["responses"] = {"200": _content("What came of it", answers)} | refused
         if spec.gives is Health:
             told["responses"]["503"] = _content("It does not, and why", answers)
@@ -353,6 +446,9 @@ def document(specs: Iterable[Spec]) -> dict[str, Any]:
         "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"token": []}],
     }
+
+
+_OCTETS: Final = {"type": "string", "format": "binary"}
 
 
 def _content(description: str, by_type: dict[str, Any]) -> dict[str, Any]:

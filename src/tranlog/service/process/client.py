@@ -7,10 +7,11 @@ one answer has all views of one moment, so no two numbers of a status come from 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -22,7 +23,7 @@ from tranlog.pipeline.status.view import PipelineStatus
 from tranlog.service.config.config import Config, find_file, load
 from tranlog.service.config.exposure import client_context, is_loopback, read_secrets, split_address
 from tranlog.service.frame.exits import Told
-from tranlog.service.process.api import NAME, NDJSON, CaptureState, Failure, operations, other_api
+from tranlog.service.process.api import NAME, NDJSON, OCTETS, CaptureState, Failure, Sending, operations, other_api
 from tranlog.service.process.sockets import CAPTURE_NAME, STORE_NAME, runtime_dir, short, socket_paths
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ GRACE_S: Final = 15.0
 """How much longer than its request a caller waits for the answer."""
 _START: Final = "Start one with `tranlog apply` or `tranlog run`, or use --host for its address"
 _NEWER: Final = "Use the release that the pipeline runs with"
+_AGAIN: Final = "See whether its process runs, and take the message again"
 
 AnswerT = TypeVar("AnswerT")
 Watch = Callable[[Mapping[str, Any]], None]
@@ -76,6 +78,49 @@ def _read(address: str, answer: httpx.Response, watch: Watch | None) -> Any:
             raise ControlError(where=address, why=f"it answers in another form: {exc}", remedy=_NEWER) from exc
         raise Told(failure.type, failure.message, failure.exit_code)
     raise ControlError(where=address, why="it ended without an answer", remedy=_START)
+
+
+def _head(address: str, answer: httpx.Response) -> tuple[Any, Iterator[bytes]]:
+    """Read an answer's line of JSON; its content is read as it is asked for. Raises as `_read`."""
+    if not answer.headers.get("Content-Type", "").startswith(OCTETS):
+        _read(address, answer, None)
+        raise ControlError(where=address, why="it answers in another form", remedy=_NEWER)
+    parts, line = answer.iter_raw(), b""
+    while b"\n" not in line:
+        line += next(parts, b"\n")
+    line, _, rest = line.partition(b"\n")
+    try:
+        return msgspec.json.decode(line), _content(address, rest, parts)
+    except msgspec.DecodeError as exc:
+        raise ControlError(where=address, why=f"it answers in another form: {exc}", remedy=_NEWER) from exc
+
+
+def _content(address: str, first: bytes, parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Return an answer's content. Raises ControlError where it breaks off."""
+    import httpx
+
+    yield first
+    try:
+        yield from parts
+    except (httpx.HTTPError, OSError) as exc:
+        raise ControlError(where=address, why=f"it broke off: {_words(exc, _cause(exc))}", remedy=_AGAIN) from exc
+
+
+class _Given:
+    """What is sent: a body, a line of JSON, and content behind it. `failure`: why the content could not be read."""
+
+    def __init__(self, body: bytes, content: Iterable[bytes]) -> None:
+        self._body = body
+        self._content = content
+        self.failure: BaseException | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._body + b"\n"
+        try:
+            yield from self._content
+        except BaseException as exc:
+            self.failure = exc
+            raise
 
 
 def _cause(exc: BaseException | None) -> OSError | None:
@@ -167,6 +212,32 @@ class RunningPipeline:
         long nothing may come; `watch` is given the state each second that a long one takes. Beyond loopback only TLS is
         spoken. Raises ControlError where nobody answers, Told for an error of the process's.
         """
+        with self._asked(path, body, None, timeout_s) as (address, answer):
+            return _read(address, answer, watch)
+
+    def send(self, path: str, body: object, content: Iterable[bytes], *, timeout_s: float = GRACE_S) -> Any:
+        """As `ask`, with content of any size behind the body. Raises what reading the content raises, too."""
+        given = _Given(msgspec.json.encode(body), content)
+        try:
+            with self._asked(path, body, given, timeout_s) as (address, answer):
+                return _read(address, answer, None)
+        except ControlError:
+            if given.failure is not None:
+                raise given.failure from None
+            raise
+
+    def fetch(self, path: str, body: object, *, timeout_s: float = GRACE_S) -> Sending[Any]:
+        """As `ask`, for an answer with content. Its connection stays until the answer is closed."""
+        with contextlib.ExitStack() as opened:
+            address, answer = opened.enter_context(self._asked(path, body, None, timeout_s))
+            head, content = _head(address, answer)
+            return Sending(head=head, content=content, close=opened.pop_all().close)
+
+    @contextlib.contextmanager
+    def _asked(
+        self, path: str, body: object, given: _Given | None, timeout_s: float
+    ) -> Iterator[tuple[str, httpx.Response]]:
+        """Send a request; give whose answer comes, and that. Raises ControlError where nobody answers, or no more."""
         import httpx
 
         method, sent = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
@@ -174,12 +245,14 @@ class RunningPipeline:
             headers = {"User-Agent": NAME, "Accept": NDJSON}
             if self.secret is not None and "/" not in address:
                 headers["Authorization"] = f"Bearer {self.secret}"
+            content = sent if given is None else iter(given)
             try:
                 with (
                     _client(address, timeout_s, self.authority, self.certificate) as client,
-                    client.stream(method, path, content=sent, headers=headers) as answer,
+                    client.stream(method, path, content=content, headers=headers) as answer,
                 ):
-                    return _read(address, answer, watch)
+                    yield address, answer
+                    return
             except (httpx.HTTPError, OSError) as exc:  # the latter of a socket's folder
                 cause = _cause(exc)
                 if not isinstance(cause, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
@@ -215,9 +288,14 @@ class _Elsewhere:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         spec = self._specs[name]
 
-        def call(asked: object = None) -> Any:
-            body = None if spec.method == "GET" else {} if asked is None else asked
-            return msgspec.convert(self._running.ask(spec.path, body, timeout_s=self._timeout_s), spec.gives)
+        def call(asked: object = None, content: Iterable[bytes] = ()) -> Any:
+            body, running, timeout_s = None if spec.method == "GET" else asked or {}, self._running, self._timeout_s
+            if spec.sends:
+                found = running.fetch(spec.path, body, timeout_s=timeout_s)
+                return dataclasses.replace(found, head=msgspec.convert(found.head, spec.gives))
+            if spec.reads:
+                return msgspec.convert(running.send(spec.path, body, content, timeout_s=timeout_s), spec.gives)
+            return msgspec.convert(running.ask(spec.path, body, timeout_s=timeout_s), spec.gives)
 
         return call
 

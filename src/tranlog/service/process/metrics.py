@@ -106,6 +106,8 @@ store_containers_in_use containers_in_use Containers in which messages or transa
 store_containers_free containers_free Containers to be used again.
 store_container_size_bytes container_bytes How large each of them is.
 store_pinned_bytes pinned_bytes Of the containers that what cannot be moved holds back.
+store_transient_messages transient_messages Messages that are in memory alone.
+store_transient_bytes transient_bytes Memory that they take.
 """
 _STORE_COUNTERS: Final = """
 store_syncs syncs Syncs of the store's containers since it was opened.

@@ -20,7 +20,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -235,6 +235,51 @@ async def _streamed(part: Any, work: Callable[[], object]) -> AsyncIterator[str]
     yield json_line(api.Line(ok=doing.result()) if error is None else api.Line(error=failure_of(error))) + "\n"
 
 
+async def _read_head(request: Request, takes: type[ResultT]) -> tuple[ResultT, api.Content]:
+    """Read the line of JSON in front of content; the rest is read as whoever has it asks for it, in a thread."""
+    stream = aiter(request.stream())
+
+    async def part() -> bytes:
+        try:
+            async with asyncio.timeout(IDLE_S):
+                return await anext(stream, b"")
+        except ClientDisconnect as exc:
+            raise HTTPException(400, "the content ended before its length") from exc
+        except TimeoutError as exc:
+            raise HTTPException(408, f"no more of the content came within {IDLE_S:.0f} s") from exc
+
+    def rest(first: bytes) -> Iterator[bytes]:
+        yield first
+        while found := asyncio.run_coroutine_threadsafe(part(), loop).result():
+            yield found
+
+    loop, line = asyncio.get_running_loop(), bytearray()
+    while b"\n" not in line and (found := await part()):
+        line += found
+        if len(line) > BODY_BYTES_MAX and b"\n" not in line[:BODY_BYTES_MAX]:
+            raise HTTPException(413, f"a line of JSON has {BODY_BYTES_MAX} bytes at most")
+    head, _, first = bytes(line).partition(b"\n")
+    try:
+        return msgspec.json.decode(head or b"{}", type=takes), rest(first)
+    except (msgspec.DecodeError, ValueError, RecursionError) as exc:
+        raise HTTPException(400, f"not what it takes: {exc}") from exc
+
+
+async def _sent(sending: api.Sending[Any]) -> AsyncIterator[bytes]:
+    """Yield an answer's line of JSON, and its content, which is read in threads."""
+    yield json_line(sending.head).encode() + b"\n"
+    while (part := await _in_thread(lambda: next(sending.content, None))) is not None:
+        yield part
+
+
+async def _close_when(gone: asyncio.Event, sending: api.Sending[Any]) -> None:
+    """Close an answer when its connection has ended, or the server does."""
+    try:
+        await gone.wait()
+    finally:
+        threading.Thread(target=sending.close, name="server-work", daemon=True).start()
+
+
 class _Answers:
     """The ASGI application of one process: its parts' operations, and what every process answers."""
 
@@ -262,6 +307,7 @@ class _Answers:
         handlers: Any = dict.fromkeys((HTTPException, TranlogError, Exception), _failed)
         self._app = Starlette(routes=routes, exception_handlers=handlers)
         self._app.router.redirect_slashes = False
+        self._sending: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -275,10 +321,19 @@ class _Answers:
         if request.state.role < spec.role:
             raise HTTPException(403, f"not for the role {request.state.role.name.lower()}")
         given: list[Any] = [*request.path_params.values()]
-        if spec.takes is not None:
+        if spec.reads:
+            assert spec.takes is not None, "what takes content takes a body in front of it"
+            given += await _read_head(request, spec.takes)
+        elif spec.takes is not None:
             given.append(await _body(request, spec.takes))
         work = functools.partial(spec.call, part, *given)
-        if spec.method == "POST" and api.NDJSON in request.headers.get("accept", ""):
+        if spec.sends:
+            sending: Any = await _in_thread(work)
+            task = asyncio.ensure_future(_close_when(request.state.gone, sending))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+            return StreamingResponse(_sent(sending), media_type=api.OCTETS)
+        if spec.method == "POST" and not spec.reads and api.NDJSON in request.headers.get("accept", ""):
             return StreamingResponse(_streamed(part, work), media_type=api.NDJSON)
         found = await _in_thread(work)
         ill = isinstance(found, api.Health) and found.reasons
@@ -315,7 +370,7 @@ class _Peer(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.gone = asyncio.Event()
+        self.gone = self.app_state["gone"] = asyncio.Event()
         self.app_state["certified"] = bool(transport.get_extra_info("peercert"))
         self._unread = self.timeout_keep_alive_task = self.loop.call_later(IDLE_S, transport.abort)
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
 
-from tranlog.errors import ConfigError, ControlError, LogLockedError
+import msgspec
+
+from tranlog.errors import ConfigError, ControlError, LogClosedError, LogLockedError, NotHeldError, QueueError
 from tranlog.ids import lsn_text
+from tranlog.queues.backup import back_up
+from tranlog.queues.by_hand import StoreVerdict
 from tranlog.queues.core import Delivery
 from tranlog.queues.reader import StoreReader
 from tranlog.queues.standing import Pinned, StoreStatus
@@ -54,7 +58,8 @@ class StoreLooks:
     @api.post("/store/peek", role=Role.READ)
     def peek(self, asked: api.Peek) -> list[api.Peeked]:
         """Return the first messages of a queue, and take none. Raises UnknownQueueError."""
-        return [_peeked(one) for one in self._store.peek(asked.queue, asked.count)]
+        found = self._store.peek(asked.queue, asked.count)
+        return [api.Peeked(**_told(one), begins=one.begins(_SHOWN_BYTES)) for one in found]
 
 
 class StorePart(StoreLooks):
@@ -63,11 +68,12 @@ class StorePart(StoreLooks):
     def __init__(self, store: MessageStore) -> None:
         super().__init__(store)
         self._own = store
+        self._taken: dict[str, Delivery] = {}
 
     @api.post("/store/declare-queue")
     def declare(self, asked: api.DeclareQueue) -> api.Done:
         """Create a queue if it is missing. Raises DeclaredOtherwiseError."""
-        self._own.declare(asked.queue)
+        self._own.declare(asked.queue, transient=asked.transient)
         return api.Done()
 
     @api.post("/store/declare-exchange")
@@ -109,6 +115,58 @@ class StorePart(StoreLooks):
         """Take off a queue what waits on it, for good. Raises UnknownQueueError."""
         return api.Removed(messages=self._own.purge(asked.name))
 
+    @api.post("/store/publish")
+    def publish(self, asked: api.PublishMessage, content: api.Content) -> api.PublishedMessage:
+        """Put a message on queues; durable when this returns.
+
+        Raises UnknownQueueError, DiskFullError, TransientRoomError, ConfigError for content of another length.
+        """
+        options = msgspec.structs.asdict(asked)
+        try:
+            found = self._own.publish(content, **options)
+        except ValueError as exc:
+            raise ConfigError(option="length", value=asked.length, why=str(exc)) from exc
+        return api.PublishedMessage(id=None if found is None else lsn_text(found))
+
+    @api.post("/store/take")
+    def take(self, asked: api.TakeMessage) -> api.Sending[api.TakenMessage]:
+        """Take the next message of a queue; its content follows.
+
+        It goes back to its queue where it is not answered before the connection ends. Raises UnknownQueueError.
+        """
+        delivery = self._own.get(asked.queue)
+        if delivery is None:
+            return api.Sending(head=api.TakenMessage(), content=iter(()), close=lambda: None)
+        name = os.urandom(8).hex()
+        self._taken[name] = delivery
+        head = api.TakenMessage(delivery=name, message=api.MessageTold(**_told(delivery)))
+        return api.Sending(head=head, content=delivery.parts(), close=lambda: self._give_back(name))
+
+    def _give_back(self, name: str) -> None:
+        delivery = self._taken.pop(name, None)
+        if delivery is not None:
+            with suppress(LogClosedError, QueueError):  # then its next opening has it on the queue
+                self._own.requeue(delivery)
+
+    @api.post("/store/answer")
+    def answer(self, asked: api.AnswerMessage) -> api.Done:
+        """Have a message that was taken be done with, durable, or back on its queue. Raises NotHeldError."""
+        delivery = self._taken.pop(asked.delivery, None)
+        if delivery is None:
+            raise NotHeldError(what=f"delivery {asked.delivery}", why="it is not held, or went back to its queue")
+        if asked.requeue:
+            self._own.requeue(delivery)
+        else:
+            self._own.ack(delivery, wait=True)
+        return api.Done()
+
+    @api.post("/store/back-up")
+    def back_up(self, asked: api.BackUp) -> StoreVerdict:
+        """Copy the store into a directory that is not there yet, durable; check the copy. Raises ConfigError."""
+        if not os.path.isabs(asked.to):
+            raise ConfigError(option="to", value=asked.to, why="it is no absolute path")
+        return back_up(self._own, asked.to)
+
     @api.post("/store/decide")
     def decide(self, asked: api.Decide) -> api.Done:
         """Commit or roll back what is prepared. Raises TransactionStateError."""
@@ -142,18 +200,17 @@ def _check_ends(asked: api.Bind) -> None:
         raise ConfigError(option="queue", value=asked.queue, why=why)
 
 
-def _peeked(delivery: Delivery) -> api.Peeked:
+def _told(delivery: Delivery) -> dict[str, Any]:
     message = delivery.message
-    return api.Peeked(
-        id=lsn_text(delivery.id),
-        queue=delivery.queue,
-        bytes=message.total_length - message.header_length,
-        stored_at_ms=message.stored_at,
-        redelivered=delivery.redelivered,
-        attempts=delivery.attempts,
-        priority=delivery.priority,
-        begins=delivery.begins(_SHOWN_BYTES),
-    )
+    return {
+        "id": lsn_text(delivery.id),
+        "queue": delivery.queue,
+        "bytes": message.total_length - message.header_length,
+        "stored_at_ms": message.stored_at,
+        "redelivered": delivery.redelivered,
+        "attempts": delivery.attempts,
+        "priority": delivery.priority,
+    }
 
 
 @contextmanager
