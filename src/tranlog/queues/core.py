@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tranlog.clock import Clock
 from tranlog.errors import DeclaredOtherwiseError, DiskFullError, NotHeldError
-from tranlog.ids import Lsn, lsn_text
+from tranlog.ids import Lsn, lsn_segment, lsn_text
 from tranlog.queues.files.catalogue import Catalogue
 from tranlog.queues.files.journal import QueueJournal
 from tranlog.queues.rules import records
@@ -54,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 _START_BYTES = OVERHEAD + START_BODY.size
 _ENQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size
+_MOVE_BYTES = OVERHEAD + MOVE_BODY.size + MOVE_PLACE.size
 _DEQUEUE_BYTES = 2 * OVERHEAD + DEQUEUE_BODY.size
 
 
@@ -297,21 +298,32 @@ class StoreCore:
 
     # --- space ---------------------------------------------------------------------------------------
 
-    def tidy(self) -> None:
-        """Move what is left in the oldest container forward, where it holds back more than it is."""
-        files, state = self.journal.files, self.state
-        newest = self.journal.buffer.number
-        lowest = state.lowest(newest)
-        if not to_be_emptied(newest - lowest, state.live_bytes, files.container_bytes, self.journal.initial):
+    def tidy(self, count: int) -> None:
+        """Move forward what is left in the oldest containers, at most `count`, where they hold back more than it is."""
+        if not self._worth_emptying():
             return
-        movable, fixed, undecided = state.pinning(lowest)
-        if fixed or undecided:
-            return  # it would not be empty
+        lowest = self.state.lowest(0)
+        movable, fixed, undecided = self.state.pinning(lowest, count)
+        held = min(
+            (lsn_segment(place) for place in (*(one.stands for one in fixed), *(one.id for one in undecided))),
+            default=lowest + count,
+        )
         try:
             for message in movable:
+                number = lsn_segment(message.stands)
+                if number >= held:
+                    return  # it would not be empty
+                if number > lowest and not self._worth_emptying():
+                    return
+                lowest = number
                 self.move(message)
         except DiskFullError:
-            logger.warning("The oldest container is not emptied: there is no room. path=%s", files.path)
+            logger.warning("The oldest container is not emptied: there is no room. path=%s", self.journal.files.path)
+
+    def _worth_emptying(self) -> bool:
+        files, state, newest = self.journal.files, self.state, self.journal.buffer.number
+        live_bytes = state.live_bytes + _MOVE_BYTES * len(state.messages)
+        return to_be_emptied(newest - state.lowest(newest), live_bytes, files.container_bytes, self.journal.initial)
 
     def move(self, message: Message) -> None:
         """Write a message again, with its places, behind everything; its id stays."""

@@ -77,9 +77,9 @@ class QueueJournal:
         self.sync_due = True
         self.reserved = 0
         self.syncs = OneSync()
-        self.tidy: Callable[[], None] = lambda: None
-        """Called after a sync for which containers were begun, to empty the oldest. Raises what `put` does."""
-        self._tidied = 0  # the newest container when that was called last
+        self.tidy: Callable[[int], None] = lambda count: None
+        """Called after a sync for which containers were begun: empties so many of the oldest. Raises as `put`."""
+        self._tidied = 0  # the newest container when that was over last
         self._clock = clock
         self._ownership = ownership
         self._state = state
@@ -135,6 +135,7 @@ class QueueJournal:
         self.counter = counter
         self.ahead = [other for other in self.files.in_use if other > number]
         self._needed = self.files.in_use[0]
+        self._tidied = number - 1
         if end == HEADER_BYTES:
             self._put_checkpoint(proven)
 
@@ -292,9 +293,10 @@ class QueueJournal:
         self.give_back(self._needed)
         self.commits.wake(self.durable)
         self.changed.notify_all()
-        if self.buffer.number != self._tidied:
+        begun = self.buffer.number - self._tidied
+        if begun:
+            self.tidy(2 * begun)  # more than were begun, so that what is needed by little becomes less
             self._tidied = self.buffer.number
-            self.tidy()
 
     def sync_failed(self, failure: OSError) -> DiskFailedError:
         """For `GroupCommit` only."""

@@ -120,16 +120,21 @@ class QueueState:
         """Return the number of the lowest container that is still needed."""
         return min(self.live, default=otherwise)
 
-    def pinning(self, number: int) -> tuple[list[Message], list[Message], list[QueueTransaction]]:
-        """Return what stands in a container: messages that can be moved, those that cannot, undecided transactions."""
+    def pinning(self, number: int, count: int = 1) -> tuple[list[Message], list[Message], list[QueueTransaction]]:
+        """Return what stands in `count` containers: messages to be moved, others, undecided transactions.
+
+        Those that can be moved are in the order in which they stand.
+        """
+        numbers = range(number, number + count)
         movable: list[Message] = []
         fixed: list[Message] = []
         for message in self.messages.values():
-            if lsn_segment(message.stands) == number:
+            if lsn_segment(message.stands) in numbers:
                 free = message.complete and message.places and all(place.free for place in message.places)
                 (movable if free else fixed).append(message)
         started = (one for one in self.transactions.values() if one.started)
-        return movable, fixed, [one for one in started if lsn_segment(one.id) == number]
+        movable.sort(key=lambda one: one.stands)
+        return movable, fixed, [one for one in started if lsn_segment(one.id) in numbers]
 
     def _hold(self, place: Lsn) -> None:
         self.live[lsn_segment(place)] += 1
