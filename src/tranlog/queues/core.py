@@ -168,15 +168,6 @@ class StoreCore:
         """Return the time for a record's stamp."""
         return self._clock.now_ms()
 
-    def start(self, flags: int, header_length: int, total_length: int, section: bytes) -> Message:
-        """Put a Start, and begin its message once it is in the log."""
-        stored_at = self._clock.now_ms()
-        body = START_BODY.pack(0, stored_at, header_length, total_length) + section
-        place = self.journal.put(START, flags, NO_LSN, body)
-        if len(section) == total_length:
-            return self.started(place, stored_at, header_length, section)
-        return self.state.start(place, stored_at, header_length, total_length, len(section))
-
     def started(self, place: Lsn, stored_at: int, header_length: int, raw: bytes) -> Message:
         """Begin a message that stands in the log, whole, in one section; keep its content if there is room."""
         message = self.state.start(place, stored_at, header_length, len(raw), len(raw))
@@ -198,7 +189,9 @@ class StoreCore:
         journal = self.journal
         behind = len(queues) * _ENQUEUE_BYTES + (POSITION_BYTES_MOST if once else 0)
         journal.admit(_START_BYTES + len(raw) + behind, Need.PUBLISH)
-        message = self.start(FIRST, header_length, len(raw), raw)
+        stored_at = self._clock.now_ms()
+        place = journal.put(START, FIRST, NO_LSN, START_BODY.pack(0, stored_at, header_length, len(raw)) + raw)
+        message = self.started(place, stored_at, header_length, raw)
         try:
             self.enqueue(message, queues, expires_at, priority, once)
         except BaseException:
@@ -209,7 +202,10 @@ class StoreCore:
     def begin_large(self, header_length: int, total_length: int, section: bytes) -> Message:
         """Put the first section of a message, which counts for nothing before it is on a queue."""
         self.journal.admit(_START_BYTES + len(section), Need.PUBLISH)
-        return self.start(WHOLE, header_length, total_length, section)
+        stored_at = self._clock.now_ms()
+        body = START_BODY.pack(0, stored_at, header_length, total_length) + section
+        place = self.journal.put(START, WHOLE, NO_LSN, body)
+        return self.state.start(place, stored_at, header_length, total_length, len(section))
 
     def add_section(self, message: Message, section: bytes, flags: int = WHOLE, behind: int = 0) -> None:
         """Put the next section of a message. `behind`: how many Enqueues follow in its group."""
@@ -233,7 +229,7 @@ class StoreCore:
             found = self.state.enqueue(place, message.id, queue_id, NO_LSN, expires_at, priority)
             assert found is not None, "it was started before"
             row = self.row(queue_id)
-            row.add(message)
+            row.add(message, found)
             row.counts.published += 1
 
     def stand(self, once: ProducerStep, flags: int) -> None:
@@ -293,7 +289,7 @@ class StoreCore:
         self.journal.put(records.ATTEMPT, WHOLE, message.id, body)
         self.state.attempt(message.id, place.queue_id, attempts)
         row = self.row(place.queue_id)
-        row.add(message)
+        row.add(message, place)
         row.counts.requeued += 1
 
     # --- space ---------------------------------------------------------------------------------------
@@ -403,7 +399,9 @@ class StoreCore:
                 self.dequeue(message, place, PURGED)
             except BaseException:
                 for rest in found[number:]:
-                    self.row(queue_id).add(rest)
+                    place = rest.place_on(queue_id)
+                    assert place is not None
+                    self.row(queue_id).add(rest, place)
                 raise
         return len(found)
 

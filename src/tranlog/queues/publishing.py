@@ -16,6 +16,8 @@ from tranlog.queues.rules.records import FIRST, POSITION_BYTES_MOST, WHOLE, Prod
 from tranlog.queues.rules.state import Message
 from tranlog.queues.transaction import TransactionWork, WaitingPublish
 
+_BYTES = (bytes, bytearray, memoryview)
+
 
 class MessagePublishing:
     """Publishes to one store. Threads: any; the store's lock is taken here."""
@@ -37,17 +39,17 @@ class MessagePublishing:
         names = list(dict.fromkeys(queues))
         if not names and once is None:
             raise ValueError("a message is published to at least one queue")
-        _check_stamps(expires_at, priority)
-        if isinstance(content, bytes | bytearray | memoryview):
-            length, parts = len(content), iter((content,))
+        if expires_at or priority:
+            _check_stamps(expires_at, priority)
+        if isinstance(content, _BYTES):
+            length, content = len(content), (content,)
         elif length is None:
             raise ValueError("content in parts needs its length")
-        else:
-            parts = iter(content)
         total, core = len(header) + length, self._core
         if total <= core.section_bytes or not names:
-            raw = b"".join((header, *parts)) if names else b""
-            _check_length(len(raw), total, least=total if names else 0)
+            raw = b"".join((header, *content)) if names else b""
+            if names and len(raw) != total:
+                _check_length(len(raw), total)
             with core.journal.lock, core.journal:
                 ids = self._ids(names)
                 if once is not None:
@@ -62,7 +64,7 @@ class MessagePublishing:
             with core.journal.lock:
                 if core.has_seen(once):
                     return None
-        return self._large(parts, names, header, total, expires_at, priority, once=once)
+        return self._large(iter(content), names, header, total, expires_at, priority, once=once)
 
     def _ids(self, queues: Iterable[str]) -> list[int]:
         self._core.journal.check_open()

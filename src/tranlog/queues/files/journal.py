@@ -160,7 +160,10 @@ class QueueJournal:
         Raises DiskFullError, nothing being written, and LogClosedError, DiskFailedError.
         """
         self.check_open()
-        each, checkpoint = self.files.container_bytes, self._checkpoint_bytes()
+        each = self.files.container_bytes
+        if self.ahead and not self.reserved and self.buffer.end + size + SYNC_BYTES + NEXT_BYTES <= each:
+            return  # it fits the newest one, and what is kept back is ahead
+        checkpoint = self._checkpoint_bytes()
         kept = kept_back(need, room_of_one(each, checkpoint), self.reserved)
         while room(each, self.buffer.end, len(self.ahead), checkpoint) - kept < size + SYNC_BYTES:
             if not self._grow():
@@ -180,13 +183,12 @@ class QueueJournal:
             self._roll(size)
         if self.sync_due:
             self._prove(self.durable)
-        place = self._put(record_type, flags, undo_prev, body)
-        self.buffer.grouped(place, flags)
-        return place
+        return self._put(record_type, flags, undo_prev, body)
 
     def _put(self, record_type: int, flags: int, undo_prev: Lsn, body: bytes) -> Lsn:
-        place = self.buffer.put(record_type, flags, self.epoch, undo_prev, body)
-        if self.buffer.end - self.buffer.written >= self._pending_most:
+        buffer = self.buffer
+        place = buffer.put(record_type, flags, self.epoch, undo_prev, body)
+        if buffer.end - buffer.written >= self._pending_most:
             self.write()
         return place
 
