@@ -67,6 +67,13 @@ QUEUES = {
         "        if self._group:\n            self.state.apply(*self._group.pop())\n        if record.flags & LAST:\n",
     ): f"{_LOG}::test_each_byte_at_which_a_log_is_cut_leaves_whole_groups[fan_out]",
     _mutant(
+        "queue-position-not-carried",
+        "a container does not begin with the positions of the producers",
+        "files.journal",
+        "encode_checkpoint(durable, now_ms, self.counter, positions)",
+        "encode_checkpoint(durable, now_ms, self.counter, {})",
+    ): "tests/queues/test_store.py::test_a_producer_keeps_its_number_when_its_messages_are_gone",
+    _mutant(
         "queue-own-place-not-checked",
         "a record counts at another place than its own",
         "rules.records",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fix_effort import few_of
+from tranlog.checksum import crc32
 from tranlog.ids import Lsn, lsn
 from tranlog.queues.rules import records
 from tranlog.queues.rules.records import (
@@ -256,6 +258,41 @@ def test_a_bad_byte_below_a_proof_is_damage(life: Callable[[LogBytes], None]) ->
     torn = bytearray(log.raw)
     torn[-1] ^= 1
     assert walked(torn).damage is None
+
+
+@pytest.mark.parametrize("life", few_of(MATRIX, 2))
+def test_groups_that_are_read_at_once_are_what_they_are_record_by_record(
+    life: Callable[[LogBytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, with any byte changed, and where a record of another group, queue or transaction stands there."""
+    log = written(life)
+    raws = [bytes(log.raw)]
+    for at in range(HEADER_BYTES, len(log.raw)):
+        torn = bytearray(log.raw)
+        torn[at] ^= 0x02
+        raws.append(bytes(torn))
+    begin = HEADER_BYTES
+    while begin < len(log.raw):  # a right checksum, and one field that is another
+        size = int.from_bytes(log.raw[begin : begin + 4], "big")
+        if log.raw[begin + 4] in (START, ENQUEUE, DEQUEUE, DELETE):
+            raws += [resealed(log, begin, size, at) for at in range(4, size - 4)]
+        begin += size
+
+    def told() -> list[object]:
+        scans = [walked(raw) for raw in raws]
+        return [(one.damage or view(one), one.end_offset, one.stop, one.epoch, one.groups_cut) for one in scans]
+
+    at_once = told()
+    monkeypatch.setattr(LogScan, "_take_whole", lambda *_: 0)
+    assert at_once == told()
+
+
+def resealed(log: LogBytes, begin: int, size: int, at: int) -> bytes:
+    """Return a log with one bit of the record at `begin` changed, and its checksum right."""
+    raw = bytearray(log.raw)
+    raw[begin + at] ^= 0x01
+    raw[begin + size - 4 : begin + size] = crc32(bytes(raw[begin : begin + size - 4])).to_bytes(4, "big")
+    return bytes(raw)
 
 
 @pytest.mark.long

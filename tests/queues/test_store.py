@@ -589,6 +589,21 @@ def test_an_old_message_is_moved_and_keeps_its_id_and_its_place(store: MessageSt
         assert drain(reopened, "b") == wanted
 
 
+def test_containers_that_are_filled_together_are_emptied_together(simulated: MessageStore) -> None:
+    """One message stays in each of many containers, and each sync covers some ten of them."""
+    simulated.declare("b")
+    for number in range(100):
+        simulated.publish(b"stays", queues=["b"], wait=False)
+        for _ in range(3):
+            simulated.publish(b"x" * 2_500, queues=["a"], wait=False)
+        if number % 10 == 9:
+            simulated.sync()
+            simulated.purge("a")
+    assert simulated._journal.buffer.number > 100
+    assert len(simulated._files.in_use) < 40
+    assert len(drain(simulated, "b")) == 100
+
+
 def test_what_cannot_be_moved_is_told(store: MessageStore) -> None:
     """A branch in doubt holds its containers, and says so."""
     kept = store.publish(b"kept", queues=["b"])

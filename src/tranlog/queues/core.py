@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tranlog.clock import Clock
 from tranlog.errors import DeclaredOtherwiseError, DiskFullError, NotHeldError
-from tranlog.ids import Lsn, lsn_text
+from tranlog.ids import Lsn, lsn_segment, lsn_text
 from tranlog.queues.files.catalogue import Catalogue
 from tranlog.queues.files.journal import QueueJournal
 from tranlog.queues.rules import records
@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 _START_BYTES = OVERHEAD + START_BODY.size
 _ENQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size
+_MOVE_BYTES = OVERHEAD + MOVE_BODY.size + MOVE_PLACE.size
 _DEQUEUE_BYTES = 2 * OVERHEAD + DEQUEUE_BODY.size
 
 
@@ -176,15 +177,6 @@ class StoreCore:
         """Return the time for a record's stamp."""
         return self._clock.now_ms()
 
-    def start(self, flags: int, header_length: int, total_length: int, section: bytes) -> Message:
-        """Put a Start, and begin its message once it is in the log."""
-        stored_at = self._clock.now_ms()
-        body = START_BODY.pack(0, stored_at, header_length, total_length) + section
-        place = self.journal.put(START, flags, NO_LSN, body)
-        if len(section) == total_length:
-            return self.started(place, stored_at, header_length, section)
-        return self.state.start(place, stored_at, header_length, total_length, len(section))
-
     def started(self, place: Lsn, stored_at: int, header_length: int, raw: bytes) -> Message:
         """Begin a message that stands in the log, whole, in one section; keep its content if there is room."""
         message = self.state.start(place, stored_at, header_length, len(raw), len(raw))
@@ -206,7 +198,9 @@ class StoreCore:
         journal = self.journal
         behind = len(queues) * _ENQUEUE_BYTES + (POSITION_BYTES_MOST if once else 0)
         journal.admit(_START_BYTES + len(raw) + behind, Need.PUBLISH)
-        message = self.start(FIRST, header_length, len(raw), raw)
+        stored_at = self._clock.now_ms()
+        place = journal.put(START, FIRST, NO_LSN, START_BODY.pack(0, stored_at, header_length, len(raw)) + raw)
+        message = self.started(place, stored_at, header_length, raw)
         try:
             self.enqueue(message, queues, expires_at, priority, once)
         except BaseException:
@@ -236,16 +230,19 @@ class StoreCore:
         behind = self.journal.place if behind is None else behind
         message.content = raw
         message.places = tuple(self.transient.place(one, behind, commit, expires_at, priority) for one in queues)
-        for queue_id in queues:
-            row = self.row(queue_id)
-            row.add(message)
+        for place in message.places:
+            row = self.row(place.queue_id)
+            row.add(message, place)
             row.counts.published += 1
         self.journal.changed.notify_all()
 
     def begin_large(self, header_length: int, total_length: int, section: bytes) -> Message:
         """Put the first section of a message, which counts for nothing before it is on a queue."""
         self.journal.admit(_START_BYTES + len(section), Need.PUBLISH)
-        return self.start(WHOLE, header_length, total_length, section)
+        stored_at = self._clock.now_ms()
+        body = START_BODY.pack(0, stored_at, header_length, total_length) + section
+        place = self.journal.put(START, WHOLE, NO_LSN, body)
+        return self.state.start(place, stored_at, header_length, total_length, len(section))
 
     def add_section(self, message: Message, section: bytes, flags: int = WHOLE, behind: int = 0) -> None:
         """Put the next section of a message. `behind`: how many Enqueues follow in its group."""
@@ -269,7 +266,7 @@ class StoreCore:
             found = self.state.enqueue(place, message.id, queue_id, NO_LSN, expires_at, priority)
             assert found is not None, "it was started before"
             row = self.row(queue_id)
-            row.add(message)
+            row.add(message, found)
             row.counts.published += 1
 
     def stand(self, once: ProducerStep, flags: int) -> None:
@@ -337,26 +334,37 @@ class StoreCore:
             self.journal.put(records.ATTEMPT, WHOLE, message.id, body)
         place.attempts = attempts  # as the record says it
         row = self.row(place.queue_id)
-        row.add(message)
+        row.add(message, place)
         row.counts.requeued += 1
 
     # --- space ---------------------------------------------------------------------------------------
 
-    def tidy(self) -> None:
-        """Move what is left in the oldest container forward, where it holds back more than it is."""
-        files, state = self.journal.files, self.state
-        newest = self.journal.buffer.number
-        lowest = state.lowest(newest)
-        if not to_be_emptied(newest - lowest, state.live_bytes, files.container_bytes, self.journal.initial):
+    def tidy(self, count: int) -> None:
+        """Move forward what is left in the oldest containers, at most `count`, where they hold back more than it is."""
+        if not self._worth_emptying():
             return
-        movable, fixed, undecided = state.pinning(lowest)
-        if fixed or undecided:
-            return  # it would not be empty
+        lowest = self.state.lowest(0)
+        movable, fixed, undecided = self.state.pinning(lowest, count)
+        held = min(
+            (lsn_segment(place) for place in (*(one.stands for one in fixed), *(one.id for one in undecided))),
+            default=lowest + count,
+        )
         try:
             for message in movable:
+                number = lsn_segment(message.stands)
+                if number >= held:
+                    return  # it would not be empty
+                if number > lowest and not self._worth_emptying():
+                    return
+                lowest = number
                 self.move(message)
         except DiskFullError:
-            logger.warning("The oldest container is not emptied: there is no room. path=%s", files.path)
+            logger.warning("The oldest container is not emptied: there is no room. path=%s", self.journal.files.path)
+
+    def _worth_emptying(self) -> bool:
+        files, state, newest = self.journal.files, self.state, self.journal.buffer.number
+        live_bytes = state.live_bytes + _MOVE_BYTES * len(state.messages)
+        return to_be_emptied(newest - state.lowest(newest), live_bytes, files.container_bytes, self.journal.initial)
 
     def move(self, message: Message) -> None:
         """Write a message again, with its places, behind everything; its id stays."""
@@ -437,7 +445,9 @@ class StoreCore:
                 self.dequeue(message, place, PURGED)
             except BaseException:
                 for rest in found[number:]:
-                    self.row(queue_id).add(rest)
+                    place = rest.place_on(queue_id)
+                    assert place is not None
+                    self.row(queue_id).add(rest, place)
                 raise
         return len(found)
 

@@ -18,6 +18,8 @@ from tranlog.queues.rules.records import FIRST, POSITION_BYTES_MOST, WHOLE, Prod
 from tranlog.queues.rules.state import Message
 from tranlog.queues.transaction import TransactionWork, WaitingPublish
 
+_BYTES = (bytes, bytearray, memoryview)
+
 
 class MessagePublishing:
     """Publishes to one store. Threads: any; the store's lock is taken here."""
@@ -41,17 +43,17 @@ class MessagePublishing:
         names = list(dict.fromkeys(queues))
         if not names and once is None:
             raise ValueError("a message is published to at least one queue")
-        _check_stamps(expires_at, priority)
-        if isinstance(content, bytes | bytearray | memoryview):
-            length, parts = len(content), iter((content,))
+        if expires_at or priority:
+            _check_stamps(expires_at, priority)
+        if isinstance(content, _BYTES):
+            length, content = len(content), (content,)
         elif length is None:
             raise ValueError("content in parts needs its length")
-        else:
-            parts = iter(content)
         total, core, stamps = len(header) + length, self._core, (expires_at, priority)
         if total <= core.section_bytes or not names:
-            raw = b"".join((header, *parts)) if names else b""
-            _check_length(len(raw), total, least=total if names else 0)
+            raw = b"".join((header, *content)) if names else b""
+            if names and len(raw) != total:
+                _check_length(len(raw), total)
             with core.journal.lock, core.journal:
                 stored, kept = self._ids(names, transient)
                 if once is not None and core.has_seen(once):
@@ -67,7 +69,7 @@ class MessagePublishing:
                 return None
             _, kept = self._ids(names, transient)
         with self._twin(len(header), total) if kept else nullcontext() as copy:
-            return self._large(parts, names, header, total, *stamps, once=once, transient=transient, twin=copy)
+            return self._large(iter(content), names, header, total, *stamps, once=once, transient=transient, twin=copy)
 
     def _ids(self, queues: Iterable[str], transient: bool) -> tuple[list[int], list[int]]:
         """Return the ids of queues: those for which a message goes to the log, and those for which to memory alone."""

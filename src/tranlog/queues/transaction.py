@@ -187,7 +187,7 @@ def finish(core: StoreCore, transaction: QueueTransaction, decided: Lsn, *, comm
     else:
         changed = core.state.roll_back(transaction.id)
     for message, place in changed:
-        core.row(place.queue_id).add(message)
+        core.row(place.queue_id).add(message, place)
     for _, place, puts in transaction.operations if commit else ():
         counts = core.row(place.queue_id).counts
         if puts:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from tranlog.queues.rules.state import Message
+from tranlog.queues.rules.state import Message, QueuePlace
 
 _Order = tuple[int, ...]
 
@@ -55,11 +55,10 @@ class QueueRow:
         assert place is not None, "what waits on a queue is on it"
         return place.order
 
-    def add(self, message: Message) -> None:
-        """Put a message where it belongs."""
-        order = self._order(message)
-        if self._row and order < self._order(self._row[-1]):
-            heapq.heappush(self._back, (order, message))
+    def add(self, message: Message, place: QueuePlace) -> None:
+        """Put a message where it belongs by its place on this queue."""
+        if self._row and place.order < self._order(self._row[-1]):
+            heapq.heappush(self._back, (place.order, message))
         else:
             self._row.append(message)
 

@@ -77,9 +77,9 @@ class QueueJournal:
         self.sync_due = True
         self.reserved = 0
         self.syncs = OneSync()
-        self.tidy: Callable[[], None] = lambda: None
-        """Called after a sync for which containers were begun, to empty the oldest. Raises what `put` does."""
-        self._tidied = 0  # the newest container when that was called last
+        self.tidy: Callable[[int], None] = lambda count: None
+        """Called after a sync for which containers were begun: empties so many of the oldest. Raises as `put`."""
+        self._tidied = 0  # the newest container when that was over last
         self._clock = clock
         self._ownership = ownership
         self._state = state
@@ -135,6 +135,7 @@ class QueueJournal:
         self.counter = counter
         self.ahead = [other for other in self.files.in_use if other > number]
         self._needed = self.files.in_use[0]
+        self._tidied = number - 1
         if end == HEADER_BYTES:
             self._put_checkpoint(proven)
 
@@ -159,7 +160,10 @@ class QueueJournal:
         Raises DiskFullError, nothing being written, and LogClosedError, DiskFailedError.
         """
         self.check_open()
-        each, checkpoint = self.files.container_bytes, self._checkpoint_bytes()
+        each = self.files.container_bytes
+        if self.ahead and not self.reserved and self.buffer.end + size + SYNC_BYTES + NEXT_BYTES <= each:
+            return  # it fits the newest one, and what is kept back is ahead
+        checkpoint = self._checkpoint_bytes()
         kept = kept_back(need, room_of_one(each, checkpoint), self.reserved)
         while room(each, self.buffer.end, len(self.ahead), checkpoint) - kept < size + SYNC_BYTES:
             if not self._grow():
@@ -179,13 +183,12 @@ class QueueJournal:
             self._roll(size)
         if self.sync_due:
             self._prove(self.durable)
-        place = self._put(record_type, flags, undo_prev, body)
-        self.buffer.grouped(place, flags)
-        return place
+        return self._put(record_type, flags, undo_prev, body)
 
     def _put(self, record_type: int, flags: int, undo_prev: Lsn, body: bytes) -> Lsn:
-        place = self.buffer.put(record_type, flags, self.epoch, undo_prev, body)
-        if self.buffer.end - self.buffer.written >= self._pending_most:
+        buffer = self.buffer
+        place = buffer.put(record_type, flags, self.epoch, undo_prev, body)
+        if buffer.end - buffer.written >= self._pending_most:
             self.write()
         return place
 
@@ -292,9 +295,10 @@ class QueueJournal:
         self.give_back(self._needed)
         self.commits.wake(self.durable)
         self.changed.notify_all()
-        if self.buffer.number != self._tidied:
+        begun = self.buffer.number - self._tidied
+        if begun:
+            self.tidy(2 * begun)  # more than were begun, so that what is needed by little becomes less
             self._tidied = self.buffer.number
-            self.tidy()
 
     def sync_failed(self, failure: OSError) -> DiskFailedError:
         """For `GroupCommit` only."""

@@ -6,8 +6,8 @@ two containers, of which the first is durable earlier; until all of it is, nothi
 
 from __future__ import annotations
 
-from tranlog.ids import Lsn, lsn, lsn_segment
-from tranlog.queues.rules.records import FIRST, HEADER_BYTES, encode
+from tranlog.ids import Lsn, lsn
+from tranlog.queues.rules.records import CONTROL, FIRST, HEADER_BYTES, encode
 
 _END = bytes(4)
 """A record_length of 0: what stands behind the last record."""
@@ -44,18 +44,15 @@ class RecordBuffer:
 
     def put(self, record_type: int, flags: int, epoch: int, undo_prev: Lsn, body: bytes) -> Lsn:
         """Put a record that has room; return its place."""
-        place = lsn(self.number, self.end)
+        place = Lsn(self.number << 32 | self.end)
         raw = encode(record_type, flags, epoch, place, undo_prev, body)
         self._pieces.append(raw)
         self.end += len(raw)
-        return place
-
-    def grouped(self, place: Lsn, flags: int) -> None:
-        """Take note that the record put last, at `place`, belongs to a group."""
         if flags & FIRST:
             self._group = place
-        elif lsn_segment(self._group) != self.number:
+        elif record_type not in CONTROL and self._group >> 32 != self.number:
             self._spanning = self._group, self.place
+        return place
 
     def shown(self, durable: Lsn) -> Lsn:
         """Return up to where all groups are durable as a whole."""

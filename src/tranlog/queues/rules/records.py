@@ -125,6 +125,10 @@ DEQUEUE_BODY: Final = struct.Struct(">QQB")
 MOVE_BODY: Final = struct.Struct(">QIQI")
 MOVE_PLACE: Final = struct.Struct(">QQQQBI")
 ATTEMPT_BODY: Final = struct.Struct(">QI")
+_PUBLISHED = struct.Struct(HEAD.format + START_BODY.format[1:])
+_ENQUEUED = struct.Struct(">I" + HEAD.format[1:] + ENQUEUE_BODY.format[1:] + "I")  # from the checksum in front of it on
+_TAKEN = struct.Struct(HEAD.format + DEQUEUE_BODY.format[1:] + "I" + HEAD.format[1:] + "I")
+_DEQUEUE_BYTES = OVERHEAD + DEQUEUE_BODY.size
 _COUNT = struct.Struct(">H")
 _POSITION_TAIL = struct.Struct(">QQI")
 _LENGTHS = {
@@ -280,6 +284,59 @@ def parse(raw: memoryview, offset: int, number: int, epoch: int, *, start: int =
         return Stopped(f"a record of epoch {its_epoch}, behind one of epoch {epoch}", bad=False)
     body = raw[offset + HEAD.size : end]
     return QueueRecord(record_type, flags, its_epoch, Lsn(place), Lsn(undo_prev), body)
+
+
+def parse_published(
+    raw: bytes, offset: int, number: int, epoch: int
+) -> tuple[int, int, Lsn, int, int, int, Lsn, int, int, int] | None:
+    """Read a group of a Start with all of its message and an Enqueue outside of transactions at once.
+
+    Return the offset behind it, epoch, LSN, stored_at, header_length and total_length; LSN of the Enqueue, queue_id,
+    expires_at and priority. None for anything else, which `parse` tells apart. `raw` is all of a container.
+    """
+    if len(raw) - offset < _PUBLISHED.size + _ENQUEUED.size:
+        return None
+    size, record_type, flags, its_epoch, place, undo_prev, kind, stored_at, header_length, total_length = (
+        _PUBLISHED.unpack_from(raw, offset)
+    )
+    at = offset + size
+    if size != _PUBLISHED.size + _CRC.size + total_length or total_length > SECTION_BYTES:
+        return None
+    end = at + _ENQUEUED.size - _CRC.size
+    if record_type != START or flags != FIRST or undo_prev or kind or its_epoch < epoch or end > len(raw):
+        return None
+    crc, size, record_type, flags, other_epoch, enqueued, message, queue_id, transaction, expires_at, priority, last = (
+        _ENQUEUED.unpack_from(raw, at - 4)
+    )
+    if size != end - at or record_type != ENQUEUE or flags != LAST or other_epoch != its_epoch or transaction:
+        return None
+    if place != number << 32 | offset or message != place or enqueued != number << 32 | at:
+        return None
+    if crc32(raw[offset : at - 4]) != crc or crc32(raw[at : end - 4]) != last:
+        return None
+    return end, its_epoch, place, stored_at, header_length, total_length, enqueued, queue_id, expires_at, priority
+
+
+def parse_taken(raw: bytes, offset: int, number: int, epoch: int) -> tuple[int, int, Lsn] | None:
+    """Read a group of a Dequeue outside of transactions and the Delete of its message at once; None for anything else.
+
+    Return the offset behind it, its epoch, the message. `raw` is all of a container.
+    """
+    if len(raw) - offset < _TAKEN.size:
+        return None
+    size, record_type, flags, its_epoch, place, message, _, transaction, _, crc, *delete, last_crc = _TAKEN.unpack_from(
+        raw, offset
+    )
+    if record_type != DEQUEUE or flags != FIRST or size != _DEQUEUE_BYTES or transaction:
+        return None
+    at, end = offset + size, offset + _TAKEN.size
+    if place != number << 32 | offset or its_epoch < epoch:
+        return None
+    if delete != [OVERHEAD, DELETE, LAST, its_epoch, number << 32 | at, message]:
+        return None
+    if crc32(raw[offset : at - 4]) != crc or crc32(raw[at : end - 4]) != last_crc:
+        return None
+    return end, its_epoch, message
 
 
 def find_proofs(raw: memoryview, offset: int, number: int) -> Iterator[tuple[Lsn, Lsn]]:

@@ -29,8 +29,12 @@ from tranlog.queues.rules.records import (
     Stopped,
     find_proofs,
     parse,
+    parse_published,
+    parse_taken,
 )
-from tranlog.queues.rules.state import NO_LSN, Contradiction, QueueState, positions_of, section_start
+from tranlog.queues.rules.state import NO_LSN, Contradiction, QueuePlace, QueueState, positions_of, section_start
+
+_START, _DEQUEUE = bytes((records.START,)), bytes((records.DEQUEUE,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,11 @@ class LogScan:
         """Walk over a container, all of whose bytes are `raw`; return whether the next one is to be walked over."""
         offset = HEADER_BYTES
         self.end_number, self.end_offset = number, offset
+        whole = bytes(raw)
         while True:
+            if not self._group and (end := self._take_whole(whole, offset, number)):
+                self.end_offset = offset = end
+                continue
             found = parse(raw, offset, number, self.epoch)
             if isinstance(found, Stopped):
                 self.stop = found
@@ -94,6 +102,28 @@ class LogScan:
             if found.record_type == NEXT:
                 return True
 
+    def _take_whole(self, raw: bytes, offset: int, number: int) -> int:
+        """Take one of the two groups of which most of a log is; return the offset behind it, 0 for anything else."""
+        record_type = raw[offset + 4 : offset + 5]
+        if record_type == _START:
+            found = parse_published(raw, offset, number, self.epoch)
+            if found is None:
+                return 0
+            end, self.epoch, place, stored_at, header_length, size, enqueued, queue_id, expires_at, priority = found
+            on = QueuePlace(queue_id, enqueued, enqueued, expires_at, priority)
+            self.state.put_whole(place, stored_at, header_length, size, on)
+        elif record_type == _DEQUEUE:
+            taken = parse_taken(raw, offset, number, self.epoch)
+            if taken is None:
+                return 0
+            end, self.epoch, message = taken
+            self.state.delete(message)
+        else:
+            return 0
+        self.last_type = records.DELETE  # no Sync
+        self._group = None
+        return end
+
     def _take(self, record: QueueRecord) -> None:
         if record.record_type in CONTROL:
             self._control(record)
@@ -106,8 +136,9 @@ class LogScan:
         # A section is not kept: a group may be as large as the messages in it.
         cut = section_start(record)
         size = 0 if cut is None else len(record.body) - cut
-        body = memoryview(bytes(record.body if cut is None else record.body[:cut]))
-        self._group.append((record._replace(body=body), size))
+        record_type, flags, epoch, place, undo_prev, body = record
+        kept = memoryview(bytes(body if cut is None else body[:cut]))
+        self._group.append((QueueRecord(record_type, flags, epoch, place, undo_prev, kept), size))
         if record.flags & LAST:
             for one, section in self._group:
                 self.state.apply(one, section)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from operator import itemgetter
 
 import msgspec
 
@@ -153,16 +154,21 @@ class QueueState:
         """Return the number of the lowest container that is still needed."""
         return min(self.live, default=otherwise)
 
-    def pinning(self, number: int) -> tuple[list[Message], list[Message], list[QueueTransaction]]:
-        """Return what stands in a container: messages that can be moved, those that cannot, undecided transactions."""
+    def pinning(self, number: int, count: int = 1) -> tuple[list[Message], list[Message], list[QueueTransaction]]:
+        """Return what stands in `count` containers: messages to be moved, others, undecided transactions.
+
+        Those that can be moved are in the order in which they stand.
+        """
+        numbers = range(number, number + count)
         movable: list[Message] = []
         fixed: list[Message] = []
         for message in self.messages.values():
-            if lsn_segment(message.stands) == number:
+            if lsn_segment(message.stands) in numbers:
                 free = message.complete and message.places and all(place.free for place in message.places)
                 (movable if free else fixed).append(message)
         started = (one for one in self.transactions.values() if one.started)
-        return movable, fixed, [one for one in started if lsn_segment(one.id) == number]
+        movable.sort(key=lambda one: one.stands)
+        return movable, fixed, [one for one in started if lsn_segment(one.id) in numbers]
 
     def _hold(self, place: Lsn) -> None:
         self.live[lsn_segment(place)] += 1
@@ -177,12 +183,21 @@ class QueueState:
 
     def start(self, place: Lsn, stored_at: int, header_length: int, total_length: int, size: int) -> Message:
         """Begin a message with `size` bytes of it."""
-        if size == total_length:
-            size = total_length  # one object of the two, for each message that waits
         message = self.messages[place] = Message(place, place, stored_at, header_length, total_length)
         self.live_bytes += total_length
         self._hold(place)
-        self._add(message, size)
+        if size == total_length:
+            message.got = total_length  # one object of the two, for each message that waits
+        else:
+            self._add(message, size)
+        return message
+
+    def put_whole(self, place: Lsn, stored_at: int, header_length: int, total_length: int, on: QueuePlace) -> Message:
+        """Begin a message, all of it, on one queue."""
+        message = Message(place, place, stored_at, header_length, total_length, total_length, None, (on,))
+        self.messages[place] = message
+        self.live_bytes += total_length
+        self.live[place >> 32] += 1
         return message
 
     def chunk(self, place: Lsn, message_id: Lsn, at: int, size: int) -> None:
@@ -333,14 +348,15 @@ class QueueState:
         """Take messages off queues that are not among these; return each message and queue."""
         dropped = []
         for message in self.messages.values():
-            if any(place.queue_id not in queues for place in message.places):
-                dropped += [(message, one.queue_id) for one in message.places if one.queue_id not in queues]
-                message.places = tuple(place for place in message.places if place.queue_id in queues)
+            for place in message.places:
+                if place.queue_id not in queues:
+                    dropped.append((message, place.queue_id))
+                    message.leave(place)
         return dropped
 
     def homeless(self) -> list[Message]:
         """Return the messages that are on no queue, or not complete."""
-        return [one for one in self.messages.values() if not (one.places and one.complete)]
+        return [one for one in self.messages.values() if not one.places or one.got != one.total_length]
 
     def apply(self, record: QueueRecord, section: int) -> None:
         """Apply a record of a whole group. `section`: bytes of content in it, which its body here may lack.
@@ -437,6 +453,6 @@ def in_order(messages: Iterable[Message]) -> dict[int, list[Message]]:
     rows: dict[int, list[tuple[tuple[int, ...], Message]]] = {}
     for message in messages:
         for place in message.places:
-            if place.free:
-                rows.setdefault(place.queue_id, []).append((place.order, message))
-    return {queue: [one for _, one in sorted(row, key=lambda one: one[0])] for queue, row in rows.items()}
+            if not (place.enqueuing or place.dequeuing):
+                rows.setdefault(place.queue_id, []).append(((place.visible, place.enqueued), message))
+    return {queue: [one for _, one in sorted(row, key=itemgetter(0))] for queue, row in rows.items()}
