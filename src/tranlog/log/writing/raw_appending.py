@@ -15,6 +15,7 @@ from threading import get_ident
 from tranlog.errors import AppendOrderError, RawRecordError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.records.format import CRC_NONE, Impossible, RecordHeader, parse_event
+from tranlog.log.records.running_hash import after, fold_span
 from tranlog.log.records.spill import RawChunk, Reference, unpack_chunk, with_reference
 from tranlog.log.rules.raw_records import RawFault, RawRun, walk_raw
 from tranlog.log.writing.appending import Appending
@@ -113,14 +114,15 @@ class RawAppending:
         base = journal.end
         pending.put(piece)
         pending.owners.add(me)
-        if header.last_frag:
-            ids = (header.source_id, header.event_id)
-            pending.complete([base + at for at in starts] if turn is None else [turn.start], ids)
-            if turn is not None:
-                end.end_turn()
+        ids = (header.source_id, header.event_id)
+        if header.last_frag and turn is None:
+            pending.complete([base + at for at in starts], ids, fold_span(piece, 0, len(piece), pending.added))
         else:
             if turn is None:
                 end.turn = turn = OpenTurn(base)
-            turn.took(len(piece))
+            turn.took(len(piece), fold_span(piece, 0, len(piece), turn.added))
+            if header.last_frag:
+                pending.complete([turn.start], ids, after(pending.added, turn.added, 1))
+                end.end_turn()
         if len(pending) >= end.options.buffer_bytes:
             end.flush()
