@@ -226,3 +226,25 @@ def test_a_span_is_folded_as_its_records_are() -> None:
         hashes: list[int] = []
         assert fold_span(raw, 0, len(raw), 0, hashes) == hashes[-1]
         assert [unsigned(h) for h in hashes] == [log.h(Seqno(seqno)) for seqno in range(3)]
+
+
+def test_a_cursor_carries_it_on() -> None:
+    """Transaction by transaction, from any place, and again behind a rollback."""
+    disk = SimDisk()
+    with open_log(disk, segment_bytes=3_000, spill_above=2_500) as log:
+        fill(log, 20)
+        append_large(log, "two", [b"1", b"2"])
+        log.transact([make_fragment("spilled", bytes(3_000), last=last) for last in (False, True)])
+        known = hold_against(log, disk)
+        for start in (0, 7, 21):
+            with log.cursor() as cursor:
+                cursor.seek(Seqno(start))
+                for transaction in cursor.scan(wait=False):
+                    if transaction.header.seqno != 9:
+                        assert cursor.h() == known[transaction.header.seqno]
+        with log.cursor() as cursor:
+            cursor.seek(Seqno(12))
+            assert cursor.next() is not None and cursor.h() == known[Seqno(12)]
+            log.rollback(Gtid(Epoch(1), Seqno(12)))
+            known = hold_against(log, disk)
+            assert cursor.next() is not None and cursor.h() == known[Seqno(13)]
