@@ -130,7 +130,11 @@ def change_rows(log: Log | LogReader, selection: Selection = ALL) -> Iterator[di
                     "changeno": 0,
                     **{"gtid": str(header.gtid), "epoch": header.epoch, "seqno": header.seqno, "fragno": header.fragno},
                     **{"last_frag": header.last_frag, "source_id": header.source_id, "event_id": verdict.event_id},
-                    **{"shard_id": verdict.shard_id, "commit_time": verdict.tstamp},
+                    **{
+                        "shard_id": verdict.shard_id,
+                        "commit_time": verdict.tstamp,
+                        "h": f"{log.h(verdict.seqno):016x}",
+                    },
                 }
                 nothing = dict.fromkeys(("kind", "schema", "table", "op", "key", "before", "after", "statement"))
                 metadata = {"metadata": list(pairs_text(payload.metadata).items())}
@@ -169,6 +173,7 @@ def transaction_rows(log: Log | LogReader) -> Iterator[dict[str, Any]]:
                 **{"gtid": str(header.gtid), "epoch": header.epoch, "seqno": header.seqno},
                 **{"source_id": header.source_id, "event_id": header.event_id, "shard_id": header.shard_id},
                 "commit_time": header.tstamp,
+                "h": f"{log.h(header.seqno):016x}",
                 "tables": None if tables is None else [f"{schema}.{table}" for schema, table in tables],
                 **{"fragments": len(payloads), "bytes": sum(map(len, payloads))},
                 "changes": sum(1 for _ in transaction.changes()),

@@ -488,13 +488,16 @@ class Walk:
     def sync_record(self) -> None:
         self.title("sync record")
         start = self.at
-        history = bytes(self.raw[start : start + 4]) == (42).to_bytes(4, "big")
+        history = bytes(self.raw[start : start + 4]) == (58).to_bytes(4, "big")
         self.number(4, "record_length")
         self.number(1, "record_type")
         segment_number, offset = struct.unpack_from(">II", self.raw, self.at)
         self.take(8, f"durable_lsn: segment {segment_number}, offset {offset}")
         assert offset == start
         self.number(8, "written_at")
+        seqno, h = struct.unpack_from(">qQ", self.raw, self.at)
+        self.take(8, f"seqno {seqno}")
+        self.take(8, f"h {h}")
         if history:
             self.take(16, "history")
         self.crc_behind(start, struct.pack(">II", 1, start))

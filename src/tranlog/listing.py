@@ -131,7 +131,7 @@ def header_line(record: ShownHeader, zone: tzinfo = UTC) -> str:
 
 
 class HeaderJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One object of `thl list -headers -json`."""
+    """One object of `thl list -headers -json`; `h` is the running hash up to the transaction, where the log has one."""
 
     seqno: int
     epoch: int
@@ -141,9 +141,10 @@ class HeaderJson(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     event_id: str
     source_id: str
     comments: str = ""
+    h: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def header_json(record: ShownHeader, zone: tzinfo = UTC) -> str:
+def header_json(record: ShownHeader, zone: tzinfo = UTC, h: str | None = None) -> str:
     """Return one object of `thl list -headers -json`, a line per member."""
     shown = HeaderJson(
         seqno=record.seqno,
@@ -153,6 +154,7 @@ def header_json(record: ShownHeader, zone: tzinfo = UTC) -> str:
         time=time_text(record.tstamp, zone),
         event_id=record.event_id,
         source_id=record.source_id,
+        h=msgspec.UNSET if h is None else h,
     )
     return msgspec.json.format(msgspec.json.encode(shown), indent=1).decode().replace("\n ", "\n")
 

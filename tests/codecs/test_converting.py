@@ -384,6 +384,8 @@ def test_a_native_log_is_copied_byte_for_byte(effort: Effort) -> None:
         with source.cursor() as one, copied.cursor() as other:
             wanted = list(one.raw())
             assert list(other.raw()) == wanted and copied.history == source.history
+            last = source.range().last_seqno
+            assert [copied.h(seqno) for seqno in (last, Seqno(3))] == [source.h(seqno) for seqno in (last, Seqno(3))]
         found = diff(source, copied, full=True)
         assert found.agree and found.only_one.count == found.only_other.count == 0
     for cut in range(1, calls + 1, effort(10, 3, 1)):

@@ -27,7 +27,7 @@ from tranlog.errors import (
 )
 from tranlog.ids import Gtid, Seqno, lsn
 from tranlog.log.options import zeros_ahead
-from tranlog.log.records.format import SYNC_BYTES, SYNC_START
+from tranlog.log.records.format import FIRST_SYNC_BYTES, SYNC_BYTES, SYNC_START
 from tranlog.log.rules.damage import Damage
 from tranlog.log.upkeep.repairing import repair
 from tranlog.log.upkeep.verify import verify
@@ -90,7 +90,7 @@ def test_every_flipped_bit_below_a_sync_record_is_corruption() -> None:
     disk, starts = crashed()
     path = segment_path(1)
     raw = disk.content(path)
-    proven = starts[4] - 26
+    proven = starts[4] - SYNC_BYTES
     for at in range(16, proven):
         changed = bytearray(raw)
         changed[at] ^= 1 << at % 8
@@ -99,7 +99,7 @@ def test_every_flipped_bit_below_a_sync_record_is_corruption() -> None:
         with pytest.raises(CorruptRecordError) as caught:
             open_log(without_positions(disk))
         error = caught.value
-        begins = [16, starts[0] - 42, starts[1] - 26, *starts, *[starts[1] - 26]]
+        begins = [16, starts[0] - FIRST_SYNC_BYTES, starts[1] - SYNC_BYTES, *starts, *[starts[1] - SYNC_BYTES]]
         assert error.segment == "thl.data.0000000001"
         assert error.offset == max(start for start in begins if start <= at)
         assert {name: disk.content(f"{PATH}/{name}") for name in segment_names(disk)} == before
@@ -114,7 +114,7 @@ def test_damage_after_a_clean_close_is_corruption() -> None:
     with open_log(disk) as log:
         fill(log, 3)
     raw = disk.content(segment_path(1))
-    for at in (-26 - 1, -26 - 5, -26 - 20):
+    for at in (-SYNC_BYTES - 1, -SYNC_BYTES - 5, -SYNC_BYTES - 20):
         flip(disk, segment_path(1), len(raw) + at)
         with pytest.raises(CorruptRecordError, match="checksum"):
             open_log(disk)

@@ -99,8 +99,8 @@ def test_rotate_record_is_the_documents() -> None:
 
 
 def test_sync_record_is_the_documents() -> None:
-    body = struct.pack(">IBIIQB", 26, 3, 5, 1_000, 1_700_000_000_000, 1)
-    assert encode_sync(lsn(5, 1_026), lsn(5, 1_000), 1_700_000_000_000) == body + struct.pack(
+    body = struct.pack(">IBIIQqQB", 42, 3, 5, 1_000, 1_700_000_000_000, 17, 1 << 63, 1)
+    assert encode_sync(lsn(5, 1_026), lsn(5, 1_000), 1_700_000_000_000, seqno=17, h=1 << 63) == body + struct.pack(
         ">I", crc32(body + struct.pack(">Q", lsn(5, 1_026)))
     )
 

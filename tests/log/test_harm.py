@@ -42,7 +42,7 @@ from tranlog.errors import (
 )
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.positions import POSITIONS_NAME, decode_positions, encode_positions
-from tranlog.log.records.format import SEQNO_MAX
+from tranlog.log.records.format import SEQNO_MAX, SYNC_BYTES
 from tranlog.log.rules.damage import Damage
 from tranlog.log.rules.repair import Keep, NothingToRepair
 from tranlog.log.upkeep.repairing import repair
@@ -155,7 +155,7 @@ def harm(files: Files, rng: random.Random) -> str:
     raw = bytearray(files[name])
     size = len(raw)
     at = rng.randrange(size + 1)
-    length = rng.choice([1, 4, 5, 26, 64, 512, 4096])
+    length = rng.choice([1, 4, 5, SYNC_BYTES, 64, 512, 4096])
     kind = rng.choice(["flip", "flip", "flip", "zero", "zero", "cut", "double", "swap", "remove", "garbage", "zeros"])
     match kind:
         case "flip" if size:
@@ -169,9 +169,9 @@ def harm(files: Files, rng: random.Random) -> str:
             raw[at:at] = raw[at : at + length]
         case "swap":
             other = rng.randrange(size + 1)
-            one, two = bytes(raw[at : at + 26]), bytes(raw[other : other + 26])
+            one, two = bytes(raw[at : at + SYNC_BYTES]), bytes(raw[other : other + SYNC_BYTES])
             if len(one) == len(two):
-                raw[at : at + 26], raw[other : other + 26] = two, one
+                raw[at : at + SYNC_BYTES], raw[other : other + SYNC_BYTES] = two, one
         case "remove":
             del files[name]
             return f"remove {name}"

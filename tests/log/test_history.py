@@ -94,7 +94,7 @@ def test_a_log_that_was_cut_off_before_its_first_record_gets_one() -> None:
     disk = SimDisk()
     open_log(disk).close()
     raw = disk.content(f"{PATH}/{segment_name(1)}")
-    for end in range(HEADER.size, HEADER.size + 42):
+    for end in range(HEADER.size, HEADER.size + 58):
         disk.set_content(f"{PATH}/{segment_name(1)}", raw[:end])
         disk.unlink(f"{PATH}/{POSITIONS_NAME}")
         with open_log(disk) as log:

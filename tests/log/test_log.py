@@ -39,7 +39,7 @@ from tranlog.errors import (
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno, lsn
 from tranlog.log.files.segment import SegmentReader
-from tranlog.log.records.format import SyncRecord
+from tranlog.log.records.format import SYNC_BYTES, SyncRecord
 from tranlog.log.writing.log import Log, LogOptions, hold
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk, SimFile
@@ -388,11 +388,13 @@ def test_a_sync_record_proves_what_it_says() -> None:
     log.commit()
     file = disk.open(segment_path(1))
     reader = SegmentReader(file, 1)
-    assert reader.read(16, verify=True) == SyncRecord(lsn(1, 16), 5_000, HISTORY, 42)
-    assert reader.read(end, verify=True) == SyncRecord(lsn(1, end), 7_000)
+    assert reader.read(16, verify=True) == SyncRecord(lsn(1, 16), 5_000, HISTORY, 58)
+    assert reader.read(end, verify=True) == SyncRecord(lsn(1, end), 7_000, seqno=Seqno(0), h=log.h(Seqno(0)))
     log.close()
     size = len(disk.content(segment_path(1)))
-    assert reader.read(size - 26, verify=True) == SyncRecord(lsn(1, size - 26), 7_000)
+    assert reader.read(size - SYNC_BYTES, verify=True) == SyncRecord(
+        lsn(1, size - SYNC_BYTES), 7_000, seqno=Seqno(1), h=log.h(Seqno(1))
+    )
 
 
 def test_time_going_back_changes_nothing_but_stamps() -> None:
@@ -445,7 +447,7 @@ def test_abandoned_fragments_leave_no_trace() -> None:
             log.commit()
             log.abandon_open()
             log.abandon_open()
-            assert len(disk.content(segment_path(1))) <= end + 26
+            assert len(disk.content(segment_path(1))) <= end + SYNC_BYTES
             assert log.append(make_fragment("kept")).seqno == 4
             log.commit()
             assert [one[1] for one in contents(log)] == ["e0", "e1", "e2", "kept"]

@@ -17,6 +17,7 @@ from tranlog.log.upkeep.diff import diff
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.allocation import records_of
 from tranlog.log.writing.log import Log, LogOptions
+from tranlog.log.writing.member import MemberLog
 from tranlog.testing.clock import ManualClock
 from tranlog.testing.disk import SimDisk
 
@@ -244,3 +245,34 @@ def test_the_walk_takes_any_cut_or_says_what_is_wrong() -> None:
         taken = walk_raw(raw[:cut], gtid(1, -1))
         assert isinstance(taken, RawFault) is (cut not in ends)
         assert isinstance(taken, list) or taken.offset == max(end for end in ends if end <= cut)
+
+
+def test_a_log_without_records_takes_over_whose_they_are() -> None:
+    """format.md, "The identity of the history": with the first records, however often it was opened before."""
+    disk, other = SimDisk(), SimDisk()
+    with open_log(other, start_after=gtid(3, 6)) as source:
+        fill(source, 3)
+        source.transact([make_fragment("spilled", bytes(3_000), last=last) for last in (False, False, True)])
+        for closed in (False, True, False):
+            log = MemberLog.follow(PATH, source_id="db1", disk=disk, clock=ManualClock(), start_after=gtid(3, 6))
+            assert log.history != HISTORY
+            if closed:
+                log.close()
+            else:
+                disk.kill()
+                disk = disk.after_crash(random.Random(1))
+        with MemberLog.follow(PATH, source_id="db1", disk=disk, clock=ManualClock(), start_after=gtid(3, 6)) as log:
+            log.take_over(HISTORY, 77)
+            log.take_over(HISTORY, source.h(Seqno(6)))
+            copy(source, log)
+            log.take_over(bytes(16), 5)
+            assert (log.history, log.h(Seqno(6)), log.h(log.visible_seqno)) == (
+                HISTORY,
+                source.h(Seqno(6)),
+                source.h(log.visible_seqno),
+            )
+            with open_reader(disk) as reader:
+                assert reader.history == HISTORY
+        with MemberLog.follow(PATH, source_id="db1", disk=disk, clock=ManualClock()) as log:
+            assert (log.history, log.h(log.visible_seqno)) == (HISTORY, source.h(log.visible_seqno))
+            assert verify(PATH, disk=disk).sound

@@ -38,6 +38,7 @@ from tranlog.errors import (
     RepairRefusedError,
 )
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.log.records.format import FIRST_SYNC_BYTES
 from tranlog.log.rules.damage import LogFindings, SegmentFindings
 from tranlog.log.rules.repair import CutOff, Keep, NothingToRepair, Remove, RepairPlan, Rewrite, Span, plan
 from tranlog.log.upkeep.repairing import RepairOutcome, repair
@@ -216,9 +217,9 @@ def test_a_double_damage_up_to_the_newest_segment_leaves_no_back() -> None:
         (lambda disk: flip(disk, segment_path(1), 1), (1, 0, 16)),
         (lambda disk: flip(disk, segment_path(3), 15), (3, 0, 16)),
         (lambda disk: disk.set_content(segment_path(3), bytes(16) + disk.content(segment_path(3))[16:]), (3, 0, 16)),
-        (lambda disk: flip(disk, segment_path(3), 16), (3, 16, 42)),
-        (lambda disk: flip(disk, segment_path(3), 20), (3, 16, 42)),
-        (lambda disk: flip(disk, segment_path(3), 30), (3, 16, 42)),
+        (lambda disk: flip(disk, segment_path(3), 16), (3, 16, FIRST_SYNC_BYTES)),
+        (lambda disk: flip(disk, segment_path(3), 20), (3, 16, FIRST_SYNC_BYTES)),
+        (lambda disk: flip(disk, segment_path(3), 30), (3, 16, FIRST_SYNC_BYTES)),
     ],
     ids=["magic", "prev_seqno", "torn header", "sync's length", "sync's type", "sync"],
 )

@@ -25,7 +25,7 @@ from tranlog.errors import LogError, SegmentGoneError
 from tranlog.ids import NO_SEQNO, Seqno, lsn, lsn_offset
 from tranlog.log.files.scan import SegmentScanner, proof_behind, survey
 from tranlog.log.files.segment import WINDOW_BYTES, SegmentReader, glance_at
-from tranlog.log.records.format import encode_sync, parse_event
+from tranlog.log.records.format import SYNC_BYTES, encode_sync, parse_event
 from tranlog.log.rules.recovery import SegmentScan
 from tranlog.log.rules.repair import Keep
 from tranlog.log.upkeep.repairing import repair
@@ -54,7 +54,7 @@ def test_a_walk_counts_and_remembers() -> None:
     assert found.prev_seqno == NO_SEQNO
     assert (found.last_seqno, found.last_header) == (4, last)
     assert (found.records, found.fragments) == (len(record_starts(disk, 1)), 7)
-    assert (found.end, found.good_end, found.size, found.proven) == (size, size, size, size - 26)
+    assert (found.end, found.good_end, found.size, found.proven) == (size, size, size, size - SYNC_BYTES)
     assert (found.proven_seqno, found.closed_cleanly, found.bad) == (4, True, None)
     assert (found.open_fragments, found.next_name, found.unchecked) == (0, None, 0)
     assert last is not None and found.last_first_lsn is not None and found.last_first_lsn < last.lsn
@@ -131,7 +131,7 @@ def test_sync_records_prove_what_they_cover_and_no_more() -> None:
 
 def test_proof_is_found_across_windows_and_only_the_own() -> None:
     size = 2 * WINDOW_BYTES + 500
-    for at in (WINDOW_BYTES - 25, WINDOW_BYTES - 1, WINDOW_BYTES, 2 * WINDOW_BYTES - 13, size - 26):
+    for at in (WINDOW_BYTES - 25, WINDOW_BYTES - 1, WINDOW_BYTES, 2 * WINDOW_BYTES - 13, size - SYNC_BYTES):
         disk = SimDisk()
         file = disk.open("/file", write=True, create=True)
         file.pwrite(b"\x01" * size, 0)

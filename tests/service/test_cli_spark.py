@@ -213,8 +213,9 @@ def test_a_pipeline_beside_a_member_of_a_group_stops_at_committed(shop: Shop) ->
     with (
         LogReader.open(taken) as reader,
         reader.cursor() as cursor,
-        MemberLog.follow(shop.path / "log", source_id="shop", history=reader.history) as member,
+        MemberLog.follow(shop.path / "log", source_id="shop") as member,
     ):
+        member.take_over(reader.history)
         for stretch in cursor.stretches():
             last = member.append_raw(stretch.raw)
         member.commit()

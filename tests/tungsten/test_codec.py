@@ -232,7 +232,7 @@ def test_names() -> None:
 def test_a_native_log_is_told_apart() -> None:
     """docs/format.md: a sync record stands first in every native segment. One wrong bit makes neither of the other."""
     header = encode_file_header(-1)
-    native = header + struct.pack(">IBQQ16sBI", 42, 3, 1, 1, bytes(16), 1, 1)
+    native = header + struct.pack(">IBQQqQ16sBI", 58, 3, 1, 1, 0, 0, bytes(16), 1, 1)
     assert is_native(native) and not is_tungsten(native)
     assert not is_native(header)
     for case in golden_cases():

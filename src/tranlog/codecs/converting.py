@@ -324,12 +324,13 @@ class _Work:
             options=options,
             disk=self._disk,
             start_after=Gtid(Epoch(0), Seqno(first - 1)) if first else None,
-            history=origin.history,
             numbering=Numbering.GIVEN,
         ) as log:
             before = log.last()
             began = first if before is None else before.seqno + 1
-            if before is not None:
+            if before is None:
+                origin.hand_over(log, first)
+            else:
                 self._check_reach(began, first, last)
                 self._check_same(_identity(before), origin.identity(before.seqno))
             pending, synced = 0, began - 1
@@ -450,8 +451,9 @@ class _Source:
     codec: Codec
     path: str
     last_seqno: int
-    history: bytes | None
-    """The identity that a native copy has; None: one of its own."""
+
+    def hand_over(self, log: Log, first: int) -> None:
+        """Tell a native log whose records come, from seqno `first` on; without a word it is a history of its own."""
 
     def copy_to(self, log: Log, options: LogOptions, low: int, high: int) -> Iterator[tuple[int, int]]:
         """Put the transactions from `low` to `high` into a native log; yield seqno and bytes after each step."""
@@ -477,7 +479,6 @@ class _TungstenSource(_Source):
     def __init__(self, path: str, disk: Disk) -> None:
         self.codec = Codec.TUNGSTEN
         self.path = path
-        self.history = None
         self._reader = TungstenReader.open(path, disk=disk)
         self.last_seqno = self._reader.next_seqno - 1 if self._reader.last_seqno >= 0 else NO_SEQNO
 
@@ -574,7 +575,11 @@ class _NativeSource(_Source):
         found = self._reader.range()
         self._first_seqno = found.first_seqno
         self.last_seqno = found.committed_seqno
-        self.history = None if self.last_seqno == NO_SEQNO else self._reader.history
+
+    def hand_over(self, log: Log, first: int) -> None:
+        """Give it history and running hash, so that both are equal at each transaction."""
+        if self.last_seqno != NO_SEQNO:
+            log.take_over(self._reader.history, self._reader.h(Seqno(first - 1)))
 
     def first(self) -> Identity | None:
         return None if self.last_seqno == NO_SEQNO else self.identity(self._first_seqno)

@@ -24,7 +24,7 @@ from tranlog.header import Record, TransactionHeader
 from tranlog.ids import Gtid, Seqno
 from tranlog.listing import Style, header_json, header_line, time_text
 from tranlog.log.reading import text as native_text
-from tranlog.log.reading.cursor import StoredTransaction
+from tranlog.log.reading.cursor import Cursor, StoredTransaction
 from tranlog.log.reading.lookup import SCANNED_EVERY, OtherEpoch, Scanned, find_event, find_gtid, find_time
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records.format import RollbackMark
@@ -196,7 +196,7 @@ class NativeShown:
                     raise LogClosedError(f"it was cut back to before seqno {seqno} while it was read")
                 if seqno % SCANNED_EVERY == 0:
                     passed(seqno)
-                yield from _transaction_lines(transaction, form, style)
+                yield from _transaction_lines(transaction, cursor, form, style)
 
     def follow(
         self, seqno: int, form: ShownForm, style: Style, stop: threading.Event, hold: str | None
@@ -207,7 +207,7 @@ class NativeShown:
             while not stop.is_set():
                 transaction = cursor.next(timeout_s=FOLLOW_LONGEST_S)
                 if transaction is not None:
-                    yield from _transaction_lines(transaction, form, style)
+                    yield from _transaction_lines(transaction, cursor, form, style)
 
     def abandoned(self, low: int, high: int | None, form: ShownForm, style: Style) -> Iterator[str]:
         """Yield what rollbacks abandoned, in the forms of any other listing; a line with the mark before each run."""
@@ -230,24 +230,30 @@ class NativeShown:
         self.reader.close()
 
 
-def _transaction_lines(transaction: StoredTransaction, form: ShownForm, style: Style) -> Iterator[str]:
+def _transaction_lines(transaction: StoredTransaction, cursor: Cursor, form: ShownForm, style: Style) -> Iterator[str]:
+    """Yield the lines of the transaction that the cursor returned last."""
+    h = f"{cursor.h():016x}" if form is ShownForm.HEADERS_JSON else None
     headers_only = form is ShownForm.HEADERS or form is ShownForm.HEADERS_JSON
     if headers_only and transaction.fragments == 1:
-        yield from _record_lines(transaction.header, None, form, style)
+        yield from _record_lines(transaction.header, None, form, style, h)
         return
     for record in transaction.records():
-        yield from _record_lines(record.header, partial(_decode, record), form, style)
+        yield from _record_lines(record.header, partial(_decode, record), form, style, h)
 
 
 def _record_lines(
-    header: TransactionHeader, payload: Callable[[], Payload] | None, form: ShownForm, style: Style
+    header: TransactionHeader,
+    payload: Callable[[], Payload] | None,
+    form: ShownForm,
+    style: Style,
+    h: str | None = None,
 ) -> Iterator[str]:
     match form:
         case ShownForm.HEADERS:
             yield header_line(header, style.zone)
             return
         case ShownForm.HEADERS_JSON:
-            yield header_json(header, style.zone)
+            yield header_json(header, style.zone, h)
             return
     assert payload is not None
     match form:

@@ -28,18 +28,20 @@ MODULES = (
     "tranlog.payload",
     "tranlog.log.records.format",
     "tranlog.log.records.columns",
+    "tranlog.log.records.running_hash",
     "tranlog.log.rules.pending",
     "tranlog.source.sqlite.hook",
     "tranlog.source.postgres.rows",
 )
 """What is compiled: the payload's bytes and their parts, the records' bytes, walking blocks of records and rows,
-appending, the rows of a SQLite writer, and those of a PostgreSQL's stream."""
+the running hash, appending, the rows of a SQLite writer, and those of a PostgreSQL's stream."""
 SOURCES = (
     "varint.py",
     "table_map.py",
     "payload.py",
     "log/records/format.py",
     "log/records/columns.py",
+    "log/records/running_hash.py",
     "log/rules/pending.py",
     "source/sqlite/hook.py",
     "source/postgres/rows.py",

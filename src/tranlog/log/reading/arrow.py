@@ -8,6 +8,7 @@ only what these cannot say exactly as `row_text` says it goes through Python, on
 | column of a change | what it is |
 |---|---|
 | gtid, epoch, seqno | the transaction's identity |
+| h | the running hash up to it, 16 hexadecimal digits |
 | fragno, last_frag | which fragment of the transaction the change stands in |
 | changeno | the number of the change in its fragment, from 0; seqno, fragno, changeno are the log's order |
 | source_id, event_id, shard_id, commit_time | the transaction's |
@@ -19,7 +20,7 @@ only what these cannot say exactly as `row_text` says it goes through Python, on
 
 | column of a transaction | what it is |
 |---|---|
-| gtid, epoch, seqno, source_id, event_id, shard_id, commit_time, metadata | as above |
+| gtid, epoch, seqno, h, source_id, event_id, shard_id, commit_time, metadata | as above |
 | tables | those touched, as `schema.table`; null where they were too many to list |
 | fragments, bytes | how many records hold its content, and the content's bytes |
 | changes | how many |
@@ -43,6 +44,7 @@ from tranlog.header import Record
 from tranlog.ids import Seqno
 from tranlog.log.records.columns import ALL, FIELDS, Block, Rows, Selection, TableRows, block_of, survey_payload
 from tranlog.log.records.format import EVENT_START, TRAILER, parse_tables
+from tranlog.log.records.running_hash import signed
 from tranlog.payload import OP_STATEMENT, PayloadBuilder, decode
 from tranlog.row_text import pairs_text, value_json
 from tranlog.types import LogicalType, Tag
@@ -69,12 +71,12 @@ class Unit(StrEnum):
 
 
 CHANGE_COLUMNS: Final = (
-    *("gtid", "epoch", "seqno", "fragno", "last_frag", "changeno"),
+    *("gtid", "epoch", "seqno", "h", "fragno", "last_frag", "changeno"),
     *("source_id", "event_id", "shard_id", "commit_time"),
     *("kind", "schema", "table", "op", "key", "before", "after", "statement", "metadata"),
 )
 TRANSACTION_COLUMNS: Final = (
-    *("gtid", "epoch", "seqno", "source_id", "event_id", "shard_id", "commit_time"),
+    *("gtid", "epoch", "seqno", "h", "source_id", "event_id", "shard_id", "commit_time"),
     *("tables", "fragments", "bytes", "changes", "metadata", "payload"),
 )
 COLUMNS: Final = {Unit.CHANGE: CHANGE_COLUMNS, Unit.TRANSACTION: TRANSACTION_COLUMNS}
@@ -141,10 +143,13 @@ def read_batches(
     """Yield what a cursor reads from where it stands, as `Cursor.batches`, which see."""
     schema = batch_schema(columns, unit=unit)
     gather = _Changes(schema, selection) if unit is Unit.CHANGE else _Transactions(schema, selection)
+    hashed = "h" in gather.columns
     verdicts: dict[bytes, bool] = {}
     while until is None or cursor.next_seqno <= until:
         block = cursor.block(until, selection, verdicts)
         if block is not None:
+            if hashed:
+                gather.hashes += cursor.hashes(block)
             gather.take(block)
         else:
             transaction = cursor.next(0.0)
@@ -156,7 +161,9 @@ def read_batches(
                 transaction = next(cursor)
             header = transaction.header
             if selection is ALL or selection.wants(header.shard_id, header.tables):
+                h = signed(cursor.h()) if hashed else 0
                 for part in gather.parts(transaction):
+                    gather.hashes.append(h)
                     gather.take(part)
                     if gather.rows() >= batch_rows or gather.bytes >= BATCH_BYTES:
                         yield gather.batch()
@@ -187,6 +194,8 @@ class _Gather:
         self.fields: list[Array] = []
         self.pieces: dict[int, BinaryArray] = {}
         self.known_numbers: dict[tuple[int, int], array[int]] = {}
+        self.hashes: list[int] = []
+        """The running hash up to each record's transaction, where it is wanted."""
 
     def rows(self) -> int:
         """How many rows the next batch has."""
@@ -266,6 +275,13 @@ class _Gather:
                     return pc.binary_join_element_wise(f"GTID({epochs[0]}, ", seqno, ")", "")
                 epoch = self.number(epochs, pa.int64()).cast(pa.string())
                 return pc.binary_join_element_wise("GTID(", epoch, ", ", seqno, ")", "")
+            case "h":
+                hashes = array("q", self.hashes)
+                if sys.byteorder == "little":
+                    hashes.byteswap()
+                ends = pa.py_buffer(array("i", range(0, 16 * self.count + 1, 16)))
+                digits = pa.py_buffer(hashes.tobytes().hex().encode())
+                return pa.Array.from_buffers(pa.string(), self.count, [None, ends, digits])
             case "commit_time":
                 return self.number(self.numbers(3, 0, "q"), pa.timestamp("ms", tz="UTC"))
             case "fragno":

@@ -25,6 +25,7 @@ from tranlog.errors import (
     PayloadError,
 )
 from tranlog.ids import NO_SEQNO, Lsn, Seqno, lsn_offset, lsn_segment, lsn_text, segment_name
+from tranlog.log.files.hashing import hash_up_to, record_tag
 from tranlog.log.files.positions import KeptHold
 from tranlog.log.files.segment import SegmentReader, payload_at
 from tranlog.log.files.spilled import SpillFault, SpillReader, fault_error
@@ -46,6 +47,7 @@ from tranlog.log.records.format import (
     pass_events,
     take_events,
 )
+from tranlog.log.records.running_hash import after, fold, fold_span, unsigned
 from tranlog.log.records.spill import RawChunk, Reference, parse_reference
 from tranlog.log.rules.rollback import overtaken
 from tranlog.payload import Payload, decode
@@ -101,6 +103,18 @@ class StoredTransaction:
     def checksum(self) -> int | None:
         """See `ReadableTransaction.checksum`."""
         return self.header.crc if self.header.crc_method == CRC_32 else None
+
+    def added(self) -> int:
+        """Return what it makes of a running hash of 0, see `running_hash`. Raises as `records`."""
+        header = self.header
+        if self._fragments == 1 and header.crc_method == CRC_32 and not header.spilled:
+            return fold(0, header.crc, header.seqno, header.epoch)
+        added, number = 0, lsn_segment(self._start)
+        with self._view.segments.opened(number, header.seqno) as file:
+            reader = SegmentReader(file, number)
+            for record in self.in_log():
+                added = fold(added, record_tag(reader, record.header), header.seqno, header.epoch)
+        return added
 
     def payloads(self) -> Iterator[bytes]:
         """Yield each fragment's payload. Raises CorruptRecordError, PurgedError, SegmentGoneError."""
@@ -274,6 +288,7 @@ class Cursor(Closing):
         self._marks = view.segments.marks  # the rollbacks that were heeded
         self._told: tuple[RollbackMark, ...] | None = None  # those of which the last AbandonedError spoke
         self._limit = NO_SEQNO
+        self._hashed: tuple[Seqno, int] | None = None  # a transaction that was returned, and the running hash up to it
         self._closed = False
         if kept is not None:
             kept.at(self._next, now=True)
@@ -300,7 +315,7 @@ class Cursor(Closing):
             place = segments.start_of(seqno)
             if place is None or lsn_segment(place.lsn) != walk.reader.number:
                 walk.leave()  # what lies between may be abandoned, or purged
-        walk.found = walk.passed = None
+        walk.found = walk.passed = self._hashed = None
         self._next = self._begun = seqno
         if self._kept is not None:
             self._kept.at(seqno, now=True)
@@ -372,6 +387,7 @@ class Cursor(Closing):
             )
         self._marks = marks
         self._limit = NO_SEQNO
+        self._hashed = None
         self._walk.leave()
 
     def _overtaken(self) -> bool:
@@ -487,6 +503,32 @@ class Cursor(Closing):
         assert self._walk.found is not None, "next_header() has not returned a header since the last seek"
         assert self._walk.reader is not None
         return StoredTransaction(self._view, self._walk.reader, *self._walk.found)
+
+    def h(self) -> int:
+        """Return the running hash up to the transaction that was returned last, from 0 to 2^64 - 1.
+
+        Cheap where that up to the one before it was asked for; else it is looked up. Raises as `LogReader.h`.
+        """
+        transaction = self.current()
+        seqno = transaction.header.seqno
+        if self._hashed is not None and self._hashed[0] == seqno - 1:
+            h = after(self._hashed[1], transaction.added(), 1)
+        else:
+            h = hash_up_to(self._view.segments, seqno, max(self._limit, seqno))
+        self._hashed = seqno, h
+        return unsigned(h)
+
+    def hashes(self, block: Block) -> list[int]:
+        """Return the running hash up to each transaction of the block that was taken last, signed. Raises as `h`."""
+        before = Seqno(block.first - 1)
+        if self._hashed is None or self._hashed[0] != before:
+            self._hashed = before, hash_up_to(self._view.segments, before, max(self._limit, before))
+        hashes: list[int] = []
+        h = fold_span(block.raw, block.start, block.behind, self._hashed[1], hashes)
+        self._hashed = Seqno(before + len(hashes)), h
+        if len(block) == len(hashes):
+            return hashes
+        return [hashes[block.seqno(number) - block.first] for number in range(len(block))]
 
     # --- iterating -----------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from tranlog.errors import (
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno, lsn_segment, segment_name
 from tranlog.log.files.commit_point import is_member, read_commit_point
 from tranlog.log.files.directory import directory_of, join, reading
+from tranlog.log.files.hashing import hash_up_to
 from tranlog.log.files.index_reader import IndexReader
 from tranlog.log.files.index_table import INDEX_NAME, read_index
 from tranlog.log.files.positions import POSITIONS_NAME, KeptHold, Positions, PositionsReader, read_published
@@ -41,6 +42,7 @@ from tranlog.log.reading.abandoned import read_abandoned
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.records.format import HEADER, RECORD_START
 from tranlog.log.records.record import RecordHeader, RollbackMark, StoredRecord
+from tranlog.log.records.running_hash import unsigned
 from tranlog.log.rules.recovery import Checkpoint, SegmentScan, end_problem, judge, last_transaction, missing
 from tranlog.payload import Payload
 
@@ -337,6 +339,14 @@ class LogReader(Closing):
         with self.cursor() as cursor:
             cursor.seek(seqno)
             return cursor.next_header()
+
+    def h(self, seqno: Seqno) -> int:
+        """Return the running hash up to a transaction that the log shows, or up to the one before the first.
+
+        Units: from 0 to 2^64 - 1. Raises PurgedError for an earlier one, and as `range`.
+        """
+        last = self.range().last_seqno
+        return unsigned(hash_up_to(self._segments, seqno, last))
 
     def payload(self, seqno: Seqno) -> Payload:
         """Return the content of a transaction that the log shows, at once; for small ones."""

@@ -101,13 +101,17 @@ ALL: Final = Selection()
 
 
 class Block:
-    """Records that lie in one buffer, in order: `offsets` has FIELDS numbers for each."""
+    """Records that lie in one buffer, in order: `offsets` has FIELDS numbers for each.
 
-    __slots__ = ("offsets", "raw")
+    They were taken out of those in `raw[start:behind]`, the first of which has the seqno `first`.
+    """
+
+    __slots__ = ("behind", "first", "offsets", "raw", "start")
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
         self.offsets = array("i")
+        self.start = self.behind = self.first = 0
 
     def __len__(self) -> int:
         return len(self.offsets) // FIELDS
@@ -153,6 +157,7 @@ def scan_block(
     (with `checksum`), or is behind `upto`. Return its place and seqno. What is not wanted is passed over, its
     checksum too. `verdicts` remembers what was wanted, from block to block.
     """
+    block.start, block.first = at, seqno
     raw = block.raw
     unpack, index, end = EVENT_START.unpack_from, raw.index, len(raw)
     length_of, trailer_of = EVENT_DATA_LENGTH.unpack_from, TRAILER.unpack_from
@@ -195,6 +200,7 @@ def scan_block(
     except (ValueError, struct.error):
         pass  # the bytes end in the middle of a header, or are damaged: for the cursor's slow path to say
     block.offsets = array("i", offsets)
+    block.behind = at
     return at, seqno
 
 

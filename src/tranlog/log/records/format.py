@@ -21,7 +21,7 @@ from mypy_extensions import i64, u8
 from tranlog.change import Fragment, TableName
 from tranlog.checksum import crc32
 from tranlog.errors import RecordLimitError
-from tranlog.ids import HISTORY_BYTES, Epoch, Lsn, Seqno
+from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Epoch, Lsn, Seqno
 from tranlog.log.records.record import BAD_CHECKSUM as BAD_CHECKSUM
 from tranlog.log.records.record import END as END
 from tranlog.log.records.record import BadChecksum as BadChecksum
@@ -95,6 +95,8 @@ SYNC_FIELDS: Final = (
     ("record_type", 1),
     ("durable_lsn", 8),
     ("written_at", 8),
+    ("seqno", 8),
+    ("h", 8),
     ("history", 0),
     ("crc_method", 1),
     ("crc", 4),
@@ -125,8 +127,8 @@ EVENT_TSTAMP: Final = struct.Struct(">Q")
 EVENT_DATA_LENGTH: Final = struct.Struct(">I")
 RECORD_START: Final = struct.Struct(">IB")
 """record_length and record_type, as every record but the header begins."""
-SYNC: Final = struct.Struct(">IBQQ")
-"""A sync record up to and including written_at."""
+SYNC: Final = struct.Struct(">IBQQqQ")
+"""A sync record up to and including h."""
 MARK: Final = struct.Struct(">IBQQQQQQQQQB")
 """A rollback mark without its crc."""
 TRAILER: Final = struct.Struct(">BI")
@@ -288,7 +290,7 @@ def encode_event(
     head = _event_head(
         out, kind, source, event, shard, extension, len(payload), seqno, fragno, last_frag, epoch, tstamp, event_id
     )
-    return head, _event_trailer(out, head, payload) if checksum else _ZERO_CRC
+    return head, TRAILER.pack(CRC_32, crc32(_CRC_32_METHOD, crc32(payload, crc32(head)))) if checksum else _ZERO_CRC
 
 
 def _check_payload(payload: object) -> None:
@@ -345,11 +347,10 @@ def _event_head(
     return out.getvalue()
 
 
-def _event_trailer(out: BytesWriter, head: bytes, payload: bytes) -> bytes:
-    crc = crc32
+def _trailer(out: BytesWriter, crc: int) -> bytes:
     out.truncate(0)
     out.append(cast(u8, CRC_32))
-    _write_u32(out, crc(_CRC_32_METHOD, crc(payload, crc(head))))
+    _write_u32(out, crc)
     return out.getvalue()
 
 
@@ -364,6 +365,8 @@ class EventWriter:
         self._tables: tuple[TableName, ...] | None = ()
         self._extension = b""
         self._out = BytesWriter()
+        self.tag: i64 = 0
+        """What the record that was written last puts into the running hash, see `running_hash`."""
 
     def write(self, pieces: list[bytes], fragment: Fragment, seqno: int, epoch: int, checksum: bool, most: int) -> int:
         """Put the record of a fragment after `pieces`; return its length, or 0 and nothing where it passes `most`.
@@ -400,7 +403,14 @@ class EventWriter:
         )
         pieces.append(head)
         pieces.append(payload)
-        pieces.append(_event_trailer(out, head, payload) if checksum else _ZERO_CRC)
+        crc = crc32
+        if checksum:
+            crc_of: i64 = crc(_CRC_32_METHOD, crc(payload, crc(head)))
+            pieces.append(_trailer(out, crc_of))
+            self.tag = crc_of
+        else:
+            pieces.append(_ZERO_CRC)
+            self.tag = crc(head)
         return length
 
 
@@ -634,14 +644,23 @@ def encode_rotate(next_file_name: str) -> bytes:
 
 
 def encode_sync(
-    place: int, durable_lsn: int, written_at: int, history: bytes = b"", *, checksums: bool = True
+    place: int,
+    durable_lsn: int,
+    written_at: int,
+    history: bytes = b"",
+    *,
+    seqno: int = NO_SEQNO,
+    h: int = 0,
+    checksums: bool = True,
 ) -> bytes:
     """Return the sync record that stands at `place`, a segment's first one with the identity of the log's `history`.
 
-    `written_at` is ms since 1970. Its checksum covers its place: anywhere else, in a payload say, it is none.
+    `written_at` is ms since 1970. `h`, from 0 to 2^64 - 1, is the running hash up to `seqno`; by default it tells
+    nothing. Its checksum covers its place: anywhere else, in a payload say, it is none.
     """
     method = _CRC_32_METHOD if checksums else _CRC_32_ALONE_METHOD
-    body = SYNC.pack(SYNC_BYTES + len(history), SYNC_TYPE, durable_lsn, max(written_at, 0)) + history + method
+    length = SYNC_BYTES + len(history)
+    body = SYNC.pack(length, SYNC_TYPE, durable_lsn, max(written_at, 0), seqno, h) + history + method
     return body + CRC.pack(crc32(_PLACE.pack(place), crc32(body)))
 
 
@@ -745,9 +764,9 @@ def parse_record(raw: bytes, at: int, lsn: int, checksum: bool = True) -> Outcom
         method, crc = TRAILER.unpack_from(raw, at + length - TRAILER.size)
         if not CRC_32 <= method <= CRC_32_ALONE or crc != crc32(_PLACE.pack(lsn), _crc_of(raw, at, at + length - 4)):
             return BadChecksum(length)
-        _, _, durable_lsn, written_at = SYNC.unpack_from(raw, at)
+        _, _, durable_lsn, written_at, seqno, h = SYNC.unpack_from(raw, at)
         history = raw[at + SYNC.size : at + length - TRAILER.size]
-        return SyncRecord(Lsn(durable_lsn), written_at, history, length, method == CRC_32)
+        return SyncRecord(Lsn(durable_lsn), written_at, history, length, method == CRC_32, Seqno(seqno), h)
     if kind == MARK_TYPE:
         if length != MARK_BYTES:
             return Impossible(f"a rollback mark of {length} bytes")

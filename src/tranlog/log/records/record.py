@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from tranlog.header import Record, TransactionHeader
-from tranlog.ids import Epoch, Gtid, Lsn, Seqno
+from tranlog.ids import NO_SEQNO, Epoch, Gtid, Lsn, Seqno
 
 
 class SegmentHeader(msgspec.Struct, frozen=True):
@@ -45,14 +45,17 @@ class SyncRecord(msgspec.Struct, frozen=True):
     """Everything before `durable_lsn` was durable when this was written; `written_at` is ms since 1970.
 
     `history` is the identity of the log's history, in the first record of a segment; b"" in any other. `checksums`: its
-    writer gives its events checksums.
+    writer gives its events checksums. `h` is the running hash up to `seqno`, mostly the last transaction before it,
+    unsigned; that of NO_SEQNO is 0.
     """
 
     durable_lsn: Lsn
     written_at: int
     history: bytes = b""
-    record_length: int = 26
+    record_length: int = 42
     checksums: bool = True
+    seqno: Seqno = NO_SEQNO
+    h: int = 0
 
 
 class RollbackMark(msgspec.Struct, frozen=True):

@@ -30,6 +30,8 @@ class Damage(enum.StrEnum):
     ROTATE = "bad end of segment"
     END = "bad end of log"
     INDEX = "bad stored index"
+    HASH = "another history"
+    """A sync record says another running hash than the records before it give."""
     SPILL = "bad spill"
     """What a spilled transaction refers to is missing or damaged."""
 
@@ -80,6 +82,8 @@ class BadPlace:
     next_event: tuple[Seqno, int] | None = None
     checksums: bool = True
     next_name: str | None = None
+    h: int | None = None
+    """The running hash up to `last`, unsigned; None where nothing tells it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,12 @@ Source: docs/performance.md, "Profiles".
 
 from __future__ import annotations
 
+from mypy_extensions import i64
+
 from tranlog.change import Fragment
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Seqno
 from tranlog.log.records.format import EventWriter
+from tranlog.log.records.running_hash import fold
 from tranlog.log.rules.prefix import Extent
 
 
@@ -88,6 +91,8 @@ class Pending(Buffer):
         """Where the transactions begin that are whole and not sealed; `last` is the last of them, if there is one."""
         self.end = 0
         """The offset after the last of them."""
+        self.added: i64 = 0
+        """The running hash that they make of 0."""
         self.owners: set[int] = set()
         """The threads whose transactions are not sealed."""
         self._most = most
@@ -148,11 +153,16 @@ class Pending(Buffer):
         self.starts.append(start)
         self.end = start + length
         self._size = size + length
+        self.added = fold(self.added, self._writer.tag, seqno, self.epoch)
         self.last = self.appended = Seqno(seqno)
         return True
 
-    def complete(self, starts: list[int], ids: tuple[str, str]) -> None:
-        """Take what was put for the next transactions, whole: they begin at `starts`, and `ids` are the last one's."""
+    def complete(self, starts: list[int], ids: tuple[str, str], added: int) -> None:
+        """Take what was put for the next transactions, whole: they begin at `starts`, and `ids` are the last one's.
+
+        `added` is the running hash that all of those not sealed make of 0, with them.
+        """
+        self.added = added
         self.starts.extend(starts)
         self.end = self.start + self._size
         self.last = self.appended = Seqno(self.last + len(starts))
@@ -162,7 +172,10 @@ class Pending(Buffer):
         """Return the transactions that are whole, as one extent, and forget them; their bytes are written."""
         starts = self.starts
         first = Seqno(self.last - len(starts) + 1)
-        extent = Extent(first, starts, end=self.end, ids=self.ids, epoch=self.epoch, owners=self.owners)
+        extent = Extent(
+            first, starts, end=self.end, ids=self.ids, epoch=self.epoch, owners=self.owners, added=self.added
+        )
+        self.added = 0
         self.starts = []
         self.owners = set()
         return extent
@@ -171,6 +184,7 @@ class Pending(Buffer):
         """Have `seqno` for the last transaction, here and anywhere, and nothing after it."""
         self.last = self.appended = seqno
         self.ids = ids
+        self.added = 0
         self.starts = []
         self.owners = set()
         self.room = 0

@@ -14,6 +14,7 @@ from collections.abc import Sequence, Set
 
 from tranlog.errors import DiskFullError, LogError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Seqno
+from tranlog.log.records.running_hash import after
 
 
 class Extent:
@@ -21,10 +22,23 @@ class Extent:
 
     `first` to `last` are theirs, both inclusive; `starts` the offsets at which they begin; `end` is after the last
     byte. `epoch` is that of all of them, `ids` are source id and event id of the last one, `owners` the threads whose
-    transactions are in it.
+    transactions are in it. `added` is the running hash that they make of 0, once all bytes are there.
     """
 
-    __slots__ = ("done", "end", "epoch", "first", "holder", "ids", "last", "owners", "refused", "starts", "writing")
+    __slots__ = (
+        "added",
+        "done",
+        "end",
+        "epoch",
+        "first",
+        "holder",
+        "ids",
+        "last",
+        "owners",
+        "refused",
+        "starts",
+        "writing",
+    )
 
     def __init__(
         self,
@@ -35,6 +49,7 @@ class Extent:
         ids: tuple[str, str],
         epoch: Epoch = NO_EPOCH,
         owners: Set[int] = frozenset(),
+        added: int = 0,
     ) -> None:
         assert starts
         self.first = first
@@ -44,6 +59,7 @@ class Extent:
         self.epoch = epoch
         self.ids = ids
         self.owners = owners
+        self.added = added
         self.holder = 0
         """The thread that is to fill it, as far as that is known; 0 for none."""
         self.done = False
@@ -60,10 +76,12 @@ class UnbrokenPrefix:
     Threads: the log's lock guards it.
     """
 
-    __slots__ = ("_row",)
+    __slots__ = ("_row", "h")
 
     def __init__(self) -> None:
         self._row: deque[Extent] = deque()
+        self.h = 0
+        """The running hash up to what is visible, signed."""
 
     def __len__(self) -> int:
         return len(self._row)
@@ -77,8 +95,22 @@ class UnbrokenPrefix:
         """Return the extents that become visible now, in order: the finished ones before the oldest unfinished."""
         visible: list[Extent] = []
         while self._row and self._row[0].done:
-            visible.append(self._row.popleft())
+            extent = self._row.popleft()
+            self.h = after(self.h, extent.added, len(extent.starts))
+            visible.append(extent)
         return visible
+
+    def hashed(self, last: Seqno, added: int, count: int) -> tuple[Seqno, int]:
+        """Return the running hash as far as it is known, signed, and up to where: nothing before that is unfinished.
+
+        `added` is what `count` transactions make of 0, up to `last`, that come after the youngest extent.
+        """
+        h = self.h
+        for extent in self._row:
+            if not extent.done:
+                return Seqno(extent.first - 1), h
+            h = after(h, extent.added, len(extent.starts))
+        return last, after(h, added, count)
 
     def newest(self) -> Extent | None:
         """Return the extent that was allocated last; None when all are visible."""

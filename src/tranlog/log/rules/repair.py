@@ -208,7 +208,8 @@ def _unexplained(
     for problem in findings.problems:
         row = rows.get(problem.segment)
         if row is not None and row not in seen and problem.kind is not Damage.END:
-            found.setdefault(row, _Break(row, problem.offset or None, row + 1))
+            cap = problem.seqno if problem.kind is Damage.HASH else None
+            found.setdefault(row, _Break(row, problem.offset or None, row + 1, cap=cap))
     return list(found.values())
 
 
@@ -455,7 +456,9 @@ def _judge(
         if _was_sync(bad):
             first = history if bad.offset == HEADER.size else b""
             place = lsn(one.number, bad.offset)
-            raw = encode_sync(place, place, now_ms, first, checksums=bad.checksums)
+            # In the newest segment nothing that comes later can say another hash.
+            known = bad.last if newest or bad.h is not None else NO_SEQNO
+            raw = encode_sync(place, place, now_ms, first, seqno=known, h=bad.h or 0, checksums=bad.checksums)
             why = f"a sync record of {segment_name(one.number)}"
             rewrites.append(
                 (row, Rewrite(segment=one.number, offset=bad.offset, size=len(raw), raw=raw, ends=False, why=why))

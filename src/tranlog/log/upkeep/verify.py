@@ -55,6 +55,7 @@ from tranlog.log.records.format import (
     RotateRecord,
     SyncRecord,
 )
+from tranlog.log.records.running_hash import unsigned
 from tranlog.log.records.spill import SPILL_HEADER_BYTES, Reference, parse_spill_header, spill_name
 from tranlog.log.rules.damage import BadPlace, Damage, LogFindings, Problem, SegmentFindings, TransactionRun
 from tranlog.log.rules.index import SeqnoIndex
@@ -70,6 +71,7 @@ from tranlog.log.rules.recovery import (
     missing,
 )
 from tranlog.log.rules.rollback import killer
+from tranlog.log.upkeep.hash_check import check_hashes
 
 Progress = Callable[[int, int], None]
 """Called with the bytes checked so far and the bytes in all."""
@@ -133,6 +135,8 @@ class _Tally:
     abandoned: int = 0
     end: Seqno | None = None
     """Where the segment before ends; None where that is not known."""
+    h: int | None = None
+    """The running hash up to there, signed; None where nothing tells it."""
 
     def fault(self, number: int, offset: int, seqno: Seqno, why: str, kind: Damage) -> None:
         known = None if seqno == NO_SEQNO else seqno
@@ -359,6 +363,8 @@ class _Walk:
     last: Seqno = NO_SEQNO
     torn: bool = False
     mark: RollbackMark | None = None
+    h: int | None = None
+    """The running hash up to `last`, signed; None where nothing tells it."""
 
     def first_seqno(self) -> Seqno | None:
         """Return the first good event's seqno, if nothing bad stands before it."""
@@ -438,6 +444,7 @@ def _check_segment(
         )
     )
     tally.end = None if found is None else found.last_seqno
+    tally.h = None if found is None else walk.h
     if found is None:
         return
     problem = end_problem(found, newest=newest, published=published.beside(tally.marks), epoch=tally.epoch)
@@ -473,12 +480,20 @@ def _walk(
     last = tally.last_header
     before = None if last is None else (Seqno(begun.prev_seqno + 1), last.epoch)
     scanner = SegmentScanner(reader, begun.prev_seqno, before=last, offset=start)
+    first = (Seqno(begun.prev_seqno + 1), 0)
+    walk.h = 0 if begun.prev_seqno == NO_SEQNO else tally.h if tally.end == begun.prev_seqno else None
     while True:
         scanner.advance()
         found = scanner.result()
         tally.take(found)
         walk.take(found, start=start, whole=whole, torn_first=torn_first, before=before)
         stored.hold_against(number, found)
+        span = check_hashes(reader, start, found.end, first, found.last_seqno, walk.h)
+        walk.h = span.after
+        for fault in span.faults:
+            tally.fault(number, fault.offset, fault.seqno, fault.why, Damage.HASH)
+        if span.before is not None and walk.bad and first == (walk.bad[-1].last + 1, 0):
+            walk.bad[-1] = replace(walk.bad[-1], h=unsigned(span.before))
         bad = found.bad
         if bad is None:
             return found
@@ -500,6 +515,7 @@ def _walk(
                 next_event=None if going_on is None else going_on.event,
                 checksums=going_on is None or going_on.checksums,
                 next_name=found.next_name,
+                h=None if walk.h is None else unsigned(walk.h),
             )
         )
         if going_on is None:
@@ -507,7 +523,9 @@ def _walk(
             why = f"the {rest} bytes from here on could not be read"
             tally.fault(number, bad.offset, found.last_seqno, why, bad.kind)
             return None
-        scanner, start, before = going_on.scanner, going_on.offset, going_on.epoch
+        scanner, start, before, first = going_on.scanner, going_on.offset, going_on.epoch, going_on.first
+        if first != (found.last_seqno + 1, 0) or found.open_fragments:
+            walk.h = None
         whole = going_on.event is None or going_on.event[1] == 0
         torn_first = not whole and going_on.event != (found.last_seqno + 1, found.open_fragments)
 
@@ -548,10 +566,14 @@ def _check_header(
 
 @dataclass(frozen=True, slots=True)
 class _GoingOn:
-    """A scanner after a bad place, and the first event there as (seqno, fragno); None: only other records."""
+    """A scanner after a bad place, and the first event there as (seqno, fragno); None: only other records.
+
+    `first` is the place of an event that would come first.
+    """
 
     scanner: SegmentScanner
     offset: int
+    first: tuple[Seqno, int]
     event: tuple[Seqno, int] | None
     epoch: tuple[Seqno, Epoch] | None
     checksums: bool = True
@@ -572,11 +594,11 @@ def _behind(reader: SegmentReader, outcome: Outcome, bad: BadRecord, found: Segm
             return _from_event(reader, offset, event)
         following = reader.read(place, verify=True)
         if isinstance(following, RollbackMark):
-            return _GoingOn(SegmentScanner(reader, last, offset=offset), offset, None, None)
+            return _GoingOn(SegmentScanner(reader, last, offset=offset), offset, (Seqno(last + 1), 0), None, None)
         if isinstance(following, RotateRecord) or (isinstance(following, End) and place > offset):
             lost = 1 if isinstance(outcome, BadChecksum) and outcome.header is not None else 0
             scanner = SegmentScanner(reader, Seqno(last + lost), offset=offset)
-            return _GoingOn(scanner, offset, None, None)
+            return _GoingOn(scanner, offset, (Seqno(last + lost + 1), 0), None, None)
     event = _find_event(reader, bad.offset, last)
     return None if event is None else _from_event(reader, lsn_offset(event.lsn), event)
 
@@ -584,8 +606,8 @@ def _behind(reader: SegmentReader, outcome: Outcome, bad: BadRecord, found: Segm
 def _from_event(reader: SegmentReader, offset: int, event: RecordHeader) -> _GoingOn:
     prev_seqno = Seqno(event.seqno - 1)
     scanner = SegmentScanner(reader, prev_seqno, before=event, offset=offset, fragno=event.fragno)
-    checksums = event.crc_method != CRC_NONE
-    return _GoingOn(scanner, offset, (event.seqno, event.fragno), (event.seqno, event.epoch), checksums)
+    checksums, first = event.crc_method != CRC_NONE, (event.seqno, event.fragno)
+    return _GoingOn(scanner, offset, first, first, (event.seqno, event.epoch), checksums)
 
 
 def _first_event(reader: SegmentReader, offset: int) -> tuple[int, RecordHeader | None]:

@@ -21,6 +21,7 @@ from tranlog.change import NOOP, Fragment
 from tranlog.errors import LogError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.records.format import EXTENSION_ITEM, encode_event
+from tranlog.log.records.running_hash import RECORD_PIECES, fold_pieces
 from tranlog.log.records.spill import Reference, encode_reference
 from tranlog.log.rules.prefix import Extent
 from tranlog.payload import Payload, encode
@@ -150,7 +151,9 @@ class AllocatedPlace:
     def empty_pieces(self) -> list[bytes]:
         """Return the bytes of the empty transaction that fits this place."""
         size = self.extent.end - self.start
-        return empty_records(size, self.before, self.tstamp, self.gtid, checksum=self.checksum)
+        pieces = empty_records(size, self.before, self.tstamp, self.gtid, checksum=self.checksum)
+        self.extent.added = fold_pieces(0, pieces, self.gtid)
+        return pieces
 
 
 class Allocation:
@@ -233,7 +236,7 @@ class Allocation:
             file = self._log.begin_write(self._extent)
             at = self._place.start
             outflow = Outflow(at, self._log.syncs())
-            for part in slices(pieces):
+            for part in slices(self._folded(pieces)):
                 self._log.give_way()
                 file.pwrite(part, at)
                 at += len(part)
@@ -248,6 +251,18 @@ class Allocation:
                 self._log.end_write(self._extent, None)
             raise
         self._log.end_write(self._extent, failure)
+
+    def _folded(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the pieces of records; after the last one it is known what they put into the running hash."""
+        record: list[bytes] = []
+        added = 0
+        for piece in pieces:
+            record.append(piece)
+            if len(record) == RECORD_PIECES:
+                added = fold_pieces(added, record, self.gtid)
+                record = []
+            yield piece
+        self._extent.added = added
 
     def __enter__(self) -> Allocation:
         return self

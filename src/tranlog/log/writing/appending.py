@@ -17,6 +17,7 @@ from tranlog.errors import AppendOrderError, LogError
 from tranlog.ids import Epoch, Gtid, Seqno
 from tranlog.log.files.scan import read_fragments
 from tranlog.log.records.format import FRAGNO_MAX, SEGMENT_BYTES_MAX
+from tranlog.log.records.running_hash import after, fold_pieces
 from tranlog.log.records.spill import REFERENCE
 from tranlog.log.rules.numbering import Numbering
 from tranlog.log.writing.allocation import empty_transaction, record_of, records_of, referring
@@ -196,15 +197,16 @@ class Appending:
         start = end.journal.end if turn is None or spilled else turn.start
         for piece in pieces:
             pending.put(piece)
+        added = fold_pieces(0 if turn is None or spilled else turn.added, pieces, gtid)
         pending.owners.add(me)
         if fragment.last:
-            pending.complete([start], (fragment.source_id, fragment.event_id))
+            pending.complete([start], (fragment.source_id, fragment.event_id), after(pending.added, added, 1))
             if turn is not None and not spilled:
                 end.end_turn()
         else:
             if turn is None:
                 end.turn = turn = OpenTurn(start)
-            turn.took(size)
+            turn.took(size, added)
         if len(pending) >= end.options.buffer_bytes:
             end.flush()
         self._let_in()

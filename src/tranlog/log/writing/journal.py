@@ -14,16 +14,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
+from typing import Final
 
 from tranlog.clock import Clock
 from tranlog.disk import Disk, DiskFile
-from tranlog.ids import lsn, segment_name
+from tranlog.ids import Seqno, lsn, segment_name
 from tranlog.log.files.directory import DISK_FULL, join
 from tranlog.log.options import LogOptions, zeros_ahead
 from tranlog.log.records.format import HEADER, encode_rotate, encode_sync
+from tranlog.log.records.running_hash import unsigned
 from tranlog.log.rules.pending import Buffer
 
 logger = logging.getLogger(__name__)
+
+HASHED_BYTES: Final = 256 * 1024
+"""After so many bytes without a sync record the next flush has one follow: whoever wants a running hash walks no
+further."""
 
 
 def create_segment(path: str, disk: Disk, number: int, head: bytes) -> DiskFile:
@@ -49,7 +56,16 @@ class Journal:
     `durable_end` is the offset up to which a sync is known to have covered the segment.
     """
 
-    def __init__(self, directory: str, disk: Disk, clock: Clock, options: LogOptions, buffer: Buffer) -> None:
+    def __init__(
+        self,
+        directory: str,
+        disk: Disk,
+        clock: Clock,
+        options: LogOptions,
+        buffer: Buffer,
+        hashed: Callable[[], tuple[Seqno, int]],
+    ) -> None:
+        """`hashed` returns a seqno and the running hash up to it, for the sync records."""
         self.buffer = buffer
         self.file: DiskFile
         """The newest segment's; there is one from `open` on."""
@@ -69,6 +85,8 @@ class Journal:
         self._options = options
         self._reached = 0  # up to here zeros were written after it
         self._ahead = options.ahead_bytes  # how many at a time; 0 in a segment for which the disk was full
+        self._hashed = hashed
+        self._hashed_at = 0  # where the last sync record stands
         self._sync_end = 0  # what the sync that is under way covers; a cut lowers it
 
     def open(self, file: DiskFile, number: int, end: int, *, durable_end: int, history: bytes) -> None:
@@ -76,7 +94,7 @@ class Journal:
         self.file = file
         self.number = number
         self.history = history
-        self.buffer.start = end
+        self.buffer.start = self._hashed_at = end
         self.durable_end = durable_end
 
     @property
@@ -101,6 +119,8 @@ class Journal:
                 self.file.write_out(len(buffer), start, wait=False)
         raw = buffer.joined()
         buffer.written()
+        if end - self._hashed_at >= HASHED_BYTES:
+            buffer.sync_due = True
         return start, raw
 
     def _write_ahead(self, end: int) -> bool:
@@ -172,6 +192,7 @@ class Journal:
             stamp = self._clock.now_ms()
             if self.begun_at is None:
                 self.begun_at = stamp
+            self._hashed_at = self.end
             self.buffer.put(self.sync_record(self.end, self.durable_end, stamp))
             self.buffer.sync_due = False
 
@@ -187,8 +208,9 @@ class Journal:
         A segment's first one names the history.
         """
         history = self.history if at == HEADER.size else b""
-        durable = lsn(self.number, durable_end)
-        return encode_sync(lsn(number or self.number, at), durable, stamp, history, checksums=self.checksums)
+        place, durable = lsn(number or self.number, at), lsn(self.number, durable_end)
+        seqno, h = self._hashed()
+        return encode_sync(place, durable, stamp, history, seqno=seqno, h=unsigned(h), checksums=self.checksums)
 
     # --- the end of a segment ------------------------------------------------------------------------
 
@@ -220,7 +242,7 @@ class Journal:
         self.number = number
         self.begun_at = begun_at
         self.buffer.room = 0
-        self.buffer.start = self.durable_end = self._sync_end = len(head)
+        self.buffer.start = self.durable_end = self._sync_end = self._hashed_at = len(head)
         self._ahead = self._options.ahead_bytes
         return None
 

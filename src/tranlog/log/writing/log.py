@@ -194,6 +194,11 @@ class Log(LogView, Closing):
         assert self._appending.numbering is Numbering.GIVEN
         return self._raw.append(raw)
 
+    def take_over(self, history: bytes, h: int = 0) -> None:
+        """Say whose the first records are: history, 16 bytes, and running hash, from 0 to 2^64 - 1, in front of them.
+        In a log with records it changes nothing. Raises DiskFailedError, LogClosedError, LogLockedError."""
+        self._raw.take_over(history, h)
+
     def put_chunk(self, chunk: RawChunk) -> None:
         """Spill a chunk of a transaction of another log, under the oid that it has there, before the record comes
         that refers to it. Chunks come in order; one that is there is passed over.

@@ -32,6 +32,7 @@ from tranlog.group_commit import Sync
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Epoch, Gtid, Seqno
 from tranlog.log.files.commit_point import is_member, read_commit_point
 from tranlog.log.files.directory import DISK_FULL, join, list_segments
+from tranlog.log.files.hashing import hash_up_to
 from tranlog.log.files.ownership import Ownership, closed_by, renew_locks
 from tranlog.log.files.positions import NO_LSN, POSITIONS_NAME
 from tranlog.log.files.recent import RecentPieces
@@ -75,12 +76,13 @@ class LogEnd:
         self.steps = Steps(path, ownership, pending, self)
         self.segments = Segments(path, disk)
         self.segments.recent = self.recent = RecentPieces()
-        self.journal = Journal(path, disk, clock, options, pending)
+        self.prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
+        hashed = lambda: self.prefix.hashed(pending.last, pending.added, len(pending.starts))  # noqa: E731
+        self.journal = Journal(path, disk, clock, options, pending, hashed)
         self.publishing = Publishing(path, disk, self.segments, pending)
         give_way, may_write = self.steps.give_way, ownership.may_write
         self.spilling = Spilling(path, disk, clock, options, may_write=may_write, give_way=give_way, syncs=self.syncs)
         self.index_flush = IndexFlush(path, disk, clock, self.segments, options, give_way)
-        self.prefix = UnbrokenPrefix()  # what was allocated before it and is not visible yet
         self.places: dict[Seqno, AllocatedPlace] = {}  # those of allocations neither complete nor abandoned
         self.turn: OpenTurn | None = None
         self.refused: dict[int, LogError] = {}  # threads whose transactions were taken back by another one, and why
@@ -103,6 +105,7 @@ class LogEnd:
         if is_member(self.path, self.disk):
             self.publishing.told = min(opened.committed, opened.last_seqno)
         self.index_flush.adopt(opened.index)
+        self.prefix.h = hash_up_to(self.segments, opened.last_seqno, opened.last_seqno)
         self.publishing.open(opened.last_seqno, ids, epoch, start, opened.end, opened.mark)
         self.spilling.take_stock(list_segments(self.path, self.disk), opened.end, history)
         try:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.log.files.hashing import hash_up_to
 from tranlog.log.files.positions import NO_LSN, KeptHold
 from tranlog.log.files.segments import SegmentStat
 from tranlog.log.files.spilled import SpillFault, SpillReader, SpillStat
@@ -19,6 +20,7 @@ from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.gate import Gate
 from tranlog.log.reading.reader import LogRange
 from tranlog.log.records.format import RecordHeader
+from tranlog.log.records.running_hash import unsigned
 from tranlog.log.records.spill import RawChunk
 from tranlog.log.rules.index import SeqnoIndex
 from tranlog.log.writing.log_end import LogEnd, OwnView
@@ -98,6 +100,16 @@ class LogView:
         with self.cursor() as cursor:
             cursor.seek(seqno)
             return cursor.next_header()
+
+    def h(self, seqno: Seqno) -> int:
+        """Return the running hash up to a visible transaction, or up to the one before the first.
+
+        Units: from 0 to 2^64 - 1. Raises PurgedError for an earlier one, SegmentGoneError, LogUnreadableError,
+        CorruptRecordError.
+        """
+        with self._end.steps.lock:
+            visible, h = self._end.publishing.visible, self._end.prefix.h
+        return unsigned(h if seqno == visible else hash_up_to(self._end.segments, seqno, visible))
 
     def last_of_epoch(self, epoch: int) -> Gtid | None:
         """Return the last visible transaction of that epoch or of one before it; None where none is held.

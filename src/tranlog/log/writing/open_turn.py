@@ -18,23 +18,26 @@ class OpenTurn:
     """The turn of the thread that makes it. The log's lock guards it.
 
     It begins at offset `start` of the newest segment; `fragno` is the next fragment's number, `bytes` the size of the
-    records so far. `spilled` is where its fragments went once it was too large, and `start` says nothing then.
+    records so far, `added` the running hash that they make of 0. `spilled` is where its fragments went once it was too
+    large, and `start` and `added` say nothing then.
     """
 
-    __slots__ = ("_thread", "bytes", "fragno", "owner", "spilled", "start")
+    __slots__ = ("_thread", "added", "bytes", "fragno", "owner", "spilled", "start")
 
     def __init__(self, start: int, spilled: SpilledTransaction | None = None) -> None:
         self.start = start
         self.spilled = spilled
         self.fragno = 0
         self.bytes = 0
+        self.added = 0
         self.owner = threading.get_ident()
         self._thread = threading.current_thread()
 
-    def took(self, size: int) -> None:
-        """Count a fragment that was appended."""
+    def took(self, size: int, added: int) -> None:
+        """Count a fragment that was appended; `added` is what all of them make of 0."""
         self.fragno += 1
         self.bytes += size
+        self.added = added
 
     def dropped(self) -> bool:
         """Whether nobody is left to go on with it."""

@@ -14,7 +14,9 @@ from threading import get_ident
 
 from tranlog.errors import AppendOrderError, RawRecordError
 from tranlog.ids import Gtid, Seqno
-from tranlog.log.records.format import CRC_NONE, Impossible, RecordHeader, parse_event
+from tranlog.log.files.positions import NO_LSN
+from tranlog.log.records.format import CRC_NONE, HEADER, Impossible, RecordHeader, parse_event
+from tranlog.log.records.running_hash import after, fold_span, signed
 from tranlog.log.records.spill import RawChunk, Reference, unpack_chunk, with_reference
 from tranlog.log.rules.raw_records import RawFault, RawRun, walk_raw
 from tranlog.log.writing.appending import Appending
@@ -30,6 +32,24 @@ class RawAppending:
         self._end = end
         self._steps = end.steps
         self._appending = appending
+
+    def take_over(self, history: bytes, h: int) -> None:
+        """See `Log.take_over`."""
+        end = self._end
+        with self._steps.lock, self._steps:
+            end.check_open()
+            if end.publishing.visible_lsn != NO_LSN or end.pending.starts or end.turn is not None:
+                return
+            if end.journal.end > HEADER.size:  # it was closed without a record
+                try:
+                    end.journal.cut(HEADER.size)
+                except OSError as exc:
+                    raise end.stop_for(exc, "cutting back") from exc
+                end.publishing.visible_end = HEADER.size
+            end.segments.history = end.journal.history = history
+            end.spilling.take_over(history)
+            end.prefix.h = signed(h)
+            end.tell()
 
     def append(self, raw: bytes) -> Gtid:
         """See `Log.append_raw`."""
@@ -113,14 +133,15 @@ class RawAppending:
         base = journal.end
         pending.put(piece)
         pending.owners.add(me)
-        if header.last_frag:
-            ids = (header.source_id, header.event_id)
-            pending.complete([base + at for at in starts] if turn is None else [turn.start], ids)
-            if turn is not None:
-                end.end_turn()
+        ids = (header.source_id, header.event_id)
+        if header.last_frag and turn is None:
+            pending.complete([base + at for at in starts], ids, fold_span(piece, 0, len(piece), pending.added))
         else:
             if turn is None:
                 end.turn = turn = OpenTurn(base)
-            turn.took(len(piece))
+            turn.took(len(piece), fold_span(piece, 0, len(piece), turn.added))
+            if header.last_frag:
+                pending.complete([turn.start], ids, after(pending.added, turn.added, 1))
+                end.end_turn()
         if len(pending) >= end.options.buffer_bytes:
             end.flush()

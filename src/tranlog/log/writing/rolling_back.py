@@ -12,6 +12,7 @@ import logging
 
 from tranlog.errors import DiskFullError, RollbackError
 from tranlog.ids import Epoch, Gtid, Lsn, Seqno, lsn, lsn_text
+from tranlog.log.files.hashing import hash_up_to
 from tranlog.log.files.positions import NO_LSN, hold, is_running, read_holds
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.records.format import HEADER, RecordHeader, RollbackMark, encode_mark
@@ -95,6 +96,7 @@ class Rollback:
         end = self._end
         self._lower_holds(Seqno(header.seqno + 1))
         end.flush()  # a sync record may be left of a transaction that was given up
+        h = hash_up_to(end.segments, header.seqno, end.publishing.visible)
         number = end.journal.number + 1
         stamp = end.clock.now_ms()
         proof = end.journal.sync_record(HEADER.size, end.pending.start, stamp, number)
@@ -110,7 +112,7 @@ class Rollback:
             written_at=max(end.clock.now_ms(), 0),
         )
         self._rotation.begin_segment(proof + encode_mark(mark), stamp)
-        self._go_back(mark, header)
+        self._go_back(mark, header, h)
         return mark
 
     def _lower_holds(self, following: Seqno) -> None:
@@ -131,13 +133,14 @@ class Rollback:
             found = cursor.next()
         return (None, NO_LSN) if found is None else (found.header, found.start)
 
-    def _go_back(self, mark: RollbackMark, header: RecordHeader) -> None:
+    def _go_back(self, mark: RollbackMark, header: RecordHeader, h: int) -> None:
         """Take a mark that is durable for the end of the stream."""
         end = self._end
         last = mark.matchpoint_seqno
         # What readers may pass to comes first: the segments that they then look into hold nothing beyond it.
         ids = (header.source_id, header.event_id)
         end.publishing.go_back(last, ids, header.epoch, mark.matchpoint_lsn, mark.number)
+        end.prefix.h = h
         end.pending.go_back(last, ids)
         end.segments.roll_back(end.journal.number, mark.last_seqno, mark)
         logger.warning(

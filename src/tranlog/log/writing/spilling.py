@@ -114,6 +114,11 @@ class Spilling:
         self._closed = False
         self._stored: SpillTable | None = None
 
+    def take_over(self, history: bytes) -> None:
+        """Have this identity in the segments to come; there is none yet."""
+        assert self._active is None or history == self._history, "the identity comes before the first chunk"
+        self._history = history
+
     def take_stock(self, log_segments: Sequence[int], end: int, history: bytes) -> None:
         """Find out which spill segments there are and who refers into them; `end` is that of the newest log segment.
 
