@@ -27,6 +27,7 @@ from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.effects import (
     BeginReign,
     Committed,
+    DropChunks,
     Effect,
     EndReign,
     Fatal,
@@ -275,8 +276,10 @@ class Cluster:
                 except ValueError:
                     core.unusable()
                 self._logged(node, since)
-            case PutChunk(oid=oid, seq=seq, raw=raw):
-                log.put_chunk(oid, seq, raw)
+            case PutChunk(chunk=chunk):
+                log.put_chunk(chunk)
+            case DropChunks(oid=oid):
+                log.spilled.pop(oid, None)
             case BeginReign(epoch=epoch):
                 self.checkers.elected(node, epoch, log, acks=len(core.mind.acks))
                 self.counts.elections += 1

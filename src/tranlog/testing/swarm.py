@@ -96,6 +96,8 @@ class Swarm:
         long."""
         cluster, nodes = self.cluster, list(self.cluster.nodes)
         cluster.run(3000)  # the last hand-over and the last pause end
+        if not cluster.run_until(lambda: len(cluster.primaries()) == 1, 10_000):
+            raise Violation("35: the primary is gone, and there is no other")
         (primary,) = cluster.primaries()
         core = cluster.up()[primary]
         own, epoch = core.config.member(primary), core.mind.epoch
@@ -150,7 +152,7 @@ class Swarm:
         if able:
             w = rng.choice((0, 1, 1, 2, MAJORITY, MAJORITY, MAJORITY))
             self._made += 1
-            parts = tuple([b"part"] * rng.choice((0, 0, 0, 0, 3)))
+            parts = tuple([b"part"] * (0 if rng.random() < 0.95 else 3))
             timeout = rng.choice((300, 3000) if w == 2 else (0, 300, 3000))
             cluster.write(rng.choice(able), f"t{self._made}", w, timeout, chunks=parts)
 
