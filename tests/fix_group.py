@@ -49,7 +49,7 @@ def log_of(*epochs: int, begin: int = 0, text: str = "t") -> ModelLog:
             log.append(f"{text}{at}", 1000 * at)
     log.sync()
     if begin:
-        log.purge(begin - 1, hard=True)
+        log.purge(begin - 1)
     return log
 
 

@@ -1,56 +1,24 @@
-"""A log in memory, as replication sees one: epochs, a sync, the loss of what was not synced, a purge, a rollback.
+"""A log in memory, as the rules of replication see one; for what asks the rules alone, millions of times.
 
-Stands where the real log will: `GroupLog` is the seam. A transaction is a line of text.
+A transaction is a line of text. The simulator runs on the real log.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Mapping
+from functools import partial
 from hashlib import blake2b
-from typing import Protocol
 
 import msgspec
 
 from tranlog.ids import Epoch, Gtid, Seqno
-from tranlog.replication.rules.effects import ReplicatedLog
+from tranlog.log.records.spill import RawChunk
+from tranlog.replication.rules.effects import Outgoing
 from tranlog.replication.rules.packets import NO_GTID
 from tranlog.replication.rules.syncup import Saved, rollback_id, saved_rows
 
 NOOP = "no-op"
-
-
-class GroupLog(ReplicatedLog, Protocol):
-    """What a member of a group does to its log; the simulator needs no more of one."""
-
-    def begin_reign(self, epoch: int, wall: int) -> None:
-        """Append the no-op of an epoch."""
-
-    def append(self, text: str, wall: int, *, chunks: tuple[bytes, ...] = ()) -> Gtid:
-        """Append a transaction in the last epoch; `chunks`: what of it spilled, which comes to stand beside it."""
-
-    def put(self, raw: bytes, wall: int) -> None:
-        """Append records as they came. Raises ValueError for those that do not follow what is there."""
-
-    def put_chunk(self, oid: bytes, seq: int, raw: bytes) -> None:
-        """Keep a chunk."""
-
-    def sync(self) -> None:
-        """Make everything durable."""
-
-    def save(self, matchpoint: Gtid, wall: int) -> None:
-        """Save durably what comes after the matchpoint."""
-
-    def abandon_after(self, matchpoint: Gtid) -> None:
-        """Abandon what comes after the matchpoint, durably."""
-
-    def keep(self, name: str, seqno: int | None) -> None:
-        """Keep what begins at a seqno from being purged, under a name; None: no longer."""
-
-    def purge(self, up_to: int, *, hard: bool = False) -> None:
-        """Purge up to a seqno, inclusive, as far as the holds allow, and never the last transaction."""
-
-    def crash(self, rng: random.Random) -> None:
-        """Lose the power: some of what was not synced is gone."""
 
 
 class ModelEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -67,8 +35,12 @@ def running_hash(before: int, entry: ModelEntry) -> int:
     return int.from_bytes(blake2b(told, digest_size=8).digest()) >> 1
 
 
+def _after(chunks: list[RawChunk], first: int) -> Iterator[RawChunk]:
+    return iter(chunks[first:])
+
+
 class ModelLog:
-    """A `GroupLog` as a list."""
+    """A `ReplicatedLog` as a list."""
 
     def __init__(self) -> None:
         self.entries: list[ModelEntry] = []
@@ -79,7 +51,7 @@ class ModelLog:
         self.begin_hash = 0
         self.mark = 0
         self.held: dict[str, int] = {}
-        self.spilled: dict[bytes, dict[int, bytes]] = {}
+        self.spilled: dict[bytes, list[RawChunk]] = {}
         self.saved: dict[int, tuple[Gtid, Gtid]] = {}
         self.saved_rows: list[Saved] = []
 
@@ -129,23 +101,30 @@ class ModelLog:
         """Whether a text behind that seqno begins with DDL."""
         return any([entry.text.startswith("DDL") for entry in self.entries[after + 1 - self.begin :]])
 
-    def raw(self, after: int, up_to: int, limit: int) -> tuple[bytes, Gtid]:
+    def outgoing(self, after: int, up_to: int, limit: int) -> Outgoing:
         """Return whole records after a seqno."""
         taken: list[ModelEntry] = []
         size = 0
         for entry in self.entries[after + 1 - self.begin : up_to + 1 - self.begin]:
-            if taken and size + len(entry.text) + 30 > limit:
+            if taken and (entry.parts or size + len(entry.text) + 30 > limit):
                 break
             taken.append(entry)
             size += len(entry.text) + 30
-        return msgspec.msgpack.encode(taken), taken[-1].gtid
+            if entry.parts:
+                chunks = self.spilled[entry.gtid.to_bytes()]
+                raw = msgspec.msgpack.encode(taken)
+                return Outgoing(raw, entry.gtid, chunks[0].oid, partial(_after, chunks))
+        return Outgoing(msgspec.msgpack.encode(taken), taken[-1].gtid)
 
-    def chunks(self, after: int, up_to: int) -> list[tuple[bytes, int, bytes]]:
-        """Return the chunks of what lies there."""
-        if not self.spilled:
-            return []
-        oids = {_oid(e.gtid) for e in self.entries[after + 1 - self.begin : up_to + 1 - self.begin] if e.parts}
-        return [(oid, seq, raw) for oid in sorted(oids) for seq, raw in sorted(self.spilled.get(oid, {}).items())]
+    def open_spills(self) -> Mapping[bytes, int]:
+        """Return how many chunks each open transaction has."""
+        ended = {entry.gtid.to_bytes() for entry in self.entries}
+        return {oid: len(chunks) for oid, chunks in self.spilled.items() if oid not in ended}
+
+    def open_chunks(self, have: Mapping[bytes, int]) -> Iterator[RawChunk]:
+        """Yield the chunks of open transactions."""
+        for oid in self.open_spills():
+            yield from self.spilled[oid][have.get(oid, 0) :]
 
     # --- what is done to it ---
 
@@ -163,7 +142,8 @@ class ModelLog:
         """Append a transaction in the last epoch."""
         gtid = Gtid(self.last.epoch, Seqno(self.last.seqno + 1))
         if chunks:
-            self.spilled[_oid(gtid)] = dict(enumerate(chunks))
+            oid = gtid.to_bytes()
+            self.spilled[oid] = [RawChunk(oid, seq, 0, len(raw), raw) for seq, raw in enumerate(chunks)]
         self._add(ModelEntry(gtid, text, len(chunks)), wall)
         return gtid
 
@@ -173,13 +153,15 @@ class ModelLog:
             last = self.last
             if entry.gtid.seqno != last.seqno + 1 or entry.gtid.epoch < last.epoch:
                 raise ValueError(f"{entry.gtid} does not follow {last}")
-            if len(self.spilled.get(_oid(entry.gtid), {})) < entry.parts:
+            if len(self.spilled.get(entry.gtid.to_bytes(), ())) < entry.parts:
                 raise ValueError(f"{entry.gtid} refers to chunks that are not there")
             self._add(entry, wall)
 
-    def put_chunk(self, oid: bytes, seq: int, raw: bytes) -> None:
-        """Keep a chunk."""
-        self.spilled.setdefault(oid, {})[seq] = raw
+    def put_chunk(self, chunk: RawChunk) -> None:
+        """Keep a chunk that is the next one."""
+        parts = self.spilled.setdefault(chunk.oid, [])
+        if chunk.seq == len(parts):
+            parts.append(chunk)
 
     def sync(self) -> None:
         """Make everything durable."""
@@ -198,7 +180,7 @@ class ModelLog:
         """Abandon what comes after the matchpoint."""
         keep = matchpoint.seqno + 1 - self.begin
         for entry in self.entries[keep:]:
-            self.spilled.pop(_oid(entry.gtid), None)
+            self.spilled.pop(entry.gtid.to_bytes(), None)
         del self.entries[keep:], self.hashes[keep:], self.times[keep:]
         self.synced = len(self.entries)
         self.mark += 1
@@ -216,7 +198,7 @@ class ModelLog:
         count = min(bound + 1 - self.begin, self.synced - 1)
         if count > 0:
             for entry in self.entries[:count]:
-                self.spilled.pop(_oid(entry.gtid), None)
+                self.spilled.pop(entry.gtid.to_bytes(), None)
             self.begin_hash = self.hashes[count - 1]
             del self.entries[:count], self.hashes[:count], self.times[:count]
             self.begin += count
@@ -240,9 +222,5 @@ class ModelLog:
         kept = other.synced
         self.entries, self.hashes, self.times = other.entries[:kept], other.hashes[:kept], other.times[:kept]
         self.begin, self.begin_hash, self.synced = other.begin, other.begin_hash, kept
-        self.spilled = {oid: dict(parts) for oid, parts in other.spilled.items()}
+        self.spilled = {oid: list(parts) for oid, parts in other.spilled.items()}
         self.mark += 1
-
-
-def _oid(gtid: Gtid) -> bytes:
-    return gtid.to_bytes()

@@ -34,13 +34,14 @@ class Agenda:
 
 
 class SimNetwork:
-    """Carries packets between nodes. Rates: of packets, 0 to 1. Delays: ms."""
+    """Carries packets between nodes, in order but for late ones. Rates: of packets, 0 to 1. Delays: ms."""
 
     def __init__(self, rng: random.Random, agenda: Agenda, deliver: Deliver) -> None:
         self.drop = self.double = self.late = 0.0
         self.delay_ms = (1, 5)
         self.late_ms = 800
         self.cuts: set[tuple[NodeId, NodeId]] = set()
+        self._arrived: dict[tuple[NodeId, NodeId], int] = {}
         self._rng = rng
         self._agenda = agenda
         self._deliver = deliver
@@ -51,10 +52,13 @@ class SimNetwork:
         if (sender, to) in self.cuts or rng.random() < self.drop:
             return
         for _ in range(2 if rng.random() < self.double else 1):
-            delay = rng.randint(*self.delay_ms)
+            line = sender, to
+            at = max(self._agenda.now + rng.randint(*self.delay_ms), self._arrived.get(line, 0))
             if rng.random() < self.late:
-                delay += rng.randrange(self.late_ms)
-            self._agenda.after(delay, lambda: self._arrive(sender, to, packet))
+                at += rng.randrange(self.late_ms)
+            else:
+                self._arrived[line] = at
+            self._agenda.after(at - self._agenda.now, lambda: self._arrive(sender, to, packet))
 
     def _arrive(self, sender: NodeId, to: NodeId, packet: Packet) -> None:
         if (sender, to) not in self.cuts:

@@ -64,8 +64,8 @@ def test_the_greatest_common_gtid_is_found(
     base = [1] + [1 + epoch for epoch in prefix]
     ahead = [epoch + 5 for epoch in one], [epoch + 5 for epoch in other]
     mine, source = histories(base, *ahead)
-    mine.purge(purged - 1, hard=True)
-    source.purge(source_purged - 1, hard=True)
+    mine.purge(purged - 1)
+    source.purge(source_purged - 1)
     common = [g for s in range(20) if (g := mine.gtid(s)) is not None and source.gtid(s) == g]
     if not common and mine.first == source.first == 0:
         common = [NO_GTID]

@@ -95,6 +95,11 @@ class StoredTransaction:
         return self.header.lsn + self.header.record_length - self._start  # all of it is in one segment
 
     @property
+    def oid(self) -> bytes:
+        """Whose chunks those of a spilled transaction are. Raises CorruptRecordError."""
+        return self._refers_to().oid
+
+    @property
     def start(self) -> Lsn:
         """Where its first record stands."""
         return self._start

@@ -243,12 +243,13 @@ def fragment_json(header: TransactionHeader, payload: Payload, zone: tzinfo = UT
         tables=None if header.tables is None else [f"{schema}.{table}" for schema, table in header.tables],
         metadata=payload.metadata,
         options=payload.options,
-        changes=[_change_json(change) for change in payload.changes],
+        changes=[change_json(change) for change in payload.changes],
     )
     return msgspec.json.encode(shown).decode()
 
 
-def _change_json(change: Change) -> ChangeJson:
+def change_json(change: Change) -> ChangeJson:
+    """Return one change as JSON has it."""
     if isinstance(change, Statement):
         return ChangeJson(
             op="STATEMENT",

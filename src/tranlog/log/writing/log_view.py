@@ -7,19 +7,20 @@ Source: thl-internals; docs/format.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 
-from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno
+from tranlog.ids import NO_SEQNO, Epoch, Gtid, Seqno, lsn_segment
 from tranlog.log.files.hashing import hash_up_to
 from tranlog.log.files.positions import NO_LSN, KeptHold
+from tranlog.log.files.segment import SegmentReader
 from tranlog.log.files.segments import SegmentStat
 from tranlog.log.files.spilled import SpillFault, SpillReader, SpillStat
 from tranlog.log.options import LogStatus
 from tranlog.log.reading.cursor import Cursor
 from tranlog.log.reading.gate import Gate
 from tranlog.log.reading.reader import LogRange
-from tranlog.log.records.format import RecordHeader
+from tranlog.log.records.format import HEADER, RecordHeader, RollbackMark, SyncRecord
 from tranlog.log.records.running_hash import unsigned
 from tranlog.log.records.spill import RawChunk
 from tranlog.log.rules.index import SeqnoIndex
@@ -71,6 +72,17 @@ class LogView:
     def durable_seqno(self) -> Seqno:
         """The last transaction that a sync covered."""
         return self._end.publishing.durable
+
+    @property
+    def visible_gtid(self) -> Gtid | None:
+        """The last transaction that readers may see; None in a log without any."""
+        publishing = self._end.publishing
+        return None if publishing.visible_lsn == NO_LSN else Gtid(publishing.visible_epoch, publishing.visible)
+
+    @property
+    def marks(self) -> int:
+        """The number of the last rollback mark; 0 in a log that never was rolled back."""
+        return self._end.publishing.mark
 
     def last(self) -> RecordHeader | None:
         """Return the header of the last visible transaction's last fragment; None in a log without any."""
@@ -129,15 +141,55 @@ class LogView:
                     high = Seqno(middle - 1)
         return found
 
-    def open_chunks(self) -> Iterator[RawChunk]:
+    def logged_at(self, seqno: Seqno) -> tuple[list[tuple[Seqno, int]], Seqno]:
+        """Return when the transactions of one segment, that of a visible `seqno`, were logged here, and its last one.
+
+        Shape: pairs in order, the first of those that were logged together and the wall clock then, ms since 1970. That
+        is told by the sync record in front of them. Reads the segment's headers. Raises as a cursor's `next`.
+        """
+        with self.cursor() as cursor:
+            cursor.seek(seqno)
+            found = cursor.next()
+            assert found is not None, "it is visible"
+            number = lsn_segment(found.start)
+        segments = self._end.segments
+        after, cut = segments.prev_seqno(number), segments.cut_of(number)
+        assert after is not None
+        times: list[tuple[Seqno, int]] = []
+        following, offset = Seqno(after + 1), HEADER.size
+        with segments.opened(number, seqno) as file:
+            reader = SegmentReader(file, number)
+            while True:
+                match outcome := reader.read(offset, verify=False):
+                    case RecordHeader():
+                        following = Seqno(outcome.seqno + outcome.last_frag)
+                    case SyncRecord():
+                        times.append((following, outcome.written_at))
+                    case RollbackMark():
+                        following = Seqno(outcome.matchpoint_seqno + 1)
+                    case _:
+                        break
+                offset += outcome.record_length
+        last = Seqno(following - 1)
+        return times, last if cut is None else min(last, cut)
+
+    def open_spills(self) -> dict[bytes, int]:
+        """Return how many chunks each transaction has spilled that is still open, by its oid."""
+        return {one.oid: one.chunks for one in self._end.spilling.open_ones()}
+
+    def open_chunks(self, have: Mapping[bytes, int] | None = None) -> Iterator[RawChunk]:
         """Yield the chunks that transactions have spilled which are still open, each one's in order.
 
-        One that ends meanwhile has no more of them. Raises LogUnreadableError.
+        `have`: so many of one, by its oid, are not wanted. One that ends meanwhile has no more of them. Raises
+        LogUnreadableError.
         """
         end = self._end
         for reference in end.spilling.open_ones():
+            first = 0 if have is None else have.get(reference.oid, 0)
+            if first >= reference.chunks:
+                continue
             with closing(SpillReader(end.path, end.disk, reference, None, end.segments.history)) as reader:
-                for found in reader.chunks():
+                for found in reader.chunks(first):
                     if isinstance(found, SpillFault):
                         break
                     yield found

@@ -21,6 +21,7 @@ from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LOOK_S
 from tranlog.log.records.format import RollbackMark
 from tranlog.log.rules.numbering import Numbering
+from tranlog.log.writing.allocation import empty_transaction
 from tranlog.log.writing.log import Log
 
 logger = logging.getLogger(__name__)
@@ -117,6 +118,11 @@ class MemberLog(Log):
         end.publishing.given = numbering is Numbering.GIVEN
         end.reign += 1
         end.pending.room = 0
+
+    def keep_alive(self) -> Gtid:
+        """Append a no-op, visible with the next commit; return its GTID. Raises as `append`."""
+        end = self._end
+        return self.append(empty_transaction(end.pending.ids, max(end.clock.now_ms(), 0)))
 
     def commit_to(self, gtid: Gtid) -> None:
         """Take the group's word that everything up to `gtid`, which this log holds and shows, is committed.

@@ -13,12 +13,13 @@ from __future__ import annotations
 import msgspec
 
 from tranlog.ids import Gtid
+from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules import acks as ack_rules
 from tranlog.replication.rules import concern, syncup
 from tranlog.replication.rules.beats import NEVER
 from tranlog.replication.rules.concern import OpenQuestion
 from tranlog.replication.rules.config import NO_NODE, GroupConfig, NodeId, change_refused, check, check_w
-from tranlog.replication.rules.effects import Committed, Fatal, KeepFrom, Put, PutChunk, Restore, RollBack
+from tranlog.replication.rules.effects import Committed, DropChunks, Fatal, KeepFrom, Put, PutChunk, Restore, RollBack
 from tranlog.replication.rules.election import PATIENCE_LEAST, PATIENCE_MOST
 from tranlog.replication.rules.feed import CREDIT, LEFT_BEHIND_MS, Candidate, choose_source
 from tranlog.replication.rules.packets import (
@@ -32,6 +33,7 @@ from tranlog.replication.rules.packets import (
     ROLLBACK,
     Ack,
     AckRelay,
+    ChunksGone,
     Follow,
     Heartbeat,
     Here,
@@ -49,6 +51,8 @@ from tranlog.replication.rules.syncup import Limits, Verdict, holds
 
 HOPS_MAX = 16
 """So often an ack is passed on."""
+MARK_BITS = 20
+"""Of an ack's mark the low bits count the log's own; those above the node's start: a restored log counts anew."""
 
 
 class Core(Reigning):
@@ -229,7 +233,7 @@ class Core(Reigning):
     def _on_where(self, sender: NodeId, where: Where) -> None:
         if self.mind.state in READABLE:
             self.feeder.searching[sender] = self.mind.now
-            self._out.append(KeepFrom(f"search.{sender}", self.log.first))
+            self._out.append(KeepFrom(f"restore.{sender}", self.log.first))
             self._send(sender, syncup.answer(self.log, where, self.mind.epoch))
 
     def _end_searches(self) -> None:
@@ -237,7 +241,7 @@ class Core(Reigning):
         limit = self.mind.now - 2 * PATIENCE_MOST * self.config.heartbeat_ms
         for node in [node for node, since in self.feeder.searching.items() if since < limit]:
             del self.feeder.searching[node]
-            self._out.append(KeepFrom(f"search.{node}", None))
+            self._out.append(KeepFrom(f"restore.{node}", None))
 
     def _on_here(self, sender: NodeId, here: Here) -> None:
         mind, intake = self.mind, self.intake
@@ -299,7 +303,11 @@ class Core(Reigning):
         intake = self.intake
         if intake.streaming and (intake.source, intake.number) == (sender, chunk.number):
             intake.received += len(chunk.raw)
-            self._out.append(PutChunk(chunk.oid, chunk.seq, chunk.raw))
+            self._out.append(PutChunk(RawChunk(chunk.oid, chunk.seq, chunk.codec, chunk.raw_length, chunk.raw)))
+
+    def _on_gone(self, sender: NodeId, gone: ChunksGone) -> None:
+        if self.intake.streaming and (self.intake.source, self.intake.number) == (sender, gone.number):
+            self._out.append(DropChunks(gone.oid))
 
     # --- acks ---
 
@@ -310,8 +318,9 @@ class Core(Reigning):
             return
         if ack_rules.may_ack(mind.primary_epoch, mind.epoch):
             log, credit = self.log, intake.received
+            mark = mind.pulse.start << MARK_BITS | log.mark % (1 << MARK_BITS)
             intake.received = 0
-            self._send(intake.source, Ack(durable=log.durable, epoch=mind.primary_epoch, mark=log.mark, credit=credit))
+            self._send(intake.source, Ack(durable=log.durable, epoch=mind.primary_epoch, mark=mark, credit=credit))
 
     def _on_ack(self, sender: NodeId, ack: Ack) -> None:
         self._out += self.feeder.acked(sender, ack.durable, ack.credit)
@@ -401,6 +410,8 @@ class Core(Reigning):
                 self._out += self.feeder.begin(sender, packet, self.log) if self.mind.state in READABLE else []
             case SpillChunk():
                 self._on_chunk(sender, packet)
+            case ChunksGone():
+                self._on_gone(sender, packet)
             case Lead():
                 self._on_lead(sender, packet)
             case _:

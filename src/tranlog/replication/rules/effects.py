@@ -5,15 +5,27 @@ A shell carries them out: a `Persist` is durable before a `Send` behind it leave
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
 
 from tranlog.ids import Gtid, Seqno
+from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules.concern import Outcome
 from tranlog.replication.rules.config import NodeId
 from tranlog.replication.rules.packets import Packet
 from tranlog.replication.rules.stored import Stored
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """Whole records up to `last`. `chunks`: the one record refers to the chunks of `oid`, which it returns from a
+    number on."""
+
+    raw: bytes
+    last: Gtid
+    oid: bytes = b""
+    chunks: Callable[[int], Iterator[RawChunk]] | None = None
 
 
 class ReplicatedLog(Protocol):
@@ -39,7 +51,7 @@ class ReplicatedLog(Protocol):
         """Return the GTID at a seqno; None where the log holds none."""
 
     def h(self, seqno: int) -> int:
-        """Return the running hash up to a seqno that is held, or is the one before the first."""
+        """Return what equal histories have in common at a seqno that is held; 0 where nothing is known."""
 
     def last_of_epoch(self, epoch: int) -> Gtid:
         """Return the last GTID of that or an earlier epoch; `NO_GTID` where none is held."""
@@ -50,12 +62,15 @@ class ReplicatedLog(Protocol):
     def has_ddl(self, after: int) -> bool:
         """Whether a transaction after that seqno holds DDL."""
 
-    def raw(self, after: int, up_to: int, limit: int) -> tuple[bytes, Gtid]:
-        """Return whole records after a seqno, at least one, and the GTID of the last of them."""
+    def outgoing(self, after: int, up_to: int, limit: int) -> Outgoing:
+        """Return the whole records of at least one transaction after a seqno, of others up to `up_to` and about `limit`
+        bytes; a record that refers to chunks comes alone."""
 
-    def chunks(self, after: int, up_to: int) -> list[tuple[bytes, int, bytes]]:
-        """Return the chunks (oid, seq, raw) of transactions that are open, or whose records lie after a seqno, up to
-        one."""
+    def open_spills(self) -> Mapping[bytes, int]:
+        """Return how many chunks each transaction has that is still open, by its oid."""
+
+    def open_chunks(self, have: Mapping[bytes, int]) -> Iterable[RawChunk]:
+        """Yield the chunks of transactions that are still open, each one's in order, without so many of each."""
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -98,9 +113,13 @@ class Put(Effect, frozen=True):
 class PutChunk(Effect, frozen=True):
     """Keep a chunk of a large transaction."""
 
+    chunk: RawChunk
+
+
+class DropChunks(Effect, frozen=True):
+    """Forget the chunks of a transaction that was given up."""
+
     oid: bytes
-    seq: int
-    raw: bytes
 
 
 class RollBack(Effect, frozen=True):

@@ -9,14 +9,15 @@ Source: docs/protocol.md, "The order of things"; tokumx-replication (Large Trans
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from tranlog.ids import Gtid
+from tranlog.log.records.spill import RawChunk
 from tranlog.replication.rules.config import NO_NODE, GroupConfig, NodeId
 from tranlog.replication.rules.effects import Effect, KeepFrom, ReplicatedLog, Send
-from tranlog.replication.rules.packets import NO_GTID, RAW_BYTES, READABLE, Follow, Records, SpillChunk
+from tranlog.replication.rules.packets import NO_GTID, RAW_BYTES, READABLE, ChunksGone, Follow, Records, SpillChunk
 from tranlog.replication.rules.syncup import holds
 
 CREDIT = 1 << 20
@@ -26,13 +27,16 @@ LEFT_BEHIND_MS = 30_000
 
 
 class Stream(msgspec.Struct):
-    """One follower served: what was sent last, and how many bytes more may be sent."""
+    """One follower served: what was sent last, and how many bytes more may be sent.
+
+    `chunks`: how many it was sent of transactions whose record it was not, by their oid.
+    """
 
     number: int
     after: Gtid
     credit: int
     delay_ms: int
-    chunks: set[tuple[bytes, int]]
+    chunks: dict[bytes, int]
 
 
 class Feeder(msgspec.Struct):
@@ -51,8 +55,8 @@ class Feeder(msgspec.Struct):
         known = self.streams.get(node)
         if known is not None and known.number == follow.number:
             return []
-        self.streams[node] = Stream(follow.number, follow.after, follow.credit, follow.delay_ms, set())
-        return [KeepFrom(f"node.{node}", follow.after.seqno + 1), KeepFrom(f"search.{node}", None)]
+        self.streams[node] = Stream(follow.number, follow.after, follow.credit, follow.delay_ms, {})
+        return [KeepFrom(f"node.{node}", follow.after.seqno + 1), KeepFrom(f"restore.{node}", None)]
 
     def acked(self, node: NodeId, durable: Gtid, credit: int) -> list[Effect]:
         """Give a follower more, and keep no longer what it has."""
@@ -72,26 +76,46 @@ class Feeder(msgspec.Struct):
                 continue
             if stream.delay_ms:
                 end = _old_enough(log, stream.after.seqno, end, stream.delay_ms, wall)
-            else:
-                yield from _chunks(node, stream, log, end)
+            elif stream.credit > 0:
+                yield from _chunks(node, stream, log.open_chunks(stream.chunks))
             while stream.credit > 0 and stream.after.seqno < end:
-                yield from _chunks(node, stream, log, end)
-                raw, last = log.raw(stream.after.seqno, end, min(stream.credit, RAW_BYTES))
-                told = min(committed, last)
-                yield Send(
-                    node,
-                    Records(number=stream.number, after=stream.after, last=last, committed=told, epoch=epoch, raw=raw),
+                out = log.outgoing(stream.after.seqno, end, min(stream.credit, RAW_BYTES))
+                if out.chunks is not None:
+                    yield from _chunks(node, stream, out.chunks(stream.chunks.get(out.oid, 0)))
+                    if stream.credit <= 0:
+                        break  # the record comes after the last of them
+                    stream.chunks.pop(out.oid, None)
+                told = min(committed, out.last)
+                sent = Records(
+                    number=stream.number, after=stream.after, last=out.last, committed=told, epoch=epoch, raw=out.raw
                 )
-                stream.after = last
-                stream.credit -= len(raw)
+                yield Send(node, sent)
+                stream.after = out.last
+                stream.credit -= len(out.raw)
+            if stream.chunks and stream.after == log.last:
+                for oid in stream.chunks.keys() - log.open_spills().keys():
+                    del stream.chunks[oid]
+                    yield Send(node, ChunksGone(number=stream.number, oid=oid))
 
 
-def _chunks(node: NodeId, stream: Stream, log: ReplicatedLog, end: int) -> Iterator[Effect]:
-    for oid, seq, raw in log.chunks(stream.after.seqno, end):
-        if (oid, seq) not in stream.chunks and stream.credit > 0:
-            stream.chunks.add((oid, seq))
-            stream.credit -= len(raw)
-            yield Send(node, SpillChunk(number=stream.number, oid=oid, seq=seq, codec=0, raw_length=len(raw), raw=raw))
+def _chunks(node: NodeId, stream: Stream, chunks: Iterable[RawChunk]) -> Iterator[Effect]:
+    """Yield chunks as far as credit goes: where some is left, that was all of them."""
+    for one in chunks:
+        if stream.credit <= 0:
+            return
+        stream.chunks[one.oid] = one.seq + 1
+        stream.credit -= len(one.raw)
+        yield Send(
+            node,
+            SpillChunk(
+                number=stream.number,
+                oid=one.oid,
+                seq=one.seq,
+                codec=one.codec,
+                raw_length=one.raw_length,
+                raw=one.raw,
+            ),
+        )
 
 
 def _old_enough(log: ReplicatedLog, after: int, end: int, delay_ms: int, wall: int) -> int:

@@ -158,7 +158,10 @@ class ChunksGone(Packet, frozen=True):
 
 
 class Ack(Packet, frozen=True):
-    """Durable here up to `durable`, told to the primary of `epoch`; `mark` counts how often the log went back."""
+    """Durable here up to `durable`, told to the primary of `epoch`.
+
+    `mark` rises with each start, and when the log goes back.
+    """
 
     durable: Gtid
     epoch: Count

@@ -1,0 +1,53 @@
+"""What tests of a node's log share: one on a disk in memory, and what a feeder would bring from one to another."""
+
+from __future__ import annotations
+
+from fix_log import HISTORY, PATH
+from tranlog.change import Change
+from tranlog.log.options import LogOptions
+from tranlog.log.reading.text import change_json
+from tranlog.log.records.spill import parse_reference
+from tranlog.replication.acting.following import LogChange, NodeLog
+from tranlog.replication.rules.effects import Put, PutChunk
+from tranlog.testing.clock import ManualClock
+from tranlog.testing.disk import SimDisk
+
+
+def follow(disk: SimDisk, clock: ManualClock | None = None, **options: int) -> NodeLog:
+    """Open a node's log; small transactions spill."""
+    given = LogOptions(**({"ahead_bytes": 0, "spill_above": 3_000} | options))  # type: ignore[arg-type]
+    clock = clock or ManualClock()
+    return NodeLog.follow(PATH, source_id="db1", history=HISTORY, options=given, disk=disk, clock=clock)
+
+
+def bring(source: NodeLog, log: NodeLog, limit: int = 1 << 20) -> None:
+    """Have a log get everything that another one has more, as a feeder sends it."""
+    while log.last != source.last:
+        out = source.outgoing(log.last.seqno, source.last.seqno, limit)
+        if out.chunks is not None:
+            for chunk in out.chunks(log.open_spills().get(out.oid, 0)):
+                assert log.carry_out(PutChunk(chunk)) is LogChange.NOTHING
+        assert log.carry_out(Put(out.raw)) is LogChange.LOGGED
+        assert log.last == out.last
+
+
+def copied(log: NodeLog) -> tuple[list[tuple[int, bytes]], list[object]]:
+    """Return what copies of a log have in common: every record's bytes, and of those that refer to chunks what tells
+    no place."""
+    references: list[object] = []
+    with log.log.cursor() as cursor:
+        for stretch in cursor.stretches():
+            if stretch.spilled is not None:
+                (record,) = stretch.spilled.in_log()
+                told = parse_reference(record.payload)
+                assert told is not None
+                places = (told.oid, told.chunks, told.fragments, told.raw_bytes)
+                references.append((record.header.gtid, record.header.event_id, places, list(stretch.chunks())))
+    with log.log.cursor() as cursor:
+        return list(cursor.raw()), references
+
+
+def ops_of(change: Change) -> dict[str, object]:
+    """Return a change as rollback data has it."""
+    shown = change_json(change)
+    return {name: getattr(shown, name) for name in shown.__struct_fields__}

@@ -1,0 +1,280 @@
+"""What a rollback keeps, and that a crash at any call of it, of a reign's beginning or of a vote is made good.
+
+Proves docs/protocol.md, "Syncup"; conformance/tokumx.md A10, B16, B26, B27, B29.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from fix_effort import Effort
+from fix_group import gtid
+from fix_log import PATH, append_large, make_fragment
+from fix_replicated import bring, copied, follow, ops_of
+from tranlog.change import Fragment, Payload, Statement
+from tranlog.errors import DiskFailedError, DiskFullError
+from tranlog.ids import Gtid, Seqno
+from tranlog.log.upkeep.verify import verify
+from tranlog.payload import encode
+from tranlog.replication.acting.following import LogChange, NodeLog
+from tranlog.replication.acting.rollback import read_saved, save
+from tranlog.replication.acting.state import StateFile
+from tranlog.replication.rules.effects import BeginReign, Committed, EndReign, RollBack
+from tranlog.replication.rules.packets import NO_GTID
+from tranlog.replication.rules.stored import Stored
+from tranlog.replication.rules.syncup import ROLLBACK_STEPS
+from tranlog.testing.clock import ManualClock
+from tranlog.testing.disk import PowerCut, SimDisk
+
+
+def write(log: NodeLog, *names: str) -> None:
+    """Commit transactions of a statement for each letter of a name."""
+    for name in names:
+        log.log.append(writing(name))
+    log.sync()
+
+
+def writing(name: str) -> Fragment:
+    changes = tuple([Statement(schema="s", sql=letter, ddl=False) for letter in name])
+    return make_fragment(name, encode(Payload(changes=changes)))
+
+
+def reign(log: NodeLog, epoch: int, *names: str) -> None:
+    log.carry_out(BeginReign(epoch))
+    write(log, *names)
+    log.carry_out(EndReign())
+
+
+def roll_back(log: NodeLog, matchpoint: Gtid) -> None:
+    assert log.carry_out(RollBack(matchpoint, log.last, ROLLBACK_STEPS)) is LogChange.ROLLED_BACK
+
+
+def told(disk: SimDisk) -> list[tuple[int, int, str, str]]:
+    rows = list(read_saved(PATH, disk))
+    assert all(row.gtid_string == str(row.gtid) for row in rows)
+    found = []
+    for row in rows:
+        assert isinstance(row.op, dict)
+        found.append((row.rid, row.seq, row.gtid_string, row.op.get("statement") or row.op["op"]))
+    return found
+
+
+def test_what_goes_is_saved_newest_first() -> None:
+    disk, clock = SimDisk(), ManualClock(77)
+    log = follow(disk, clock)
+    reign(log, 1, "ab", "cd")
+    reign(log, 3, "e")
+    roll_back(log, gtid(1, 1))
+    assert told(disk) == [
+        (0, 0, "GTID(3, 4)", "e"),
+        (0, 1, "GTID(3, 3)", "NOOP"),
+        (0, 2, "GTID(1, 2)", "d"),
+        (0, 3, "GTID(1, 2)", "c"),
+    ]
+    assert {row.time for row in read_saved(PATH, disk)} == {77}
+    assert (log.last, log.mark, log.log.epoch) == (gtid(1, 1), 1, 1)
+    reign(log, 5, "f")
+    roll_back(log, gtid(1, 1))
+    assert [row[0] for row in told(disk)[4:]] == [1, 1]
+    for number in range(2):
+        disk.unlink(f"{PATH}/rollback/{number}")
+    reign(log, 6, "g")
+    roll_back(log, gtid(1, 1))
+    assert {row[0] for row in told(disk)} == {0}, "all discarded: rid begins at 0"
+
+
+def test_large_transactions_are_saved_whole() -> None:
+    disk = SimDisk()
+    log = follow(disk)
+    reign(log, 1)
+    log.carry_out(BeginReign(2))
+    payload = encode(Payload(changes=(Statement(schema="s", sql="x" * 900, ddl=False),)))
+    append_large(log.log, "spilled", [payload] * 6)
+    log.sync()
+    log.carry_out(EndReign())
+    roll_back(log, gtid(1, 0))
+    assert [row[:3] for row in told(disk)] == [(0, seq, "GTID(2, 2)") for seq in range(6)] + [(0, 6, "GTID(2, 1)")]
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_a_log_with_nothing_in_common_is_emptied(segments: int) -> None:
+    disk, source = SimDisk(), follow(SimDisk())
+    log = follow(disk, segment_bytes=1_000)
+    reign(log, 1, *"abcdefgh" * segments)
+    assert len(log.log.segments()) >= segments
+    reign(source, 2, "other")
+    mark = log.mark
+    roll_back(log, NO_GTID)
+    assert (log.first, log.last, log.mark > mark) == (0, NO_GTID, True)
+    assert [row[3] for row in told(disk)] == ([*"abcdefgh"] * segments)[::-1] + ["NOOP"]
+    bring(source, log)
+    assert copied(log) == copied(source) and log.log.history == source.log.history
+    log.close()
+    assert verify(PATH, disk=disk).problems == ()
+
+
+def test_a_disk_that_is_full_abandons_nothing() -> None:
+    disk = SimDisk()
+    log = follow(disk)
+    reign(log, 1, "a")
+    last = log.last
+    disk.room = 10
+    with pytest.raises(DiskFullError):
+        roll_back(log, gtid(1, 0))
+    assert log.last == last and told(disk) == []
+    disk.room = None
+    roll_back(log, gtid(1, 0))
+    assert [row[:2] for row in told(disk)] == [(0, 0)]
+
+
+def test_a_harmed_file_is_named() -> None:
+    disk = SimDisk()
+    log = follow(disk)
+    reign(log, 1, "a")
+    save(log.log, gtid(1, 0), log.last, ManualClock())
+    disk.set_content(f"{PATH}/rollback/0", b"?")
+    with pytest.raises(DiskFailedError, match=r"rollback/0.*its first line does not say"):
+        save(log.log, gtid(1, 0), log.last, ManualClock())
+
+
+# --- crashes ---------------------------------------------------------------------------------------------
+
+
+def cut_everywhere(
+    before: Callable[[SimDisk], object],
+    act: Callable[[SimDisk], object],
+    check: Callable[[SimDisk], None],
+    seeds: int,
+) -> int:
+    """Cut the power at each call of `act`, let the disk lose what it may, and check; return how many calls."""
+    disk = SimDisk()
+    before(disk)
+    begun = disk.calls
+    act(disk)
+    calls = disk.calls - begun
+    for number in range(1, calls + 1):
+        for seed in range(seeds):
+            disk = SimDisk()
+            before(disk)
+            disk.cut_at = disk.calls + number
+            with pytest.raises(PowerCut):
+                act(disk)
+            check(disk.after_crash(random.Random(1000 * number + seed)))
+    return calls
+
+
+LAST = gtid(3, 5)
+
+
+def prepared(disk: SimDisk) -> NodeLog:
+    log = follow(disk, segment_bytes=1_000)
+    reign(log, 1, "ab", "cd", "ef")
+    log.carry_out(Committed(gtid(1, 1)))
+    reign(log, 3, "gh")
+    assert log.last == LAST
+    return log
+
+
+@pytest.mark.parametrize("matchpoint", [gtid(1, 2), gtid(1, 1)])
+@pytest.mark.long
+def test_a_rollback_is_whole_after_a_crash_at_any_call(matchpoint: Gtid, effort: Effort) -> None:
+    def act(disk: SimDisk) -> None:
+        roll_back(follow(disk, segment_bytes=1_000), matchpoint)
+
+    def check(disk: SimDisk) -> None:
+        log = follow(disk, segment_bytes=1_000)
+        rows = told(disk)
+        assert log.last in (LAST, matchpoint)
+        if log.last == matchpoint:
+            assert rows, "abandoned before it was saved"
+        else:
+            roll_back(log, matchpoint)
+        gone = [row.gtid.seqno for row in read_saved(PATH, disk)]
+        assert gone == sorted(gone, reverse=True) and set(gone) == set(range(matchpoint.seqno + 1, 6))
+        assert [row[:2] for row in told(disk)] == [(0, seq) for seq in range(len(gone))], "once, under one number"
+        assert log.last == matchpoint and log.committed() in (NO_GTID, gtid(1, 1))
+        reign(log, 4, "later")
+        log.close()
+        assert verify(PATH, disk=disk).problems == ()
+
+    def before(disk: SimDisk) -> None:
+        prepared(disk).close()
+
+    assert cut_everywhere(before, act, check, effort(1, 5, 50)) > 20
+
+
+@pytest.mark.long
+def test_an_emptying_begins_again_after_a_crash_at_any_call(effort: Effort) -> None:
+    def before(disk: SimDisk) -> None:
+        log = follow(disk, segment_bytes=1_000)
+        reign(log, 1, *"abcdefgh")
+        log.close()
+
+    def act(disk: SimDisk) -> None:
+        roll_back(follow(disk, segment_bytes=1_000), NO_GTID)
+
+    def check(disk: SimDisk) -> None:
+        log = follow(disk, segment_bytes=1_000)
+        assert log.first == 0, "what is left is a beginning"
+        if log.last != NO_GTID:
+            roll_back(log, NO_GTID)
+        saved = [row for row in read_saved(PATH, disk) if row.rid == 0]
+        assert [row.gtid.seqno for row in saved] == list(range(8, -1, -1))
+        reign(log, 2, "other")
+        assert log.last == gtid(2, 1)
+        log.close()
+        assert verify(PATH, disk=disk).problems == ()
+
+    assert cut_everywhere(before, act, check, effort(1, 5, 50)) > 20
+
+
+@pytest.mark.long
+def test_a_reign_that_a_crash_cuts_off_has_its_no_op_or_nothing(effort: Effort) -> None:
+    def act(disk: SimDisk) -> None:
+        log = follow(disk, segment_bytes=1_000)
+        log.carry_out(BeginReign(4))
+        write(log, "mine")
+        log.carry_out(EndReign())
+
+    def check(disk: SimDisk) -> None:
+        log = follow(disk, segment_bytes=1_000)
+        assert log.last in (LAST, gtid(4, 6), gtid(4, 7)) and log.gtid(5) == LAST
+        assert log.last.seqno < 6 or log.log.header(Seqno(6)).tables == ()  # type: ignore[union-attr]
+        reign(log, 5)
+        log.close()
+        assert verify(PATH, disk=disk).problems == ()
+
+    def before(disk: SimDisk) -> None:
+        prepared(disk).close()
+
+    assert cut_everywhere(before, act, check, effort(1, 5, 50)) > 10
+
+
+@pytest.mark.long
+def test_a_vote_that_a_crash_cuts_off_is_the_former_or_the_new_one(effort: Effort) -> None:
+    """Two votes: before the first is told it is durable, and no crash takes it back."""
+    group = "g"
+    votes = [Stored(group=group, node="a", epoch=epoch) for epoch in (1, 2, 3)]  # type: ignore[arg-type]
+    given: list[Stored] = []
+
+    def act(disk: SimDisk) -> None:
+        file = StateFile(disk, "/")
+        file.load(group)
+        given[:] = votes[:1]
+        for vote in votes[1:]:
+            file.store(vote)
+            given.append(vote)
+
+    def check(disk: SimDisk) -> None:
+        found = StateFile(disk, "/").load(group)
+        assert found in votes and found.epoch >= given[-1].epoch  # type: ignore[union-attr]
+
+    calls = cut_everywhere(lambda disk: StateFile(disk, "/").store(votes[0]), act, check, effort(1, 20, 200))
+    assert calls == 8
+
+
+def test_ops_are_what_thl_shows() -> None:
+    assert ops_of(Statement(schema="s", sql="x", ddl=True))["ddl"] is True
