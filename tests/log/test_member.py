@@ -5,6 +5,8 @@ docs/format.md, "positions".
 
 from __future__ import annotations
 
+import contextlib
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from fix_log import (
     after_restart,
     append_large,
     contents,
+    flip,
     forget_positions,
     make_fragment,
     open_log,
@@ -29,19 +32,21 @@ from fix_log import (
 )
 from tranlog.change import Fragment
 from tranlog.disk import DiskFile
-from tranlog.errors import DiskFullError, NotPrimaryError, RollbackError
-from tranlog.ids import Epoch, Gtid, Seqno, lsn
-from tranlog.log.files.commit_point import COMMIT_NAME, read_commit_point, write_commit_point
+from tranlog.errors import CorruptRecordError, DiskFullError, NotPrimaryError, RollbackError
+from tranlog.ids import Epoch, Gtid, Seqno, lsn, lsn_offset
+from tranlog.log.files.commit_point import COMMIT_NAME, MISSING_NAME, read_commit_point, write_commit_point
 from tranlog.log.files.positions import read_positions
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LogReader
 from tranlog.log.records.format import CRC_NONE, HEADER, RecordHeader, SyncRecord, parse_record
+from tranlog.log.upkeep.clearing import clear_log
+from tranlog.log.upkeep.repairing import repair
 from tranlog.log.upkeep.verify import verify
 from tranlog.log.writing.allocation import records_of
 from tranlog.log.writing.log import Log, hold, read_holds
 from tranlog.log.writing.member import MemberLog
 from tranlog.testing.clock import ManualClock
-from tranlog.testing.disk import SimDisk
+from tranlog.testing.disk import PowerCut, SimDisk
 
 
 def gtid(epoch: int, seqno: int) -> Gtid:
@@ -476,3 +481,54 @@ def test_what_was_abandoned_comes_again_with_its_chunks_and_holds_go_back_with_i
             assert [one.restart_seqno for one in read_holds(PATH, disk=disk)] == [2]
     report = verify(PATH, disk=disk)
     assert report.problems == () and report.transactions == 2
+
+
+def test_a_log_whose_end_was_repaired_away_says_so_until_that_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+    """format.md, "group/missing": a voter that forgot its log would elect anybody."""
+    disk = SimDisk()
+    with follow(disk) as log:
+        give(log, 1, *range(6))
+        log.commit()
+        assert log.missing_seqno is None
+        last = log.header(Seqno(3))
+        assert last is not None
+    flip(disk, segment_path(1), lsn_offset(last.lsn) + 30)
+    with pytest.raises(CorruptRecordError, match="nothing was changed"):
+        follow(disk)
+    before = disk.after_crash(random.Random(1))
+    calls = disk.calls
+    assert repair(PATH, disk=disk).after is not None
+    calls = disk.calls - calls
+    for _ in range(2):
+        caplog.clear()
+        with follow(disk) as log:
+            assert (log.visible_seqno, log.missing_seqno) == (2, 5)
+        assert "tranlog group reconfigure --force" in caplog.text and "missing_seqno=5" in caplog.text
+    with follow(disk) as log:
+        log.missing_noted()
+        assert log.missing_seqno is None
+    with follow(disk.after_crash(random.Random(1))) as log:
+        assert log.missing_seqno is None
+    for cut in range(1, calls + 1, 3):
+        disk = before.after_crash(random.Random(cut))
+        disk.cut_at = disk.calls + cut
+        with contextlib.suppress(PowerCut):
+            repair(PATH, disk=disk)
+        disk = disk.after_crash(random.Random(cut))
+        repair(PATH, disk=disk)
+        with follow(disk) as log:
+            assert (log.visible_seqno, log.missing_seqno) == (2, 5), cut
+
+
+def test_a_reset_takes_the_end_away_too_and_no_group_no_word() -> None:
+    disk, alone = SimDisk(), SimDisk()
+    with follow(disk) as log:
+        give(log, 1, *range(4))
+        log.commit()
+    clear_log(PATH, disk=disk)
+    with follow(disk) as log:
+        assert log.missing_seqno == 3
+    with open_log(alone) as ours:
+        ours.commit()
+    clear_log(PATH, disk=alone)
+    assert not alone.exists(f"{PATH}/{MISSING_NAME}")

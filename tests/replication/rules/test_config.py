@@ -138,6 +138,16 @@ def test_only_a_primary_and_force_changes_it_anywhere() -> None:
     assert node.core.accepts_writes  # a majority of what is left
 
 
+def test_force_is_the_way_out_of_a_group_of_one_that_lost_its_logs_end() -> None:
+    node = Alone(A, group(A), owing=True)
+    for _ in range(3):
+        node.wait()
+        assert not node.core.accepts_writes  # nobody else can name a commit point
+    assert changed(node, plain(A), forced=True) is None
+    node.wait()
+    assert node.core.accepts_writes and not node.disk.owing
+
+
 def test_it_spreads_by_beats_and_a_removed_node_learns_of_it() -> None:
     node, other = reigning(), Alone(C, group(A, B, C))
     node.beat(B)

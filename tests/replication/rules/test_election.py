@@ -344,7 +344,8 @@ def test_a_later_epoch_ends_a_reign() -> None:
 def test_who_lost_what_was_durable_does_not_vote_stand_or_ack() -> None:
     node = Alone(A, THREE, log_of(1, 1))
     node.core = Core(node.disk, node.log, start=2, now=0, wall=0, lost=True)
-    assert "lost what was durable" in vote_for(node, B, 5)
+    why = vote_for(node, B, 5)
+    assert "lost what was durable" in why and "tranlog group reconfigure --force" in why
     assert node.disk.owing  # survives the next start, too
     assert not of(PreVote, node.wait())
     again = Alone(A, THREE, log_of(1, 1), owing=True)

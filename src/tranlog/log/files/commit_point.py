@@ -1,6 +1,6 @@
-"""The commit point of a group, as a member's log keeps it beside its segments: `group/commit`.
+"""What a member keeps beside its segments: its group's commit point, `group/commit`, and what it lost, `group/missing`.
 
-Owns the file's form, and by what a member's directory is known. How far the group has committed is told, never
+Owns the files' form, and by what a member's directory is known. How far the group has committed is told, never
 concluded: what is synced here may be abandoned yet. The hard idea: an older commit point is a safer one, so the file
 is written over itself, and never synced once it is there.
 
@@ -20,6 +20,7 @@ from tranlog.log.files.positions import parse_line, sealed_line
 GROUP_DIR: Final = "group"
 """A directory with this folder is the log of a member of a group."""
 COMMIT_NAME: Final = f"{GROUP_DIR}/commit"
+MISSING_NAME: Final = f"{GROUP_DIR}/missing"
 COMMIT_BYTES: Final = 128
 
 
@@ -49,3 +50,31 @@ def read_commit_point(path: str, disk: Disk) -> Gtid | None:
         return None if fields is None else Gtid(Epoch(int(fields["epoch"])), Seqno(int(fields["seqno"])))
     except (OSError, KeyError, ValueError):
         return None
+
+
+def write_missing(path: str, seqno: Seqno, disk: Disk) -> None:
+    """Keep, durably, that the log at `path` held transactions up to `seqno` and does not now. Raises OSError."""
+    known = read_missing(path, disk)
+    with closing(disk.open(join(path, MISSING_NAME), write=True, create=True)) as file:
+        file.pwrite(sealed_line(f"seqno={seqno if known is None else max(known, seqno)}", COMMIT_BYTES), 0)
+        file.sync()
+    disk.sync_dir(join(path, GROUP_DIR))
+
+
+def read_missing(path: str, disk: Disk) -> Seqno | None:
+    """Return up to where the log at `path` went before it lost something; None where nothing is kept of that.
+
+    Raises OSError; a file that cannot be read says 0.
+    """
+    if not disk.exists(join(path, MISSING_NAME)):
+        return None
+    with closing(disk.open(join(path, MISSING_NAME))) as file:
+        fields = parse_line(file.pread(COMMIT_BYTES, 0)) or {}
+    return Seqno(int(fields.get("seqno", "0")))
+
+
+def forget_missing(path: str, disk: Disk) -> None:
+    """Forget it, durably; where nothing is kept this is harmless. Raises OSError."""
+    if disk.exists(join(path, MISSING_NAME)):
+        disk.unlink(join(path, MISSING_NAME))
+        disk.sync_dir(join(path, GROUP_DIR))

@@ -13,7 +13,6 @@ Source: docs/format.md, "The running hash"; docs/decisions/0032-running-hash.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final
 
 from librt.strings import read_i64_be
@@ -23,9 +22,12 @@ from tranlog.checksum import crc32
 from tranlog.ids import Gtid
 from tranlog.log.records.format import CRC_32, EVENT_TYPE, REFERENCE_TYPE
 
-MULTIPLIER: Final = 6_364_136_223_846_793_005
+MULTIPLIER: Final = 2_862_933_555_777_941_757
+"""Below 2^62: compiled code then has it as a number of the machine."""
 SEQNO_FACTOR: Final = 2_685_821_657_736_338_717
 EPOCH_FACTOR: Final = 1_983_293_846_297_651_537
+_INVERSE: Final = -2_313_046_976_756_913_067
+"""What undoes the multiplier, modulo 2^64."""
 RECORD_PIECES: Final = 3
 """A record is given as its bytes before the payload, the payload, and those after it."""
 _MASK: Final = (1 << 64) - 1
@@ -54,22 +56,39 @@ def unsigned(h: int) -> int:
 def fold(h: i64, tag: i64, seqno: i64, epoch: i64) -> i64:
     """Return the hash after a record, given that before it; `tag` is what `tag_of` returns."""
     h = (h + tag + SEQNO_FACTOR * seqno + EPOCH_FACTOR * epoch) * MULTIPLIER
-    return h if _WRAPPING else signed(h)
+    if not _WRAPPING:
+        h = signed(h)
+    return h
 
 
-@lru_cache(maxsize=1024)
-def _power(count: int) -> int:
-    return pow(MULTIPLIER, count, 1 << 64)
+def _times(factor: i64, number: i64) -> i64:
+    product: i64 = factor * number
+    if not _WRAPPING:
+        product = signed(product)
+    return product
 
 
-def after(h: int, added: int, count: int) -> int:
+def _power(base: i64, count: i64) -> i64:
+    power: i64 = 1
+    while count:
+        if count & 1:
+            power = _times(power, base)
+        base = _times(base, base)
+        count >>= 1
+    return power
+
+
+def after(h: i64, added: i64, count: i64) -> i64:
     """Return the hash after `count` transactions, given that before them and the one that they make of 0."""
-    return signed(_power(count) * h + added)
+    h = _times(_power(MULTIPLIER, count), h) + added
+    if not _WRAPPING:
+        h = signed(h)
+    return h
 
 
-def before(h: int, added: int, count: int) -> int:
+def before(h: i64, added: i64, count: i64) -> i64:
     """Return the hash before `count` transactions, given that after them and the one that they make of 0."""
-    return signed((h - added) * _power(-count))
+    return _times(_power(_INVERSE, count), h - added)
 
 
 def tag_of(head: bytes, payload: bytes, trailer: bytes) -> int:

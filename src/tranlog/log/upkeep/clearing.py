@@ -21,6 +21,7 @@ from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import DiskFailedError, LogLockedError, LogMissingError, LogUnreadableError
 from tranlog.ids import NO_EPOCH, NO_SEQNO, Gtid, segment_name, segment_number
 from tranlog.log.files.cleared import MARK_NAME, Mark, behind_all, read_mark
+from tranlog.log.files.commit_point import is_member, write_missing
 from tranlog.log.files.directory import LOCK_NAME, join, list_segments, read_holder, replace_file
 from tranlog.log.files.positions import HOLDS_DIR, POSITIONS_NAME
 from tranlog.log.files.scan import survey
@@ -100,6 +101,8 @@ def clear_log(
         names = removal_order(disk.list_dir(path))
         clearing = Clearing(mark=mark, files=tuple(names), bytes=_sizes(path, names, disk))
         if not dry_run:
+            if is_member(path, disk):
+                write_missing(path, mark.gtid.seqno, disk)
             replace_file(join(path, MARK_NAME), msgspec.json.encode(mark), disk)
             for name in names:
                 disk.unlink(os.path.join(path, name))

@@ -22,7 +22,8 @@ import msgspec
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import LogLockedError, LogMissingError, RepairRefusedError
-from tranlog.ids import HISTORY_BYTES, NO_SEQNO, segment_name
+from tranlog.ids import HISTORY_BYTES, NO_SEQNO, Seqno, segment_name
+from tranlog.log.files.commit_point import is_member, write_missing
 from tranlog.log.files.directory import (
     CUT_DIR,
     LOCK_NAME,
@@ -35,7 +36,7 @@ from tranlog.log.files.directory import (
     take_lock,
 )
 from tranlog.log.files.index_table import INDEX_NAME
-from tranlog.log.files.positions import POSITIONS_NAME, Positions, encode_positions, read_holds
+from tranlog.log.files.positions import POSITIONS_NAME, Positions, encode_positions, read_holds, read_positions
 from tranlog.log.records.spill import SPILL_TABLE_NAME, spill_name
 from tranlog.log.rules.repair import (
     CannotRepair,
@@ -154,6 +155,7 @@ def _carry_out(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> l
         if disk.exists(join(path, name)):
             disk.unlink(join(path, name))
             disk.sync_dir(path)
+    _note_missing(path, disk, decision)
     _forget_positions(path, disk, decision, history)
     kept = [_keep_spill(path, disk, number) for number in decision.spill if disk.exists(join(path, spill_name(number)))]
     for step in decision.steps:
@@ -187,6 +189,16 @@ def _keep_spill(path: str, disk: Disk, number: int) -> str:
     """Copy a spill segment: without the transactions that refer to it the next writer takes it away."""
     with closing(disk.open(join(path, spill_name(number)))) as file:
         return keep_bytes(path, disk, file, spill_name(number), 0, file.size())
+
+
+def _note_missing(path: str, disk: Disk, decision: RepairPlan) -> None:
+    """In the log of a member of a group, keep that its end goes: the member may have acked it."""
+    left, lost = read_positions(path, disk), decision.lost
+    ends = [span.last for span in lost.gtids] + [last for _, last in lost.unreadable]
+    ends += [decision.last_seqno if left is None else left.durable_seqno]
+    last = max(ends) if not lost.unread_bytes else max(*ends, Seqno(decision.last_seqno + 1))
+    if last > decision.last_seqno and is_member(path, disk):
+        write_missing(path, last, disk)
 
 
 def _forget_positions(path: str, disk: Disk, decision: RepairPlan, history: bytes) -> None:

@@ -28,7 +28,7 @@ from tranlog.log.rules.pending import Buffer
 
 logger = logging.getLogger(__name__)
 
-HASHED_BYTES: Final = 256 * 1024
+HASHED_BYTES: Final = 4 * 1024 * 1024
 """After so many bytes without a sync record the next flush has one follow: whoever wants a running hash walks no
 further."""
 

@@ -15,8 +15,9 @@ from typing import Self
 from tranlog.clock import SYSTEM_CLOCK, Clock
 from tranlog.disk import OS_DISK, Disk
 from tranlog.errors import LogError, RollbackError
-from tranlog.ids import Epoch, Gtid
-from tranlog.log.files.commit_point import become_member, write_commit_point
+from tranlog.ids import Epoch, Gtid, Seqno
+from tranlog.log.files.commit_point import become_member, forget_missing, read_missing, write_commit_point
+from tranlog.log.files.directory import storage_error
 from tranlog.log.options import LogOptions
 from tranlog.log.reading.reader import LOOK_S
 from tranlog.log.records.format import RollbackMark
@@ -33,6 +34,11 @@ _KEPT_S = 1.0
 class MemberLog(Log):
     """A log whose transactions come with their GTIDs, and are committed when the group says so. Threads: as `Log`."""
 
+    missing_seqno: Seqno | None = None
+    """Up to where the log went before it lost its end, where it did: a voter that forgot its log would elect anybody.
+
+    It stays so, from opening to opening, until `missing_noted`.
+    """
     _point: Gtid | None = None
     _kept: Gtid | None = None
     _kept_at = 0.0
@@ -67,6 +73,24 @@ class MemberLog(Log):
         assert numbering is Numbering.GIVEN, "a member begins no epoch by itself"
         become_member(self.path, self.disk)
         super()._recover(start_after, history, numbering)
+        self.missing_seqno = read_missing(self.path, self.disk)
+        if self.missing_seqno is not None:
+            logger.warning(
+                "The log ends before what was durable in it. This node neither votes nor acks until it holds what its "
+                "primary has committed; where there is no primary to come, in a group of one or where a majority lost "
+                "its log's end: tranlog group reconfigure --force. path=%s last_seqno=%d missing_seqno=%d",
+                self.path,
+                self.visible_seqno,
+                self.missing_seqno,
+            )
+
+    def missing_noted(self) -> None:
+        """Forget `missing_seqno`: the node knows, durably, that it neither votes nor acks. Raises DiskFailedError."""
+        try:
+            forget_missing(self.path, self.disk)
+        except OSError as exc:
+            raise storage_error(exc, self.path) from exc
+        self.missing_seqno = None
 
     def lead(self, epoch: Epoch) -> Gtid:
         """Take transactions from here on, in this epoch, which is above every one of the log; return its first GTID.

@@ -8,6 +8,8 @@ Source: docs/protocol.md, "Elections"; tokumx-replication (Safety).
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from tranlog.ids import Gtid
@@ -32,13 +34,19 @@ class Voter(msgspec.Struct, frozen=True):
     owing: bool
 
 
+LOST_ITS_LOG: Final = (
+    "my log lost what was durable, and I do not vote before it holds what a primary has committed; where no primary "
+    "can come, in a group of one or where a majority lost its logs' ends: tranlog group reconfigure --force"
+)
+
+
 def vote_refused(voter: Voter, candidate: NodeId, request: PreVote | Vote) -> str:
     """Return why the candidate does not get this vote, empty where it gets it."""
     own = voter.config.member(voter.node)
     if own is None or not own.votes or voter.state in (FATAL, REMOVED):
         return "I do not vote"
     if voter.owing or voter.state == RESTORING:
-        return "my log lost what was durable, and I do not vote before it is there again"
+        return LOST_ITS_LOG
     if request.config < voter.config.id:
         return "the candidate's configuration is older than mine"
     member = voter.config.member(candidate)

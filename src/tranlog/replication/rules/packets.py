@@ -46,6 +46,8 @@ READABLE = frozenset((PRIMARY, REPLICA))
 """The states that serve reads."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Hash = Annotated[int, msgspec.Meta(ge=0)]
+"""A running hash: 64 bits, without a sign."""
 State = Annotated[int, msgspec.Meta(ge=0, le=10)]
 
 
@@ -101,7 +103,7 @@ class Where(Packet, frozen=True):
 
     number: Count
     gtid: Gtid
-    h: Count
+    h: Hash
 
 
 class Here(Packet, frozen=True):
@@ -113,7 +115,7 @@ class Here(Packet, frozen=True):
     number: Count
     asked: Gtid
     found: Gtid
-    h: Count
+    h: Hash
     first: Count
     last: Gtid
     epoch: Count
