@@ -274,6 +274,15 @@ def test_who_goes_away_in_the_midst_of_a_message_leaves_it_on_its_queue(tmp_path
         assert json.loads(head)["message"]["attempts"] == 3
 
 
+def test_the_document_says_where_content_goes(mail: Mail) -> None:
+    with mail.open() as store, over_tcp(store) as url:
+        paths = httpx.get(url.replace("/store", "/openapi.json")).json()["paths"]
+    octets, binary = "application/octet-stream", {"schema": {"type": "string", "format": "binary"}}
+    assert paths["/store/publish"]["post"]["requestBody"]["content"] == {octets: binary}
+    assert paths["/store/take"]["post"]["responses"]["200"]["content"] == {octets: binary}
+    assert "application/json" in paths["/store/take"]["post"]["requestBody"]["content"]
+
+
 def test_what_is_held_goes_back_when_the_process_serves_no_more(mail: Mail) -> None:
     with mail.open() as store, httpx.Client() as client:
         with over_tcp(store) as url:
