@@ -135,6 +135,13 @@ def rolled_back(store: MessageStore) -> None:
     store.sync()
 
 
+def transient(store: MessageStore) -> None:
+    """Of both kinds; what is transient is gone, whatever the end."""
+    store.declare("t", transient=True)
+    store.publish(b"gone", queues=["b"], transient=True)
+    store.publish(b"x", queues=["a", "t"])
+
+
 def empties(store: MessageStore) -> None:
     """One Commit, and a Delete for each message that it leaves on no queue."""
     with store.transaction() as transaction:
@@ -250,6 +257,7 @@ MATRIX = {
     "Chunk k (last), no Enqueue": Row(step=all_but_the_last, b=seen(), a=seen()),
     "Chunk k (last) and Enqueue, one group": Row(step=put((LARGE, "a")), b=seen(), a=seen([LARGE])),
     "Enqueue(q2, 0) second of a fan-out": Row(step=put((b"x", "ab")), b=seen(), a=seen([b"x"], [b"x"])),
+    "Enqueue, and a place on a transient queue": Row(step=transient, b=seen(), a=seen([b"x"])),
     "Dequeue(q, 0), other locations left": Row(
         before=put((b"x", "ab")), step=ack("a"), b=seen([b"x"], [b"x"]), a=seen([], [b"x"])
     ),

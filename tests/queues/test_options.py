@@ -8,6 +8,9 @@ import pytest
 
 from tranlog.queues.options import QueueStoreOptions, whole_container
 from tranlog.queues.store import MessageStore
+from tranlog.testing.clock import ManualClock
+from tranlog.testing.disk import SimDisk
+from tranlog.testing.sqlite_disk import SimVfs
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,23 @@ def test_a_store_keeps_as_many_containers_as_it_was_made_with(tmp_path: Path) ->
             store.purge("a")
             found = store.status()
         assert found.containers_in_use + found.containers_free == 6
+
+
+@pytest.mark.parametrize("buffers", [1, 3])
+def test_so_many_buffers_are_written_without_waiting_for_a_commit(buffers: int) -> None:
+    """Document, "Plugin Options": max-write-buffers; no more than these waits, and nothing of it is synced."""
+    disk = SimDisk()
+    vfs = SimVfs(disk)
+    made = QueueStoreOptions(write_buffers=buffers, ack_sync_s=None)
+    store = MessageStore.open("/s", options=made, disk=disk, clock=ManualClock(), connect=vfs.connect)
+    store.declare("a")
+    store.sync()
+    writes, syncs, buffer = disk.counts["pwrite"], store._journal.syncs.count, store._journal.buffer
+    for _ in range(500):
+        store.publish(b"x" * 1_000, queues=["a"], wait=False)
+        assert buffer.end - buffer.written < buffers * 65_536
+    written = disk.counts["pwrite"] - writes
+    assert 500_000 // (buffers * 65_536 + 2_000) <= written <= 600_000 // (buffers * 65_536)
+    assert store._journal.syncs.count == syncs
+    store.close()
+    vfs.unregister()

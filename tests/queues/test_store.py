@@ -260,6 +260,18 @@ def test_a_delivery_is_answered_once(store: MessageStore) -> None:
     assert not store._core.state.messages
 
 
+def test_a_rejected_message_does_not_come_back(store: MessageStore, path: Path) -> None:
+    """client_persistence: message_reject. On other queues it stays."""
+    for content in (b"1", b"2"):
+        store.publish(content, queues=["a", "b"])
+    delivery = store.get("a")
+    assert delivery is not None
+    store.reject(delivery, wait=True)
+    shutil.copytree(path, path.parent / "ended")  # as a kill of its process leaves it
+    with MessageStore.open(path.parent / "ended") as reopened:
+        assert (drain(reopened, "a"), drain(reopened, "b")) == ([b"2"], [b"1", b"2"])
+
+
 def test_a_deleted_queue_takes_its_messages_along(store: MessageStore, path: Path) -> None:
     """persistence.py: test_delete_queue_after_publish; SimpleTest: QueueDestroy."""
     first = store.declare("q")
@@ -472,8 +484,9 @@ def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogMissingError, match="does not exist"):
         MessageStore.open(tmp_path / "a" / "b")
     (tmp_path / "file").touch()
-    with pytest.raises(LogMissingError, match="not a directory"):
-        MessageStore.open(tmp_path / "file")
+    for path in (tmp_path / "file", tmp_path / "file" / "s"):
+        with pytest.raises(LogMissingError, match="not a directory"):
+            MessageStore.open(path)
 
 
 def test_each_flipped_bit_of_a_container_is_found_or_harmless(path: Path) -> None:

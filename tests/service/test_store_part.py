@@ -170,6 +170,7 @@ def test_metrics_tell_of_each_queue_and_of_the_space(served: MessageStore) -> No
     served.ack(first, wait=True)
     served.requeue(second)
     served.publish(b"more", queues=["a", "b"])
+    served.publish(b"prices", queues=["b"], transient=True)
     held = served.get("b")
     assert held is not None
     with serve_store(served, OperatingOptions(metrics="127.0.0.1:0")) as server:
@@ -200,6 +201,7 @@ def test_metrics_tell_of_each_queue_and_of_the_space(served: MessageStore) -> No
         assert number("store_containers_free") == status.containers_free
         assert number("store_pinned_bytes") == status.pinned_bytes
         assert number("store_syncs_total") == status.syncs
+        assert (number("store_transient_messages"), number("store_transient_bytes")) == (1, 406)
         assert httpx.post(f"{url}/store/purge", json={"name": "a"}).status_code == 403, "who comes here only reads"
         assert httpx.get(f"{url}/readyz").status_code == 200
         served.close()
@@ -270,8 +272,22 @@ def test_who_goes_away_in_the_midst_of_a_message_leaves_it_on_its_queue(tmp_path
             assert store.queues()["large"] == (0, 1) and len(content) == 10_000_000
         wait_for(lambda: store.queues()["large"], (1, 0))
         answered = httpx.post(f"{url}/answer", json={"delivery": json.loads(head)["delivery"]})
+        store.publish(b"small", queues=["large"])
+        with httpx.Client() as client:
+            for size in (10_000_000, 5, 10_000_000):  # another one of the same connection gives the former one back
+                found = client.post(f"{url}/take", json={"queue": "large"}).content.partition(b"\n")[2]
+                assert (len(found), store.queues()["large"]) == (size, (1, 1))
         assert (answered.status_code, answered.json()["error"]["type"]) == (409, "NotHeldError")
         assert json.loads(head)["message"]["attempts"] == 3
+
+
+def test_the_document_says_where_content_goes(mail: Mail) -> None:
+    with mail.open() as store, over_tcp(store) as url:
+        paths = httpx.get(url.replace("/store", "/openapi.json")).json()["paths"]
+    octets, binary = "application/octet-stream", {"schema": {"type": "string", "format": "binary"}}
+    assert paths["/store/publish"]["post"]["requestBody"]["content"] == {octets: binary}
+    assert paths["/store/take"]["post"]["responses"]["200"]["content"] == {octets: binary}
+    assert "application/json" in paths["/store/take"]["post"]["requestBody"]["content"]
 
 
 def test_what_is_held_goes_back_when_the_process_serves_no_more(mail: Mail) -> None:

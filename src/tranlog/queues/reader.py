@@ -21,7 +21,7 @@ from tranlog.queues.core import Delivery
 from tranlog.queues.files.beside import ContainersBeside, read_store
 from tranlog.queues.files.recovering import StoreRecovery
 from tranlog.queues.rules.state import Message, in_order, section_start
-from tranlog.queues.standing import Pinned, QueueStanding, StoreStatus, pinned_in
+from tranlog.queues.standing import Pinned, QueueStanding, StoreStatus, age_of, pinned_in
 
 
 class StoreReader:
@@ -113,7 +113,7 @@ class StoreReader:
         now_ms, queues = self._clock.now_ms(), {}
         for queue_id, name in self._names.items():
             row = self._rows.get(queue_id, [])
-            queues[name] = QueueStanding(waiting=len(row), oldest_ms=now_ms - row[0].stored_at if row else None)
+            queues[name] = QueueStanding(waiting=len(row), oldest_ms=age_of(row[0], now_ms) if row else None)
         return StoreStatus(
             queues=queues,
             containers_in_use=len(self._files.in_use),

@@ -12,7 +12,7 @@ import msgspec
 
 from tranlog.ids import Lsn
 from tranlog.queues.files.recovering import StoreRecovery
-from tranlog.queues.rules.state import QueueState
+from tranlog.queues.rules.state import Message, QueueState
 from tranlog.queues.waiting import QueueCounts
 
 
@@ -75,5 +75,10 @@ def pinned_in(
     found = [Pinned("branch" if one.xid else "transaction", one.id, one.xid, (), None, held_bytes) for one in undecided]
     for one in messages:
         names = tuple(queues.get(place.queue_id, "") for place in one.places)
-        found.append(Pinned("message", one.id, b"", names, now_ms - one.stored_at, held_bytes))
+        found.append(Pinned("message", one.id, b"", names, age_of(one, now_ms), held_bytes))
     return found
+
+
+def age_of(message: Message, now_ms: int) -> int:
+    """Return how old a message is, in ms; 0 where the clock was set back since."""
+    return max(now_ms - message.stored_at, 0)

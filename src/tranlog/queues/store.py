@@ -41,7 +41,7 @@ from tranlog.queues.rules.records import (
     ProducerStep,
 )
 from tranlog.queues.rules.routing import DEFAULT_EXCHANGE
-from tranlog.queues.standing import Pinned, QueueStanding, StoreStatus, pinned_in
+from tranlog.queues.standing import Pinned, QueueStanding, StoreStatus, age_of, pinned_in
 from tranlog.queues.transaction import BranchSession, StoreTransaction, TransactionWork, decide, in_doubt
 
 _LOOK_S = 0.5
@@ -169,7 +169,7 @@ class MessageStore(StoreDefinitions):
         first = row.first()
         return QueueStanding(
             waiting=len(row),
-            oldest_ms=None if first is None else self._clock.now_ms() - first.stored_at,
+            oldest_ms=None if first is None else age_of(first, self._clock.now_ms()),
             held=held,
             counts=msgspec.structs.replace(row.counts),
             transient=found.transient,

@@ -55,7 +55,10 @@ def make_directory(path: str, disk: Disk) -> None:
     parent = posixpath.dirname(path) or "."
     if not disk.exists(parent):
         raise LogMissingError(path=path, why=f"the directory {parent} does not exist")
-    disk.make_dir(path)
+    try:
+        disk.make_dir(path)
+    except NotADirectoryError as exc:
+        raise LogMissingError(path=path, why=f"{parent} is not a directory") from exc
 
 
 def take_lock(path: str, disk: Disk, name: str = LOCK_NAME) -> DiskLock:

@@ -97,7 +97,11 @@ class SqliteCatalogue:
         self.run(_TABLES)
 
     def hold(self, store_id: bytes) -> None:
-        """Do nothing: it stands in the directory whose lock the owner holds."""
+        """See that it can be written: who else opens the store the lock of its directory stops."""
+        if self._connection.readonly("main"):
+            raise CatalogueError(path=self.where, why="it can only be read")
+        self.begin()
+        self.roll_back()
 
     def close(self) -> None:
         """Close it."""

@@ -272,12 +272,31 @@ async def _sent(sending: api.Sending[Any]) -> AsyncIterator[bytes]:
         yield part
 
 
-async def _close_when(gone: asyncio.Event, sending: api.Sending[Any]) -> None:
-    """Close an answer when its connection has ended, or the server does."""
-    try:
-        await gone.wait()
-    finally:
-        threading.Thread(target=sending.close, name="server-work", daemon=True).start()
+class _HeldAnswer:
+    """The answer with content that a connection was sent last; closed at the next one, or when the connection ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sending: api.Sending[Any] | None = None
+        self._ended = False
+
+    def hold(self, sending: api.Sending[Any]) -> api.Sending[Any]:
+        """Hold an answer; of a connection that has ended it is closed at once."""
+        with self._lock:
+            before, self._sending = self._sending, sending
+            if self._ended:
+                before = sending
+        if before is not None:
+            before.close()
+        return sending
+
+    def end(self) -> None:
+        """Close what is held, in a thread, and whatever comes."""
+        with self._lock:
+            self._ended = True
+            held = self._sending
+        if held is not None:
+            threading.Thread(target=held.close, name="server-work", daemon=True).start()
 
 
 class _Answers:
@@ -307,7 +326,6 @@ class _Answers:
         handlers: Any = dict.fromkeys((HTTPException, TranlogError, Exception), _failed)
         self._app = Starlette(routes=routes, exception_handlers=handlers)
         self._app.router.redirect_slashes = False
-        self._sending: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -328,11 +346,8 @@ class _Answers:
             given.append(await _body(request, spec.takes))
         work = functools.partial(spec.call, part, *given)
         if spec.sends:
-            sending: Any = await _in_thread(work)
-            task = asyncio.ensure_future(_close_when(request.state.gone, sending))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
-            return StreamingResponse(_sent(sending), media_type=api.OCTETS)
+            hold = request.state.held.hold
+            return StreamingResponse(_sent(await _in_thread(lambda: hold(work()))), media_type=api.OCTETS)
         if spec.method == "POST" and not spec.reads and api.NDJSON in request.headers.get("accept", ""):
             return StreamingResponse(_streamed(part, work), media_type=api.NDJSON)
         found = await _in_thread(work)
@@ -370,7 +385,8 @@ class _Peer(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.gone = self.app_state["gone"] = asyncio.Event()
+        self.gone = asyncio.Event()
+        self._held = self.app_state["held"] = _HeldAnswer()
         self.app_state["certified"] = bool(transport.get_extra_info("peercert"))
         self._unread = self.timeout_keep_alive_task = self.loop.call_later(IDLE_S, transport.abort)
 
@@ -394,6 +410,7 @@ class _Peer(H11Protocol):
         super().connection_lost(exc)
         self._unread.cancel()
         self._unset_keepalive_if_required()
+        self._held.end()
         self.gone.set()
 
 

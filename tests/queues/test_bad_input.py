@@ -1,0 +1,387 @@
+"""What a message store is given that it cannot take: one error that names what, where and what next; nothing changed.
+
+Other modules hold: a second owner, a lock file that was replaced, containers and catalogues of another store or time,
+an answer to what is not held (`test_store`), damage (`test_by_hand`, `test_recovery`), xids (`test_transaction`), names
+(`test_catalogue`).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tranlog.errors import (
+    CatalogueError,
+    DiskFullError,
+    StoreDamagedError,
+    TranlogError,
+)
+from tranlog.ids import Lsn
+from tranlog.queues.core import Delivery
+from tranlog.queues.options import QueueStoreOptions
+from tranlog.queues.reader import StoreReader
+from tranlog.queues.rules.records import CATALOGUE_NAME, ContainerHeader, encode_header
+from tranlog.queues.store import MessageStore
+from tranlog.testing.clock import ManualClock
+from tranlog.testing.disk import SimDisk
+from tranlog.testing.sqlite_disk import SimVfs
+
+SMALL = QueueStoreOptions(container_bytes=12_288, ack_sync_s=None)
+DAY_MS = 86_400_000
+
+
+def take(store: MessageStore, queue: str) -> Delivery:
+    delivery = store.get(queue)
+    assert delivery is not None
+    return delivery
+
+
+def drain(store: MessageStore, queue: str) -> list[bytes]:
+    found = []
+    while (delivery := store.get(queue)) is not None:
+        found.append(delivery.content)
+        store.ack(delivery)
+    return found
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A closed store of several containers."""
+    made = tmp_path / "s"
+    with MessageStore.open(made, options=SMALL) as store:
+        store.declare("a")
+        for number in range(20):
+            store.publish(b"%d" % number * 500, queues=["a"])
+    return made
+
+
+def snapshot(path: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in path.iterdir() if one.is_file()}
+
+
+def containers(path: Path) -> list[Path]:
+    return sorted(path.glob("queue.*"))
+
+
+def renamed(path: Path) -> str:
+    containers(path)[-1].rename(path / "queue.0000009999")
+    return "queue.*missing"
+
+
+def swapped(path: Path) -> str:
+    first, second, *_ = containers(path)
+    first.rename(path / "kept")
+    second.rename(first)
+    (path / "kept").rename(second)
+    return f"{first.name}, offset 0: its header says that it is number 2"
+
+
+def longer(path: Path) -> str:
+    second = containers(path)[1]
+    second.write_bytes(second.read_bytes() + bytes(4096))
+    return f"{second.name}, offset 0: it has 16384 bytes, and its header says 12288"
+
+
+def of_another_size(path: Path) -> str:
+    second = containers(path)[1]
+    store_id = bytes(containers(path)[0].read_bytes()[16:32])
+    header = ContainerHeader(16_384, store_id, 2, 1, Lsn(0), 0)
+    second.write_bytes(encode_header(header) + second.read_bytes()[4096:] + bytes(4096))
+    return f"{second.name}, offset 0: its header names another length"
+
+
+def damaged_in_the_middle(path: Path) -> str:
+    second = containers(path)[1]
+    raw = bytearray(second.read_bytes())
+    raw[6_000] ^= 1
+    second.write_bytes(raw)
+    return f"{second.name}, offset [0-9]+: the checksum of the record is wrong"
+
+
+@pytest.mark.parametrize(
+    "breaking", [renamed, swapped, longer, of_another_size, damaged_in_the_middle], ids=lambda one: one.__name__
+)
+def test_containers_that_were_changed_are_refused(path: Path, breaking: Callable[[Path], str]) -> None:
+    """By the owner and by who only looks."""
+    match = breaking(path)
+    before = snapshot(path)
+    for opens in (MessageStore.open, StoreReader.open):
+        with pytest.raises(StoreDamagedError, match=match) as refused:
+            opens(path)
+        assert str(path) in str(refused.value) and "Restore log and catalogue together" in str(refused.value)
+    assert snapshot(path) == before
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[Callable[[str], apsw.Connection]]:
+    """Another connection holds the catalogue; who waits for it gives up at once."""
+
+    class Impatient(apsw.Connection):
+        def execute(self, statement: str, *args: object, **options: object) -> apsw.Cursor:  # type: ignore[override]
+            return super().execute(statement.replace("busy_timeout = 10000", "busy_timeout = 0"), *args, **options)  # type: ignore[arg-type]
+
+    other = apsw.Connection(str(path / CATALOGUE_NAME))
+    other.execute("begin immediate")
+    yield Impatient
+    other.close(True)
+
+
+@contextmanager
+def readonly(path: Path) -> Iterator[Callable[[str], apsw.Connection]]:
+    yield lambda name: apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY)
+
+
+@pytest.mark.parametrize("way", [locked, readonly], ids=["locked", "read-only"])
+def test_a_catalogue_that_cannot_be_written_stops_the_opening_before_anything_is(
+    path: Path, way: Callable[[Path], AbstractContextManager[Callable[[str], apsw.Connection]]]
+) -> None:
+    before = snapshot(path)
+    with way(path) as connect, pytest.raises(CatalogueError, match=r"locked|only be read") as refused:
+        MessageStore.open(path, connect=connect)
+    assert CATALOGUE_NAME in str(refused.value)
+    assert snapshot(path) == before
+    with MessageStore.open(path) as store:
+        assert store.recovered.clean and len(drain(store, "a")) == 20
+
+
+class Machine:
+    """A disk, and a store on it with the queues a and b, two messages on a, and the branch xid in doubt."""
+
+    def __init__(self) -> None:
+        self.disk = SimDisk()
+        self.clock = ManualClock()
+        self.vfs = SimVfs(self.disk)
+        with self.opened() as store:
+            store.declare("a")
+            store.declare("b")
+            store.declare_exchange("x", "fanout")
+            for content in (b"1", b"2"):
+                store.publish(content, queues=["a"])
+            session = store.session()
+            session.tpc_begin(b"xid")
+            session.publish(b"doubt", queues=["b"])
+            session.tpc_prepare()
+
+    def open(self) -> MessageStore:
+        return MessageStore.open("/s", options=SMALL, disk=self.disk, clock=self.clock, connect=self.vfs.connect)
+
+    @contextmanager
+    def opened(self) -> Iterator[MessageStore]:
+        store = self.open()
+        try:
+            yield store
+        finally:
+            store._catalogue.close()
+            self.disk.kill()
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    made = Machine()
+    yield made
+    made.vfs.unregister()
+
+
+def seen(store: MessageStore) -> object:
+    """Return what a refused call leaves as it is."""
+    return (
+        store.queues(),
+        [[one.content for one in store.peek(queue, 500)] for queue in store.queues()],
+        store.tpc_recover(),
+        store.producers(),
+        store._catalogue.rows(),
+        store.pinned(),
+    )
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO])
+def test_a_directory_that_cannot_be_written_is_named_at_each_call(machine: Machine, error: int) -> None:
+    """An opening that fails at any of its calls says where, and takes nothing away."""
+    at, told = 0, []
+    while True:
+        at += 1
+        machine.disk.fail_at = {machine.disk.calls + at: error}
+        try:
+            with machine.opened():
+                failed = bool(machine.disk.fail_at)
+        except TranlogError as exc:
+            told.append(str(exc))
+            failed = False
+        machine.disk.fail_at = {}
+        with machine.opened() as store:
+            assert (store.queues(), store.tpc_recover()) == ({"a": (2, 0), "b": (0, 0)}, [b"xid"]), f"call {at}"
+            assert [one.content for one in store.peek("a", 5)] == [b"1", b"2"]
+        if failed:
+            break  # it made fewer calls than that
+    assert at > 8 and told and all("/s" in one for one in told), told
+
+
+# --- a full disk -----------------------------------------------------------------------------------------
+
+
+def transacted(store: MessageStore) -> None:
+    transaction = store.transaction()
+    transaction.publish(b"x" * 700, queues=["a", "b"])
+    try:
+        transaction.commit()
+    finally:
+        transaction.rollback()
+
+
+def prepared(store: MessageStore) -> None:
+    session = store.session()
+    session.tpc_begin(b"another")
+    session.publish(b"x" * 700, queues=["a"])
+    try:
+        session.tpc_prepare()
+    finally:
+        session.tpc_rollback()
+
+
+def large_in_a_transaction(store: MessageStore) -> None:
+    with store.transaction() as transaction:
+        transaction.publish(b"x" * 9_000, queues=["a"])
+
+
+REFUSED: dict[str, tuple[Callable[[MessageStore], object], type[TranlogError]]] = {
+    "publish": (lambda store: store.publish(b"x" * 700, queues=["a"]), DiskFullError),
+    "to several queues": (lambda store: store.publish(b"x" * 700, queues=["a", "b"]), DiskFullError),
+    "large": (lambda store: store.publish(b"x" * 20_000, queues=["a"]), DiskFullError),
+    "once": (lambda store: store.publish_once("p", 1, b"x" * 700, queues=["a"]), DiskFullError),
+    "transaction": (transacted, DiskFullError),
+    "large in a transaction": (large_in_a_transaction, DiskFullError),
+    "prepare": (prepared, DiskFullError),
+    "declare": (lambda store: store.declare("q" * 200), CatalogueError),
+    "declare exchange": (lambda store: store.declare_exchange("y" * 200, "topic"), CatalogueError),
+    "bind": (lambda store: store.bind("x", queue="a", key="k" * 200), CatalogueError),
+    "delete": (lambda store: store.delete("a"), CatalogueError),
+}
+
+
+@pytest.fixture
+def full(machine: Machine) -> Iterator[MessageStore]:
+    """A store that has no room for a message more, on a disk that has none at all."""
+    with machine.opened() as store:
+        machine.disk.room = 0
+        for size in (700, 1):
+            with suppress(DiskFullError):
+                while True:
+                    store.publish(b"w" * size, queues=["b"])
+        yield store
+        machine.disk.room = None
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_full_disk_refuses_whatever_adds_and_changes_nothing(full: MessageStore, name: str) -> None:
+    """At each kind of write; the store goes on, and what waits can be taken."""
+    call, kind = REFUSED[name]
+    before = seen(full)
+    for _ in range(3):
+        with pytest.raises(kind, match=r"/s\b.*(Make room|No space)"):
+            call(full)
+        assert seen(full) == before
+    assert drain(full, "a") == [b"1", b"2"] and len(drain(full, "b")) > 5
+    full.tpc_rollback(b"xid")  # until then its container is needed
+    full.publish(b"there is room again", queues=["a"])
+    assert drain(full, "a") == [b"there is room again"]
+
+
+DRAINS: dict[str, Callable[[MessageStore], object]] = {
+    "ack": lambda store: store.ack(take(store, "a"), wait=True),
+    "reject": lambda store: store.reject(take(store, "a"), wait=True),
+    "requeue": lambda store: store.requeue(take(store, "a")),
+    "purge": lambda store: store.purge("a"),
+    "commit in doubt": lambda store: store.tpc_commit(b"xid"),
+    "roll back in doubt": lambda store: store.tpc_rollback(b"xid"),
+    "forget nothing": lambda store: store.producers(),
+    "transaction of acks": lambda store: acks(store),
+    "transient": lambda store: store.publish(b"x" * 10_000, queues=["a"], transient=True),
+}
+
+
+def acks(store: MessageStore) -> None:
+    with store.transaction() as transaction:
+        transaction.ack(take(store, "a"), take(store, "b"))
+
+
+@pytest.mark.parametrize("name", DRAINS)
+def test_a_full_disk_lets_whatever_makes_room(machine: Machine, full: MessageStore, name: str) -> None:
+    DRAINS[name](full)
+    waiting = {queue: count for queue, (count, _) in full.queues().items()}
+    waiting["a"] -= name == "transient"
+    full._catalogue.close()
+    machine.disk.kill()
+    machine.disk.room = None
+    with machine.opened() as store:
+        assert {queue: count for queue, (count, _) in store.queues().items()} == waiting
+
+
+def test_a_store_that_finds_the_disk_full_is_opened_later(machine: Machine) -> None:
+    """With whatever room: it is opened, or says what is full, and nothing is lost."""
+    told = []
+    for room in range(0, 40_000, 1_500):
+        machine.disk.room = room
+        try:
+            with machine.opened() as store:
+                store.close()
+        except TranlogError as exc:
+            told.append(str(exc))
+            machine.disk.kill()
+    machine.disk.room = None
+    with machine.opened() as store:
+        assert [one.content for one in store.peek("a", 5)] == [b"1", b"2"] and store.tpc_recover() == [b"xid"]
+    assert told and all("/s" in one for one in told), told
+
+
+def test_a_store_that_cannot_be_made_for_want_of_room_is_made_later() -> None:
+    disk = SimDisk()
+    vfs = SimVfs(disk)
+    told = []
+    for room in (0, 4_096, 20_000, 30_000, 45_000, 60_000, None):
+        disk.room = room
+        try:
+            store = MessageStore.open("/s", options=SMALL, disk=disk, clock=ManualClock(), connect=vfs.connect)
+        except TranlogError as exc:
+            told.append(str(exc))
+            continue
+        store.declare("a")
+        store.publish(b"x", queues=["a"])
+        store.close()
+        break
+    vfs.unregister()
+    assert 2 < len(told) < 7 and all("/s" in one for one in told), told
+
+
+# --- a clock that jumps ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jump", [-DAY_MS, -1, DAY_MS])
+def test_a_clock_that_jumps_changes_no_order_and_loses_nothing(machine: Machine, jump: int) -> None:
+    """Ages are never below 0; a branch's time is not the wall clock's; only what is to expire goes by that."""
+    with machine.opened() as store:
+        session = store.session()
+        session.tpc_begin(b"open")
+        session.publish(b"later", queues=["b"])
+        now = machine.clock.now_ms()
+        store.publish(b"soon", queues=["a"], expires_at=now + 1_000)
+        store.publish(b"3", queues=["a"], transient=True)
+        machine.clock.set_ms(now + jump)
+        store.publish(b"4", queues=["a"])
+        assert all(one.oldest_ms is None or one.oldest_ms >= 0 for one in store.status().queues.values())
+        assert all(one.age_ms is None or one.age_ms >= 0 for one in store.pinned())
+        wanted = [b"1", b"2", *([b"soon"] if jump < 1_000 else []), b"3", b"4"]
+        assert drain(store, "a") == wanted
+        session.tpc_commit()
+        assert drain(store, "b") == [b"later"]
+        store.publish(b"5", queues=["a"])
+        store.close()
+    with machine.opened() as store:
+        assert store.recovered.clean and drain(store, "a") == [b"5"]
