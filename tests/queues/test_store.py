@@ -647,10 +647,12 @@ def test_a_container_given_back_takes_no_other_ones_name(path: Path, initial: in
         assert store._journal.buffer.number > 2 * initial
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stays", [False, True])
-def test_a_million_messages_through_two_containers(path: Path, stays: bool) -> None:
+@pytest.mark.parametrize(
+    "count", [pytest.param(20_000, marks=pytest.mark.long), pytest.param(1_000_000, marks=pytest.mark.slow)]
+)
+def test_many_messages_go_through_two_containers(path: Path, count: int, stays: bool) -> None:
     """Document, "Testing": stress the extension of containers, and the base's way."""
     options = QueueStoreOptions(container_bytes=512 * 1024)
     with MessageStore.open(path, options=options) as store:
@@ -659,7 +661,7 @@ def test_a_million_messages_through_two_containers(path: Path, stays: bool) -> N
         if stays:
             for number in range(10):
                 store.publish(b"%d" % number, queues=["b"])
-        assert flow(store, 1_000_000, held=100) <= (6 if stays else 4)
+        assert flow(store, count, held=100) <= (6 if stays else 4)
         assert len(drain(store, "b")) == (10 if stays else 0)
 
 
