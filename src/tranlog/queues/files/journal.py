@@ -269,8 +269,11 @@ class QueueJournal:
     def give_back(self, needed: int) -> None:
         """Have the containers below `needed` free again, and remove some where many are unused."""
         files = self.files
+        unneeded = to_give_back(files.in_use[0], min(needed, self.buffer.number))
+        if not unneeded:
+            return
         try:
-            for number in to_give_back(files.in_use[0], min(needed, self.buffer.number)):
+            for number in unneeded:
                 files.give_back(number)
             for number in to_remove(len(files.in_use), files.free, self.initial):
                 files.remove(number)
