@@ -302,6 +302,34 @@ def test_names_that_are_not_there_change_nothing(store: MessageStore) -> None:
     assert not store._core.state.messages
 
 
+def test_a_rejected_message_does_not_come_back(store: MessageStore, path: Path) -> None:
+    for content in (b"one", b"two"):
+        store.publish(content, queues=["a"])
+    delivery = store.get("a")
+    assert delivery is not None
+    store.reject(delivery, wait=True)
+    assert store.queues()["a"] == (1, 0)
+    store.close()
+    with MessageStore.open(path) as reopened:
+        assert drain(reopened, "a") == [b"two"]
+
+
+@pytest.mark.parametrize(("buffers", "written"), [(1, True), (3, False)])
+def test_so_many_buffers_are_written_without_waiting(path: Path, buffers: int, written: bool) -> None:
+    """Each of 64 KiB; less than that stays in memory until somebody waits."""
+    options = QueueStoreOptions(container_bytes=1 << 20, write_buffers=buffers, ack_sync_s=None)
+    with MessageStore.open(path, options=options) as store:
+        store.declare("a")
+        store.publish(b"first" * 20, queues=["a"], wait=False)
+        syncs = store.status().syncs
+        newest = path / records.container_name(store._journal.buffer.number)
+        assert b"first" not in newest.read_bytes()
+        store.publish(b"x" * 60_000, queues=["a"], wait=False)
+        store.publish(b"x" * 60_000, queues=["a"], wait=False)
+        assert (b"first" in newest.read_bytes()) == written
+        assert store.status().syncs == syncs
+
+
 def test_there_is_one_owner(store: MessageStore, path: Path) -> None:
     with pytest.raises(LogLockedError, match=f"pid {os.getpid()}"):
         MessageStore.open(path)
