@@ -58,7 +58,7 @@ class Branch(Work):
 class QueueVerdict:
     """What became of the messages. The last five count what is wrong.
 
-    `published`, `confirmed`: messages. `taken`: places on queues that were confirmed to be empty.
+    `published`, `confirmed`: messages. `taken`: places on queues that a message was confirmed to have left.
 
     `lost`: confirmed, and gone from a queue that nobody took it off. `doubled`: on a queue twice, or again although
     what took it off was confirmed. `split`: work that was done in part. `in_doubt_wrong`: branches that are in doubt
