@@ -159,7 +159,7 @@ def check_space(store: MessageStore) -> None:
     live: dict[int, int] = {}
     for place in (*(one.stands for one in state.messages.values()), *(one for one in state.transactions)):
         live[place >> 32] = live.get(place >> 32, 0) + 1
-    assert dict(state.live) == live
+    assert dict(state.live) == live and state.lowest(0) == min(live, default=0)
     assert min(live, default=store._journal.buffer.number) >= store._files.in_use[0]
     for message in state.messages.values():
         assert message.complete and message.places, "recovery leaves no message that is on no queue"
@@ -177,7 +177,7 @@ def check_run(life: QueueLife) -> None:
     state = life.store._core.state
     for place in (*(one.stands for one in state.messages.values()), *state.transactions):
         live[place >> 32] = live.get(place >> 32, 0) + 1
-    assert dict(state.live) == live
+    assert dict(state.live) == live and state.lowest(0) == min(live, default=0)
     assert state.live_bytes == sum(one.total_length for one in state.messages.values())
 
 

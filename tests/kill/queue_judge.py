@@ -56,7 +56,9 @@ class Branch(Work):
 
 @dataclass(slots=True)
 class QueueVerdict:
-    """What became of the messages. `published`, `confirmed`, `taken`: messages. The others count what is wrong.
+    """What became of the messages. The last five count what is wrong.
+
+    `published`, `confirmed`: messages. `taken`: places on queues that a message was confirmed to have left.
 
     `lost`: confirmed, and gone from a queue that nobody took it off. `doubled`: on a queue twice, or again although
     what took it off was confirmed. `split`: work that was done in part. `in_doubt_wrong`: branches that are in doubt

@@ -314,6 +314,22 @@ def test_names_that_are_not_there_change_nothing(store: MessageStore) -> None:
     assert not store._core.state.messages
 
 
+@pytest.mark.parametrize(("buffers", "written"), [(1, True), (3, False)])
+def test_so_many_buffers_are_written_without_waiting(path: Path, buffers: int, written: bool) -> None:
+    """Each of 64 KiB; less than that stays in memory until somebody waits."""
+    options = QueueStoreOptions(container_bytes=1 << 20, write_buffers=buffers, ack_sync_s=None)
+    with MessageStore.open(path, options=options) as store:
+        store.declare("a")
+        store.publish(b"first" * 20, queues=["a"], wait=False)
+        syncs = store.status().syncs
+        newest = path / records.container_name(store._journal.buffer.number)
+        assert b"first" not in newest.read_bytes()
+        store.publish(b"x" * 60_000, queues=["a"], wait=False)
+        store.publish(b"x" * 60_000, queues=["a"], wait=False)
+        assert (b"first" in newest.read_bytes()) == written
+        assert store.status().syncs == syncs
+
+
 def test_there_is_one_owner(store: MessageStore, path: Path) -> None:
     with pytest.raises(LogLockedError, match=f"pid {os.getpid()}"):
         MessageStore.open(path)
@@ -660,10 +676,12 @@ def test_a_container_given_back_takes_no_other_ones_name(path: Path, initial: in
         assert store._journal.buffer.number > 2 * initial
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stays", [False, True])
-def test_a_million_messages_through_two_containers(path: Path, stays: bool) -> None:
+@pytest.mark.parametrize(
+    "count", [pytest.param(20_000, marks=pytest.mark.long), pytest.param(1_000_000, marks=pytest.mark.slow)]
+)
+def test_many_messages_go_through_two_containers(path: Path, count: int, stays: bool) -> None:
     """Document, "Testing": stress the extension of containers, and the base's way."""
     options = QueueStoreOptions(container_bytes=512 * 1024)
     with MessageStore.open(path, options=options) as store:
@@ -672,7 +690,7 @@ def test_a_million_messages_through_two_containers(path: Path, stays: bool) -> N
         if stays:
             for number in range(10):
                 store.publish(b"%d" % number, queues=["b"])
-        assert flow(store, 1_000_000, held=100) <= (6 if stays else 4)
+        assert flow(store, count, held=100) <= (6 if stays else 4)
         assert len(drain(store, "b")) == (10 if stays else 0)
 
 

@@ -46,6 +46,8 @@ from tranlog.queues.rules.records import (
     WHOLE,
     ProducerStep,
     encode_position,
+    encode_published,
+    encode_taken,
 )
 from tranlog.queues.rules.state import NO_LSN, Message, QueuePlace, QueueState, in_order, section_start
 from tranlog.queues.transient import TransientMessages
@@ -179,7 +181,9 @@ class StoreCore:
 
     def started(self, place: Lsn, stored_at: int, header_length: int, raw: bytes) -> Message:
         """Begin a message that stands in the log, whole, in one section; keep its content if there is room."""
-        message = self.state.start(place, stored_at, header_length, len(raw), len(raw))
+        return self._keep(self.state.start(place, stored_at, header_length, len(raw), len(raw)), raw)
+
+    def _keep(self, message: Message, raw: bytes) -> Message:
         if len(raw) <= self._room:
             self._room -= len(raw)
             message.content = raw
@@ -197,8 +201,19 @@ class StoreCore:
         """Put a message that fits one section on queues, as one group."""
         journal = self.journal
         behind = len(queues) * _ENQUEUE_BYTES + (POSITION_BYTES_MOST if once else 0)
-        journal.admit(_START_BYTES + len(raw) + behind, Need.PUBLISH)
+        size = _START_BYTES + len(raw) + behind
+        journal.admit(size, Need.PUBLISH)
         stored_at = self._clock.now_ms()
+        if len(queues) == 1 and once is None and journal.fits(size):
+            place, epoch, queue_id = journal.next_place(), journal.epoch, queues[0]
+            journal.put_whole(
+                encode_published(epoch, place, stored_at, header_length, raw, queue_id, expires_at, priority)
+            )
+            enqueued = Lsn(place + _START_BYTES + len(raw))
+            on = QueuePlace(queue_id, enqueued, enqueued, expires_at, priority)
+            message = self._keep(self.state.put_whole(place, stored_at, header_length, len(raw), on), raw)
+            self._published(message, on)
+            return message
         place = journal.put(START, FIRST, NO_LSN, START_BODY.pack(0, stored_at, header_length, len(raw)) + raw)
         message = self.started(place, stored_at, header_length, raw)
         try:
@@ -265,9 +280,12 @@ class StoreCore:
         for place, queue_id in zip(places, queues, strict=True):
             found = self.state.enqueue(place, message.id, queue_id, NO_LSN, expires_at, priority)
             assert found is not None, "it was started before"
-            row = self.row(queue_id)
-            row.add(message, found)
-            row.counts.published += 1
+            self._published(message, found)
+
+    def _published(self, message: Message, on: QueuePlace) -> None:
+        row = self.row(on.queue_id)
+        row.add(message, on)
+        row.counts.published += 1
 
     def stand(self, once: ProducerStep, flags: int) -> None:
         """Put where a producer stands; at the end of its publish's group, or alone."""
@@ -306,24 +324,31 @@ class StoreCore:
         """Take a message off a queue, for good; its last place takes the message along. `row`: it is first there."""
         last = len(message.places) == 1
         if not message.transient:
-            journal = self.journal
-            journal.admit(_DEQUEUE_BYTES, Need.DRAIN)
-            body = DEQUEUE_BODY.pack(place.queue_id, 0, reason)
-            journal.put(DEQUEUE, FIRST if last else WHOLE, message.id, body)
-            if last:
-                journal.put(DELETE, LAST, message.id, b"")
+            self._put_dequeue(message, place, reason, last=last)
         if row is not None:
             row.take()
         known = self._rows.get(place.queue_id)
         if known is not None:  # else its queue is being deleted
-            known.counts.acknowledged += reason == ACKED
-            known.counts.dropped += reason != ACKED
-        if message.transient:
-            message.leave(place)
-        else:
-            self.state.dequeue(message.id, place.queue_id, NO_LSN)
+            if reason == ACKED:
+                known.counts.acknowledged += 1
+            else:
+                known.counts.dropped += 1
+        message.leave(place)
         if last:
             self.forget(message)
+
+    def _put_dequeue(self, message: Message, place: QueuePlace, reason: int, *, last: bool) -> None:
+        """Put the records by which a message leaves a queue, and at its last place itself, as one group."""
+        journal = self.journal
+        journal.admit(_DEQUEUE_BYTES, Need.DRAIN)
+        if last and journal.fits(_DEQUEUE_BYTES):
+            at = journal.next_place()
+            journal.put_whole(encode_taken(journal.epoch, at, message.id, place.queue_id, reason))
+            return
+        body = DEQUEUE_BODY.pack(place.queue_id, 0, reason)
+        journal.put(DEQUEUE, FIRST if last else WHOLE, message.id, body)
+        if last:
+            journal.put(DELETE, LAST, message.id, b"")
 
     def come_back(self, message: Message, place: QueuePlace) -> None:
         """Put a message that was taken back into its queue, and count that."""

@@ -160,10 +160,9 @@ class QueueJournal:
         Raises DiskFullError, nothing being written, and LogClosedError, DiskFailedError.
         """
         self.check_open()
-        each = self.files.container_bytes
-        if self.ahead and not self.reserved and self.buffer.end + size + SYNC_BYTES + NEXT_BYTES <= each:
-            return  # it fits the newest one, and what is kept back is ahead
-        checkpoint = self._checkpoint_bytes()
+        if self.ahead and not self.reserved and self.fits(size):
+            return  # what is kept back is ahead
+        each, checkpoint = self.files.container_bytes, self._checkpoint_bytes()
         kept = kept_back(need, room_of_one(each, checkpoint), self.reserved)
         while room(each, self.buffer.end, len(self.ahead), checkpoint) - kept < size + SYNC_BYTES:
             if not self._grow():
@@ -172,6 +171,21 @@ class QueueJournal:
                     if room(each, self.buffer.end, len(self.ahead), checkpoint) - kept >= size + SYNC_BYTES:
                         return
                 raise DiskFullError(path=self.files.path)
+
+    def fits(self, size: int) -> bool:
+        """Whether a group of so many bytes goes into the newest container as a whole."""
+        return self.buffer.end + size + SYNC_BYTES + NEXT_BYTES <= self.files.container_bytes
+
+    def next_place(self) -> Lsn:
+        """Return where a group goes that fits: behind a Sync record, if one is due."""
+        if self.sync_due:
+            self._prove(self.durable)
+        return self.buffer.place
+
+    def put_whole(self, raw: bytes) -> None:
+        """Put the records of a group that fits, at `next_place`. Raises DiskFailedError."""
+        self.buffer.put_whole(raw)
+        self._write_much()
 
     def put(self, record_type: int, flags: int, undo_prev: Lsn, body: bytes) -> Lsn:
         """Put a record behind the others; return its place. Raises DiskFullError where no container can be had.
@@ -186,11 +200,13 @@ class QueueJournal:
         return self._put(record_type, flags, undo_prev, body)
 
     def _put(self, record_type: int, flags: int, undo_prev: Lsn, body: bytes) -> Lsn:
-        buffer = self.buffer
-        place = buffer.put(record_type, flags, self.epoch, undo_prev, body)
-        if buffer.end - buffer.written >= self._pending_most:
-            self.write()
+        place = self.buffer.put(record_type, flags, self.epoch, undo_prev, body)
+        self._write_much()
         return place
+
+    def _write_much(self) -> None:
+        if self.buffer.end - self.buffer.written >= self._pending_most:
+            self.write()
 
     def _prove(self, durable: Lsn) -> None:
         self.sync_due = False
@@ -253,8 +269,11 @@ class QueueJournal:
     def give_back(self, needed: int) -> None:
         """Have the containers below `needed` free again, and remove some where many are unused."""
         files = self.files
+        unneeded = to_give_back(files.in_use[0], min(needed, self.buffer.number))
+        if not unneeded:
+            return
         try:
-            for number in to_give_back(files.in_use[0], min(needed, self.buffer.number)):
+            for number in unneeded:
                 files.give_back(number)
             for number in to_remove(len(files.in_use), files.free, self.initial):
                 files.remove(number)

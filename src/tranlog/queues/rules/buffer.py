@@ -54,6 +54,12 @@ class RecordBuffer:
             self._spanning = self._group, self.place
         return place
 
+    def put_whole(self, raw: bytes) -> None:
+        """Put the records of a whole group, which has room."""
+        self._group = self.place
+        self._pieces.append(raw)
+        self.end += len(raw)
+
     def shown(self, durable: Lsn) -> Lsn:
         """Return up to where all groups are durable as a whole."""
         begin, end = self._spanning

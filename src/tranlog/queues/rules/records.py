@@ -128,7 +128,9 @@ ATTEMPT_BODY: Final = struct.Struct(">QI")
 _PUBLISHED = struct.Struct(HEAD.format + START_BODY.format[1:])
 _ENQUEUED = struct.Struct(">I" + HEAD.format[1:] + ENQUEUE_BODY.format[1:] + "I")  # from the checksum in front of it on
 _TAKEN = struct.Struct(HEAD.format + DEQUEUE_BODY.format[1:] + "I" + HEAD.format[1:] + "I")
-_DEQUEUE_BYTES = OVERHEAD + DEQUEUE_BODY.size
+_ENQUEUE = struct.Struct(HEAD.format + ENQUEUE_BODY.format[1:])
+_DEQUEUE = struct.Struct(HEAD.format + DEQUEUE_BODY.format[1:])
+_ENQUEUE_BYTES, _DEQUEUE_BYTES = OVERHEAD + ENQUEUE_BODY.size, OVERHEAD + DEQUEUE_BODY.size
 _COUNT = struct.Struct(">H")
 _POSITION_TAIL = struct.Struct(">QQI")
 _LENGTHS = {
@@ -284,6 +286,32 @@ def parse(raw: memoryview, offset: int, number: int, epoch: int, *, start: int =
         return Stopped(f"a record of epoch {its_epoch}, behind one of epoch {epoch}", bad=False)
     body = raw[offset + HEAD.size : end]
     return QueueRecord(record_type, flags, its_epoch, Lsn(place), Lsn(undo_prev), body)
+
+
+def encode_published(
+    epoch: int,
+    place: Lsn,
+    stored_at: int,
+    header_length: int,
+    content: bytes,
+    queue_id: int,
+    expires_at: int,
+    priority: int,
+) -> bytes:
+    """Return the bytes of a publish to one queue, as `parse_published` reads them. `content`: header and content."""
+    size = _PUBLISHED.size + _CRC.size + len(content)
+    start = _PUBLISHED.pack(size, START, FIRST, epoch, place, 0, 0, stored_at, header_length, len(content)) + content
+    enqueued = _ENQUEUE.pack(
+        _ENQUEUE_BYTES, ENQUEUE, LAST, epoch, place + size, place, queue_id, 0, expires_at, priority
+    )
+    return b"".join((start, _CRC.pack(crc32(start)), enqueued, _CRC.pack(crc32(enqueued))))
+
+
+def encode_taken(epoch: int, place: Lsn, message: Lsn, queue_id: int, reason: int) -> bytes:
+    """Return the bytes of a Dequeue and the Delete of its message, as `parse_taken` reads them."""
+    dequeue = _DEQUEUE.pack(_DEQUEUE_BYTES, DEQUEUE, FIRST, epoch, place, message, queue_id, 0, reason)
+    delete = HEAD.pack(OVERHEAD, DELETE, LAST, epoch, place + _DEQUEUE_BYTES, message)
+    return b"".join((dequeue, _CRC.pack(crc32(dequeue)), delete, _CRC.pack(crc32(delete))))
 
 
 def parse_published(

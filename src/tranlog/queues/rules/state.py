@@ -152,7 +152,7 @@ class QueueState:
 
     def lowest(self, otherwise: int) -> int:
         """Return the number of the lowest container that is still needed."""
-        return min(self.live, default=otherwise)
+        return next(iter(self.live), otherwise)  # they come in the order of their numbers
 
     def pinning(self, number: int, count: int = 1) -> tuple[list[Message], list[Message], list[QueueTransaction]]:
         """Return what stands in `count` containers: messages to be moved, others, undecided transactions.
