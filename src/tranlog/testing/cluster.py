@@ -11,13 +11,16 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
-from tranlog.errors import ConfigError
+from tranlog.errors import ConfigError, NotPrimaryError
 from tranlog.ids import Gtid, Seqno
 from tranlog.log.files.positions import drop_hold, read_holds
 from tranlog.log.options import LogOptions
+from tranlog.log.writing.allocation import Allocation
+from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.replication.acting.following import LogChange, ToTheLog
 from tranlog.replication.rules import concern
 from tranlog.replication.rules.config import (
@@ -35,6 +38,7 @@ from tranlog.replication.rules.effects import (
     Effect,
     EndReign,
     Fatal,
+    KeepAlive,
     Persist,
     Restore,
     RollBack,
@@ -60,10 +64,18 @@ from tranlog.testing.network import Agenda, SimClock, SimNetwork
 from tranlog.testing.sim_node import GROUP, SMALL, SimNode, transaction_of
 
 TICK_MS = 50
-FAULTY_MS = 20_000
+FAULTY_MS = 9_000
 HEALED_MS = 120_000
 """Within so long after the last fault the group is whole."""
 TRACE_STEPS = 30
+
+
+class Place(msgspec.Struct, eq=False):
+    """A place in a primary's log that is not filled yet."""
+
+    node: NodeId
+    starts: int
+    allocation: Allocation | None = None
 
 
 class Counts(msgspec.Struct):
@@ -93,8 +105,9 @@ class Cluster:
         self.network = SimNetwork(self.rng, self.agenda, self._deliver)
         self.nodes: dict[NodeId, SimNode] = {}
         self.answers: dict[int, concern.Outcome] = {}
-        self.asked: dict[int, tuple[NodeId, Gtid, int | str]] = {}
+        self.asked: dict[int, tuple[NodeId, Gtid, int | str | None]] = {}
         self.crash_rate = 0.0
+        self.may_be_fatal = False
         self.log_options = options
         self.sync_ms: Callable[[], int] | None = None
         self.slow_sync_ms = 20
@@ -249,6 +262,7 @@ class Cluster:
                 self._do(node, one, core, one.todo.pop(0))
                 if one.core is not core:
                     return
+                one.picture.durable = one.open_log.durable  # a segment that ends is synced, whatever came of the effect
                 if self._waits(one):
                     return
         if core is not None and one.core is core:
@@ -289,6 +303,8 @@ class Cluster:
                 self._told(number, outcome)
             case RollBack(matchpoint=matchpoint, last=last):
                 one.going_back, before = matchpoint, [row.gtid for row in one.picture.rows]
+                if one.cut_in_rollback:
+                    one.disk.cut_at, one.cut_in_rollback = one.disk.calls + one.cut_in_rollback, 0
                 one.open_log.carry_out(effect)
                 one.going_back = None
                 self.checkers.rolled_back(one, matchpoint, before)
@@ -299,14 +315,20 @@ class Cluster:
             case Restore(source=source):
                 self._restore(node, one, core, source)
             case Fatal(text=text):
-                self.checkers.fatal(node, text)
+                self._note("fatal", node, text)
+                if not self.may_be_fatal:
+                    self.checkers.fatal(node, text)
             case BeginReign(epoch=epoch):
                 self.checkers.elected(node, epoch, one.picture, acks=len(core.mind.acks))
                 self.counts.elections += 1
                 self._note("elected", node, epoch)
                 self._to_log(one, core, effect)
+            case KeepAlive():
+                self._fill_all(one, core)
+                self._to_log(one, core, effect)
             case EndReign():
                 self._note("steps down", node, core.mind.epoch)
+                one.places.clear()
                 self._to_log(one, core, effect)
             case _ if isinstance(effect, ToTheLog):
                 self._to_log(one, core, effect)
@@ -361,37 +383,131 @@ class Cluster:
 
     # --- clients ---
 
-    def write(self, node: NodeId, text: str, w: int | str, timeout_ms: int = 5000, *, parts: int = 0) -> int:
+    def write(
+        self,
+        node: NodeId,
+        text: str,
+        w: int | str | None,
+        timeout_ms: int | None = 5000,
+        *,
+        parts: int = 0,
+        part_bytes: int = 600,
+    ) -> int:
         """Commit a transaction at a primary; return the number of the question whether `w` is met.
 
-        `parts`: so many large ones come before the last, and spill.
+        `parts`: so many fragments of `part_bytes` come before the last, and spill.
         """
         one = self.nodes[node]
         core = one.core
         assert core is not None and core.accepts_writes
         gtid = NO_GTID
         with self._power(node):
-            log = one.open_log.log
-            transaction = log.begin()
+            self._fill_all(one, core)
+            transaction = one.open_log.log.begin()
             for part in range(parts):
-                transaction.add(transaction_of(f"{text}.{part}" + " " * 600, node))
+                transaction.add(transaction_of(f"{text}.{part}".ljust(part_bytes), node))
             transaction.add(transaction_of(text, node))
             gtid = transaction.commit(sync=False)
             self._logged(one, core)
         return self.ask(node, gtid, w, timeout_ms)
+
+    def take_place(self, node: NodeId, text: str, *, beside: bool = False) -> Place:
+        """Give a transaction its GTID at a primary; its bytes come with `fill`, if they come.
+
+        `beside`: others stay open. A segment must not end then: that waits for them.
+        """
+        one = self.nodes[node]
+        core = one.core
+        assert core is not None and core.accepts_writes
+        place = Place(node, one.starts)
+        with self._power(node):
+            if not beside:
+                self._fill_all(one, core)
+            place.allocation = one.open_log.log.allocate([transaction_of(text, node)])
+            one.places.append(place)
+            self._logged(one, core)  # a segment may have ended
+            self._carry_out(node)
+        return place
+
+    def fill(self, place: Place) -> str:
+        """Complete a transaction that has its place, once its node has time; return what came of it."""
+        one = self.nodes.get(place.node)
+        if one is None or one.starts != place.starts or one.core is None or place.allocation is None:
+            return "cut off"
+        if one.paused is not None:
+            one.wait([partial(self._fill, place)])
+            return "paused"
+        told = "cut off"
+        with self._power(place.node):
+            told = self._complete(one, one.core, place)
+            self._carry_out(place.node)
+        return told
+
+    def _fill(self, place: Place) -> None:
+        self.fill(place)
+
+    def _complete(self, one: SimNode, core: Core, place: Place) -> str:
+        allocation, place.allocation = place.allocation, None
+        if place in one.places:
+            one.places.remove(place)
+        if allocation is None:
+            return "complete"
+        try:
+            allocation.complete(sync=False)
+        except NotPrimaryError:
+            self.checkers.left_empty(one, allocation.gtid)
+            return "not primary"
+        self._logged(one, core)
+        return "complete"
+
+    def _fill_all(self, one: SimNode, core: Core) -> None:
+        """Complete what has its place: whoever appends may have to wait for it, and nobody else is there to do it."""
+        while one.places:
+            self._complete(one, core, one.places[0])
+
+    def open_large(self, node: NodeId, text: str, parts: int) -> tuple[int, OpenTransaction | None]:
+        """Open a transaction at a primary that spills at once; return the start of the node with it."""
+        one = self.nodes[node]
+        transaction = None
+        with self._power(node):
+            transaction = one.open_log.log.begin()
+            for part in range(parts):
+                transaction.add(transaction_of(f"{text}.{part}" + " " * 600, node))
+        return one.starts, transaction
+
+    def end_large(self, node: NodeId, opened: tuple[int, OpenTransaction | None], *, abort: bool) -> str:
+        """Commit such a transaction, or give it up; return what came of it."""
+        one, (starts, transaction) = self.nodes.get(node), opened
+        if one is None or one.starts != starts or one.core is None or one.paused is not None or transaction is None:
+            return "cut off"
+        core = one.core
+        with self._power(node):
+            self._fill_all(one, core)
+            try:
+                if abort:
+                    transaction.abort()
+                    return "given up"
+                transaction.commit(sync=False)
+            except NotPrimaryError:
+                return "not primary"
+            self._logged(one, core)
+            self._carry_out(node)
+        return "complete"
 
     def purge(self, node: NodeId, up_to: int, *, hard: bool = False) -> None:
         """Purge whole segments that end at or before a seqno, committed ones alone; `hard`: whoever needs them."""
         one = self.nodes[node]
         with self._power(node):
             log = one.open_log.log
+            needed = [one.restart_seqno or 0 for one in read_holds(log.path, disk=log.disk)]
             if hard:
                 for held in read_holds(log.path, disk=log.disk):
                     drop_hold(log.path, held.name, disk=log.disk)
             log.purge(below=Seqno(max(up_to + 1, 0)))
-            self.checkers.purged(one, [(stat.number, stat.first_seqno, stat.last_seqno) for stat in log.segments()])
+            segments = [(stat.number, stat.first_seqno, stat.last_seqno) for stat in log.segments()]
+            self.checkers.purged(one, segments, needed=None if hard else min(needed, default=None))
 
-    def ask(self, node: NodeId, gtid: Gtid, w: int | str, timeout_ms: int = 5000) -> int:
+    def ask(self, node: NodeId, gtid: Gtid, w: int | str | None, timeout_ms: int | None = 5000) -> int:
         """Ask a node whether `w` is met for a GTID; return the number of the question."""
         one = self.nodes[node]
         number = len(self.asked)
