@@ -1,8 +1,8 @@
 """Groups in one thread, from seeds: nothing that a majority acknowledged is lost, whatever fails; then all is whole
 again.
 
-Proves conformance/tokumx.md, part B: 2 to 6, 14 to 23, 25 to 27, 29, 30, 34 to 36; conformance/vlsn-index.md I37, I40,
-I44, I45.
+Proves conformance/tokumx.md, part B: 2 to 5, 7 to 9, 13 to 23, 25 to 27, 29 to 36; conformance/vlsn-index.md I37, I38,
+I40, I44 to I46.
 """
 
 from __future__ import annotations

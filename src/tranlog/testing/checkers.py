@@ -154,7 +154,7 @@ class Checkers:
                 raise Violation(f"2: {one.node} had {known.gtid(seqno)} and has {one.picture.gtid(seqno)}")
 
     def purged(self, one: SimNode, segments: Sequence[tuple[int, int, int]], *, needed: int | None) -> None:
-        """Inv 31, 32, 34, I38: segments follow one another without a hole; what is not committed stays, and what
+        """Inv 31, 32, 34, I37: segments follow one another without a hole; what is not committed stays, and what
         followers need (`needed`, where that counts)."""
         picture, first = one.picture, one.open_log.first
         numbers = [number for number, _, _ in segments]
@@ -165,7 +165,7 @@ class Checkers:
         if first < picture.first or first > max(picture.last.seqno, self._committed.get(one.node, NO_GTID).seqno + 1):
             raise Violation(f"32: {one.node} begins at {first} after a purge, and ended at {picture.last}")
         if needed is not None and first > max(needed, picture.first):
-            raise Violation(f"I38: {one.node} purged up to {first}, and {needed} is needed")
+            raise Violation(f"I37: {one.node} purged up to {first}, and {needed} is needed")
         picture.purged(first)
 
     def left_empty(self, one: SimNode, gtid: Gtid) -> None:

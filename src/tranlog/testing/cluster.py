@@ -499,7 +499,8 @@ class Cluster:
         one = self.nodes[node]
         with self._power(node):
             log = one.open_log.log
-            needed = [one.restart_seqno or 0 for one in read_holds(log.path, disk=log.disk)]
+            needed = [held.restart_seqno or 0 for held in read_holds(log.path, disk=log.disk)]
+            needed += [stream.after.seqno + 1 for stream in (one.core.feeder.streams.values() if one.core else ())]
             if hard:
                 for held in read_holds(log.path, disk=log.disk):
                     drop_hold(log.path, held.name, disk=log.disk)

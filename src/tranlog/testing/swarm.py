@@ -229,10 +229,11 @@ class Swarm:
             self.cluster._carry_out(node)
 
     def _purge(self) -> None:
-        node = self._any()
-        one = self.cluster.nodes[node]
-        if node in self.cluster.up():
-            self.cluster.purge(node, one.picture.last.seqno - self.rng.randrange(20), hard=self.rng.random() < 0.3)
+        hard = self.rng.random() < 0.5
+        for node in list(self.cluster.up()) if hard else [self._any()]:
+            if node in self.cluster.up():
+                last = self.cluster.nodes[node].picture.last.seqno
+                self.cluster.purge(node, last - self.rng.randrange(20), hard=hard)
 
     def _maintain(self) -> None:
         node = self._any()
