@@ -2,7 +2,7 @@
 again.
 
 Proves conformance/tokumx.md, part B: 2 to 5, 7 to 9, 13 to 23, 25 to 27, 29 to 36; conformance/vlsn-index.md I37, I38,
-I40, I44 to I46.
+I40, I43 to I46.
 """
 
 from __future__ import annotations

@@ -242,6 +242,11 @@ class Checkers:
                 raise Violation(f"21: {gtid} is told to be rolled back, and was committed")
             self.gone.add(gtid)
 
+    def read(self, node: NodeId, seen: Gtid, committed: Gtid, *, allowed: bool) -> None:
+        """I43: who may read the latest sees what was acknowledged before it was asked for."""
+        if allowed and committed < seen:
+            raise Violation(f"I43: {node} serves the latest up to {committed}, and {seen} was acknowledged before")
+
     def written(self, gtid: Gtid, having: Mapping[NodeId, Picture]) -> None:
         """Inv 20: who is named in an answer has it durable."""
         for node, log in having.items():

@@ -58,6 +58,7 @@ from tranlog.replication.rules.packets import (
     decode,
     encode,
 )
+from tranlog.replication.rules.reading import Latest, Position, may_read
 from tranlog.testing.checkers import Checkers
 from tranlog.testing.disk import PowerCut
 from tranlog.testing.network import Agenda, SimClock, SimNetwork
@@ -524,6 +525,21 @@ class Cluster:
             one.core.ask(number, gtid, 0, timeout_ms)
         self._carry_out(node)
         return number
+
+    def read_latest(self, node: NodeId) -> None:
+        """Have a reader ask a node that takes itself for the primary for the latest, and look a few times."""
+        one = self.nodes[node]
+        assert one.core is not None
+        seen = max(self.checkers.acknowledged.values(), default=NO_GTID)
+        for later in (100, 500, 2000):
+            self.agenda.after(later, partial(self._read, node, one.starts, Latest(one.core.mind.pulse.beat), seen))
+
+    def _read(self, node: NodeId, starts: int, wish: Latest, seen: Gtid) -> None:
+        core = self.up().get(node)
+        if core is not None and self.nodes[node].starts == starts:
+            mind = core.mind
+            at = Position(mind.committed, 0, mind.state == PRIMARY, mind.epoch, core.confirmed())
+            self.checkers.read(node, seen, mind.committed, allowed=may_read(wish, at, 0))
 
     def _told(self, number: int, outcome: concern.Outcome) -> None:
         self.answers[number] = outcome

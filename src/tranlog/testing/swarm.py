@@ -170,6 +170,8 @@ class Swarm:
                     opened = cluster.open_large(node, text, rng.randrange(2, 9))
                     cluster.agenda.after(later, partial(self._end, node, opened, rng.random() < 0.3))
                     return
+                case 3:
+                    cluster.read_latest(node)
             w = rng.choice((0, 1, 1, 2, MAJORITY, MAJORITY, MAJORITY))
             parts = 0 if rng.random() < 0.95 else 3
             timeout = rng.choice((300, 3000) if w == 2 else (0, 300, 3000))
