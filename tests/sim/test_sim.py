@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fix_effort import Effort
-from tranlog.testing.cluster import Counts
+from tranlog.testing.sim_group import Counts
 from tranlog.testing.swarm import Swarm, kept_seeds, main, simulate
 
 KEPT = Path(__file__).parent / "seeds.txt"

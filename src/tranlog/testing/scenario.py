@@ -17,7 +17,8 @@ from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.packets import STATE_NAMES
-from tranlog.testing.cluster import Cluster, Place
+from tranlog.testing.cluster import Cluster
+from tranlog.testing.sim_group import HeldPlace
 from tranlog.testing.sim_node import GROUP, SMALL, SimNode
 
 PATIENCE_MS = 20_000
@@ -44,7 +45,7 @@ class Story:
     def __init__(self) -> None:
         self.cluster = Cluster(1, config=GroupConfig(group=GROUP))
         self.waiting: dict[str, int] = {}
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, HeldPlace] = {}
         self.opened: dict[str, tuple[str, tuple[int, OpenTransaction | None]]] = {}
 
     def do(self, line: str) -> list[str]:

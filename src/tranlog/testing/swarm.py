@@ -30,7 +30,8 @@ from tranlog.replication.rules.config import (
 )
 from tranlog.replication.rules.packets import PRIMARY, REPLICA
 from tranlog.testing.checkers import Violation
-from tranlog.testing.cluster import FAULTY_MS, HEALED_MS, Cluster, Counts, Place, draw_member, shown
+from tranlog.testing.cluster import FAULTY_MS, HEALED_MS, Cluster, shown
+from tranlog.testing.sim_group import Counts, HeldPlace, draw_member
 
 
 class Swarm:
@@ -177,7 +178,7 @@ class Swarm:
             timeout = rng.choice((300, 3000) if w == 2 else (0, 300, 3000))
             cluster.write(node, text, w, timeout, parts=parts)
 
-    def _fill(self, place: Place) -> None:
+    def _fill(self, place: HeldPlace) -> None:
         self.cluster.fill(place)
 
     def _end(self, node: NodeId, opened: tuple[int, OpenTransaction | None], abort: bool) -> None:
