@@ -1,8 +1,8 @@
 """Groups in one thread, from seeds: nothing that a majority acknowledged is lost, whatever fails; then all is whole
 again.
 
-Proves conformance/tokumx.md, part B: 2 to 6, 14 to 23, 25 to 27, 29, 30, 34 to 36; conformance/vlsn-index.md I37, I40,
-I44, I45.
+Proves conformance/tokumx.md, part B: 2 to 5, 7 to 9, 13 to 23, 25 to 27, 29 to 36; conformance/vlsn-index.md I37, I38,
+I40, I43 to I46.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fix_effort import Effort
-from tranlog.testing.cluster import Counts
+from tranlog.testing.sim_group import Counts
 from tranlog.testing.swarm import Swarm, kept_seeds, main, simulate
 
 KEPT = Path(__file__).parent / "seeds.txt"

@@ -284,6 +284,16 @@ def test_what_is_forbidden_says_so() -> None:
         disk.open("/file").pread(1, 0)
 
 
+def test_a_slow_sync_tells_how_long_it_took_and_passes_no_time() -> None:
+    disk = SimDisk()
+    file = disk.open("/a", write=True, create=True)
+    disk.sync_ms = iter([30, 12]).__next__
+    for _ in range(2):
+        file.pwrite(b"x", 0)
+        file.sync()
+    assert disk.waited_ms == 42
+
+
 def test_copying_makes_other_files() -> None:
     disk = SimDisk()
     disk.make_dir("/a")

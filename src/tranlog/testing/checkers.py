@@ -113,6 +113,9 @@ class Checkers:
             self._came(one, row)
             picture.rows.append(row)
         picture.durable = max(picture.durable, log.durable)
+        for place in one.places:
+            if picture.last.seqno >= place.allocation.gtid.seqno:
+                raise Violation(f"8: {one.node} shows {picture.last}, and {place.allocation.gtid} is not complete")
         if picture.last != log.last or (picture.rows and log.gtid(picture.first) != picture.rows[0].gtid):
             raise Violation(f"7: the log of {one.node} is said to end at {log.last}, and {picture.last} is read")
 
@@ -150,8 +153,9 @@ class Checkers:
             if one.picture.gtid(seqno) != known.gtid(seqno):
                 raise Violation(f"2: {one.node} had {known.gtid(seqno)} and has {one.picture.gtid(seqno)}")
 
-    def purged(self, one: SimNode, segments: Sequence[tuple[int, int, int]]) -> None:
-        """Inv 31, 32, 34: segments follow one another without a hole, and nothing that is not committed went."""
+    def purged(self, one: SimNode, segments: Sequence[tuple[int, int, int]], *, needed: int | None) -> None:
+        """Inv 31, 32, 34, I37: segments follow one another without a hole; what is not committed stays, and what
+        followers need (`needed`, where that counts)."""
         picture, first = one.picture, one.open_log.first
         numbers = [number for number, _, _ in segments]
         living = [(begin, end) for _, begin, end in segments if begin <= end]
@@ -160,7 +164,17 @@ class Checkers:
             raise Violation(f"31: the segments of {one.node} are {segments}")
         if first < picture.first or first > max(picture.last.seqno, self._committed.get(one.node, NO_GTID).seqno + 1):
             raise Violation(f"32: {one.node} begins at {first} after a purge, and ended at {picture.last}")
+        if needed is not None and first > max(needed, picture.first):
+            raise Violation(f"I37: {one.node} purged up to {first}, and {needed} is needed")
         picture.purged(first)
+
+    def left_empty(self, one: SimNode, gtid: Gtid) -> None:
+        """Inv 9, 22: a place whose reign ended holds a no-op, or was rolled back since."""
+        at = gtid.seqno - one.picture.first
+        if 0 <= at < len(one.picture.rows):
+            row = one.picture.rows[at]
+            if row.gtid == gtid and not row.noop:
+                raise Violation(f"22: {one.node} refused {gtid}, and it is in the log")
 
     def as_seen(self, one: SimNode) -> None:
         """Inv 13, 33, I45: at the end every record and every chunk is there to be read, and as it was."""
@@ -227,6 +241,11 @@ class Checkers:
             if self.truth.get(gtid.seqno) == gtid:
                 raise Violation(f"21: {gtid} is told to be rolled back, and was committed")
             self.gone.add(gtid)
+
+    def read(self, node: NodeId, seen: Gtid, committed: Gtid, *, allowed: bool) -> None:
+        """I43: who may read the latest sees what was acknowledged before it was asked for."""
+        if allowed and committed < seen:
+            raise Violation(f"I43: {node} serves the latest up to {committed}, and {seen} was acknowledged before")
 
     def written(self, gtid: Gtid, having: Mapping[NodeId, Picture]) -> None:
         """Inv 20: who is named in an answer has it durable."""

@@ -1,8 +1,7 @@
 """Stories of a group as text: commands, a line `----`, what they print.
 
-`nodes a b c:witness d:delay=1500` makes the group; then `elect`, `commit`, `ask`, `partition`, `mend`, `heal`, `crash`,
-`start`, `wait`, `handover`, `freeze`, `maintain`, `primary`, `purge`, `sync-from`, `remove`, `add`, `status`. A story
-stands in a file of `tests/sim/scenarios/`; the test that runs it can write what it prints.
+`nodes a b c:witness d:delay1500` makes the group; then come commands, which are the methods `_do_...` of `Story`. A
+story stands in a file of `tests/sim/scenarios/`; the test that runs it can write what it prints.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ import msgspec
 
 from tranlog.errors import ConfigError
 from tranlog.ids import Gtid
+from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.replication.rules.config import NO_NODE, ConfigId, GroupConfig, Member, NodeId, successor
 from tranlog.replication.rules.core import Core
 from tranlog.replication.rules.packets import STATE_NAMES
 from tranlog.testing.cluster import Cluster
-from tranlog.testing.sim_node import GROUP, SMALL
+from tranlog.testing.sim_group import HeldPlace
+from tranlog.testing.sim_node import GROUP, SMALL, SimNode
 
 PATIENCE_MS = 20_000
 SHORT = replace(SMALL, segment_bytes=1_000)
@@ -43,6 +44,9 @@ class Story:
 
     def __init__(self) -> None:
         self.cluster = Cluster(1, config=GroupConfig(group=GROUP))
+        self.waiting: dict[str, int] = {}
+        self.places: dict[str, HeldPlace] = {}
+        self.opened: dict[str, tuple[str, tuple[int, OpenTransaction | None]]] = {}
 
     def do(self, line: str) -> list[str]:
         """Do what a line says; return what it prints. Raises ValueError for a line that says nothing known."""
@@ -67,7 +71,7 @@ class Story:
         members = tuple([_member(word) for word in plain])
         config = GroupConfig(group=GROUP, id=ConfigId(0, 1), members=members, w="majority")
         self.cluster = Cluster(1, config=msgspec.structs.replace(config, **_settings(options)), options=SHORT)
-        self.cluster.over_the_wire = True
+        self.cluster.over_the_wire = self.cluster.may_be_fatal = True
         return []
 
     def _do_elect(self, plain: list[str], options: dict[str, str]) -> list[str]:
@@ -91,17 +95,121 @@ class Story:
         node, text = plain
         if not self._core(node).accepts_writes:
             return [f"not primary, {self._core(node).mind.primary or 'nobody'} is"]
-        number = self.cluster.write(
-            NodeId(node), text.ljust(LONG_ENOUGH), _w(options), int(options.get("timeout", "0"))
-        )
+        large = {name: int(options[name]) for name in ("parts", "part_bytes") if name in options}
+        number = self.cluster.write(NodeId(node), text.ljust(LONG_ENOUGH), _w(options), _timeout(options), **large)
         return self._answer(number)
+
+    def _do_later(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Commit a text at a node, and wait for nothing."""
+        node, text = plain
+        number = self.cluster.write(NodeId(node), text.ljust(LONG_ENOUGH), _w(options), _timeout(options))
+        self.waiting[text] = number
+        return []
+
+    def _do_told(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Print what the one was told who committed a text."""
+        return self._answer(self.waiting[plain[0]])
+
+    def _do_place(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Give a transaction its place at a node; its text is its name."""
+        node, text = plain
+        place = self.places[text] = self.cluster.take_place(NodeId(node), text, beside=True)
+        assert place.allocation is not None
+        return [f"{text} gets {_short(place.allocation.gtid)}"]
+
+    def _do_fill(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Complete a transaction that has its place."""
+        (text,) = plain
+        return [f"{text}: {self.cluster.fill(self.places[text])}"]
+
+    def _do_open(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Open a large transaction at a node, of so many `parts`; its text is its name."""
+        node, text = plain
+        self.opened[text] = node, self.cluster.open_large(NodeId(node), text, int(options.get("parts", "3")))
+        return []
+
+    def _do_end(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Commit a large transaction that is open, or `abort` it."""
+        text, *abort = plain
+        node, opened = self.opened[text]
+        told = self.cluster.end_large(NodeId(node), opened, abort=bool(abort))
+        self.cluster.run(100)
+        return [f"{text}: {told}"]
+
+    def _do_chunks(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Print how many chunks of open transactions each node has."""
+        return [f"{node} {sum(one.open_log.open_spills().values())}" for node, one in self._running()]
+
+    def _do_log(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Print each transaction of a log, and what is in it."""
+        one = self.cluster.nodes[NodeId(plain[0])]
+        told = []
+        with one.open_log.log.cursor() as cursor:
+            while (transaction := cursor.next()) is not None:
+                texts = " ".join([str(getattr(change, "sql", "")) for change in transaction.changes()]).split()
+                told.append(f"{_short(transaction.header.gtid)} {' '.join(texts) or 'no-op'}")
+        return told
+
+    def _do_saved(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Print what a node's rollbacks have saved: rid, seq, GTID, operation."""
+        told = []
+        for row in self.cluster.nodes[NodeId(plain[0])].saved():
+            assert isinstance(row.op, dict)
+            text = " ".join(str(row.op.get("statement") or row.op["op"].lower()).split())
+            told.append(f"{row.rid},{row.seq} {_short(row.gtid)} {text}")
+        return told or ["nothing"]
+
+    def _do_serves(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Print who serves reads, and who takes writes."""
+        reads = [node for node, core in self.cluster.up().items() if core.serves_reads]
+        writes = [node for node, core in self.cluster.up().items() if core.accepts_writes]
+        return [f"reads {' '.join(reads) or 'nobody'}, writes {' '.join(writes) or 'nobody'}"]
+
+    def _do_equal(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Print whether the logs of all nodes that run are equal, record by record."""
+        pictures = [one.picture.rows for _, one in self._running() if one.picture.rows]
+        return ["equal" if all(rows == pictures[0] for rows in pictures) else "not equal"]
+
+    def _do_clock(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Set a node's wall clock on by so many ms, or back."""
+        self.cluster.nodes[NodeId(plain[0])].clock.wrong_by_ms += int(plain[1])
+        return []
+
+    def _do_vote(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Have a node that is down remember a vote of an epoch."""
+        one = self.cluster.nodes[NodeId(plain[0])]
+        assert one.core is None, f"{plain[0]} is not down"
+        one.store_again(msgspec.structs.replace(one.stored, epoch=int(plain[1])))
+        return []
+
+    def _do_cut(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Have a node's power go at so many calls of its disk into its next rollback."""
+        self.cluster.nodes[NodeId(plain[0])].cut_in_rollback = int(plain[1])
+        return []
+
+    def _do_force(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Install at a node, by force, a configuration of these members alone."""
+        node, *names = plain
+        core = self._core(node)
+        members = [one for one in core.config.members if one.name in names]
+        core.reconfigure(successor(core.config, members, epoch=core.mind.epoch, forced=True), forced=True)
+        self.cluster.run(600)
+        return [f"configuration {core.config.id.epoch},{core.config.id.version}"]
+
+    def _do_members(self, plain: list[str], options: dict[str, str]) -> list[str]:
+        """Print the configuration that a node has."""
+        config = self._core(plain[0]).config
+        return [f"{config.id.epoch},{config.id.version} {' '.join(member.name for member in config.members)}"]
+
+    def _running(self) -> list[tuple[NodeId, SimNode]]:
+        return [(node, one) for node, one in self.cluster.nodes.items() if one.core is not None]
 
     def _do_ask(self, plain: list[str], options: dict[str, str]) -> list[str]:
         """Ask a node whether `w` is met for a GTID, EPOCH,SEQNO."""
         node, gtid = plain
         epoch, _, seqno = gtid.partition(",")
         asked = Gtid(int(epoch), int(seqno))  # type: ignore[arg-type]
-        return self._answer(self.cluster.ask(NodeId(node), asked, _w(options), int(options.get("timeout", "0"))))
+        return self._answer(self.cluster.ask(NodeId(node), asked, _w(options), _timeout(options)))
 
     def _answer(self, number: int) -> list[str]:
         self.cluster.run_until(lambda: number in self.cluster.answers, PATIENCE_MS)
@@ -213,6 +321,10 @@ class Story:
         return told
 
 
+def _short(gtid: Gtid) -> str:
+    return f"{gtid.epoch},{gtid.seqno}"
+
+
 def _member(word: str) -> Member:
     name, _, kinds = word.partition(":")
     member = Member(node=NodeId(name), name=name)
@@ -234,10 +346,18 @@ def _member(word: str) -> Member:
 
 def _settings(options: dict[str, str]) -> dict[str, object]:
     """Return the fields of a configuration; `sites=N` is the tag rule of that name: N sites."""
-    found: dict[str, object] = {name: int(text) for name, text in options.items() if name != "sites"}
+    given = {name: text for name, text in options.items() if name != "sites"}
+    found: dict[str, object] = {name: int(text) if text.isdigit() else text for name, text in given.items()}
+    if "chaining" in found:
+        found["chaining"] = bool(found["chaining"])
     return found | ({"rules": {"sites": {"site": int(options["sites"])}}} if "sites" in options else {})
 
 
-def _w(options: dict[str, str]) -> int | str:
+def _w(options: dict[str, str]) -> int | str | None:
     text = options.get("w", "majority")
-    return int(text) if text.isdigit() else text
+    return None if text == "default" else int(text) if text.isdigit() else text
+
+
+def _timeout(options: dict[str, str]) -> int | None:
+    text = options.get("timeout", "0")
+    return None if text == "default" else int(text)

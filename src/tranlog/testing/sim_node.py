@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tranlog.change import Fragment, Payload, Statement
 from tranlog.ids import Epoch, Gtid, Seqno, segment_number
@@ -35,7 +35,7 @@ HISTORY = b"a simulated one!"
 PATH = "/log"
 STATE = f"{PATH}/{GROUP_DIR}"
 SMALL = LogOptions(
-    segment_bytes=4_000,
+    segment_bytes=2_000,
     ahead_bytes=0,
     spill_above=2_000,
     spill_buffer_bytes=1_000,
@@ -145,8 +145,10 @@ class SimNode:
         self.core: Core | None = None
         self.todo: list[Effect] = []
         self.starts = 0
+        self.places: list[Any] = []
         self.lost = self.restored = False
         self.going_back: Gtid | None = None
+        self.cut_in_rollback = 0
         self.paused: list[Callable[[], None]] | None = None
         self._file = StateFile(self.disk, STATE)
         self._file.store(self.stored)
@@ -170,6 +172,7 @@ class SimNode:
         self.starts += 1
         self.paused = None
         self.todo = []
+        self.places = []
         lost, self.lost = self.lost, False
         self.log = self._follow()
         self._file = StateFile(self.disk, STATE)
@@ -192,6 +195,12 @@ class SimNode:
         """Make a vote or a configuration durable."""
         self._file.store(stored)
         self.stored = stored
+
+    def store_again(self, stored: Stored) -> None:
+        """Put something else into the file of a node that is down."""
+        self._file = StateFile(self.disk, STATE)
+        self._file.load(GROUP)
+        self.store(stored)
 
     def power_cut(self, rng: random.Random) -> None:
         """Lose the power: the core is gone, and some of what was not synced."""

@@ -11,11 +11,13 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from tranlog.errors import ConfigError
+from tranlog.log.writing.open_transaction import OpenTransaction
 from tranlog.replication.rules.config import (
     MAJORITY,
     NO_NODE,
@@ -28,7 +30,8 @@ from tranlog.replication.rules.config import (
 )
 from tranlog.replication.rules.packets import PRIMARY, REPLICA
 from tranlog.testing.checkers import Violation
-from tranlog.testing.cluster import FAULTY_MS, HEALED_MS, Cluster, Counts, draw_member, shown
+from tranlog.testing.cluster import FAULTY_MS, HEALED_MS, Cluster, shown
+from tranlog.testing.sim_group import Counts, HeldPlace, draw_member
 
 
 class Swarm:
@@ -158,11 +161,28 @@ class Swarm:
         cluster, rng = self.cluster, self.rng
         able = [node for node, core in cluster.up().items() if core.accepts_writes]
         if able:
-            w = rng.choice((0, 1, 1, 2, MAJORITY, MAJORITY, MAJORITY))
             self._made += 1
+            node, text, later = rng.choice(able), f"t{self._made}", rng.randrange(400)
+            match rng.randrange(30):
+                case 0 | 1:
+                    cluster.agenda.after(later, partial(self._fill, cluster.take_place(node, text)))
+                    return
+                case 2:
+                    opened = cluster.open_large(node, text, rng.randrange(2, 9))
+                    cluster.agenda.after(later, partial(self._end, node, opened, rng.random() < 0.3))
+                    return
+                case 3:
+                    cluster.read_latest(node)
+            w = rng.choice((0, 1, 1, 2, MAJORITY, MAJORITY, MAJORITY))
             parts = 0 if rng.random() < 0.95 else 3
             timeout = rng.choice((300, 3000) if w == 2 else (0, 300, 3000))
-            cluster.write(rng.choice(able), f"t{self._made}", w, timeout, parts=parts)
+            cluster.write(node, text, w, timeout, parts=parts)
+
+    def _fill(self, place: HeldPlace) -> None:
+        self.cluster.fill(place)
+
+    def _end(self, node: NodeId, opened: tuple[int, OpenTransaction | None], abort: bool) -> None:
+        self.cluster.end_large(node, opened, abort=abort)
 
     def _ask_again(self) -> None:
         """Ask a primary about what any other one was once asked for."""
@@ -212,10 +232,11 @@ class Swarm:
             self.cluster._carry_out(node)
 
     def _purge(self) -> None:
-        node = self._any()
-        one = self.cluster.nodes[node]
-        if node in self.cluster.up():
-            self.cluster.purge(node, one.picture.last.seqno - self.rng.randrange(20), hard=self.rng.random() < 0.3)
+        hard = self.rng.random() < 0.5
+        for node in list(self.cluster.up()) if hard else [self._any()]:
+            if node in self.cluster.up():
+                last = self.cluster.nodes[node].picture.last.seqno
+                self.cluster.purge(node, last - self.rng.randrange(20), hard=hard)
 
     def _maintain(self) -> None:
         node = self._any()
@@ -328,7 +349,7 @@ def simulate(seeds: Sequence[int]) -> dict[str, object]:
     total: dict[str, int] = dict.fromkeys(Counts.__struct_fields__, 0)
     found: dict[str, object] = {}
     played = 0
-    logging.getLogger("tranlog").setLevel(logging.ERROR)  # power is cut all the time
+    logging.getLogger("tranlog").setLevel(logging.CRITICAL)  # power is cut all the time
     for seed in seeds:
         counts, violation, trace = play(seed)
         played += 1
